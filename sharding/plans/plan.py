@@ -27,7 +27,8 @@ class Plan:
     Attributes:
         units: The units; every module of the model is in exactly one.
         microbatches: Number of microbatches of a step.
-        schedule: Name of the schedule: `1f1b`, `interleaved`, `gpipe` or a registered one (`register_schedule`).
+        schedule: Name of the schedule: `1f1b`, `interleaved`, `gpipe`, `colocated` or a registered one
+            (`register_schedule`).
         made_for: The model, rows, data and cluster it was made for; nothing of it is used to run the plan.
     """
 

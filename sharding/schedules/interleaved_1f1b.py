@@ -72,7 +72,7 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     On a chain of p ranks that is the paper's 2(p - rank - 1) + (v - 1)p forwards of warm-up and one more; with a
     generator after the backbone it is more. A stage of a unit without chunks holds one microbatch more than the largest
     limit of the stages that it feeds, which is 1F1B's limit where no unit has chunks. Copies of a unit hold as many
-    together.
+    together; where they have chunks, each of these microbatches may be in all of them.
     """
     graph = op_graph.stage_graph
     by_rank: dict[PipelineRank, int] = {}
@@ -85,7 +85,14 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
         else:
             of_rank = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
             by_stage[stage] = in_flight_of_chunk(of_rank, graph.pp[stage[0]], len(chunks), chunks.index(stage))
-        by_rank |= limit_of_copies(graph, stage, of_rank)
+        if len(chunks) > 1 and stage[0] in graph.copies:
+            downstream = max((by_stage[target] for target in graph.targets[chunks[-1]]), default=0)
+            microbatches = max(1 + downstream, -(-of_rank // len(chunks)))
+            by_rank |= {
+                rank: len(chunks) * limit for rank, limit in limit_of_copies(graph, stage, microbatches).items()
+            }
+        else:
+            by_rank |= limit_of_copies(graph, stage, of_rank)
     return by_rank
 
 

@@ -1,32 +1,99 @@
 """What the forwards and backwards of a schedule take by the seconds of their stages, where hops take none."""
 
+from collections.abc import Iterable, Iterator
+
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.ops import OpKind, Schedule
+from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule
+
+OpTimes = dict[PipelineOp, tuple[float, float]]
+"""Start and end of every forward and backward."""
 
 
 def pass_seconds(schedule: Schedule) -> float:
     """Seconds from the first forward to the end of the last op, if each starts as soon as its schedule allows.
 
+    A bundle starts when both its ops can, and both end with it (`bundle_seconds`).
+
     Args:
         schedule: A schedule whose op graph has the seconds of every stage.
     """
-    op_graph, graph = schedule.op_graph, schedule.op_graph.stage_graph
-    classes = graph.device_classes
-    lanes = {
-        rank: [number for number, members in enumerate(classes) if members[0] in devices]
-        for rank, devices in graph.rank_devices.items()
-    }
-    free = [0.0] * len(classes)
+    return last_end(pass_times(schedule.op_graph, schedule.ops, schedule.bundled))
+
+
+def last_end(times: OpTimes) -> float:
+    """When the last op ends; 0 if there is none."""
+    return max((end for _, end in times.values()), default=0.0)
+
+
+def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[PipelineOp] = frozenset()) -> OpTimes:
+    """Start and end of every forward and backward, if each starts as soon as an order allows.
+
+    Args:
+        op_graph: An op graph with the seconds of every stage.
+        ops: All ops in order; those of other kinds take no time.
+        bundled: Those that run in one program with the op before them, as in `Schedule`.
+    """
+    graph = op_graph.stage_graph
+    lanes = device_lanes(op_graph)
+    free = [0.0] * len(graph.device_classes)
     ends: dict[tuple[OpKind, StageId, int], float] = {}
-    for op in schedule.ops:
-        if op.kind not in ("forward", "backward"):
-            continue
-        stage = op.stage_id
-        before = graph.sources[stage] if op.kind == "forward" else graph.targets[stage]
-        inputs = [ends[op.kind, source, op.microbatch] for source in before]
-        own = lanes[graph.rank_at(stage, op.microbatch)]
-        end = max(*inputs, *(free[lane] for lane in own), 0.0) + op_graph.seconds[stage].of(op.kind)
-        ends[op.kind, stage, op.microbatch] = end
+    times: OpTimes = {}
+    for program in _programs(ops, bundled):
+        passes = [op for op in program if op.kind in ("forward", "backward")]
+        start, own = 0.0, ()
+        for op in passes:
+            own, stage = lanes[graph.rank_at(op.stage_id, op.microbatch)], op.stage_id
+            before = graph.sources[stage] if op.kind == "forward" else graph.targets[stage]
+            for source in before:
+                start = max(start, ends[op.kind, source, op.microbatch])
+            for lane in own:
+                start = max(start, free[lane])
+        end = start + _program_seconds(op_graph, passes)
+        for op in passes:
+            ends[op.kind, op.stage_id, op.microbatch] = end
+            times[op] = (start, end)
         for lane in own:
             free[lane] = end
-    return max(free)
+    return times
+
+
+def bundle_seconds(op_graph: OpGraph, one: PipelineOp, other: PipelineOp) -> float:
+    """Seconds of two forwards or backwards in one program: T = A + B - min(a, B - b) - min(b, A - a).
+
+    While one of them waits for its collectives (a of A seconds, b of B), the other computes.
+    """
+    first, second = op_graph.seconds[one.stage_id], op_graph.seconds[other.stage_id]
+    whole, waiting = first.of(one.kind), first.communication_of(one.kind)
+    other_whole, other_waiting = second.of(other.kind), second.communication_of(other.kind)
+    hidden = min(waiting, other_whole - other_waiting) + min(other_waiting, whole - waiting)
+    return whole + other_whole - hidden
+
+
+def device_lanes(op_graph: OpGraph) -> dict[tuple[str, int], tuple[int, ...]]:
+    """For every pipeline rank, the numbers of its classes of devices (`StageGraph.device_classes`)."""
+    graph = op_graph.stage_graph
+    return {
+        rank: tuple(number for number, members in enumerate(graph.device_classes) if members[0] in devices)
+        for rank, devices in graph.rank_devices.items()
+    }
+
+
+def _programs(ops: Iterable[PipelineOp], bundled: frozenset[PipelineOp]) -> Iterator[tuple[PipelineOp, ...]]:
+    """Every op by itself, or with the one that is bundled with it."""
+    last: PipelineOp | None = None
+    for op in ops:
+        if op in bundled:
+            yield (op,) if last is None else (last, op)
+            last = None
+            continue
+        if last is not None:
+            yield (last,)
+        last = op
+    if last is not None:
+        yield (last,)
+
+
+def _program_seconds(op_graph: OpGraph, passes: list[PipelineOp]) -> float:
+    if len(passes) == 2:
+        return bundle_seconds(op_graph, *passes)
+    return op_graph.seconds[passes[0].stage_id].of(passes[0].kind) if passes else 0.0

@@ -23,6 +23,7 @@ class WeightsAndGradients:
         self._op_graph, graph = op_graph, op_graph.stage_graph
         self._rank, self._ranks_of = graph.rank_at, graph.ranks_of
         self._waiting = dict.fromkeys(op_graph.prologue)
+        self._gathered: set[PipelineRank] = set()  # ranks on whose devices all weights are
         self._shares: dict[StageId, list[PipelineOp]] = collections.defaultdict(list)
         for op in op_graph.prologue:
             if op.kind == "share":
@@ -44,7 +45,11 @@ class WeightsAndGradients:
 
     def before(self, op: PipelineOp) -> list[PipelineOp]:
         """The ops that make the weights of all stages on the devices of a forward, or of the target of a hop."""
-        stages = self._beside[self._rank(op.target_id if op.kind == "hop" else op.stage_id, op.microbatch)]
+        rank = self._rank(op.target_id if op.kind == "hop" else op.stage_id, op.microbatch)
+        if rank in self._gathered:
+            return []
+        self._gathered.add(rank)
+        stages = self._beside[rank]
         shares = [share for stage in stages for share in self._shares[stage]]
         needed = dict.fromkeys([*stages, *(share.stage_id for share in shares)])
         taken = [each for each in (*(PipelineOp("gather", *each) for each in needed), *shares) if each in self._waiting]

@@ -1,0 +1,170 @@
+"""Which copy of an encoder takes which microbatch (Optimus, arXiv 2408.03505, sections 4.1 and 4.3).
+
+Optimus enumerates how many microbatches each of m copies takes, O(N^(m-1)) divisions, and orders them by when they
+end. Here each microbatch goes, one after another, to the copy with which the step is shortest; then microbatches move
+and change places as long as that makes the step shorter.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
+from sharding.schedules.bubbles.filling import NO_COPY, BubbleFiller, Extent, added_seconds
+from sharding.schedules.bubbles.step import colocated_step
+from sharding.schedules.ops import OpGraph
+
+_MOST_TRIALS = 300
+"""How many moves and exchanges are tried."""
+
+_FEW_DIVISIONS = 1000
+"""Among so many divisions the best is found by branch and bound."""
+
+
+def assign_microbatches(op_graph: OpGraph) -> dict[str, tuple[int, ...]]:
+    """For every encoder with copies, which of them takes each microbatch, so that a `colocated` step is short.
+
+    Args:
+        op_graph: A step with as many copies as there shall be; how it divides the microbatches does not matter.
+    """
+    step = colocated_step(op_graph)
+    if step is None:
+        return {}
+    fillers = [
+        BubbleFiller(timeline, step.units.encoders) for timeline in (step.timeline, with_late_warm_up(step.timeline))
+    ]
+    found = [_Search(filler).best() for filler in fillers]
+    best = min(found, key=lambda division: division.added)
+    return {unit: taken for unit, taken in best.copies.items() if unit in op_graph.stage_graph.copies}
+
+
+class _Division(NamedTuple):
+    """A division of the microbatches among the copies of encoders.
+
+    Attributes:
+        added: What the encoders add to the step, in multiples of a second that differ by more than rounding.
+        summed: What they add on every group of copies, summed; likewise.
+        copies: Which copy of each encoder takes each microbatch.
+        extents: Of every group of copies, those of each way to place it.
+    """
+
+    added: int
+    summed: int
+    copies: dict[str, tuple[int, ...]]
+    extents: list[tuple[Extent, ...]]
+
+
+class _Search:
+    """Divides the microbatches of encoders among their copies.
+
+    Args:
+        filler: Places the encoders.
+    """
+
+    def __init__(self, filler: BubbleFiller) -> None:
+        self._filler = filler
+        self._counts = {stage.stage_id[0]: len(stage.lanes) for stage in filler.stages}
+        self._microbatches = range(filler.timeline.op_graph.microbatches)
+        self._group_of = {copy: number for number, group in enumerate(filler.groups) for copy in group}
+        self._resolution = 1e-9 * (filler.timeline.end or 1.0)
+
+    def best(self) -> _Division:
+        """The best that exchanges find after giving microbatches to copies one by one; of few divisions, the best."""
+        least = self._least()
+        division = self._exchanged(self._one_by_one(), least)
+        number = math.prod(count ** len(self._microbatches) for count in self._counts.values())
+        return self._shortest(division, least) if number <= _FEW_DIVISIONS else division
+
+    def _division(self, copies: dict[str, tuple[int, ...]], extents: list[tuple[Extent, ...]]) -> _Division:
+        summed = sum(min(before + after for before, after in ways) for ways in extents)
+        return _Division(self._rounded(added_seconds(extents)), self._rounded(summed), copies, extents)
+
+    def _rounded(self, seconds: float) -> int:
+        return round(seconds / self._resolution)
+
+    def _one_by_one(self) -> _Division:
+        """Each microbatch in turn goes to the copy with which the step is shortest; of several, to the idlest."""
+        division = self._nothing()
+        for number, unit in itertools.product(self._microbatches, self._counts):
+            taken = division.copies[unit]
+            moved = self._with_microbatch(division, unit, number)
+            division = min(moved, key=lambda each: (each.added, taken.count(each.copies[unit][number]), each.summed))
+        return division
+
+    def _nothing(self) -> _Division:
+        copies = {unit: (NO_COPY,) * len(self._microbatches) for unit in self._counts}
+        return self._division(copies, [self._filler.extents(share) for share in self._filler.shares(copies)])
+
+    def _with_microbatch(self, division: _Division, unit: str, number: int) -> list[_Division]:
+        """The divisions in which a copy of a unit takes one more microbatch; every copy shall have one in the end."""
+        taken = division.copies[unit]
+        unused = set(range(self._counts[unit])).difference(taken)
+        copies = sorted(unused) if len(unused) == taken.count(NO_COPY) else range(self._counts[unit])
+        return [self._moved(division, unit, {number: copy}) for copy in copies]
+
+    def _shortest(self, best: _Division, least: int) -> _Division:
+        """The division with the shortest step, by branch and bound: more microbatches never make it shorter."""
+        items = list(itertools.product(self._microbatches, self._counts))
+        stack = [(0, self._nothing())]
+        while stack and best.added > least:
+            depth, division = stack.pop()
+            if division.added >= best.added:
+                continue
+            if depth == len(items):
+                best = division
+                continue
+            number, unit = items[depth]
+            further = self._with_microbatch(division, unit, number)
+            stack += [(depth + 1, each) for each in sorted(further, key=lambda each: each[:2], reverse=True)]
+        return best
+
+    def _exchanged(self, division: _Division, least: int) -> _Division:
+        """Moves microbatches, or exchanges two, as long as that makes the step shorter."""
+        changes, left = self._changes(division), _MOST_TRIALS
+        while division.added > least and left and (change := next(changes, None)):
+            left -= 1
+            moved = self._moved(division, *change)
+            if moved[:2] < division[:2]:
+                division, changes = moved, self._changes(moved)
+        return division
+
+    def _least(self) -> int:
+        """What the encoders add at least: before the backbone's start the first microbatch, after its end the last."""
+        sides = [0.0, 0.0]
+        for (unit, count), side in itertools.product(self._counts.items(), range(2)):
+            number = self._microbatches[-side]
+            alone = [self._filler.extents(((number, ((unit, copy),)),)) for copy in range(count)]
+            sides[side] = max(sides[side], min(way[side] for ways in alone for way in ways))
+        return self._rounded(sum(sides))
+
+    def _moved(self, division: _Division, unit: str, change: dict[int, int]) -> _Division:
+        """The division after microbatches have gone to other copies of a unit; only their groups are placed anew."""
+        before = division.copies[unit]
+        copies = division.copies | {unit: tuple(change.get(number, copy) for number, copy in enumerate(before))}
+        changed = {(unit, copy) for number in change for copy in (before[number], change[number]) if copy != NO_COPY}
+        extents = list(division.extents)
+        for group in {self._group_of[copy] for copy in changed}:
+            extents[group] = self._filler.extents(self._filler.share(copies, group))
+        return self._division(copies, extents)
+
+    def _changes(self, division: _Division) -> Iterator[tuple[str, dict[int, int]]]:
+        """Microbatches of groups that make the step long go to another copy, or change places with others."""
+        critical = self._critical(division.extents)
+        for unit, count in self._counts.items():
+            taken = division.copies[unit]
+            of_critical = [number for number in self._microbatches if self._group_of[unit, taken[number]] in critical]
+            for number, copy in itertools.product(of_critical, range(count)):
+                if copy != taken[number] and taken.count(taken[number]) > 1:
+                    yield unit, {number: copy}
+            for one, other in itertools.product(of_critical, self._microbatches):
+                if taken[one] != taken[other]:
+                    yield unit, {one: taken[other], other: taken[one]}
+
+    def _critical(self, extents: list[tuple[Extent, ...]]) -> set[int]:
+        """The groups that take longest before the backbone's start or after its end, in any way to place them."""
+        found: set[int] = set()
+        for way, side in itertools.product(zip(*extents, strict=True), range(2)):
+            longest = max(self._rounded(extent[side]) for extent in way)
+            found |= {number for number, extent in enumerate(way) if self._rounded(extent[side]) >= longest}
+        return found

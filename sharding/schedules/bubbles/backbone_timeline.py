@@ -1,0 +1,95 @@
+"""When the backbone's ops would run by themselves, and what that leaves for its encoders.
+
+Of Optimus (arXiv 2408.03505), section 4.3: the backbone needs an encoder's output of microbatch i at the forward
+dependency point F_i, and has its gradient at the backward dependency point B_i.
+"""
+
+import dataclasses
+from math import inf
+
+from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
+from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+from sharding.schedules.pass_seconds import OpTimes, device_lanes, last_end, pass_times
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneTimeline:
+    """Times of all ops but the encoders', from the start of the first.
+
+    Attributes:
+        op_graph: The step, with the encoders.
+        unit: The backbone.
+        lanes: For every pipeline rank, the numbers of its classes of devices.
+        times: Start and end of every op.
+    """
+
+    op_graph: OpGraph
+    unit: str
+    lanes: dict[PipelineRank, tuple[int, ...]]
+    times: OpTimes
+
+    @property
+    def end(self) -> float:
+        """When the last op ends."""
+        return last_end(self.times)
+
+    def lanes_of(self, op: PipelineOp) -> tuple[int, ...]:
+        """The classes of devices that run an op."""
+        return self.lanes[self.op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)]
+
+    def busy(self) -> list[list[Interval]]:
+        """For every class of devices, when its ops run, ascending."""
+        found: list[list[Interval]] = [[] for _ in self.op_graph.stage_graph.device_classes]
+        for op, interval in self.times.items():
+            if interval[1] > interval[0]:
+                for lane in self.lanes_of(op):
+                    found[lane].append(interval)
+        return [sorted(intervals) for intervals in found]
+
+    def needed_at(self, stage: StageId, microbatch: int) -> float:
+        """F_i of a stage: the first start among the forwards here that take its output; infinity if none does."""
+        targets = self.op_graph.stage_graph.targets[stage]
+        ops = (PipelineOp("forward", *target, microbatch) for target in targets)
+        return min((self.times[op][0] for op in ops if op in self.times), default=inf)
+
+    def gradient_at(self, stage: StageId, microbatch: int) -> float:
+        """B_i of a stage: the last end among the backwards here that it waits for; minus infinity if there is none."""
+        targets = self.op_graph.stage_graph.targets[stage]
+        ops = (PipelineOp("backward", *target, microbatch) for target in targets)
+        return max((self.times[op][1] for op in ops if op in self.times), default=-inf)
+
+
+def backbone_timeline(op_graph: OpGraph, unit: str, order: Schedule) -> BackboneTimeline:
+    """The backbone's ops as early as their order allows."""
+    return BackboneTimeline(op_graph, unit, device_lanes(op_graph), pass_times(order.op_graph, order.ops))
+
+
+def with_late_warm_up(timeline: BackboneTimeline) -> BackboneTimeline:
+    """The same with the forwards of its warm-up as late as they can be while nothing else moves (figure 12).
+
+    A forward moves into idle time of its devices, before the ops that need it. Devices that reach their first
+    backward with time to spare then have that time earlier, where encoders' forwards use it, and hold fewer
+    microbatches. Only the time until the first gradient for an encoder changes: later, backwards may need it.
+    """
+    graph, times = timeline.op_graph.stage_graph, dict(timeline.times)
+    until = _first_gradient(timeline)
+    idle = IdleIntervals(timeline.busy())
+    forwards = [op for op in times if op.kind == "forward" and op.unit == timeline.unit and times[op][0] < until]
+    position = {stage: number for number, stage in enumerate(graph.stages)}
+    for op in sorted(forwards, key=lambda op: (times[op][0], position[op.stage_id], op.microbatch), reverse=True):
+        start, end = times[op]
+        followers = [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
+        followers.append(PipelineOp("backward", *op.stage_id, op.microbatch))
+        due = min([max(until, end), *(times[each][0] for each in followers if each in times)])
+        lanes = timeline.lanes_of(op)
+        idle.release(lanes, (start, end))
+        times[op] = idle.take_latest(lanes, end - start, due)
+    return dataclasses.replace(timeline, times=times)
+
+
+def _first_gradient(timeline: BackboneTimeline) -> float:
+    """When the first backward of the backbone's first stage ends; minus infinity if it runs none."""
+    first = next(stage for stage in timeline.op_graph.stage_graph.stages if stage[0] == timeline.unit)
+    ends = [end for op, (_, end) in timeline.times.items() if op.kind == "backward" and op.stage_id == first]
+    return min(ends, default=-inf)

@@ -1,0 +1,192 @@
+"""Fills a backbone's idle time with its encoders: groups of copies that share devices, each placed by itself."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from sharding.schedules.bubbles.backbone_timeline import BackboneTimeline
+from sharding.schedules.bubbles.bundling import BundleHosts
+from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
+from sharding.schedules.bubbles.placement import (
+    EncoderStage,
+    Placement,
+    Work,
+    delay_forwards,
+    encoder_stages,
+    place_backwards_early,
+    place_forwards_early,
+    place_forwards_late,
+)
+from sharding.schedules.ops import PipelineOp
+
+UnitCopy = tuple[str, int]
+"""(encoder, number of its copy)."""
+
+Share = tuple[tuple[int, tuple[UnitCopy, ...]], ...]
+"""The microbatches of a group of copies, and by which of its copies each is taken."""
+
+Extent = tuple[float, float]
+"""Seconds before the backbone's start, and seconds after its end."""
+
+CopyOfMicrobatch = Mapping[str, tuple[int, ...]]
+"""For every encoder, the copy that takes each microbatch."""
+
+NO_COPY = -1
+"""In place of a copy: the microbatch does not pass through the encoder."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Filling:
+    """When all encoders run, in the times of the backbone alone.
+
+    Attributes:
+        before: Seconds that they start before the backbone could.
+        after: Seconds that they end after the backbone.
+        times: Start and end of every forward and backward of theirs.
+        bundles: Ops of the backbone, and what runs in one program with them.
+    """
+
+    before: float
+    after: float
+    times: dict[PipelineOp, Interval]
+    bundles: dict[PipelineOp, PipelineOp] = dataclasses.field(default_factory=dict)
+
+
+class BubbleFiller:
+    """Places encoders in the idle time of one backbone, for any division of the microbatches among copies.
+
+    Copies whose devices are disjoint, and that do not feed each other, do not see each other: each such group is
+    placed by itself, and what it takes is kept for the divisions that give it the same microbatches.
+
+    Args:
+        timeline: The backbone.
+        encoders: Names of the encoders.
+        coarse: Whether they only run before the backbone's first op on their devices and after its last.
+    """
+
+    def __init__(self, timeline: BackboneTimeline, encoders: tuple[str, ...], coarse: bool = False) -> None:
+        self.timeline, self.stages = timeline, encoder_stages(timeline, encoders)
+        self.groups = _groups(self.stages)
+        self._slices = {
+            (unit, copy): [
+                (number, stage.lanes[copy]) for number, stage in enumerate(self.stages) if stage.stage_id[0] == unit
+            ]
+            for unit, copy in sorted(frozenset().union(*self.groups))
+        }
+        lengths = {length for stage in self.stages for length in (stage.forward, stage.backward) if length}
+        self._idle = IdleIntervals(timeline.busy(), min(lengths, default=0.0), coarse)
+        self._end = timeline.end
+        self._kept: dict[Share, tuple[Placement, ...]] = {}
+
+    def seconds(self, copies: CopyOfMicrobatch) -> float:
+        """How much longer than the backbone alone the step takes."""
+        return added_seconds([self.extents(share) for share in self.shares(copies)])
+
+    def fill(self, copies: CopyOfMicrobatch) -> Filling:
+        """The shortest of several placements; of those that are as short, the first, which holds least."""
+        choices = zip(*map(self._placements, self.shares(copies)), strict=True)
+        return self._filling(min(choices, key=lambda placements: sum(self._extent(*placements))))
+
+    def fill_with_bundles(self, copies: CopyOfMicrobatch, budget: int) -> Filling:
+        """A placement in which the backbone's ops on each device take up to so many slices, in either direction.
+
+        The last forwards and the first backwards do: they have most of these ops to choose from, and leave idle time
+        to the others.
+        """
+        hosts = BundleHosts(self.timeline, budget)
+        works = [self._work(share) for share in self.shares(copies)]
+        return self._filling([self._late(work, hosts) for work in works])
+
+    def shares(self, copies: CopyOfMicrobatch) -> list[Share]:
+        """What every group has to do."""
+        return [self.share(copies, number) for number in range(len(self.groups))]
+
+    def share(self, copies: CopyOfMicrobatch, group: int) -> Share:
+        """What one group has to do."""
+        members, found = self.groups[group], []
+        for number in range(self.timeline.op_graph.microbatches):
+            taken = [copy for unit in copies if (copy := (unit, copies[unit][number])) in members]
+            if taken:
+                found.append((number, tuple(taken)))
+        return tuple(found)
+
+    def extents(self, share: Share) -> tuple[Extent, ...]:
+        """Of each way to place a group: seconds before the backbone's start, and seconds after its end."""
+        return tuple(self._extent(placement) for placement in self._placements(share))
+
+    def _placements(self, share: Share) -> tuple[Placement, ...]:
+        """With forwards as late as possible, with early ones, and with backwards placed before them."""
+        if share not in self._kept:
+            work = self._work(share)
+            late = self._late(work)
+            self._kept[share] = late, self._early(work, late), self._backwards_first(work)
+        return self._kept[share]
+
+    def _extent(self, *placements: Placement) -> Extent:
+        before = max((-placement.first_start for placement in placements), default=0.0)
+        after = max((placement.last_end for placement in placements), default=0.0) - self._end
+        return max(before, 0.0), max(after, 0.0)
+
+    def _late(self, work: Work, hosts: BundleHosts | None = None) -> Placement:
+        placement = Placement(self._idle.copy(), hosts=hosts)
+        place_forwards_late(placement, self.stages, work)
+        place_backwards_early(placement, self.stages, work)
+        return placement
+
+    def _early(self, work: Work, late: Placement) -> Placement:
+        """Forwards from the same start, but as early as possible, so that later idle time is there for backwards.
+
+        Afterwards they are as late as these let them be.
+        """
+        placement = Placement(self._idle.copy())
+        if not place_forwards_early(placement, self.stages, work, min(late.first_start, 0.0)):
+            return late
+        place_backwards_early(placement, self.stages, work)
+        delay_forwards(placement, self.stages, work)
+        return placement
+
+    def _backwards_first(self, work: Work) -> Placement:
+        placement = Placement(self._idle.copy())
+        place_backwards_early(placement, self.stages, work)
+        place_forwards_late(placement, self.stages, work)
+        return placement
+
+    def _work(self, share: Share) -> Work:
+        return [(number, sorted(item for copy in taken for item in self._slices[copy])) for number, taken in share]
+
+    def _filling(self, placements: Sequence[Placement]) -> Filling:
+        times: dict[PipelineOp, Interval] = {}
+        bundles: dict[PipelineOp, PipelineOp] = {}
+        for placement in placements:
+            for (number, microbatch), interval in placement.forwards.items():
+                times[PipelineOp("forward", *self.stages[number].stage_id, microbatch)] = interval
+            for (number, microbatch), interval in placement.backwards.items():
+                times[PipelineOp("backward", *self.stages[number].stage_id, microbatch)] = interval
+            for host, (kind, (number, microbatch)) in placement.bundles.items():
+                bundles[host] = PipelineOp(kind, *self.stages[number].stage_id, microbatch)
+        before, after = self._extent(*placements)
+        return Filling(before, after, times, bundles)
+
+
+def added_seconds(extents: Sequence[tuple[Extent, ...]]) -> float:
+    """What groups add to the step, all placed in the same way; that in which this is least."""
+    return min(
+        max((before for before, _ in way), default=0.0) + max((after for _, after in way), default=0.0)
+        for way in zip(*extents, strict=True)
+    )
+
+
+def _groups(stages: Sequence[EncoderStage]) -> list[frozenset[UnitCopy]]:
+    """Copies in groups: two are in one if they share devices, or if their encoders feed each other."""
+    together: list[set[UnitCopy | int]] = []  # copies, and the classes of devices that they are on
+    for stage in stages:
+        name = stage.stage_id[0]
+        together += [{(name, copy), *lanes} for copy, lanes in enumerate(stage.lanes)]
+        fed = [target for target in stage.targets if stages[target].stage_id[0] != name]
+        for number in fed:
+            ends = (stage, stages[number])
+            together.append({(end.stage_id[0], copy) for end in ends for copy in range(len(end.lanes))})
+    groups: list[set[UnitCopy | int]] = []
+    for members in together:
+        joined = [group for group in groups if group & members]
+        groups = [group for group in groups if not group & members] + [members.union(*joined)]
+    return sorted((frozenset(each for each in group if isinstance(each, tuple)) for group in groups), key=min)

@@ -1,0 +1,172 @@
+"""Places the slices of encoders in idle intervals: forwards before the backbone needs them, backwards after its own.
+
+Times are those of the backbone alone. What fits in none of its idle intervals comes before 0, or after its end.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from sharding.plans.stage_graph import StageId
+from sharding.schedules.bubbles.backbone_timeline import BackboneTimeline
+from sharding.schedules.bubbles.bundling import BundleHosts
+from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
+from sharding.schedules.ops import OpKind, PipelineOp
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderStage:
+    """A stage of an encoder: a slice of its work on each microbatch.
+
+    Attributes:
+        stage_id: The stage.
+        lanes: The classes of devices of each copy.
+        forward: Seconds of a forward.
+        backward: Seconds of a backward; None if it runs none.
+        targets: Numbers of the encoder stages that it feeds.
+        needed_at: F_i for every microbatch, of the stages that it feeds beyond the encoders; infinity if none.
+        gradient_at: B_i for every microbatch, likewise; minus infinity if none.
+    """
+
+    stage_id: StageId
+    lanes: tuple[tuple[int, ...], ...]
+    forward: float
+    backward: float | None
+    targets: tuple[int, ...]
+    needed_at: tuple[float, ...]
+    gradient_at: tuple[float, ...]
+
+
+def encoder_stages(timeline: BackboneTimeline, encoders: Iterable[str]) -> tuple[EncoderStage, ...]:
+    """The stages of encoders in topological order, which their numbers follow."""
+    op_graph, graph, names = timeline.op_graph, timeline.op_graph.stage_graph, set(encoders)
+    stages = [stage for stage in graph.stages if stage[0] in names]
+    numbers = {stage: number for number, stage in enumerate(stages)}
+    microbatches = range(op_graph.microbatches)
+    return tuple(
+        EncoderStage(
+            stage_id=stage,
+            lanes=tuple(timeline.lanes[rank] for rank in graph.ranks_of[stage]),
+            forward=op_graph.seconds[stage].forward,
+            backward=op_graph.seconds[stage].backward if stage in op_graph.backward_stages else None,
+            targets=tuple(numbers[target] for target in graph.targets[stage] if target in numbers),
+            needed_at=tuple(timeline.needed_at(stage, number) for number in microbatches),
+            gradient_at=tuple(timeline.gradient_at(stage, number) for number in microbatches),
+        )
+        for stage in stages
+    )
+
+
+Slice = tuple[int, int]
+"""(number of the encoder stage, microbatch)."""
+
+Work = Sequence[tuple[int, Sequence[tuple[int, tuple[int, ...]]]]]
+"""What a group of copies has to do: for each microbatch its (number of the encoder stage, classes of devices)."""
+
+
+@dataclasses.dataclass
+class Placement:
+    """When the slices of some copies run.
+
+    Attributes:
+        idle: What remains of the idle intervals.
+        forwards: Start and end of every slice's forward.
+        backwards: The same of its backward.
+        hosts: Ops that take a slice into their program; None for no bundles.
+        bundles: The ops that have taken one, and what they took.
+    """
+
+    idle: IdleIntervals
+    forwards: dict[Slice, Interval] = dataclasses.field(default_factory=dict)
+    backwards: dict[Slice, Interval] = dataclasses.field(default_factory=dict)
+    hosts: BundleHosts | None = None
+    bundles: dict[PipelineOp, tuple[OpKind, Slice]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def first_start(self) -> float:
+        """When the first forward starts; infinity without any."""
+        return min((start for start, _ in self.forwards.values()), default=inf)
+
+    @property
+    def last_end(self) -> float:
+        """When the last backward ends; minus infinity without any."""
+        return max((end for _, end in self.backwards.values()), default=-inf)
+
+
+def place_forwards_late(placement: Placement, stages: Sequence[EncoderStage], work: Work) -> None:
+    """Places forwards as late as the backbone's dependency points allow, the latest microbatch first.
+
+    That is the least time before the backbone that these slices take, and leaves early idle time to earlier ones.
+    """
+    for microbatch, slices in sorted(work, key=lambda item: _due(stages, item), reverse=True):
+        for number, lanes in reversed(slices):
+            stage = stages[number]
+            due = min(
+                [stage.needed_at[microbatch], *(placement.forwards[each, microbatch][0] for each in stage.targets)]
+            )
+            taken = placement.hosts.take_latest(lanes, due) if placement.hosts else None
+            if taken:
+                placement.forwards[number, microbatch], host = taken
+                placement.bundles[host] = ("forward", (number, microbatch))
+                continue
+            placement.forwards[number, microbatch] = placement.idle.take_latest(lanes, stage.forward, due)
+
+
+def place_forwards_early(placement: Placement, stages: Sequence[EncoderStage], work: Work, begin: float) -> bool:
+    """Places forwards as early as possible from `begin` on, the first due first; whether all meet their points."""
+    for microbatch, slices in sorted(work, key=lambda item: _due(stages, item)):
+        ready: dict[int, float] = {}
+        for number, lanes in slices:
+            stage = stages[number]
+            interval = placement.idle.take_earliest(lanes, stage.forward, ready.get(number, begin))
+            if interval[1] > stage.needed_at[microbatch] + placement.idle.slack:
+                return False
+            placement.forwards[number, microbatch] = interval
+            for target in stage.targets:
+                ready[target] = max(ready.get(target, begin), interval[1])
+    return True
+
+
+def delay_forwards(placement: Placement, stages: Sequence[EncoderStage], work: Work) -> None:
+    """Moves forwards into later idle intervals, so that less is in flight."""
+    for microbatch, slices in sorted(work, key=lambda item: _due(stages, item), reverse=True):
+        for number, lanes in reversed(slices):
+            stage, interval = stages[number], placement.forwards[number, microbatch]
+            due = min(
+                [stage.needed_at[microbatch], *(placement.forwards[each, microbatch][0] for each in stage.targets)]
+            )
+            placement.idle.release(lanes, interval)
+            placement.forwards[number, microbatch] = placement.idle.take_latest(lanes, stage.forward, due)
+
+
+def place_backwards_early(placement: Placement, stages: Sequence[EncoderStage], work: Work) -> None:
+    """Places backwards as early as the backbone has their gradients, the first microbatch first."""
+    for microbatch, slices in sorted(work, key=lambda item: _release(stages, item)):
+        for number, lanes in reversed(slices):
+            stage = stages[number]
+            if stage.backward is None:
+                continue
+            release = max(
+                [stage.gradient_at[microbatch], *(placement.backwards[each, microbatch][1] for each in stage.targets)]
+            )
+            if (number, microbatch) in placement.forwards:
+                release = max(release, placement.forwards[number, microbatch][1])
+            taken = placement.hosts.take_earliest(lanes, release) if placement.hosts else None
+            if taken:
+                placement.backwards[number, microbatch], host = taken
+                placement.bundles[host] = ("backward", (number, microbatch))
+                continue
+            placement.backwards[number, microbatch] = placement.idle.take_earliest(lanes, stage.backward, release)
+
+
+def _due(stages: Sequence[EncoderStage], item: tuple[int, Sequence]) -> tuple[float, int]:
+    """When the backbone first needs something of a microbatch."""
+    microbatch, slices = item
+    return min(stages[number].needed_at[microbatch] for number, _ in slices), microbatch
+
+
+def _release(stages: Sequence[EncoderStage], item: tuple[int, Sequence]) -> tuple[float, int]:
+    """When the backbone first has some gradient of a microbatch."""
+    microbatch, slices = item
+    gradients = [stages[number].gradient_at[microbatch] for number, _ in slices]
+    return min((value for value in gradients if value > -inf), default=-inf), microbatch

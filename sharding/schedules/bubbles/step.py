@@ -1,0 +1,88 @@
+"""A step with a backbone and encoders on its devices, and orders of it: coarse, in all bubbles, with bundles."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from sharding.schedules.bubbles.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
+from sharding.schedules.bubbles.filling import BubbleFiller, CopyOfMicrobatch, Filling
+from sharding.schedules.bubbles.ordering import OrderedPasses
+from sharding.schedules.bubbles.roles import ColocatedUnits, colocated_units, without_units
+from sharding.schedules.in_flight import InFlightLimits
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.list_scheduling import ONE_SLOT
+from sharding.schedules.ops import OpGraph, Schedule
+
+_BUNDLE_SHARES = 8
+"""Bundles are tried for all of the encoders' ops, and for so many smaller shares of them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ColocatedStep:
+    """A step whose encoders share the devices of a backbone.
+
+    Attributes:
+        op_graph: The step, with the seconds of every stage; one slot each where its plan has none.
+        units: Its backbone and its encoders.
+        backbone_order: The order of all other ops.
+        timeline: When these run, each as early as it can.
+    """
+
+    op_graph: OpGraph
+    units: ColocatedUnits
+    backbone_order: Schedule
+    timeline: BackboneTimeline
+
+    @property
+    def copies(self) -> CopyOfMicrobatch:
+        """Which copy of each encoder takes each microbatch."""
+        graph, microbatches = self.op_graph.stage_graph, range(self.op_graph.microbatches)
+        return {unit: tuple(graph.copy_at(unit, number) for number in microbatches) for unit in self.units.encoders}
+
+    def coarse(self) -> OrderedPasses:
+        """Encoders before the backbone's first op on their devices, and after its last."""
+        filling = BubbleFiller(self.timeline, self.units.encoders, coarse=True).fill(self.copies)
+        return self._ordered(self.timeline, filling)
+
+    def fine(self) -> Iterator[OrderedPasses]:
+        """Encoders in all bubbles: of the backbone as it is, and of one whose warm-up is late."""
+        for timeline in (self.timeline, with_late_warm_up(self.timeline)):
+            yield self._ordered(timeline, BubbleFiller(timeline, self.units.encoders).fill(self.copies))
+
+    def bundled(self) -> Iterator[OrderedPasses]:
+        """Encoders in all bubbles, and in programs of the backbone whose collectives are exposed."""
+        if not self.has_bundles:
+            return
+        filler = BubbleFiller(self.timeline, self.units.encoders)
+        most = self.op_graph.microbatches * len(filler.stages)
+        for share in range(1, _BUNDLE_SHARES + 1):
+            filling = filler.fill_with_bundles(self.copies, -(-most * share // _BUNDLE_SHARES))
+            passes = self._ordered(self.timeline, filling)
+            if len(passes.ops) == len(self.timeline.times) + len(filling.times):
+                yield passes
+
+    @property
+    def has_bundles(self) -> bool:
+        """Whether the plan says that some op of the backbone has exposed collectives."""
+        of_backbone = (seconds for stage, seconds in self.op_graph.seconds.items() if stage[0] == self.units.backbone)
+        return any(max(each.forward_communication, each.backward_communication) > 0 for each in of_backbone)
+
+    def _ordered(self, timeline: BackboneTimeline, filling: Filling) -> OrderedPasses:
+        starts = {op: start for op, (start, _) in (timeline.times | filling.times).items()}
+        return OrderedPasses.by_start(self.op_graph, starts, filling.bundles)
+
+
+def colocated_step(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> ColocatedStep | None:
+    """A step with its backbone scheduled; None where no encoder shares the devices of a backbone.
+
+    Args:
+        op_graph: The step.
+        max_in_flight: How many microbatches the backbone's ranks may hold; by default as many as in interleaved 1F1B.
+    """
+    if not op_graph.seconds:
+        op_graph = dataclasses.replace(op_graph, seconds=dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT))
+    units = colocated_units(op_graph)
+    if units is None:
+        return None
+    rest, limits = without_units(op_graph, units.encoders), max_in_flight or interleaved_in_flight(op_graph)
+    order = interleaved(rest, {rank: limits[rank] for rank in rest.stage_graph.stages_of})
+    return ColocatedStep(op_graph, units, order, backbone_timeline(op_graph, units.backbone, order))

@@ -1,0 +1,148 @@
+"""The bubble schedule of Optimus (arXiv 2408.03505, sections 4.2 to 4.4): encoders run where the backbone idles.
+
+The backbone's own order is interleaved 1F1B by itself. Encoders on its devices run in its bubbles: their forwards
+before it needs them, their backwards after it has their gradients. What no bubble holds comes before the backbone's
+first op or after its last, or in one program with ops of the backbone whose collectives are exposed.
+"""
+
+import dataclasses
+import functools
+
+from sharding.plans.stage_graph import PipelineRank
+from sharding.schedules.bubbles.ordering import with_other_ops
+from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
+from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.ops import OpGraph, Schedule
+from sharding.schedules.pass_seconds import pass_seconds
+
+_WORTHWHILE = 1 - 1e-9
+"""A candidate replaces an earlier one only if it takes less than this share of its time, rounding apart."""
+
+
+def colocated(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
+    """The shortest of: encoders in all bubbles, only in the outer ones, and interleaved 1F1B over all units.
+
+    Where no unit shares the backbone's devices and feeds it, interleaved 1F1B.
+
+    Args:
+        op_graph: The step; its seconds say how long ops take, else all take as long as each other.
+        max_in_flight: How many microbatches each rank may hold; by default `colocated_in_flight`.
+    """
+    default = _default_order(_SameObject(op_graph))
+    if default is None:
+        return interleaved(op_graph, max_in_flight)
+    limits = max_in_flight or default.in_flight
+    backbone_ranks = default.step.backbone_order.op_graph.stage_graph.stages_of
+    if all(limits[rank] <= default.in_flight[rank] for rank in backbone_ranks):
+        return default.schedule
+    step = colocated_step(op_graph, limits)
+    wider = None if step is None else _shortest(op_graph, step)
+    if wider is None or any(held > limits[rank] for rank, held in most_in_flight(wider.schedule).items()):
+        return default.schedule
+    return wider.schedule if wider.seconds < _WORTHWHILE * default.seconds else default.schedule
+
+
+def colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
+    """How many microbatches each rank holds at once in the order of `colocated`; of the backbone as interleaved 1F1B.
+
+    Encoders' ranks hold a microbatch from its forward, which comes early where that is when the backbone idles, until
+    its backward.
+    """
+    default = _default_order(_SameObject(op_graph))
+    return interleaved_in_flight(op_graph) if default is None else default.in_flight
+
+
+def coarse_colocated(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
+    """Encoders before the backbone's first op on their devices and after its last (section 4.2), for comparison."""
+    step = colocated_step(op_graph)
+    return interleaved(op_graph, max_in_flight) if step is None else with_other_ops(op_graph, step.coarse())
+
+
+def coarse_colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
+    """How many microbatches each rank holds at once in the order of `coarse_colocated`."""
+    step = colocated_step(op_graph)
+    if step is None:
+        return interleaved_in_flight(op_graph)
+    return _limits(step, with_other_ops(op_graph, step.coarse()))
+
+
+def scheduling_efficiency(schedule: Schedule) -> float:
+    """The share of the encoders' work that does not make the step longer, by the seconds of the plan.
+
+    1 - (step - step of the backbone alone) * devices / device-seconds of the encoders, from 0 to 1; 1 where no encoder
+    shares the devices of a backbone (section 5.3.2).
+    """
+    step = colocated_step(schedule.op_graph)
+    if step is None:
+        return 1.0
+    graph, op_graph = step.op_graph.stage_graph, step.op_graph
+    work = sum(
+        (op_graph.seconds[stage].forward + op_graph.seconds[stage].backward * (stage in op_graph.backward_stages))
+        * len(graph.rank_devices[graph.rank_at(stage, number)])
+        for stage in graph.stages
+        if stage[0] in step.units.encoders
+        for number in range(op_graph.microbatches)
+    )
+    longer = pass_seconds(dataclasses.replace(schedule, op_graph=op_graph)) - step.timeline.end
+    return min(max(1 - longer * len(graph.all_devices) / work, 0.0), 1.0) if work else 1.0
+
+
+def most_in_flight(schedule: Schedule) -> dict[PipelineRank, int]:
+    """The most microbatches that each rank holds at once in a schedule; at least 1."""
+    counts = InFlightMicrobatches(schedule.op_graph)
+    most = dict.fromkeys(schedule.op_graph.stage_graph.stages_of, 1)
+    for op in schedule.ops:
+        counts.record(op)
+        if op.kind == "forward":
+            rank = schedule.op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)
+            most[rank] = max(most[rank], counts[rank])
+    return most
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """A schedule of a step, what it takes, and what its ranks hold."""
+
+    step: ColocatedStep
+    schedule: Schedule
+    seconds: float
+    in_flight: dict[PipelineRank, int]
+
+
+class _SameObject:
+    """A key that is equal only for the same op graph, which cannot be hashed; a plan's limits and order share one."""
+
+    def __init__(self, op_graph: OpGraph) -> None:
+        self.op_graph = op_graph
+
+    def __hash__(self) -> int:
+        return id(self.op_graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameObject) and self.op_graph is other.op_graph
+
+
+@functools.lru_cache(maxsize=1)
+def _default_order(key: _SameObject) -> _Order | None:
+    """The order within the limits of `colocated_in_flight`; None where no encoder shares a backbone's devices."""
+    step = colocated_step(key.op_graph)
+    return None if step is None else _shortest(key.op_graph, step)
+
+
+def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
+    candidates = [*step.fine(), *step.bundled(), step.coarse()]
+    best = candidates[0]
+    for candidate in candidates[1:]:
+        best = candidate if candidate.seconds < _WORTHWHILE * best.seconds else best
+    schedule, seconds = with_other_ops(op_graph, best), best.seconds
+    over_all_units = interleaved(step.op_graph)
+    if (by_list := pass_seconds(over_all_units)) < _WORTHWHILE * seconds:
+        schedule, seconds = dataclasses.replace(over_all_units, op_graph=op_graph), by_list
+    return _Order(step, schedule, seconds, _limits(step, schedule))
+
+
+def _limits(step: ColocatedStep, schedule: Schedule) -> dict[PipelineRank, int]:
+    """What ranks hold in a schedule; units other than encoders may hold as much as in interleaved 1F1B."""
+    held, usual = most_in_flight(schedule), interleaved_in_flight(schedule.op_graph)
+    return {rank: most if rank[0] in step.units.encoders else max(most, usual[rank]) for rank, most in held.items()}
