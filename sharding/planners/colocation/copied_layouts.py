@@ -21,7 +21,7 @@ class CopiedLayout:
         copies: Copies on the devices of the backbone's pipeline: its pp * tp / (pp * tp) of the module.
         recompute: Recomputation policy.
         work: Seconds of all its forwards and backwards on the devices of the copy with the most microbatches.
-        static_bytes: Bytes of its weights and optimizer state on a device.
+        least_bytes: Bytes on a device with the fewest microbatches in flight that keep a copy and the backbone busy.
     """
 
     module: str
@@ -30,11 +30,15 @@ class CopiedLayout:
     copies: int
     recompute: RecomputePolicy
     work: float
-    static_bytes: float
+    least_bytes: float
 
 
 def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayout) -> list[CopiedLayout]:
-    """The layouts of a module that divide a backbone's, the least work first; none if no size divides it."""
+    """The layouts of a module that divide a backbone's; none if no size divides it.
+
+    First come those whose copies are on exactly the devices of a pipeline rank: no microbatch passes between ranks, and
+    ops can be bundled with the backbone's. Then the least work comes first.
+    """
     table = problem.module_tables[module]
     layouts = []
     for candidate in np.flatnonzero(table.chunks == 1).tolist():
@@ -44,19 +48,21 @@ def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayo
         copies = backbone.tp // tp * (backbone.pp // pp)
         if copies <= backbone.microbatches:
             layouts.append(_layout(table, candidate, copies, backbone))
-    return sorted(layouts, key=lambda layout: (layout.work, layout.static_bytes))
+    whole_rank = (backbone.tp, 1)
+    return sorted(layouts, key=lambda of: ((of.tp, of.pp) != whole_rank, of.work, of.least_bytes))
 
 
 def _layout(table: ModuleTable, candidate: int, copies: int, backbone: BackboneLayout) -> CopiedLayout:
     one, rows = np.array([candidate]), np.array([float(backbone.rows)])
     slowest, _ = table.stage_seconds(one, rows)
-    static = table.static_bytes(one, rows, np.array([backbone.dp * copies]))
+    of_copy = -(-backbone.microbatches // copies)
+    least = table.peak_bytes(one, rows, np.array([backbone.dp * copies]), np.ones(1), np.array([of_copy]))
     return CopiedLayout(
         module=table.module.name,
         tp=int(table.tp[candidate]),
         pp=int(table.pp[candidate]),
         copies=copies,
         recompute=table.recompute[candidate],
-        work=-(-backbone.microbatches // copies) * float(slowest[0]),
-        static_bytes=float(static.max()),
+        work=of_copy * float(slowest[0]),
+        least_bytes=float(least[0]),
     )

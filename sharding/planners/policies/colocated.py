@@ -1,10 +1,10 @@
 """Encoders and generators copied on every device of the backbone, and computed in its idle time.
 
 Optimus's orchestration (arXiv 2408.03505, sections 3 and 4): backbone and encoders have plans of their own on the same
-devices. The backbone's layout is searched by an estimate, `max(step of the backbone alone, work of all modules)`; the
-layouts of the other modules are those whose pipeline and tensor ranks divide the backbone's, without those that do not
-fit beside it. What differs between the best of them, which microbatches copies take and into how many slices their
-stages are cut, is decided by simulating the schedule `colocated`.
+devices. The backbone's layout is searched by an estimate, `max(step of the backbone alone, work of all modules)`, and
+by a lower bound of the step; the layouts of the other modules are those whose pipeline and tensor ranks divide the
+backbone's, without those that do not fit beside it. What differs between the best of them, which microbatches copies
+take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from sharding.plans.unit_plan import PlanError
 from sharding.schedules.bubbles.assignment import assign_microbatches
 from sharding.schedules.build import training_op_graph
 
+_BOUNDED = 40  # layouts of the backbone of which a lower bound of the step is computed, by the estimate
 _BACKBONES = 3  # layouts of the backbone that are simulated, of those that fit
 _TRIED = 12  # at most, fitting or not
 _COPIED = 2  # layouts of each other module that are simulated, of each recomputation policy
@@ -93,28 +94,35 @@ class _Search:
         self._problem = problem
         self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
 
-    def candidates(self) -> Iterator[_Candidate]:
-        """Layouts of the backbone with the least work of all other modules, by the estimate of the step."""
+    def candidates(self) -> list[_Candidate]:
+        """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
         ranked = []
         for layout in backbone_layouts(self._problem):
-            copied = self._least_work(layout)
+            copied = self._chosen(layout)
             if copied:
                 ranked.append((_estimate(layout, copied), layout))
-        for seconds, layout in fewest_chunks(ranked):
-            copied = self._least_work(layout)
+        found = []
+        for seconds, layout in fewest_chunks(ranked)[:_BOUNDED]:
+            copied = self._chosen(layout)
             assert copied
-            yield _Candidate(seconds, layout, copied)
+            bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, copied, {}))
+            found.append(_Candidate(max(seconds, bound), layout, copied))
+        return sorted(found, key=lambda candidate: candidate.seconds)
 
-    def _least_work(self, layout: BackboneLayout) -> tuple[CopiedLayout, ...] | None:
-        """Of every other module the layout with the least work; None where they do not fit beside the backbone."""
-        copied = []
-        for name in self._others:
-            options = self._copied_layouts(name, layout)
-            if not options:
+    def _chosen(self, layout: BackboneLayout) -> tuple[CopiedLayout, ...] | None:
+        """Of every other module the first layout with which all fit beside the backbone; None where they do not."""
+        options = [self._copied_layouts(name, layout) for name in self._others]
+        if not all(options):
+            return None
+        least = [min(of.least_bytes for of in of_module) for of_module in options]
+        room, chosen = self._problem.cluster.memory - layout.peak_bytes, []
+        for number, of_module in enumerate(options):
+            left = room - sum(of.least_bytes for of in chosen) - sum(least[number + 1 :])
+            fitting = next((of for of in of_module if of.least_bytes <= left), None)
+            if fitting is None:
                 return None
-            copied.append(options[0])
-        needed = layout.peak_bytes + sum(of.static_bytes for of in copied)
-        return tuple(copied) if needed <= self._problem.cluster.memory else None
+            chosen.append(fitting)
+        return tuple(chosen)
 
     def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[CopiedLayout]:
         key = (name, layout.tp, layout.pp, layout.dp, layout.rows)
@@ -189,7 +197,6 @@ class _Search:
         plan = self._with_assigned_microbatches(with_stage_seconds(self._problem, plan, communication=True))
         timeline = self._problem.simulate(plan)
         return _Simulated(plan, timeline.step, self._problem.memory_fraction(timeline))
-
 
     def _with_assigned_microbatches(self, plan: Plan) -> Plan:
         """The plan with the division of the microbatches among the copies of each unit that makes the step short."""
