@@ -94,6 +94,7 @@ class CopyMeshes:
 
 def _view_on(mesh: Mesh, array: jax.Array) -> jax.Array:
     """The array on the submesh of a copy, of those of its shards that are there."""
+    assert isinstance(array.sharding, NamedSharding)
     spec = array.sharding.spec
     if any(COPY_AXIS in (entry if isinstance(entry, tuple) else (entry,)) for entry in spec):
         raise ValueError(f"an array on {array.sharding} is divided over copies; gather it over {COPY_AXIS!r} first")

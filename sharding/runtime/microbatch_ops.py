@@ -1,6 +1,7 @@
-"""The ops of microbatches: forwards, backwards and hops, with the programs of the copy that takes a microbatch.
+"""The ops of microbatches: forwards, backwards and hops.
 
-They are those of the capacity that it needs.
+They use the programs of the copy that takes a microbatch, and among these those of the capacity that it needs.
+
 A microbatch without an item of a unit with rows of its own runs nothing there, and nothing is sent to the unit or from
 it. The stages beside it take zeros instead, which is what an exchange without items brings. Which microbatches these
 are is the same on all processes.
@@ -227,7 +228,9 @@ class MicrobatchOps:
         stage_id, copy = place
         if stage_id not in buffers.copy_weights:
             buffers.copy_weights[stage_id] = self._stages[stage_id].meshes.split(buffers.compute_weights[stage_id])
-        return buffers.copy_weights[stage_id][copy]
+        weights = buffers.copy_weights[stage_id][copy]
+        assert weights is not None  # the op runs here
+        return weights
 
     def _zeros_at(self, stage_id: StageId, microbatch: int, channel: str) -> jax.Array | None:
         """The activations of a channel, or their gradients, on one of its stages, all zero; made once for each copy."""

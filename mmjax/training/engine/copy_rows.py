@@ -61,8 +61,15 @@ def _held_rows(
 def place_rows(
     array: Shaped[np.ndarray, "m r ..."], taken: Sequence[int], sharding: jax.sharding.Sharding
 ) -> jax.Array:
-    """Places some of the microbatches of an array, `[taken, r, ...]`; each process fills the shards of its devices."""
+    """Places some of the microbatches of an array, `[taken, r, ...]`, whose first dimension is not divided.
+
+    Each process fills the shards of its own devices.
+    """
     if len(taken) == len(array):
         return place_host_array(array, sharding)
-    shape = (len(taken), *array.shape[1:])
-    return jax.make_array_from_callback(shape, sharding, lambda index: array[(list(taken[index[0]]), *index[1:])])
+
+    def of_taken(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        return array[(list(taken), *index[1:])]  # copies the rows of one device
+
+    return jax.make_array_from_callback((len(taken), *array.shape[1:]), sharding, of_taken)

@@ -23,7 +23,6 @@ from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
     TIED_EMBEDDINGS,
-    TWO_UNITS,
     WITHOUT_GENERATOR,
     assert_step_of_one_device,
     noisy_parameters,
@@ -96,6 +95,11 @@ TIED_IN_COPIES = Plan(
     ),
     microbatches=2,
 )
+SMALL = ModelConfig((dataclasses.replace(VISION, depth=1),), dataclasses.replace(BACKBONE, depth=1), ())
+SMALL_COPIES = Plan(
+    (UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, copies=2), backbone((2, 3), (1,), tp=2)), microbatches=2
+)
+SMALL_WHOLE = Plan((UnitPlan("vision", ("vision",), (0,)), backbone((1,), (1,))), microbatches=2)
 
 PLANS = {
     "on the devices of each pipeline rank": (WITHOUT_GENERATOR, ON_PIPELINE_RANKS),
@@ -120,13 +124,11 @@ def test_fully_sharded_chunks_with_rows_of_their_own_exchange_with_the_copy_that
     assert_step_of_one_device(engine)
 
 
-@pytest.mark.parametrize("trainable", [("all",), ("backbone",)])
-def test_an_evaluation_and_a_frozen_encoder_agree_too(trainable):
-    engine = shared_engine(ON_PIPELINE_RANKS, WITHOUT_GENERATOR, dataclasses.replace(SETTINGS, trainable=trainable))
+def test_a_frozen_encoder_runs_forward_alone_and_an_evaluation_agrees_too():
+    settings = dataclasses.replace(SETTINGS, trainable=("backbone",))
+    engine, batch = shared_engine(ON_PIPELINE_RANKS, WITHOUT_GENERATOR, settings), tiny_batch(WITHOUT_GENERATOR)
+    assert all(copy.largest.backward is None for copy in engine.executor.stages["vision", 0].copies)
     assert_step_of_one_device(engine)
-    frozen = trainable != ("all",)
-    assert all((copy.largest.backward is None) == frozen for copy in engine.executor.stages["vision", 0].copies)
-    batch = tiny_batch(WITHOUT_GENERATOR)
     weights = engine.executor.compute_weights(noisy_state(engine))
     results = engine.executor.evaluate(weights, engine.place_batch(batch, STEP))
     assert {stage: sorted(of) for stage, of in results.items()} == dict.fromkeys(engine.stages, [0, 1, 2, 3])
@@ -200,11 +202,11 @@ def test_weights_are_not_copied_from_all_copies_to_each():
 
 
 def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path):
-    batch = tiny_batch(WITHOUT_GENERATOR)
-    copied, whole = (shared_engine(plan, WITHOUT_GENERATOR) for plan in (ON_PIPELINE_RANKS, TWO_UNITS))
+    batch = tiny_batch(SMALL)
+    copied, whole = (shared_engine(plan, SMALL) for plan in (SMALL_COPIES, SMALL_WHOLE))
     for number, (saving, resuming) in enumerate(((copied, whole), (whole, copied))):
         state, _ = saving.executor.step(noisy_state(saving), saving.place_batch(batch, STEP))
-        checkpoints = CheckpointManager(tmp_path / str(number), WITHOUT_GENERATOR)
+        checkpoints = CheckpointManager(tmp_path / str(number), SMALL)
         checkpoints.save(1, saving, state, {})
         restored, _, _ = checkpoints.restore(resuming)
         checkpoints.close()
@@ -217,14 +219,14 @@ def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path)
 
 
 def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
-    config, plan = WITHOUT_GENERATOR, dataclasses.replace(ON_PIPELINE_RANKS, schedule="1f1b")
-    engine, batch = Engine(config, plan, tiny_batch(config), SETTINGS), tiny_batch(config)
+    batch = tiny_batch(SMALL)
+    engine = Engine(SMALL, SMALL_COPIES, batch, SETTINGS)
     with compilations() as compiled:
         compile_step(engine, lambda done, total: None)
         compile_evaluation(engine, lambda done, total: None)
-    # Of 3 stages gather, reduce, loss_and_norm, update, optimizer_init; of their 6 copies forward, backward, 2 of zeros
+    # Of 2 stages gather, reduce, loss_and_norm, update, optimizer_init; of their 3 copies forward, backward, 2 of zeros
     # and evaluate.
-    assert sum(compiled.values()) == 3 * 5 + 6 * 5 + 1, compiled
+    assert sum(compiled.values()) == 2 * 5 + 3 * 5 + 1, compiled
     check_communication(engine.executor)
     with compilations() as compiled:
         state, _ = engine.executor.step(engine.initial_state(), engine.place_batch(batch, STEP))
@@ -245,8 +247,8 @@ def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatc
 
 
 def test_a_recorded_step_says_when_each_copy_had_finished():
-    engine = shared_engine(UNEQUAL_SHARES, EVERY_MODULE)
-    placed = engine.place_batch(tiny_batch(EVERY_MODULE), STEP)
+    engine = shared_engine(SMALL_COPIES, SMALL)
+    placed = engine.place_batch(tiny_batch(SMALL), STEP)
     schedule = engine.executor.training_schedule
     with OpRecorder(engine.executor, engine.devices) as recorder:
         engine.executor.step(noisy_state(engine), placed, recorder)
