@@ -18,12 +18,12 @@ from mmjax.training.rescheduling.settings import Rescheduling
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.list_scheduling import list_schedule
-from sharding.schedules.one_f_one_b import backwards_first, gpipe, gpipe_in_flight, one_f_one_b
+from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.registry import register_schedule
 from tests.mmjax.training.trainer_runs import CONFIG as RUN
 from tests.mmjax.training.trainer_runs import Recorder, shared_engine
+from tests.sharding.schedules.one_by_one import one_by_one
 
 PLAN = Plan(
     (
@@ -36,11 +36,6 @@ PLAN = Plan(
 )
 CONFIG = dataclasses.replace(RUN, steps=5)
 SETTINGS = Rescheduling(interval=2, tolerance=0.0)
-
-
-def one_by_one(op_graph: OpGraph) -> Schedule:
-    """A microbatch after the other."""
-    return list_schedule(op_graph, dict.fromkeys(op_graph.stage_graph.stages_of, 1), backwards_first(op_graph))
 
 
 def agreeing(op_graph: OpGraph) -> Schedule:

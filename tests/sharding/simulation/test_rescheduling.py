@@ -13,8 +13,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules import registry
 from sharding.schedules.build import build_schedule
-from sharding.schedules.list_scheduling import list_schedule
-from sharding.schedules.one_f_one_b import backwards_first, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
+from sharding.schedules.one_f_one_b import gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.measured_seconds import mean_seconds, pass_of_timeline
@@ -27,6 +26,7 @@ from sharding.simulation.rescheduling import (
 )
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.specs.modules import module_graph
+from tests.sharding.schedules.one_by_one import one_by_one
 from tests.sharding.steps import stage_costs, step_costs
 
 GRAPH = module_graph(ModelConfig((VisionConfig(depth=1),), BackboneConfig(depth=4), (UNetConfig(),)))
@@ -145,7 +145,7 @@ def test_the_share_of_communication_stays_that_of_the_plan(supposed, true, share
 def test_an_order_that_takes_microbatches_in_another_sequence_changes_sums(monkeypatch):
     def one_by_one_until_measured(op_graph: OpGraph, _) -> Schedule:
         if not op_graph.seconds:
-            return list_schedule(op_graph, dict.fromkeys(op_graph.stage_graph.stages_of, 1), backwards_first(op_graph))
+            return one_by_one(op_graph)
         last = op_graph.microbatches - 1
         ops = one_f_one_b(op_graph, one_f_one_b_in_flight(op_graph)).ops
         return Schedule(
