@@ -13,7 +13,7 @@ from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flig
 from sharding.schedules.list_scheduling import ONE_SLOT
 from sharding.schedules.ops import OpGraph, Schedule
 
-_BUNDLE_SHARES = 8
+_BUNDLE_SHARES = 4
 """Bundles are tried for all of the encoders' ops, and for so many smaller shares of them."""
 
 
