@@ -149,7 +149,8 @@ class StageGraph:
 
     def rank_at(self, stage: StageId, microbatch: int) -> PipelineRank:
         """The pipeline rank at which a stage works on a microbatch."""
-        return self.ranks_of[stage][self.copy_at(stage[0], microbatch)]
+        ranks = self.ranks_of[stage]
+        return ranks[0] if len(ranks) == 1 else ranks[self.copies[stage[0]].of_microbatch[microbatch]]
 
     @functools.cached_property
     def stages_of(self) -> Mapping[PipelineRank, tuple[StageId, ...]]:

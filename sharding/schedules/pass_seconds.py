@@ -1,6 +1,6 @@
 """What the forwards and backwards of a schedule take by the seconds of their stages, where hops take none."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule
@@ -33,27 +33,35 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
         ops: All ops in order; those of other kinds take no time.
         bundled: Those that run in one program with the op before them, as in `Schedule`.
     """
-    graph = op_graph.stage_graph
+    graph, seconds = op_graph.stage_graph, op_graph.seconds
     lanes = device_lanes(op_graph)
     free = [0.0] * len(graph.device_classes)
-    ends: dict[tuple[OpKind, StageId, int], float] = {}
+    ends: dict[tuple[OpKind, StageId], list[float]] = {
+        (kind, stage): [0.0] * op_graph.microbatches for stage in graph.stages for kind in ("forward", "backward")
+    }
     times: OpTimes = {}
-    for program in _programs(ops, bundled):
-        passes = [op for op in program if op.kind in ("forward", "backward")]
-        start, own = 0.0, ()
-        for op in passes:
-            own, stage = lanes[graph.rank_at(op.stage_id, op.microbatch)], op.stage_id
-            before = graph.sources[stage] if op.kind == "forward" else graph.targets[stage]
-            for source in before:
-                start = max(start, ends[op.kind, source, op.microbatch])
-            for lane in own:
-                start = max(start, free[lane])
-        end = start + _program_seconds(op_graph, passes)
-        for op in passes:
-            ends[op.kind, op.stage_id, op.microbatch] = end
-            times[op] = (start, end)
+    before: PipelineOp | None = None
+    for op in ops:
+        kind, stage, number = op.kind, op.stage_id, op.microbatch
+        if kind != "forward" and kind != "backward":
+            before = None
+            continue
+        own = lanes[graph.rank_at(stage, number)]
+        together = before is not None and op in bundled
+        start = times[before][0] if together else max([free[lane] for lane in own])
+        for source in graph.sources[stage] if kind == "forward" else graph.targets[stage]:
+            start = max(start, ends[kind, source][number])
+        if together:
+            end = start + bundle_seconds(op_graph, before, op)
+            ends[before.kind, before.stage_id][before.microbatch] = end
+            times[before] = (start, end)
+        else:
+            end = start + (seconds[stage].forward if kind == "forward" else seconds[stage].backward)
+        ends[kind, stage][number] = end
+        times[op] = (start, end)
         for lane in own:
             free[lane] = end
+        before = op
     return times
 
 
@@ -76,24 +84,3 @@ def device_lanes(op_graph: OpGraph) -> dict[tuple[str, int], tuple[int, ...]]:
         rank: tuple(number for number, members in enumerate(graph.device_classes) if members[0] in devices)
         for rank, devices in graph.rank_devices.items()
     }
-
-
-def _programs(ops: Iterable[PipelineOp], bundled: frozenset[PipelineOp]) -> Iterator[tuple[PipelineOp, ...]]:
-    """Every op by itself, or with the one that is bundled with it."""
-    last: PipelineOp | None = None
-    for op in ops:
-        if op in bundled:
-            yield (op,) if last is None else (last, op)
-            last = None
-            continue
-        if last is not None:
-            yield (last,)
-        last = op
-    if last is not None:
-        yield (last,)
-
-
-def _program_seconds(op_graph: OpGraph, passes: list[PipelineOp]) -> float:
-    if len(passes) == 2:
-        return bundle_seconds(op_graph, *passes)
-    return op_graph.seconds[passes[0].stage_id].of(passes[0].kind) if passes else 0.0

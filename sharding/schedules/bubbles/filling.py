@@ -75,6 +75,7 @@ class BubbleFiller:
         lengths = {length for stage in self.stages for length in (stage.forward, stage.backward) if length}
         self._idle = IdleIntervals(timeline.busy(), min(lengths, default=0.0), coarse)
         self._end = timeline.end
+        self._hosts = BundleHosts(timeline)
         self._kept: dict[Share, tuple[Placement, ...]] = {}
 
     def seconds(self, copies: CopyOfMicrobatch) -> float:
@@ -92,7 +93,7 @@ class BubbleFiller:
         The last forwards and the first backwards do: they have most of these ops to choose from, and leave idle time
         to the others.
         """
-        hosts = BundleHosts(self.timeline, budget)
+        hosts = self._hosts.copy(budget)
         works = [self._work(share) for share in self.shares(copies)]
         return self._filling([self._late(work, hosts) for work in works])
 

@@ -1,5 +1,6 @@
 """A step with a backbone and encoders on its devices, and orders of it: coarse, in all bubbles, with bundles."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flig
 from sharding.schedules.list_scheduling import ONE_SLOT
 from sharding.schedules.ops import OpGraph, Schedule
 
-_BUNDLE_SHARES = 8
+_BUNDLE_SHARES = 4
 """Bundles are tried for all of the encoders' ops, and for so many smaller shares of them."""
 
 
@@ -52,8 +53,14 @@ class ColocatedStep:
         """Encoders in all bubbles, and in programs of the backbone whose collectives are exposed."""
         if not self.has_bundles:
             return
-        filler = BubbleFiller(self.timeline, self.units.encoders)
-        most = self.op_graph.microbatches * len(filler.stages)
+        graph, filler = self.op_graph.stage_graph, BubbleFiller(self.timeline, self.units.encoders)
+        passes = collections.Counter(
+            graph.rank_at(stage, number)
+            for stage in graph.stages
+            if stage[0] in self.units.encoders
+            for number in range(self.op_graph.microbatches)
+        )
+        most = max(passes.values())
         for share in range(1, _BUNDLE_SHARES + 1):
             filling = filler.fill_with_bundles(self.copies, -(-most * share // _BUNDLE_SHARES))
             passes = self._ordered(self.timeline, filling)
