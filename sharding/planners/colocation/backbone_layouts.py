@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 _MOST_ROWS = 16  # of a replica's microbatch
@@ -107,3 +108,18 @@ def fewest_chunks(ranked: Iterable[tuple[float, BackboneLayout]]) -> list[tuple[
         longest = min(seconds for seconds, _ in of_key) * (1 + _FEWER_CHUNKS)
         chosen.append(min((of for of in of_key if of[0] <= longest), key=lambda of: of[1].chunks))
     return sorted(chosen, key=lambda of: of[0])
+
+
+def backbone_unit(problem: PlanningProblem, layout: BackboneLayout) -> UnitPlan:
+    """The unit of a layout, whose devices are numbered by pipeline rank, data and tensor rank."""
+    name = problem.graph.backbone.name
+    return make_unit(
+        (name,),
+        dp=layout.dp,
+        tp=layout.tp,
+        layers=layout.layers,
+        recompute=layout.recompute,
+        chunks=layout.chunks,
+        fixed_ranks=problem.fixed_ranks_of(name),
+        collectives=problem.collectives_of(name, layout.tp),
+    )

@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from sharding.planners.colocation.backbone_layouts import BackboneLayout
+from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_unit
+from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.tables.module_table import ModuleTable
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 
@@ -21,6 +22,7 @@ class CopiedLayout:
         copies: Copies on the devices of the backbone's pipeline: its pp * tp / (pp * tp) of the module.
         recompute: Recomputation policy.
         work: Seconds of all its forwards and backwards on the devices of the copy with the most microbatches.
+        once: Seconds of gathering its weights and reducing its gradients.
         least_bytes: Bytes on a device with the fewest microbatches in flight that keep a copy and the backbone busy.
     """
 
@@ -30,16 +32,21 @@ class CopiedLayout:
     copies: int
     recompute: RecomputePolicy
     work: float
+    once: float
     least_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """What it adds to a step if nothing of it is hidden."""
+        return self.work + self.once
 
 
 def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayout) -> list[CopiedLayout]:
-    """The layouts of a module that divide a backbone's; none if no size divides it.
+    """The layouts of a module that divide a backbone's, what adds the least first; none if no size divides it.
 
-    First come those whose copies are on exactly the devices of a pipeline rank: no microbatch passes between ranks, and
-    ops can be bundled with the backbone's. Then the least work comes first.
+    Fewer pipeline ranks mean more copies, whose weights each device then has more of, to gather and to reduce.
     """
-    table = problem.module_tables[module]
+    table, unit = problem.module_tables[module], backbone_unit(problem, backbone)
     layouts = []
     for candidate in np.flatnonzero(table.chunks == 1).tolist():
         tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
@@ -47,22 +54,77 @@ def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayo
             continue
         copies = backbone.tp // tp * (backbone.pp // pp)
         if copies <= backbone.microbatches:
-            layouts.append(_layout(table, candidate, copies, backbone))
-    whole_rank = (backbone.tp, 1)
-    return sorted(layouts, key=lambda of: ((of.tp, of.pp) != whole_rank, of.work, of.least_bytes))
+            layouts.append(_layout(problem, module, candidate, backbone, unit))
+    return sorted(layouts, key=lambda layout: (layout.seconds, layout.least_bytes))
 
 
-def _layout(table: ModuleTable, candidate: int, copies: int, backbone: BackboneLayout) -> CopiedLayout:
+def _layout(
+    problem: PlanningProblem, module: str, candidate: int, backbone: BackboneLayout, of_backbone: UnitPlan
+) -> CopiedLayout:
+    table = problem.module_tables[module]
+    tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
+    copies = backbone.tp // tp * (backbone.pp // pp)
     one, rows = np.array([candidate]), np.array([float(backbone.rows)])
     slowest, _ = table.stage_seconds(one, rows)
     of_copy = -(-backbone.microbatches // copies)
     least = table.peak_bytes(one, rows, np.array([backbone.dp * copies]), np.ones(1), np.array([of_copy]))
-    return CopiedLayout(
-        module=table.module.name,
-        tp=int(table.tp[candidate]),
-        pp=int(table.pp[candidate]),
+    layout = CopiedLayout(
+        module=module,
+        tp=tp,
+        pp=pp,
         copies=copies,
         recompute=table.recompute[candidate],
         work=of_copy * float(slowest[0]),
+        once=0.0,
         least_bytes=float(least[0]),
+    )
+    stages = problem.unit_work(copied_unit(problem, of_backbone, layout), backbone.microbatches)
+    return dataclasses.replace(layout, once=max(stage.gather + stage.reduce for stage in stages))
+
+
+def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayout, slices: int = 1) -> UnitPlan:
+    """The unit of a layout on the devices of a backbone.
+
+    Args:
+        problem: The problem.
+        backbone: The unit of the backbone.
+        layout: Layout of the module.
+        slices: Into how many virtual stages each of its pipeline ranks is cut.
+    """
+    unit = make_unit(
+        (layout.module,),
+        dp=backbone.dp,
+        tp=layout.tp,
+        layers=even_layers(problem.graph[layout.module].layer_count, layout.pp * slices),
+        recompute=layout.recompute,
+        chunks=slices,
+        fixed_ranks=problem.fixed_ranks_of(layout.module),
+        collectives=problem.collectives_of(layout.module, layout.tp),
+    )
+    return dataclasses.replace(unit, devices=copy_devices(backbone, layout.pp, layout.tp), copies=layout.copies)
+
+
+def even_layers(count: int, stages: int) -> tuple[int, ...]:
+    """Layers of stages that own as many as each other, or one more: the first ones."""
+    least, rest = divmod(count, stages)
+    return tuple(least + (stage < rest) for stage in range(stages))
+
+
+def copy_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int, ...]:
+    """Devices of a unit whose copies fill a backbone's pipeline ranks, by copy, stage, data and tensor rank.
+
+    A copy is on `pp` consecutive pipeline ranks, and on `tp` consecutive tensor ranks of each replica there.
+
+    Args:
+        backbone: The unit of the backbone, without context-parallel ranks.
+        pp: Pipeline ranks of a copy; they divide the backbone's.
+        tp: Tensor ranks of a copy; they divide the backbone's.
+    """
+    return tuple(
+        backbone.rank_devices(rank)[replica * backbone.tp + first + tensor]
+        for first_rank in range(0, backbone.pp, pp)
+        for first in range(0, backbone.tp, tp)
+        for rank in range(first_rank, first_rank + pp)
+        for replica in range(backbone.dp)
+        for tensor in range(tp)
     )

@@ -7,28 +7,22 @@ backbone's, without those that do not fit beside it. What differs between the be
 take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
-import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
-from sharding.planners.colocation.colocated_plan import colocated_plan
+from sharding.planners.colocation.colocated_plan import colocated_plan, scheduled_colocated_plan
 from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_layouts
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import trained_stages
 from sharding.plans.unit_plan import PlanError
-from sharding.schedules.bubbles.assignment import assign_microbatches
-from sharding.schedules.build import training_op_graph
 
 _BOUNDED = 40  # layouts of the backbone of which a lower bound of the step is computed, by the estimate
 _BACKBONES = 3  # layouts of the backbone that are simulated, of those that fit
 _TRIED = 12  # at most, fitting or not
-_COPIED = 2  # layouts of each other module that are simulated, of each recomputation policy
+_MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 
 
 class _Candidate(NamedTuple):
@@ -137,75 +131,58 @@ class _Search:
     def best_of(self, candidate: _Candidate) -> _Simulated:
         """The fastest plan of a candidate that fits, or that which takes the least memory.
 
-        First the recomputation of the copied modules, then their layouts, then their slices are chosen.
+        First the layouts of the copied modules are chosen, with as little recomputation as fits, then their slices.
         """
-        backbone, found = candidate.backbone, []
-        for copied in self._by_recomputation(candidate):
-            found.append(self._simulate(backbone, copied, {}))
-            if found[-1].memory <= 1:
-                candidate = candidate._replace(copied=copied)
-                break
-        if found[-1].memory > 1:
-            return min(found, key=lambda simulated: simulated.memory)
-        for copied in self._other_layouts(candidate):
-            found.append(self._simulate(backbone, copied, {}))
-        slices = self._slices(candidate)
-        if max(slices.values()) > 1:
-            found.append(self._simulate(backbone, candidate.copied, slices))
-        return min((of for of in found if of.memory <= 1), key=lambda simulated: simulated.step)
+        found: list[_Simulated] = []
+        best: tuple[CopiedLayout, ...] = candidate.copied
+        for copied in self._alternatives(candidate):
+            found.append(self._simulate(candidate.backbone, copied, {}))
+            if found[-1].memory <= 1 and found[-1] is _best(found):
+                best = copied
+        slices = self._slices(candidate.backbone, best)
+        if max(slices.values()) > 1 and _best(found).memory <= 1:
+            found.append(self._simulate(candidate.backbone, best, slices))
+        return _best(found)
 
-    def _by_recomputation(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
-        """The copied modules of a candidate with each recomputation policy, from the least work to the most."""
-        policies = dict.fromkeys(
-            of.recompute for name in self._others for of in self._copied_layouts(name, candidate.backbone)
-        )
-        for policy in policies:
-            copied = [
-                next((of for of in self._copied_layouts(name, candidate.backbone) if of.recompute == policy), None)
-                for name in self._others
-            ]
-            if all(copied):
-                yield tuple(of for of in copied if of)
+    def _alternatives(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
+        """The first layouts of the copied modules, and others: with more recomputation, and on other ranks."""
+        yield candidate.copied
+        for number, chosen in enumerate(candidate.copied):
+            options = self._copied_layouts(chosen.module, candidate.backbone)
+            later = options[options.index(chosen) + 1 :]
+            same = [of for of in later if (of.tp, of.pp) == (chosen.tp, chosen.pp)][:_MORE_RECOMPUTATION]
+            other = [of for of in later if (of.tp, of.pp) != (chosen.tp, chosen.pp)][:_OTHER_RANKS]
+            for layout in (*same, *other):
+                yield (*candidate.copied[:number], layout, *candidate.copied[number + 1 :])
 
-    def _other_layouts(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
-        """The next best layouts of the copied modules, with the recomputation chosen for them."""
-        options = [
-            [of for of in self._copied_layouts(chosen.module, candidate.backbone) if of.recompute == chosen.recompute]
-            for chosen in candidate.copied
-        ]
-        yield from itertools.islice(itertools.product(*(of[:_COPIED] for of in options)), 1, None)
-
-    def _slices(self, candidate: _Candidate) -> Mapping[str, int]:
+    def _slices(self, backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> Mapping[str, int]:
         """Into how many virtual stages each copied module's ranks are cut, so that one takes as long as the backbone's.
 
-        A module that feeds another, or that is cut among ranks, keeps whole layers.
+        A module whose layers cannot be divided is not cut.
         """
-        backbone = candidate.backbone
         op = backbone.work / backbone.microbatches / backbone.chunks
         slices = {}
-        for layout in candidate.copied:
+        for layout in copied:
+            module = self._problem.graph[layout.module]
             of_stage = layout.work / math.ceil(backbone.microbatches / layout.copies)
-            most = self._problem.graph[layout.module].layer_count // layout.pp
-            divisible = self._problem.graph[layout.module].divisible
-            slices[layout.module] = max(1, min(most, math.ceil(of_stage / op))) if divisible else 1
+            most = module.layer_count // layout.pp if module.divisible else 1
+            slices[layout.module] = max(1, min(most, math.ceil(of_stage / op)))
         return slices
 
     def _simulate(
         self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
     ) -> _Simulated:
-        plan = colocated_plan(self._problem, backbone, copied, slices)
-        plan = self._with_assigned_microbatches(with_stage_seconds(self._problem, plan, communication=True))
+        plan = scheduled_colocated_plan(self._problem, colocated_plan(self._problem, backbone, copied, slices))
         timeline = self._problem.simulate(plan)
         return _Simulated(plan, timeline.step, self._problem.memory_fraction(timeline))
 
-    def _with_assigned_microbatches(self, plan: Plan) -> Plan:
-        """The plan with the division of the microbatches among the copies of each unit that makes the step short."""
-        trained = trained_stages(plan, self._problem.graph, self._problem.trained_parts)
-        of_units = assign_microbatches(training_op_graph(plan, self._problem.graph, trained))
-        units = (dataclasses.replace(unit, copy_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)
-        return dataclasses.replace(plan, units=tuple(units))
+
+def _best(simulated: Sequence[_Simulated]) -> _Simulated:
+    """The fastest that fits, or that which takes the least memory."""
+    fitting = [of for of in simulated if of.memory <= 1]
+    return min(fitting or simulated, key=lambda of: of.step if fitting else of.memory)
 
 
 def _estimate(backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> float:
     """Seconds of a step whose idle time the other modules fill as far as their work goes."""
-    return max(backbone.alone, backbone.work + sum(of.work for of in copied))
+    return max(backbone.alone, backbone.work + sum(of.work for of in copied)) + sum(of.once for of in copied)
