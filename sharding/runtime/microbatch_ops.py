@@ -6,8 +6,9 @@ are is the same on all processes.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TrainState
+from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import Arrays, BackwardResult, ForwardResult
+from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.ops import PipelineOp
 from sharding.trees import Tree
 
@@ -56,8 +59,27 @@ class StepBuffers:
     summary: StepSummary | None = None
 
 
+class OpCall(NamedTuple):
+    """An op that is ready to run: one program, alone or in a bundle.
+
+    Attributes:
+        call: The program and what it takes.
+        store: Puts what the program returned where later ops find it; returns the arrays that the op made.
+    """
+
+    call: ProgramCall
+    store: Callable[[Any], Any]
+
+    def run(self) -> Any:
+        """Runs the program alone, and returns the arrays that the op made."""
+        return self.store(self.call.program(*self.call.arguments))
+
+
 class MicrobatchOps:
-    """One method for each kind of op of a microbatch; each returns the arrays that the op made.
+    """One method for each kind of op of a microbatch.
+
+    That of a forward or a backward returns the call of its program, or None if there is nothing to do; the others
+    return the arrays that the op made.
 
     Args:
         stages: All stages.
@@ -77,7 +99,7 @@ class MicrobatchOps:
 
     # ------------------------------------------------------------------ one method for each kind of op
 
-    def forward(self, buffers: StepBuffers, op: PipelineOp) -> ForwardResult | None:
+    def forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the outputs of a stage and adds its losses to those of the microbatches before."""
         stage_id, microbatch = op.stage_id, op.microbatch
         stage = self._stages[stage_id]
@@ -90,21 +112,15 @@ class MicrobatchOps:
             return None
         programs = stage.programs_by_capacity[capacity]
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
-        result = programs.forward(
+        operands = (
             buffers.compute_weights[stage_id],
             inputs,
             buffers.batch.stages[stage_id],
             self._index(stage_id, microbatch),
             buffers.losses[stage_id],
         )
-        buffers.losses[stage_id] = result.losses
-        buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
-        if programs.backward is None:
-            for name in programs.definition.input_channels:
-                del buffers.inputs[name, microbatch]
-        else:
-            buffers.residuals[stage_id, microbatch] = result.residuals
-        return result
+        store = functools.partial(_store_forward, buffers, op, programs)
+        return OpCall(ProgramCall(programs.forward, operands), store)
 
     def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
         """Computes the outputs, losses and metrics of a stage."""
@@ -135,7 +151,7 @@ class MicrobatchOps:
         buffers.inputs |= sent
         return list(sent.values())
 
-    def backward(self, buffers: StepBuffers, op: PipelineOp) -> BackwardResult | None:
+    def backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before."""
         stage_id, microbatch = op.stage_id, op.microbatch
         stage = self._stages[stage_id]
@@ -153,7 +169,7 @@ class MicrobatchOps:
         output_gradients = {
             name: buffers.output_gradients.pop((name, microbatch)) for name in definition.output_channels
         }
-        result = programs.backward(
+        operands = (
             buffers.compute_weights[stage_id],
             inputs,
             buffers.batch.stages[stage_id],
@@ -162,9 +178,7 @@ class MicrobatchOps:
             output_gradients,
             buffers.gradients[stage_id],
         )
-        buffers.gradients[stage_id] = result.parameter_gradients
-        buffers.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
-        return result
+        return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op))
 
     def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""
@@ -223,3 +237,23 @@ class MicrobatchOps:
 def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
     """The array at the other end of a hop; only an exchange needs tables."""
     return hop(array, tables) if isinstance(hop, ExchangeHop) else hop(array)
+
+
+def _store_forward(
+    buffers: StepBuffers, op: PipelineOp, programs: StagePrograms, result: ForwardResult
+) -> ForwardResult:
+    stage_id, microbatch = op.stage_id, op.microbatch
+    buffers.losses[stage_id] = result.losses
+    buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
+    if programs.backward is None:
+        for name in programs.definition.input_channels:
+            del buffers.inputs[name, microbatch]
+    else:
+        buffers.residuals[stage_id, microbatch] = result.residuals
+    return result
+
+
+def _store_backward(buffers: StepBuffers, op: PipelineOp, result: BackwardResult) -> BackwardResult:
+    buffers.gradients[op.stage_id] = result.parameter_gradients
+    buffers.input_gradients |= {(name, op.microbatch): array for name, array in result.input_gradients.items()}
+    return result

@@ -28,7 +28,7 @@ def compile_step(engine: Engine, callback: CompilationCallback) -> None:
     for stage_id in engine.local_stages:
         calls, losses, gradients = stage_calls(engine.executor.stages[stage_id].programs_by_capacity)
         compiled += [*calls, *_once_per_step(engine, stage_id, losses, gradients)]
-    compile_programs(compiled, callback)
+    compile_programs([*compiled, *engine.executor.bundle_calls(compiled)], callback)
 
 
 def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
