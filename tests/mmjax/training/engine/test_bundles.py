@@ -1,5 +1,6 @@
 """A step whose ops run in bundles: its losses and gradients are those of one device."""
 
+import copy
 import dataclasses
 import functools
 
@@ -83,8 +84,7 @@ OPS = tuple(op for program in PROGRAMS for op in program)
 def with_schedule(engine: Engine, schedule: Schedule) -> Engine:
     """An engine with the same programs, whose training steps follow another schedule."""
     executor = engine.executor
-    changed = Engine.__new__(Engine)
-    changed.__dict__.update(engine.__dict__)
+    changed = copy.copy(engine)
     changed.executor = Executor(
         executor.stages,
         executor.channels,
