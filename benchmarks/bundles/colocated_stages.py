@@ -24,6 +24,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
+from sharding.schedules.build import training_op_graph
 from sharding.specs.modules import module_graph
 
 ATTENTION = "cudnn"
@@ -89,10 +90,12 @@ def op_calls(tp: int) -> Mapping[tuple[Unit, Kind], ProgramCall]:
     # jax's own attention adds a float32 mask to bfloat16.
     with use_attention_implementation(ATTENTION), jax.numpy_dtype_promotion("standard"):
         spec = _batch_spec(config, DEVICES // tp)
-        programs = build_stage_programs(stages, find_channels(stages), spec, 1, frozenset(stages), {}, {})
+        programs = build_stage_programs(
+            stages, find_channels(stages), spec, training_op_graph(plan, graph, frozenset(stages)), {}, {}
+        )
         for unit in ("vision", "backbone"):
             stage = stages[unit, 1]
-            found, _, gradients = stage_calls(programs[unit, 1])
+            found, _, gradients = stage_calls(programs[unit, 1][0].by_capacity)
             *_, calls[unit, "forward"], calls[unit, "backward"] = found
             masters = stage.master_weights
             calls[unit, "gather"] = ProgramCall(masters.gather, (masters.abstract_weights(),))

@@ -20,6 +20,7 @@ from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.programs import StagePrograms
+from sharding.schedules.build import training_op_graph
 from sharding.specs.modules import module_graph
 
 
@@ -60,9 +61,9 @@ def abstract_stage_programs(
     stages = place_stages(config, modules, graph, plan, trained_parts(graph, ("all",)), devices)
     with use_attention_implementation(attention):
         programs = build_stage_programs(
-            stages, find_channels(stages), batch_spec, plan.microbatches, frozenset(stages), {}, {}
+            stages, find_channels(stages), batch_spec, training_op_graph(plan, graph, frozenset(stages)), {}, {}
         )
-    return {stage_id: of_stage[-1] for stage_id, of_stage in programs.items()}
+    return {stage_id: copies[0].largest for stage_id, copies in programs.items()}
 
 
 def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: int) -> StageBytes:

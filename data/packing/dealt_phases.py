@@ -240,7 +240,7 @@ def plan_phase_rows(
             capacities=tuple(capacity // values.per_cell for capacity in capacities),
             values=values.field,
             values_per_cell=values.per_cell,
-            nodes=shared_nodes(unit, backbone, stage, rows, devices_per_node),
+            nodes=shared_nodes(unit, backbone, stage, rows, plan.microbatches, devices_per_node),
             square_weight=weights.get(values.field, 0.0),
         )
     return DealtPhases(phases, plan.microbatches)

@@ -1,7 +1,7 @@
 """Held-out accuracy: the share of questions whose answer the model gets right, word for word."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import numpy as np
@@ -74,7 +74,7 @@ def evaluate_answers(
 
 
 def local_score(
-    evaluations: Mapping[StageId, Sequence[StageEvaluation]], batch: GlobalBatch, backbone: str
+    evaluations: Mapping[StageId, Mapping[int, StageEvaluation]], batch: GlobalBatch, backbone: str
 ) -> AnswerScore:
     """The score on the rows of a batch that this process alone counts; those of all processes add up to the batch's.
 
@@ -84,18 +84,18 @@ def local_score(
         backbone: Name of the module that answers.
     """
     metric = f"{backbone}/correct"
-    correct_tokens = [
-        evaluation.auxiliary_metrics[metric]
+    correct_tokens = {
+        number: evaluation.auxiliary_metrics[metric]
         for microbatches in evaluations.values()
-        for evaluation in microbatches
+        for number, evaluation in microbatches.items()
         if metric in evaluation.auxiliary_metrics
-    ]
+    }
     arrays = batch.arrays[backbone]
     return AnswerScore(*count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape)))
 
 
-def _local_rows(microbatches: Sequence[jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of an array [n, s] that this process holds, given as microbatches [n / m, s].
+def _local_rows(microbatches: Mapping[int, jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of an array [n, s] that this process holds, given as microbatches [n / m, s] by number.
 
     Each row is held by one process alone, so that counts may be summed over processes.
 
@@ -103,7 +103,7 @@ def _local_rows(microbatches: Sequence[jax.Array], shape: tuple[int, ...]) -> tu
         The array [n, s], False elsewhere, and which rows [n] they are.
     """
     correct, is_local = np.zeros(shape, bool), np.zeros(shape[:1], bool)
-    for number, array in enumerate(microbatches):
+    for number, array in microbatches.items():
         for shard in array.addressable_shards:
             if shard.replica_id == 0:
                 rows = np.arange(array.shape[0])[shard.index[0]] + number * array.shape[0]

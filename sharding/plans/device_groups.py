@@ -5,10 +5,10 @@ import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.stage_graph import StageId, UnitCopies
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,12 +83,31 @@ def _without_repetitions(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray
 
 
 def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[np.ndarray, "_ _"]]:
-    """The devices of every stage as [replicas, ranks of a replica]; of replicas that its unit's modules share."""
+    """The devices of every stage as [copies * replicas, ranks of a replica]; replicas are those that modules share."""
     units = {unit.name: unit for unit in plan.units}
     return {
-        (unit, stage): np.array(units[unit].stage_devices(stage)).reshape(units[unit].shared_replicas, -1)
+        (unit, stage): np.array(units[unit].stage_devices(stage)).reshape(
+            units[unit].copies * units[unit].shared_replicas, -1
+        )
         for unit, stage in stages
     }
+
+
+def replicas_at(
+    copies: Mapping[str, UnitCopies], unit: str, microbatch: int, table: Shaped[np.ndarray, "r ..."]
+) -> Shaped[np.ndarray, "i ..."]:
+    """Of a table of all copies of a unit, the replicas of the copy that takes a microbatch.
+
+    Args:
+        copies: Of units with several copies (`StageGraph.copies`).
+        unit: The unit.
+        microbatch: The microbatch; -1 for all copies, as in ops that run once per step.
+        table: Something of every replica of all copies, by copy.
+    """
+    if microbatch < 0 or unit not in copies:
+        return table
+    copy, count = copies[unit].of_microbatch[microbatch], len(table) // copies[unit].count
+    return table[copy * count : (copy + 1) * count]
 
 
 @functools.cache

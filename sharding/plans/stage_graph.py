@@ -14,6 +14,9 @@ from sharding.specs.modules import ModuleGraph
 StageId = tuple[str, int]
 """A stage: (unit, number of the stage in it). In a unit with chunks it is a virtual stage, in chain order."""
 
+StageCopy = tuple[StageId, int]
+"""A stage in one copy of its unit's pipeline: (stage, copy)."""
+
 PipelineRank = tuple[str, int]
 """(unit, copy * pp + number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
 
@@ -36,6 +39,11 @@ class UnitCopies:
     def count(self) -> int:
         """Number of copies; each takes at least one microbatch."""
         return max(self.of_microbatch) + 1
+
+    @functools.cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The position of each microbatch among those that its copy takes."""
+        return tuple(self.of_microbatch[:number].count(copy) for number, copy in enumerate(self.of_microbatch))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +124,10 @@ class StageGraph:
     def copy_at(self, unit: str, microbatch: int) -> int:
         """The copy of a unit that takes a microbatch."""
         return self.copies[unit].of_microbatch[microbatch] if unit in self.copies else 0
+
+    def position_at(self, unit: str, microbatch: int) -> int:
+        """The position of a microbatch among those that the same copy of a unit takes."""
+        return self.copies[unit].positions[microbatch] if unit in self.copies else microbatch
 
     def microbatches_of(self, unit: str, copy: int, microbatches: int) -> tuple[int, ...]:
         """Those of a step's microbatches that a copy of a unit takes, ascending."""

@@ -3,8 +3,10 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from jax.sharding import Mesh
+
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.pipeline import ExecutableStage
+from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
 from sharding.runtime.stages.bundles import BundledPrograms, device_order
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
@@ -35,7 +37,7 @@ def find_bundles(schedule: Schedule) -> list[Bundle]:
 def check_device_order(schedule: Schedule, stages: Mapping[StageId, ExecutableStage]) -> None:
     """Raises ScheduleError if the two ops of a bundle run on the same devices in different orders."""
     for first, second in find_bundles(schedule):
-        orders = [device_order(stages[op.stage_id].programs.mesh) for op in (first, second)]
+        orders = [device_order(_mesh(schedule, stages, op)) for op in (first, second)]
         if orders[0] != orders[1]:
             raise ScheduleError(
                 f"{second} is bundled with {first}, but unit {second.unit} lists its devices as {orders[1]} and "
@@ -60,15 +62,27 @@ def bundle_calls(
     pairs = {
         pair
         for first, second in find_bundles(schedule)
-        for pair in itertools.product(_programs(stages, first), _programs(stages, second))
+        for pair in itertools.product(*(_programs(schedule, stages, op) for op in (first, second)))
     }
     return [bundled_programs.bundle(of_program[first], of_program[second]) for first, second in pairs]
 
 
-def _programs(stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> list:
+def _copy(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> CopyPrograms:
+    """The programs of the copy of a stage that takes the microbatch of an op."""
+    return stages[op.stage_id].copies[schedule.op_graph.stage_graph.copy_at(op.unit, op.microbatch)]
+
+
+def _mesh(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> Mesh:
+    """The mesh that an op runs on: of one copy, or of all for an op that runs once a step."""
+    if op.microbatch < 0:
+        return stages[op.stage_id].meshes.all_copies
+    return _copy(schedule, stages, op).largest.mesh
+
+
+def _programs(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> list:
     """The programs of an op, one for each capacity; none of a reduction where nothing trains."""
+    if op.microbatch >= 0:
+        return [getattr(programs, op.kind) for programs in _copy(schedule, stages, op).by_capacity]
     stage = stages[op.stage_id]
-    if op.kind in ("forward", "backward"):
-        return [getattr(programs, op.kind) for programs in stage.programs_by_capacity]
     program = stage.gather if op.kind == "gather" else stage.reduce
     return [] if program is None else [program]

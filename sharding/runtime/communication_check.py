@@ -17,6 +17,7 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.executor import Executor
 from sharding.runtime.hops import Hop
+from sharding.runtime.pipeline import Channel
 
 
 class CommunicationError(UserError):
@@ -34,12 +35,11 @@ def check_communication(executor: Executor) -> None:
     """
     for stage_id, stage in executor.stages.items():
         if stage.is_local:
-            for axis in stage.programs.mesh.axis_names:
-                _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, stage.programs.mesh, axis)
+            mesh = stage.meshes.all_copies
+            for axis in mesh.axis_names:
+                _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, mesh, axis)
     for channel in executor.channels:
-        ends = (channel.source, channel.target)
-        count = max(len(executor.stages[stage_id].programs_by_capacity) for stage_id in ends)
-        what = f"the hop {channel.name}" + (f", capacity {channel.capacity + 1} of {count}" if count > 1 else "")
+        what = f"the hop {channel.name}{_describe_copies(executor, channel)}{_describe_capacity(executor, channel)}"
         _try_both_ways(what, channel.source, channel.target, channel.activation_hop, channel.gradient_hop)
     for tied in executor.tied_parameters:
         what = f"the hop of the tied parameter {tied.owner_path[1]}"
@@ -54,6 +54,19 @@ def _try_both_ways(
 ) -> None:
     _try(f"{what} from {_describe(source)} to {_describe(target)}", hop.send_zeros)
     _try(f"{what} back from {_describe(target)} to {_describe(source)}", hop_back.send_zeros)
+
+
+def _describe_capacity(executor: Executor, channel: Channel) -> str:
+    """Which of several capacities a channel is for, in words."""
+    count = max(len(executor.stages[end].copies[0].by_capacity) for end in (channel.source, channel.target))
+    return f", capacity {channel.capacity + 1} of {count}" if count > 1 else ""
+
+
+def _describe_copies(executor: Executor, channel: Channel) -> str:
+    """Which copies of units a channel joins, in words; empty if there is one of each."""
+    ends = ((channel.source, channel.source_copy), (channel.target, channel.target_copy))
+    words = [f"copy {copy} of {end[0]}" for end, copy in ends if len(executor.stages[end].copies) > 1]
+    return f" ({', '.join(dict.fromkeys(words))})" if words else ""
 
 
 def _describe(stage_id: StageId) -> str:

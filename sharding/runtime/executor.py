@@ -66,7 +66,7 @@ class Executor:
         self.global_reduction = global_reduction
         self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
         self.op_log = OpLog(_LOGGED_STEPS * len(training_schedule.ops))
-        self.microbatch_ops = MicrobatchOps(stages, channels)
+        self.microbatch_ops = MicrobatchOps(stages, channels, training_schedule.op_graph.stage_graph)
         self.bundled_programs = BundledPrograms()
         self._prepare_call: dict[OpKind, Callable[[StepBuffers, PipelineOp], OpCall | None]] = {
             "gather": self._gather,
@@ -111,7 +111,12 @@ class Executor:
 
         The buffers of the state are donated.
         """
-        losses = {stage_id: stage.programs.zero_losses() for stage_id, stage in self.stages.items() if stage.is_local}
+        losses = {
+            (stage_id, copy): zeros
+            for stage_id, stage in self.stages.items()
+            for copy, zeros in enumerate(stage.zero_losses())
+            if zeros is not None
+        }
         given = StepBuffers(
             state=state, batch=PlacedBatch({}), compute_weights={}, losses=losses, gradients=dict(gradients)
         )
@@ -158,17 +163,17 @@ class Executor:
 
     def evaluate(
         self, compute_weights: dict[StageId, Tree], batch: PlacedBatch
-    ) -> dict[StageId, list[StageEvaluation]]:
-        """Losses and auxiliary metrics of every stage and microbatch; forward only."""
+    ) -> dict[StageId, dict[int, StageEvaluation]]:
+        """Losses and auxiliary metrics of every stage by microbatch, of those that run here; forward only."""
         state = TrainState({}, {}, self.global_reduction.initial_flag())
         buffers = StepBuffers(state=state, batch=batch, compute_weights=compute_weights)
-        results: dict[StageId, list[StageEvaluation]] = {stage_id: [] for stage_id in self.stages}
+        results: dict[StageId, dict[int, StageEvaluation]] = {stage_id: {} for stage_id in self.stages}
         for op in self.evaluation_schedule.ops:
             self.op_log.begin(op)
             if op.kind == "hop":
                 self.microbatch_ops.hop(buffers, op)
             elif op.kind == "forward":
-                results[op.stage_id].append(self.microbatch_ops.evaluate(buffers, op))
+                results[op.stage_id][op.microbatch] = self.microbatch_ops.evaluate(buffers, op)
             self.op_log.end(op, self._mark(batch, op, None))
         return results
 
@@ -200,7 +205,8 @@ class Executor:
         stage = self.stages[op.stage_id]
         if not stage.is_local or stage.reduce is None:
             return None
-        call = ProgramCall(stage.reduce, (buffers.gradients[op.stage_id],))
+        by_copy = [buffers.unreduced_gradients.pop((op.stage_id, copy), None) for copy in range(len(stage.copies))]
+        call = ProgramCall(stage.reduce, (stage.join_gradients(by_copy),))
         return OpCall(call, functools.partial(_store, buffers.gradients, op.stage_id))
 
     def _share_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
@@ -229,11 +235,11 @@ class Executor:
         return sent
 
     def _norm(self, buffers: StepBuffers, op: PipelineOp) -> StepSummary:
-        statistics = {
-            stage_id: stage.loss_and_norm(buffers.gradients[stage_id] if stage.reduce else {}, buffers.losses[stage_id])
-            for stage_id, stage in self.stages.items()
-            if stage.is_local
-        }
+        statistics = {}
+        for stage_id, stage in self.stages.items():
+            if stage.is_local:
+                losses = stage.join_losses([buffers.losses.get((stage_id, copy)) for copy in range(len(stage.copies))])
+                statistics[stage_id] = stage.loss_and_norm(buffers.gradients[stage_id] if stage.reduce else {}, losses)
         summary = buffers.summary = self.global_reduction.reduce(statistics, buffers.state.all_finite)
         buffers.state.all_finite = summary.all_finite
         return summary

@@ -15,17 +15,22 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_axes import stage_axes
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import TENSOR_COLLECTIVES, PlanError, UnitPlan
+from sharding.runtime.copies import CopyMeshes
 
 
-def module_axes(unit: UnitPlan, mesh: Mesh) -> dict[str, Axes]:
-    """The axes that each module of a unit is given, with the collective matmuls that its plan names.
+def module_axes(unit: UnitPlan, meshes: CopyMeshes) -> dict[str, Axes]:
+    """The axes that each module of a unit is given on a submesh, with the collective matmuls that its plan names.
 
-    Where the plan says `mosaic` and its kernels cannot run on the submesh, the ring is used and a warning says why.
+    Where the plan says `mosaic` and its kernels cannot run on each submesh, the ring is used and a warning says why.
+
+    Args:
+        unit: The unit.
+        meshes: Those of one of its stages.
     """
     return {
         module: dataclasses.replace(
-            _with_collectives(unit, module, axes, mesh),
-            expert_nodes=most_nodes(mesh, axes.expert),
+            _with_collectives(unit, module, axes, meshes),
+            expert_nodes=most_nodes(meshes.all_copies, axes.expert),
             expert_transfer=unit.expert_transfer,
         )
         for module, axes in stage_axes(unit).modules.items()
@@ -46,13 +51,15 @@ def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
     return max(len(np.unique(group)) for group in groups)
 
 
-def _with_collectives(unit: UnitPlan, module: str, axes: Axes, mesh: Mesh) -> Axes:
+def _with_collectives(unit: UnitPlan, module: str, axes: Axes, meshes: CopyMeshes) -> Axes:
     if unit.tensor_ranks_of(module) == 1:
         return axes
     sequence_parallel, backend = TENSOR_COLLECTIVES[unit.collectives]
-    if backend == "mosaic" and (reason := unsupported_mesh_reason(mesh, axes.tensor)):
-        warn_once(f'unit {unit.name}: collectives "ring" are used instead of "mosaic": {reason}')
-        backend = "ring"
+    if backend == "mosaic":
+        reasons = (unsupported_mesh_reason(mesh, axes.tensor) for mesh in meshes.by_copy)
+        if reason := next(filter(None, reasons), ""):
+            warn_once(f'unit {unit.name}: collectives "ring" are used instead of "mosaic": {reason}')
+            backend = "ring"
     return dataclasses.replace(axes, sequence=axes.tensor if sequence_parallel else (), collective_matmul=backend)
 
 
@@ -68,8 +75,8 @@ def submesh(devices: Sequence[jax.Device], sizes: Mapping[str, int]) -> Mesh:
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, Mesh]:
-    """The submesh of every virtual stage; the device indices of a plan are positions in `devices`.
+def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, CopyMeshes]:
+    """The meshes of every virtual stage; the device indices of a plan are positions in `devices`.
 
     Raises:
         PlanError: The plan names a device that does not exist.
@@ -77,8 +84,12 @@ def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, Mes
     highest = max(index for unit in plan.units for index in unit.devices)
     if highest >= len(devices):
         raise PlanError(f"the plan needs device {highest}, but there are {len(devices)} devices; use fewer")
+
+    def mesh(unit: UnitPlan, stage: int, copy: int) -> Mesh:
+        return submesh([devices[index] for index in unit.copy_devices(stage, copy)], stage_axes(unit).sizes)
+
     return {
-        (unit.name, stage): submesh([devices[index] for index in unit.stage_devices(stage)], stage_axes(unit).sizes)
+        (unit.name, stage): CopyMeshes(tuple(mesh(unit, stage, copy) for copy in range(unit.copies)))
         for unit in plan.units
         for stage in range(unit.stage_count)
     }

@@ -1,4 +1,6 @@
-"""The ops of microbatches: forwards, backwards and hops, with the programs of the capacity that a microbatch needs.
+"""The ops of microbatches: forwards, backwards and hops.
+
+They use the programs of the copy that takes a microbatch, and among these those of the capacity that it needs.
 
 A microbatch without an item of a unit with rows of its own runs nothing there, and nothing is sent to the unit or from
 it. The stages beside it take zeros instead, which is what an exchange without items brings. Which microbatches these
@@ -15,11 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.stage_graph import StageCopy, StageGraph, StageId
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop, PermuteHop
-from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TrainState
+from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch, TrainState
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import Arrays, BackwardResult, ForwardResult
 from sharding.runtime.stages.programs import StagePrograms
@@ -44,12 +46,17 @@ class StageEvaluation(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class StepBuffers:
-    """All arrays that are alive during one pass over the schedule."""
+    """All arrays that are alive during one pass over the schedule.
+
+    Compute weights are on the mesh of all copies of a stage; `copy_weights` are views of them on each copy's submesh.
+    """
 
     state: TrainState
     batch: PlacedBatch
     compute_weights: dict[StageId, Tree]
-    losses: dict[StageId, Arrays] = dataclasses.field(default_factory=dict)
+    copy_weights: dict[StageId, tuple[Tree | None, ...]] = dataclasses.field(default_factory=dict)
+    losses: dict[StageCopy, Arrays] = dataclasses.field(default_factory=dict)
+    unreduced_gradients: dict[StageCopy, Tree] = dataclasses.field(default_factory=dict)
     gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
     outputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
     inputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
@@ -84,54 +91,58 @@ class MicrobatchOps:
     Args:
         stages: All stages.
         channels: All activations between them.
+        graph: Which copy takes which microbatch.
 
     Attributes:
-        channels_between: By (source, target), those channels, of all capacities.
+        channels_between: By (source, target), those channels, of all copies and capacities.
     """
 
-    def __init__(self, stages: Mapping[StageId, ExecutableStage], channels: tuple[Channel, ...]) -> None:
-        self._stages = stages
+    def __init__(
+        self, stages: Mapping[StageId, ExecutableStage], channels: tuple[Channel, ...], graph: StageGraph
+    ) -> None:
+        self._stages, self._graph = stages, graph
         self.channels_between: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
             self.channels_between.setdefault((channel.source, channel.target), []).append(channel)
-        self._indices: dict[tuple[StageId, int], jax.Array] = {}
+        self._indices: dict[tuple[StageCopy, int], jax.Array] = {}
         self._zeros: dict[tuple[NamedSharding, tuple[int, ...], np.dtype], jax.Array] = {}
 
     # ------------------------------------------------------------------ one method for each kind of op
 
     def forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        """Computes the outputs of a stage and adds its losses to those of the microbatches before."""
+        """Computes the outputs of a stage and adds its losses to those of the copy's microbatches before."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        stage = self._stages[stage_id]
+        place, of_copy = self._copy(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not stage.is_local:
+        if not of_copy.is_local:
             return None
-        if stage_id not in buffers.losses:
-            buffers.losses[stage_id] = stage.programs.zero_losses()
+        if place not in buffers.losses:
+            buffers.losses[place] = of_copy.largest.zero_losses()
         if capacity is None:
             return None
-        programs = stage.programs_by_capacity[capacity]
+        programs = of_copy.by_capacity[capacity]
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
         operands = (
-            buffers.compute_weights[stage_id],
+            self._weights(buffers, place),
             inputs,
-            buffers.batch.stages[stage_id],
+            buffers.batch.stages[place],
             self._index(stage_id, microbatch),
-            buffers.losses[stage_id],
+            buffers.losses[place],
         )
-        store = functools.partial(_store_forward, buffers, op, programs)
+        store = functools.partial(_store_forward, buffers, op, place, programs)
         return OpCall(ProgramCall(programs.forward, operands), store)
 
     def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
         """Computes the outputs, losses and metrics of a stage."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        stage, capacity = self._stages[stage_id], buffers.batch.capacity(microbatch, stage_id[0])
+        place, of_copy = self._copy(stage_id, microbatch)
+        capacity = buffers.batch.capacity(microbatch, stage_id[0])
         if capacity is None:
-            return StageEvaluation(stage.programs.zero_losses(), {})
-        programs = stage.programs_by_capacity[capacity]
+            return StageEvaluation(of_copy.largest.zero_losses(), {})
+        programs = of_copy.by_capacity[capacity]
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
-            buffers.compute_weights[stage_id], inputs, buffers.batch.stages[stage_id], self._index(stage_id, microbatch)
+            self._weights(buffers, place), inputs, buffers.batch.stages[place], self._index(stage_id, microbatch)
         )
         buffers.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
         return StageEvaluation(output.losses, output.auxiliary_metrics)
@@ -141,28 +152,28 @@ class MicrobatchOps:
         source, target, microbatch = op.stage_id, op.target_id, op.microbatch
         capacity = buffers.batch.capacity(microbatch, source[0], target[0])
         sent = {}
-        for channel in self._channels(source, target, capacity):
+        for channel in self.channels_at(source, target, microbatch, capacity):
             key = (channel.name, microbatch)
             array = buffers.outputs.pop(key, None)
             if capacity is not None:
                 sent[key] = _carry(channel.activation_hop, array, buffers.batch.exchange(*key).activation_tables)
             elif buffers.batch.capacity(microbatch, target[0]) is not None:
-                buffers.inputs[key] = self._zeros_at(target, channel.name)
+                buffers.inputs[key] = self._zeros_at(target, microbatch, channel.name)
         buffers.inputs |= sent
         return list(sent.values())
 
     def backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        stage = self._stages[stage_id]
+        place, of_copy = self._copy(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not stage.is_local:
+        if not of_copy.is_local:
             return None
-        if stage_id not in buffers.gradients:
-            buffers.gradients[stage_id] = stage.programs.zero_gradients()
+        if place not in buffers.unreduced_gradients:
+            buffers.unreduced_gradients[place] = of_copy.largest.zero_gradients()
         if capacity is None:
             return None
-        programs = stage.programs_by_capacity[capacity]
+        programs = of_copy.by_capacity[capacity]
         assert programs.backward is not None
         definition = programs.definition
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
@@ -170,28 +181,28 @@ class MicrobatchOps:
             name: buffers.output_gradients.pop((name, microbatch)) for name in definition.output_channels
         }
         operands = (
-            buffers.compute_weights[stage_id],
+            self._weights(buffers, place),
             inputs,
-            buffers.batch.stages[stage_id],
+            buffers.batch.stages[place],
             self._index(stage_id, microbatch),
             buffers.residuals.pop((stage_id, microbatch)),
             output_gradients,
-            buffers.gradients[stage_id],
+            buffers.unreduced_gradients[place],
         )
-        return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op))
+        return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op, place))
 
     def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""
         source, target, microbatch = op.target_id, op.stage_id, op.microbatch
         capacity = buffers.batch.capacity(microbatch, source[0], target[0])
         sent = {}
-        for channel in self._channels(source, target, capacity):
+        for channel in self.channels_at(source, target, microbatch, capacity):
             key = (channel.name, microbatch)
             array = buffers.input_gradients.pop(key, None)
             if capacity is not None:
                 sent[key] = _carry(channel.gradient_hop, array, buffers.batch.exchange(*key).gradient_tables)
             elif buffers.batch.capacity(microbatch, source[0]) is not None:
-                buffers.output_gradients[key] = self._zeros_at(source, channel.name)
+                buffers.output_gradients[key] = self._zeros_at(source, microbatch, channel.name)
         buffers.output_gradients |= sent
         return list(sent.values())
 
@@ -203,22 +214,44 @@ class MicrobatchOps:
         capacity = batch.capacity(op.microbatch, source[0], target[0])
         if capacity is None:
             return None
-        channel = self._channels(source, target, capacity)[-1]
+        channel = self.channels_at(source, target, op.microbatch, capacity)[-1]
         hop = channel.activation_hop if op.kind == "hop" else channel.gradient_hop
         return hop.arrived if isinstance(hop, PermuteHop | ExchangeHop) else None
 
+    def channels_at(self, source: StageId, target: StageId, microbatch: int, capacity: int | None) -> list[Channel]:
+        """The channels between the copies of two stages that take a microbatch, each once.
+
+        They are those of a capacity, or of any where nothing is sent.
+        """
+        sought = (self._graph.copy_at(source[0], microbatch), self._graph.copy_at(target[0], microbatch), capacity or 0)
+        return [
+            each
+            for each in self.channels_between[source, target]
+            if (each.source_copy, each.target_copy, each.capacity) == sought
+        ]
+
     # ------------------------------------------------------------------ helpers
 
-    def _channels(self, source: StageId, target: StageId, capacity: int | None) -> list[Channel]:
-        """The channels between two stages, each once: those of a capacity, or of any where nothing is sent."""
-        return [each for each in self.channels_between[source, target] if each.capacity == (capacity or 0)]
+    def _copy(self, stage_id: StageId, microbatch: int) -> tuple[StageCopy, CopyPrograms]:
+        """The copy of a stage that takes a microbatch, and its programs."""
+        copy = self._graph.copy_at(stage_id[0], microbatch)
+        return (stage_id, copy), self._stages[stage_id].copies[copy]
 
-    def _zeros_at(self, stage_id: StageId, channel: str) -> jax.Array | None:
-        """The activations of a channel, or their gradients, on one of its stages, all zero; made once."""
-        stage = self._stages[stage_id]
-        if not stage.is_local:
+    def _weights(self, buffers: StepBuffers, place: StageCopy) -> Tree:
+        """The compute weights of a stage on the submesh of a copy."""
+        stage_id, copy = place
+        if stage_id not in buffers.copy_weights:
+            buffers.copy_weights[stage_id] = self._stages[stage_id].meshes.split(buffers.compute_weights[stage_id])
+        weights = buffers.copy_weights[stage_id][copy]
+        assert weights is not None  # the op runs here
+        return weights
+
+    def _zeros_at(self, stage_id: StageId, microbatch: int, channel: str) -> jax.Array | None:
+        """The activations of a channel, or their gradients, on one of its stages, all zero; made once for each copy."""
+        _, of_copy = self._copy(stage_id, microbatch)
+        if not of_copy.is_local:
             return None
-        shape, sharding = stage.programs.channel_shapes[channel], stage.programs.channel_shardings[channel]
+        shape, sharding = of_copy.largest.channel_shapes[channel], of_copy.largest.channel_shardings[channel]
         key = (sharding, shape.shape, np.dtype(shape.dtype))
         if key not in self._zeros:
             zeros = np.zeros(sharding.shard_shape(shape.shape), shape.dtype)
@@ -226,11 +259,13 @@ class MicrobatchOps:
         return self._zeros[key]
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
-        """The number of a microbatch on a stage's submesh, made once."""
-        key = (stage_id, microbatch)
+        """The position of a microbatch among those of its copy, on the copy's submesh, made once."""
+        place, of_copy = self._copy(stage_id, microbatch)
+        position = self._graph.position_at(stage_id[0], microbatch)
+        key = (place, position)
         if key not in self._indices:
-            sharding = NamedSharding(self._stages[stage_id].programs.mesh, P())
-            self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(microbatch))
+            sharding = NamedSharding(of_copy.largest.mesh, P())
+            self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(position))
         return self._indices[key]
 
 
@@ -240,10 +275,10 @@ def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables
 
 
 def _store_forward(
-    buffers: StepBuffers, op: PipelineOp, programs: StagePrograms, result: ForwardResult
+    buffers: StepBuffers, op: PipelineOp, place: StageCopy, programs: StagePrograms, result: ForwardResult
 ) -> ForwardResult:
     stage_id, microbatch = op.stage_id, op.microbatch
-    buffers.losses[stage_id] = result.losses
+    buffers.losses[place] = result.losses
     buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
     if programs.backward is None:
         for name in programs.definition.input_channels:
@@ -253,7 +288,7 @@ def _store_forward(
     return result
 
 
-def _store_backward(buffers: StepBuffers, op: PipelineOp, result: BackwardResult) -> BackwardResult:
-    buffers.gradients[op.stage_id] = result.parameter_gradients
+def _store_backward(buffers: StepBuffers, op: PipelineOp, place: StageCopy, result: BackwardResult) -> BackwardResult:
+    buffers.unreduced_gradients[place] = result.parameter_gradients
     buffers.input_gradients |= {(name, op.microbatch): array for name, array in result.input_gradients.items()}
     return result

@@ -162,9 +162,9 @@ def _mark(mesh: Mesh, spec: P) -> Any:
 
 def _compile_marks(executor: Executor) -> None:
     """Compiles `_mark` for the stages whose programs return nothing but donated arrays: nobody is fed by them."""
-    for stage in executor.stages.values():
-        programs = stage.programs
-        if not stage.is_local:
+    for copy in (copy for stage in executor.stages.values() for copy in stage.copies):
+        programs = copy.largest
+        if not copy.is_local:
             continue
         if programs.backward is None and not programs.output_shapes and programs.loss_names:
             _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.stage_graph import StageCopy, StageId
+from sharding.runtime.copies import CopyMeshes, is_local_mesh
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop
@@ -15,11 +16,33 @@ from sharding.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
-class ExecutableStage:
-    """The programs of one stage, all jitted on its submesh; every field but the first takes and returns global arrays.
+class CopyPrograms:
+    """The programs of one stage that run for the microbatches of one copy of its unit, all jitted on its submesh.
 
     Attributes:
-        programs_by_capacity: Forward, backward and evaluation, for each capacity of the stage's rows, ascending.
+        by_capacity: Forward, backward and evaluation, for each capacity of the stage's rows, ascending.
+    """
+
+    by_capacity: tuple[StagePrograms, ...]
+
+    @property
+    def largest(self) -> StagePrograms:
+        """Those for rows of the largest capacity."""
+        return self.by_capacity[-1]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process has devices of the copy."""
+        return is_local_mesh(self.largest.mesh)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutableStage:
+    """The programs of one stage; those that run once a step are jitted on the mesh of all copies of its unit.
+
+    Attributes:
+        meshes: The meshes of the stage.
+        copies: The programs of each copy.
         gather: Master weights to compute weights.
         reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
         loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
@@ -28,7 +51,8 @@ class ExecutableStage:
             that train; None where nothing trains.
     """
 
-    programs_by_capacity: tuple[StagePrograms, ...]
+    meshes: CopyMeshes
+    copies: tuple[CopyPrograms, ...]
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
     loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
@@ -36,13 +60,32 @@ class ExecutableStage:
 
     @property
     def programs(self) -> StagePrograms:
-        """Those for rows of the largest capacity: what does not depend on it is the same for all."""
-        return self.programs_by_capacity[-1]
+        """Those of the first copy for rows of the largest capacity: what depends on neither is the same for all."""
+        return self.copies[0].largest
 
     @property
     def is_local(self) -> bool:
-        """Whether this process has devices of the stage."""
-        return any(device.process_index == jax.process_index() for device in self.programs.mesh.devices.flat)
+        """Whether this process has devices of the stage, in some copy."""
+        return is_local_mesh(self.meshes.all_copies)
+
+    def zero_losses(self) -> list[dict[str, jax.Array] | None]:
+        """Losses of zero of each copy; None for a copy without devices of this process."""
+        return [copy.largest.zero_losses() if copy.is_local else None for copy in self.copies]
+
+    def join_losses(self, by_copy: Sequence[dict[str, jax.Array] | None]) -> dict[str, jax.Array]:
+        """The losses of all copies, `[copies * replicas]` by name."""
+        return self.meshes.join(by_copy, self.programs.loss_specs)
+
+    def join_gradients(self, by_copy: Sequence[Tree | None]) -> Tree:
+        """The unreduced gradients of all copies, `[copies * replicas, ...]`."""
+        return self.meshes.join(by_copy, self.programs.gradient_specs())
+
+    def joined_shapes(self, losses: Tree, gradients: Tree | None) -> tuple[Tree, Tree | None]:
+        """Abstract losses and gradients of all copies, by those of one; gradients are None without a backward."""
+        of_losses = self.meshes.joined_shapes(losses, self.programs.loss_specs)
+        if gradients is None:
+            return of_losses, None
+        return of_losses, self.meshes.joined_shapes(gradients, self.programs.gradient_specs())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +97,8 @@ class Channel:
     Attributes:
         name: Name of the channel.
         source, target: The stages.
+        source_copy, target_copy: The copies of their units that the hops join. There is a record for each pair that
+            takes the same microbatch.
         activation_hop, gradient_hop: The hops.
         capacity: The number of the capacity, of the unit with rows of its own at either end, that the hops are for; 0
             without such a unit. There is a record for each.
@@ -64,6 +109,8 @@ class Channel:
     target: StageId
     activation_hop: Hop | ExchangeHop
     gradient_hop: Hop | ExchangeHop
+    source_copy: int = 0
+    target_copy: int = 0
     capacity: int = 0
 
 
@@ -80,13 +127,13 @@ class PlacedBatch:
     """A global batch on the devices of this process.
 
     Attributes:
-        stages: By stage, the arrays that it reads.
+        stages: By stage and copy of its unit, the arrays that it reads, of the microbatches that the copy takes.
         exchanges: By channel with an exchange hop, what each microbatch exchanges.
         capacities: By unit with rows of its own, the number of the capacity with which each microbatch runs there; None
             for one without items, which does not.
     """
 
-    stages: Mapping[StageId, Microbatches]
+    stages: Mapping[StageCopy, Microbatches]
     exchanges: Mapping[str, Sequence[ExchangeMicrobatch]] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, tuple[int | None, ...]] = dataclasses.field(default_factory=dict)
 

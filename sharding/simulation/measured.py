@@ -1,27 +1,43 @@
 """A step as it was measured: a timeline from the moments at which ops were launched and had finished."""
 
+import types
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.device_groups import replicas_at
+from sharding.plans.stage_graph import StageId, UnitCopies
 from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
 from sharding.simulation.schedule_replay import Seconds, replay_schedule
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 
+NO_COPIES: Mapping[str, UnitCopies] = types.MappingProxyType({})
+"""Of plans whose units have one copy each."""
 
-def replicas_that_finish(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp) -> list[list[int]]:
-    """The devices that finish an op, by replica: of its stage, of a transfer's target; of the norm all, as one."""
+
+def replicas_that_finish(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp, copies: Mapping[str, UnitCopies] = NO_COPIES
+) -> list[list[int]]:
+    """The devices that finish an op, by replica: of its stage, of a transfer's target; of the norm all, as one.
+
+    Args:
+        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        op: The op.
+        copies: Of units with several copies (`StageGraph.copies`).
+    """
     if op.kind == "norm":
         return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
-    return devices[op.target_id if op.kind in TRANSFERS else op.stage_id].tolist()
+    stage = op.target_id if op.kind in TRANSFERS else op.stage_id
+    return replicas_at(copies, stage[0], op.microbatch, devices[stage]).tolist()
 
 
-def replica_count(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp) -> int:
-    """Number of entries of a span of an op."""
-    return len(replicas_that_finish(devices, op))
+def replica_count(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp, copies: Mapping[str, UnitCopies] = NO_COPIES
+) -> int:
+    """Number of entries of a span of an op; the arguments are those of `replicas_that_finish`."""
+    return len(replicas_that_finish(devices, op, copies))
 
 
 def measured_timeline(
@@ -38,7 +54,7 @@ def measured_timeline(
     So an op that waits inside its program, as for other ranks of its unit, counts as busy; `Span.communication` is 0.
 
     Args:
-        devices: Devices of every stage, as [replicas, ranks of a replica].
+        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
         schedule: The ops of all devices.
         launched: When the host began to launch each op, in seconds since it began the step; NaN if it is not known.
         finished: When each op had finished on each replica; NaN if the replica had nothing to do for it.

@@ -7,20 +7,36 @@ from sharding.balancing.postbalancing.nodewise import inter_node_volume, place_b
 from sharding.plans.unit_plan import UnitPlan
 
 
-def shared_nodes(phase: UnitPlan, backbone: UnitPlan, stage: int, rows: int, devices_per_node: int) -> int:
+def shared_nodes(
+    phase: UnitPlan, backbone: UnitPlan, stage: int, rows: int, microbatches: int, devices_per_node: int
+) -> int:
     """How many nodes divide the rows of a phase, and those of the backbone, evenly and in the same order; else 1.
+
+    They must do so in every microbatch, whichever copies of the units take it.
 
     Args:
         phase: A unit with rows of its own.
         backbone: The backbone's unit.
         stage: The stage of the backbone that exchanges activations with the phase.
         rows: Rows of a microbatch in the backbone.
+        microbatches: Microbatches of a step.
         devices_per_node: Devices of a node.
     """
     if rows % backbone.dp:
         return 1
-    of_phase = _node_of_rows(phase.stage_devices(0), phase.replica_size, phase.rows, devices_per_node)
-    of_backbone = _node_of_rows(backbone.stage_devices(stage), backbone.replica_size, rows, devices_per_node)
+    pairs = set(zip(phase.microbatch_copies(microbatches), backbone.microbatch_copies(microbatches), strict=True))
+    counts = {
+        _nodes_in_order(
+            _node_of_rows(phase.copy_devices(0, copy), phase.replica_size, phase.rows, devices_per_node),
+            _node_of_rows(backbone.copy_devices(stage, other), backbone.replica_size, rows, devices_per_node),
+        )
+        for copy, other in pairs
+    }
+    return counts.pop() if len(counts) == 1 else 1
+
+
+def _nodes_in_order(of_phase: Int[np.ndarray, " p"], of_backbone: Int[np.ndarray, " b"]) -> int:
+    """How many nodes divide rows at both ends, by the node of each row; 1 if they do not evenly and in one order."""
     order = of_phase[np.sort(np.unique(of_phase, return_index=True)[1])]
     for nodes in (of_phase, of_backbone):
         if len(nodes) % len(order) or not np.array_equal(nodes, np.repeat(order, len(nodes) // len(order))):

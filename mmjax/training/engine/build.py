@@ -3,6 +3,7 @@
 Every function here is pure: it takes what earlier ones returned, and changes none of it.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -31,11 +32,12 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
-from sharding.runtime.pipeline import ExecutableStage
+from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
 from sharding.runtime.stages.definition import Microbatches, StageDefinition
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
+from sharding.schedules.ops import OpGraph
 from sharding.specs.modules import ModuleGraph
 
 Stages = Mapping[StageId, PlacedStage]
@@ -68,16 +70,13 @@ def build_executor(
     trained_stages = frozenset(stage_id for stage_id, stage in stages.items() if stage.trained_keys)
     training = build_schedule(plan, graph, trained_stages, sharing_stages)
     evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
-    stages_with_backward = frozenset(op.stage_id for op in training.ops if op.kind == "backward")
     rows = batch_spec[graph.backbone.name]["tokens"].shape[0] // plan.microbatches
     exchanges = find_exchanges(phases, graph.backbone.name, rows)
-    programs = build_stage_programs(
-        stages, channels, batch_spec, plan.microbatches, stages_with_backward, phases, exchanges
-    )
+    programs = build_stage_programs(stages, channels, batch_spec, training.op_graph, phases, exchanges)
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
         {stage_id: stage.mesh for stage_id, stage in stages.items()},
-        {stage_id: of_stage[-1].loss_names for stage_id, of_stage in programs.items()},
+        {stage_id: copies[0].largest.loss_names for stage_id, copies in programs.items()},
         settings.optimizer.max_grad_norm or None,
     )
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
@@ -88,7 +87,9 @@ def build_executor(
         channels=tuple(
             channel
             for endpoints in channels
-            for channel in make_channels(endpoints, programs, settings.transport, endpoints.name in exchanges)
+            for channel in make_channels(
+                endpoints, programs, training.op_graph, settings.transport, endpoints.name in exchanges
+            )
         ),
         tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
         global_reduction=global_reduction,
@@ -106,45 +107,49 @@ def build_stage_programs(
     stages: Stages,
     channels: Sequence[ChannelEndpoints],
     batch_spec: BatchSpec,
-    microbatches: int,
-    stages_with_backward: frozenset[StageId],
+    op_graph: OpGraph,
     phases: Mapping[str, PhaseRows],
     exchanges: Mapping[str, RowsOfCapacities],
-) -> dict[StageId, tuple[StagePrograms, ...]]:
-    """Forward, backward and evaluation of every stage, for each capacity of its rows.
+) -> dict[StageId, tuple[CopyPrograms, ...]]:
+    """Forward, backward and evaluation of every stage, for each copy of its unit and each capacity of its rows.
 
     Each stage's input shapes are output shapes of earlier ones.
     """
     sources = {channel.name: channel.source for channel in channels}
+    backward_stages = op_graph.backward_stages
 
     def input_shape(name: str, capacity: int) -> jax.ShapeDtypeStruct:
-        sent = of_capacity(programs[sources[name]], capacity).output_shapes[name]
+        sent = of_capacity(programs[sources[name]][0].by_capacity, capacity).output_shapes[name]
         if name not in exchanges:
             return sent
         return jax.ShapeDtypeStruct((*of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
 
-    def make_programs(stage_id: StageId, capacity: int, shares: tuple[Fraction, ...]) -> StagePrograms:
+    def make_programs(stage_id: StageId, copy: int, capacity: int, shares: tuple[Fraction, ...]) -> StagePrograms:
         stage, layout = stages[stage_id], stages[stage_id].layout
-        batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches)
+        taken = len(op_graph.stage_graph.microbatches_of(stage_id[0], copy, op_graph.microbatches))
+        batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, op_graph.microbatches, taken)
         return StagePrograms(
             _stage_definition(stage_id, stage),
-            mesh=stage.mesh,
+            mesh=stage.meshes.by_copy[copy],
             axes=stage.axes,
             input_shapes={name: input_shape(name, capacity) for name in layout.inputs},
             batch_shapes=batch_shapes,
-            differentiated_inputs=frozenset(name for name in layout.inputs if sources[name] in stages_with_backward),
-            has_backward=stage_id in stages_with_backward,
+            differentiated_inputs=frozenset(name for name in layout.inputs if sources[name] in backward_stages),
+            has_backward=stage_id in backward_stages,
             row_lengths=_row_lengths(batch_shapes, shares[capacity]),
             name_suffix=f"_capacity{capacity}" if len(shares) > 1 else "",
         )
 
-    programs: dict[StageId, tuple[StagePrograms, ...]] = {}
+    programs: dict[StageId, tuple[CopyPrograms, ...]] = {}
     for stage_id, stage in stages.items():
         shares = next(
             (phases[run.module.name].shares for run in stage.layout.piece_runs if run.module.name in phases),
             (Fraction(1),),
         )
-        programs[stage_id] = tuple(make_programs(stage_id, capacity, shares) for capacity in range(len(shares)))
+        programs[stage_id] = tuple(
+            CopyPrograms(tuple(make_programs(stage_id, copy, capacity, shares) for capacity in range(len(shares))))
+            for copy in range(len(stage.meshes.by_copy))
+        )
     return programs
 
 
@@ -173,12 +178,14 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
     )
 
 
-def _microbatch_shapes(names: Mapping[str, tuple[str, ...]], batch_spec: BatchSpec, microbatches: int) -> Microbatches:
-    """[n, ...] -> [m, n / m, ...] of the batch arrays that a stage reads."""
+def _microbatch_shapes(
+    names: Mapping[str, tuple[str, ...]], batch_spec: BatchSpec, microbatches: int, taken: int
+) -> Microbatches:
+    """[n, ...] -> [taken, n / m, ...] of the batch arrays that a copy of a stage reads, of its microbatches."""
 
     def microbatched(module: str, name: str) -> jax.ShapeDtypeStruct:
         rows, *row_shape = batch_spec[module][name].shape
-        return jax.ShapeDtypeStruct((microbatches, rows // microbatches, *row_shape), batch_spec[module][name].dtype)
+        return jax.ShapeDtypeStruct((taken, rows // microbatches, *row_shape), batch_spec[module][name].dtype)
 
     arrays = {
         module: {name: microbatched(module, name) for name in module_names if name != "seed_and_step"}
@@ -188,15 +195,23 @@ def _microbatch_shapes(names: Mapping[str, tuple[str, ...]], batch_spec: BatchSp
 
 
 def executable_stage(
-    stage: PlacedStage, programs: tuple[StagePrograms, ...], optimizers: LayerOptimizers
+    stage: PlacedStage, copies: tuple[CopyPrograms, ...], optimizers: LayerOptimizers
 ) -> ExecutableStage:
     """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
     replicated = NamedSharding(stage.mesh, P())
     stage_id = masters.stage_id
     loss_and_norm = named_jit(squared_norm_and_losses, stage_id, "loss_and_norm", out_shardings=replicated)
+    forward_only = ExecutableStage(
+        meshes=stage.meshes,
+        copies=copies,
+        gather=masters.gather,
+        reduce=None,
+        loss_and_norm=loss_and_norm,
+        update=None,
+    )
     if not trained_keys:
-        return ExecutableStage(programs, masters.gather, None, loss_and_norm, None)
+        return forward_only
     of_stage = stage_optimizers(optimizers, stage.layout)
     update = named_jit(
         make_stage_update(of_stage),
@@ -208,4 +223,4 @@ def executable_stage(
         ),
         donate_argnums=(0, 1),
     )
-    return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
+    return dataclasses.replace(forward_only, reduce=masters.make_reduce(trained_keys), update=update)

@@ -8,9 +8,10 @@ from data.packing.phases.phase_rows import PhaseRows
 from mmjax.training.engine.placement import PlacedStage
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
-from sharding.runtime.hops import make_hop
-from sharding.runtime.pipeline import Channel
+from sharding.runtime.hops import Hop, make_hop
+from sharding.runtime.pipeline import Channel, CopyPrograms
 from sharding.runtime.stages.programs import StagePrograms
+from sharding.schedules.ops import OpGraph
 
 T = TypeVar("T")
 
@@ -57,34 +58,53 @@ def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) ->
 
 def make_channels(
     endpoints: ChannelEndpoints,
-    programs: Mapping[StageId, tuple[StagePrograms, ...]],
+    programs: Mapping[StageId, tuple[CopyPrograms, ...]],
+    op_graph: OpGraph,
     transport: str,
     is_exchange: bool,
 ) -> list[Channel]:
-    """A channel with the hops that carry its activations and their gradients, for each capacity of its ends."""
-    ends = (programs[endpoints.source], programs[endpoints.target])
-    name = endpoints.name
+    """A channel with the hops that carry its activations and their gradients.
+
+    There is one for each pair of copies of its ends that take the same microbatch, and for each capacity.
+    """
+    source, target = endpoints.source, endpoints.target
     channels = []
-    for capacity in range(max(map(len, ends))):
-        source, target = (of_capacity(end, capacity) for end in ends)
-        begin, end = source.channel_shardings[name], target.channel_shardings[name]
-        shape, dtype = source.channel_shapes[name].shape, source.channel_shapes[name].dtype
-        if is_exchange:
-            sent, received = ExchangeEnd(begin, shape), ExchangeEnd(end, target.channel_shapes[name].shape)
-            there, back = ExchangeHop(sent, received, dtype), ExchangeHop(received, sent, dtype)
-        else:
-            there, back = make_hop(begin, end, shape, dtype, transport), make_hop(end, begin, shape, dtype, transport)
-        channels.append(
-            Channel(
-                name=name,
-                source=endpoints.source,
-                target=endpoints.target,
-                activation_hop=there,
-                gradient_hop=back,
-                capacity=capacity,
+    for source_copy, target_copy in copy_pairs(op_graph, source[0], target[0]):
+        ends = (programs[source][source_copy].by_capacity, programs[target][target_copy].by_capacity)
+        for capacity in range(max(map(len, ends))):
+            begin, end = (of_capacity(each, capacity) for each in ends)
+            there, back = _make_hops(endpoints.name, begin, end, transport, is_exchange)
+            channels.append(
+                Channel(
+                    name=endpoints.name,
+                    source=source,
+                    target=target,
+                    source_copy=source_copy,
+                    target_copy=target_copy,
+                    activation_hop=there,
+                    gradient_hop=back,
+                    capacity=capacity,
+                )
             )
-        )
     return channels
+
+
+def copy_pairs(op_graph: OpGraph, source: str, target: str) -> list[tuple[int, int]]:
+    """The copies of two units that take the same microbatch, each pair once and in ascending order."""
+    graph = op_graph.stage_graph
+    return sorted({(graph.copy_at(source, each), graph.copy_at(target, each)) for each in range(op_graph.microbatches)})
+
+
+def _make_hops(
+    name: str, source: StagePrograms, target: StagePrograms, transport: str, is_exchange: bool
+) -> tuple[Hop, Hop] | tuple[ExchangeHop, ExchangeHop]:
+    """The hops of a channel's activations and of their gradients."""
+    begin, end = source.channel_shardings[name], target.channel_shardings[name]
+    shape, dtype = source.channel_shapes[name].shape, source.channel_shapes[name].dtype
+    if is_exchange:
+        sent, received = ExchangeEnd(begin, shape), ExchangeEnd(end, target.channel_shapes[name].shape)
+        return ExchangeHop(sent, received, dtype), ExchangeHop(received, sent, dtype)
+    return make_hop(begin, end, shape, dtype, transport), make_hop(end, begin, shape, dtype, transport)
 
 
 def of_capacity(by_capacity: Sequence[T], capacity: int) -> T:

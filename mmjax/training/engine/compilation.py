@@ -26,8 +26,11 @@ def compile_step(engine: Engine, callback: CompilationCallback) -> None:
     reduction = engine.executor.global_reduction
     compiled = [ProgramCall(reduction.program, reduction.abstract_arguments())]
     for stage_id in engine.local_stages:
-        calls, losses, gradients = stage_calls(engine.executor.stages[stage_id].programs_by_capacity)
-        compiled += [*calls, *_once_per_step(engine, stage_id, losses, gradients)]
+        stage = engine.executor.stages[stage_id]
+        of_copies = [stage_calls(copy.by_capacity) for copy in stage.copies if copy.is_local]
+        compiled += [call for calls, *_ in of_copies for call in calls]
+        _, losses, gradients = of_copies[0]
+        compiled += _once_per_step(engine, stage_id, *stage.joined_shapes(losses, gradients))
     compile_programs([*compiled, *engine.executor.bundle_calls(compiled)], callback)
 
 
@@ -36,7 +39,7 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
     calls = []
     for stage_id in engine.local_stages:
         stage = engine.executor.stages[stage_id]
-        calls += evaluation_calls(stage.programs_by_capacity)
+        calls += [call for copy in stage.copies if copy.is_local for call in evaluation_calls(copy.by_capacity)]
         calls.append(ProgramCall(stage.gather, (engine.stages[stage_id].master_weights.abstract_weights(),)))
     compile_programs(calls, callback)
 

@@ -15,11 +15,11 @@ from data.packing.batch_requirements import BatchRequirements
 from data.packing.batch_spec import BatchSpec
 from data.packing.dealt_phases import plan_phase_rows
 from data.packing.global_batch import GlobalBatch
-from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices
+from mmjax.training.engine.copy_rows import place_rows, rows_of_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
 from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import LayerOptimizers, make_part_optimizers, stage_optimizers
@@ -39,6 +39,7 @@ from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.definition import Microbatches
 from sharding.runtime.stages.named_programs import named_jit
+from sharding.schedules.ops import OpGraph
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 
@@ -104,6 +105,10 @@ class Engine:
         return Exchanges(self.executor, self.dealt_phases)
 
     @property
+    def _op_graph(self) -> OpGraph:
+        return self.executor.training_schedule.op_graph
+
+    @property
     def phases(self) -> Mapping[str, PhaseRows]:
         """The modules with rows of their own."""
         return self.dealt_phases.phases
@@ -135,22 +140,9 @@ class Engine:
 
     def batch_requirements(self, rows: int) -> BatchRequirements:
         """What this process asks of global batches of so many rows: those that its stages read, and tables ahead."""
-        needed = self._needed_rows(rows)
+        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        needed = rows_of_devices(self.stages, self._op_graph, self.phases, rows, frozenset(local))
         return BatchRequirements(needed, self.dealt_phases, self.prepare) if self.phases else BatchRequirements(needed)
-
-    def _needed_rows(self, rows: int) -> NeededRows:
-        of_batch = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
-        of_phases = {name: np.zeros((self.plan.microbatches, each.rows), bool) for name, each in self.phases.items()}
-        modules = {unit.name: unit.modules[0] for unit in self.plan.units if unit.rows}
-        for (unit, _), stage in self.local_stages.items():
-            needed = of_phases[modules[unit]] if unit in modules else of_batch
-            for module in stage.layout.modules:
-                for index in stage.rows_sharding(module).addressable_devices_indices_map(needed.shape).values():
-                    needed[index] = True
-        return NeededRows(
-            None if of_batch.all() else tuple(np.flatnonzero(of_batch).tolist()),
-            {name: tuple(np.flatnonzero(needed).tolist()) for name, needed in of_phases.items() if not needed.all()},
-        )
 
     def prepare(self, batch: GlobalBatch) -> GlobalBatch:
         """The batch with what its step needs of the host, made ahead of it in any thread: the tables of exchanges."""
@@ -170,27 +162,35 @@ class Engine:
         if not tables:
             batch = self.dealt_phases.deal(batch)
             tables = self.exchanges.tables(batch)
-        placed = {}
         seed_and_step = np.array([self.settings.seed, step], np.int32)
-        for stage_id, stage in self.local_stages.items():
-            arrays = {
-                module: {
-                    name: place_host_array(self._microbatched(batch[module][name]), stage.rows_sharding(module))
-                    for name in names
-                }
-                for module, names in self.executor.stages[stage_id].programs.batch_shapes.arrays.items()
-            }
-            placed[stage_id] = Microbatches(arrays, place_host_array(seed_and_step, NamedSharding(stage.mesh, P())))
         capacities = self.dealt_phases.capacities(batch)
         return PlacedBatch(
-            placed,
+            {
+                (stage_id, copy): self._place_microbatches(batch, seed_and_step, stage_id, copy)
+                for stage_id in self.local_stages
+                for copy, programs in enumerate(self.executor.stages[stage_id].copies)
+                if programs.is_local
+            },
             self.exchanges.place(tables),
             {self.plan.unit_of(module).name: numbers for module, numbers in capacities.items()},
         )
 
-    def _microbatched(self, array: np.ndarray) -> np.ndarray:
-        """[n, ...] -> [m, n / m, ...]."""
-        return array.reshape(self.plan.microbatches, -1, *array.shape[1:])
+    def _place_microbatches(
+        self, batch: HostBatch, seed_and_step: np.ndarray, stage_id: StageId, copy: int
+    ) -> Microbatches:
+        """What a stage reads of the microbatches that a copy of its unit takes."""
+        stage, microbatches = self.stages[stage_id], self.plan.microbatches
+        taken = self._op_graph.stage_graph.microbatches_of(stage_id[0], copy, microbatches)
+
+        def place(module: str, name: str) -> jax.Array:
+            array = batch[module][name]
+            by_microbatch = array.reshape(microbatches, -1, *array.shape[1:])  # [n, ...] -> [m, n / m, ...]
+            return place_rows(by_microbatch, taken, stage.rows_sharding(module, copy))
+
+        names = self.executor.stages[stage_id].programs.batch_shapes.arrays
+        arrays = {module: {name: place(module, name) for name in of_module} for module, of_module in names.items()}
+        replicated = NamedSharding(stage.meshes.by_copy[copy], P())
+        return Microbatches(arrays, place_host_array(seed_and_step, replicated))
 
     # ------------------------------------------------------------------ states
 

@@ -46,7 +46,7 @@ class Exchanges:
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[Channel, ...]]:
-        """By name, the channels whose ends have different rows, one for each capacity."""
+        """By name, the channels whose ends have different rows, one for each pair of copies and each capacity."""
         exchanges: dict[str, tuple[Channel, ...]] = {}
         for channel in self._executor.channels:
             if isinstance(channel.activation_hop, ExchangeHop):
@@ -58,12 +58,14 @@ class Exchanges:
         capacities = self._dealt_phases.capacities(arrays)
         phases, microbatches = self._dealt_phases.phases, self._dealt_phases.microbatches
         made = {}
-        for name, channels in self.channels.items():
+        for name in self.channels:
             (module,) = (module for module in name.split(">") if module in phases)
             by_microbatch = microbatch_items(arrays[phases[module].table_name]["items"], microbatches)
             made[name] = [
-                MicrobatchTables() if number is None else self._microbatch_tables(channels[number], items, module)
-                for items, number in zip(by_microbatch, capacities[module], strict=True)
+                MicrobatchTables()
+                if capacity is None
+                else self._microbatch_tables(self._channel(name, microbatch, capacity), items, module)
+                for microbatch, (items, capacity) in enumerate(zip(by_microbatch, capacities[module], strict=True))
             ]
         return made
 
@@ -83,15 +85,21 @@ class Exchanges:
         placed = {}
         for name, by_microbatch in tables.items():
             placed[name] = []
-            for each in by_microbatch:
+            for microbatch, each in enumerate(by_microbatch):
                 if each.capacity is None:
                     placed[name].append(ExchangeMicrobatch())
                     continue
-                there, back = _hops(self.channels[name][each.capacity])
+                there, back = _hops(self._channel(name, microbatch, each.capacity))
                 placed[name].append(
                     ExchangeMicrobatch(there.place_tables(each.activations), back.place_tables(each.gradients))
                 )
         return placed
+
+    def _channel(self, name: str, microbatch: int, capacity: int) -> Channel:
+        """The channel of a name with the hops of a microbatch that runs with a capacity."""
+        first = self.channels[name][0]
+        joined = self._executor.microbatch_ops.channels_at(first.source, first.target, microbatch, capacity)
+        return next(each for each in joined if each.name == name)
 
 
 def _hops(channel: Channel) -> tuple[ExchangeHop, ExchangeHop]:

@@ -19,6 +19,7 @@ from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import PlanError
+from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, stage_meshes
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.runtime.stages.residuals import HOST_MEMORY
@@ -31,21 +32,26 @@ class PlacedStage:
 
     Attributes:
         layout: Its pieces and layers, and the channels that enter and leave it.
-        mesh: Its submesh.
-        axes: By module of its unit, what the axes of the submesh are for.
+        meshes: The submesh of each copy of its unit, and the mesh of all of them.
+        axes: By module of its unit, what the axes of a submesh are for.
         master_weights: Shardings of its master weights, and the programs to and from them.
         trained_keys: Those of its parameters' keys (`PieceRun.parameter_key`) that train.
     """
 
     layout: StageLayout
-    mesh: Mesh
+    meshes: CopyMeshes
     axes: Mapping[str, Axes]
     master_weights: StageMasterWeights
     trained_keys: frozenset[str]
 
-    def rows_sharding(self, module: str) -> NamedSharding:
-        """The sharding of a module's batch arrays `[m, r, ...]`."""
-        return NamedSharding(self.mesh, P(None, self.axes[module].data))
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of its weights, gradients and optimizer state: that of all copies."""
+        return self.meshes.all_copies
+
+    def rows_sharding(self, module: str, copy: int) -> NamedSharding:
+        """The sharding of a module's batch arrays `[m, r, ...]` in a copy."""
+        return NamedSharding(self.meshes.by_copy[copy], P(None, self.axes[module].data))
 
 
 def place_stages(
@@ -66,17 +72,21 @@ def place_stages(
         trained_parts: Names of the parts that train.
         devices: The devices that the plan's numbers index.
     """
-    meshes = stage_meshes(plan, list(devices))
-    axes = {unit.name: module_axes(unit, meshes[unit.name, 0]) for unit in plan.units}
+    meshes_of = stage_meshes(plan, list(devices))
+    axes = {unit.name: module_axes(unit, meshes_of[unit.name, 0]) for unit in plan.units}
     stages = {}
     for stage_id, layout in make_stage_layouts(plan, modules, graph).items():
-        mesh, stage_axes = meshes[stage_id], axes[stage_id[0]]
+        meshes, stage_axes = meshes_of[stage_id], axes[stage_id[0]]
         stages[stage_id] = PlacedStage(
             layout=layout,
-            mesh=mesh,
+            meshes=meshes,
             axes=stage_axes,
             master_weights=StageMasterWeights(
-                layer_stack_shapes(layout), mesh, stage_axes, jnp.dtype(config.dtype), stage_id
+                layer_stack_shapes(layout),
+                meshes.all_copies,
+                {module: meshes.axes_of_all(own) for module, own in stage_axes.items()},
+                jnp.dtype(config.dtype),
+                stage_id,
             ),
             trained_keys=frozenset(run.parameter_key for run in layout.piece_runs if run.piece.part in trained_parts),
         )

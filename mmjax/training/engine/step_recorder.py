@@ -1,18 +1,17 @@
 """The measured timeline of a training step, of all processes together."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from configs.errors import UserError
 from mmjax.training.engine.engine import Engine
 from sharding.plans.device_groups import replica_devices
-from sharding.plans.stage_graph import StageId
 from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.executor import OpCallback
@@ -50,6 +49,7 @@ class StepRecorder:
         self._engine = engine
         graph = engine.executor.training_schedule.op_graph
         self._schedule = build_schedule(engine.plan, engine.graph, graph.trained_stages, graph.shares)
+        self._copies = graph.stage_graph.copies
         self._devices = replica_devices(engine.plan, graph.stage_graph.stages)
         self._recorder: OpRecorder | None = None
         self.capacities: Mapping[str, tuple[int | None, ...]] = {}
@@ -75,7 +75,7 @@ class StepRecorder:
         """
         assert self._recorder is not None
         times = self._gather_times(self._recorder)
-        counts = [replica_count(self._devices, op) for op in self._schedule.ops]
+        counts = [replica_count(self._devices, op, self._copies) for op in self._schedule.ops]
         launched, finished = (
             {
                 op: times[kind, number, :count]
@@ -93,7 +93,8 @@ class StepRecorder:
     def _gather_times(self, recorder: OpRecorder) -> Float[np.ndarray, "2 n i"]:
         """When each op was launched and each replica had finished it, by what all processes have seen."""
         failed = np.array(recorder.failure is not None)
-        times = _by_replica(self._schedule.ops, self._devices, recorder)
+        replicas = [replicas_that_finish(self._devices, op, self._copies) for op in self._schedule.ops]
+        times = _by_replica(self._schedule.ops, replicas, recorder)
         if jax.process_count() > 1:
             # A process whose recording failed comes here too, so that none waits for it in vain.
             wait_for_processes("the gathering of a measured step")
@@ -106,13 +107,19 @@ class StepRecorder:
 
 
 def _by_replica(
-    ops: tuple[PipelineOp, ...], devices: Mapping[StageId, Int[np.ndarray, "_ _"]], recorder: OpRecorder
+    ops: tuple[PipelineOp, ...], replicas: Sequence[Sequence[Sequence[int]]], recorder: OpRecorder
 ) -> Float[np.ndarray, "2 n i"]:
-    """When this process launched each op and each replica had finished it; NaN for what it has not seen."""
-    times = np.full((2, len(ops), max(replica_count(devices, op) for op in ops)), np.nan)
-    for number, op in enumerate(ops):
+    """When this process launched each op and each replica had finished it; NaN for what it has not seen.
+
+    Args:
+        ops: The ops.
+        replicas: The devices that finish each of them, by replica.
+        recorder: What this process has seen.
+    """
+    times = np.full((2, len(ops), max(map(len, replicas))), np.nan)
+    for number, (op, devices) in enumerate(zip(ops, replicas, strict=True)):
         finished = recorder.finished.get(op, {})
-        for replica, held in enumerate(replicas_that_finish(devices, op)):
+        for replica, held in enumerate(devices):
             ends = [finished[device] for device in held if device in finished]
             if ends:
                 times[:, number, replica] = recorder.launched[op], max(ends)

@@ -1,8 +1,6 @@
 """What a layout computes for a step: losses and gradients, an update by these gradients, and an evaluation."""
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,7 +123,7 @@ def step_results(engine: Engine | None, inputs: StepInputs, number: int) -> Step
         return {name[1:]: array for name, array in found.items() if name[0] == kind}
 
     evaluation_losses: dict[str, float] = {}
-    for (_, _, name), losses in part("evaluation").items():
+    for (*_, name), losses in part("evaluation").items():
         evaluation_losses[name] = evaluation_losses.get(name, 0.0) + float(losses.sum(dtype=np.float64))
     return StepResults(
         losses={name: float(loss) for (name,), loss in part("losses").items()},
@@ -168,14 +166,14 @@ def _local_results(engine: Engine, inputs: StepInputs, number: int) -> Iterator[
     for name, loss in engine.losses_by_name(summary).items():
         yield ("losses", name), np.array(loss)
     for (unit, stage), microbatches in evaluations.items():
-        for name in microbatches[0].losses if microbatches else ():
-            total = functools.reduce(operator.add, (evaluation.losses[name] for evaluation in microbatches))
-            yield ("evaluation", unit, str(stage), name), total
+        for microbatch, evaluation in microbatches.items():
+            for name, loss in evaluation.losses.items():
+                yield ("evaluation", unit, str(stage), str(microbatch), name), loss
     backbone = engine.config.backbone.name
     for microbatches in evaluations.values():
-        for number, evaluation in enumerate(microbatches):
+        for microbatch, evaluation in microbatches.items():
             if f"{backbone}/correct" in evaluation.auxiliary_metrics:
-                yield ("correct", str(number)), evaluation.auxiliary_metrics[f"{backbone}/correct"]
+                yield ("correct", str(microbatch)), evaluation.auxiliary_metrics[f"{backbone}/correct"]
     score = local_score(evaluations, inputs.batch, backbone)
     yield ("answers", str(jax.process_index())), np.array([score.correct, score.questions])
     for name, leaf in _leaves_of_stages(gradients):

@@ -45,10 +45,14 @@ def test_rows_whose_items_are_of_one_node_lie_there():
         (range(8, 16), {"dp": 8, "rows": 8}, {"dp": 8}, 1),  # other nodes
         (range(8), {"dp": 8, "rows": 8}, {"dp": 2, "tp": 4}, 1),  # a replica of the backbone on two nodes
         (range(2), {"dp": 2, "rows": 2}, {"dp": 2, "tp": 4}, 1),
+        ((0, 2, 4, 6, 1, 3, 5, 7), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "tp": 2}, 4),
+        ((0, 2, 4, 6, 3, 1, 5, 7), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "tp": 2}, 1),  # another order in one
+        (range(8), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "copies": 2}, 2),
+        (range(8), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "copies": 2, "copy_of_microbatch": (1, 0)}, 1),
     ],
 )
 def test_nodes_are_shared_if_both_are_divided_over_them_in_order(devices, phase, backbone, nodes):
     own = UnitPlan("vision", ("vision",), tuple(devices), **phase)
     other = UnitPlan("backbone", ("backbone",), tuple(range(8)), **backbone)
-    assert shared_nodes(own, other, 0, rows=8, devices_per_node=2) == nodes
-    assert shared_nodes(own, other, 0, rows=8, devices_per_node=16) == 1
+    assert shared_nodes(own, other, 0, rows=8, microbatches=2, devices_per_node=2) == nodes
+    assert shared_nodes(own, other, 0, rows=8, microbatches=2, devices_per_node=16) == 1

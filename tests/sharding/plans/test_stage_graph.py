@@ -62,6 +62,17 @@ def test_chunks_share_a_pipeline_rank_and_its_devices():
         StageGraph(graph.devices, graph.edges, {"b": 3})
 
 
+def test_a_microbatch_has_a_position_among_those_of_its_copy():
+    copied = UnitPlan("a", ("a",), (0, 1, 2), copies=3, copy_of_microbatch=(2, 0, 2, 1, 0, 2))
+    graph = stage_graph(
+        Plan((copied, UnitPlan("b", ("b",), (3,))), 6), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",))))
+    )
+    for copy, taken in enumerate(((1, 4), (3,), (0, 2, 5))):
+        assert graph.microbatches_of("a", copy, 6) == taken
+        assert [graph.position_at("a", microbatch) for microbatch in taken] == list(range(len(taken)))
+    assert [graph.position_at("b", microbatch) for microbatch in range(6)] == list(range(6))
+
+
 @given(st.lists(st.frozensets(st.integers(0, 9)), max_size=5))
 @settings(max_examples=50, deadline=None)
 def test_devices_of_a_class_are_in_the_same_sets(held):

@@ -10,6 +10,7 @@ from pallas_kernels.fallbacks import warn_once
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, most_nodes, stage_meshes, submesh
 
 
@@ -27,7 +28,7 @@ def test_every_virtual_stage_has_a_submesh():
     unit = UnitPlan("mind", ("backbone",), (7, 6, 1, 0), tp=2, layers=(1, 2), recompute=("none",) * 2)
     meshes = stage_meshes(Plan((unit,)), devices)
     assert list(meshes) == [("mind", 0), ("mind", 1)]
-    assert meshes[("mind", 1)].devices.tolist() == [[[[devices[1], devices[0]]]]]
+    assert meshes[("mind", 1)].all_copies.devices.tolist() == [[[[devices[1], devices[0]]]]]
     with pytest.raises(PlanError, match="needs device 7, but there are 2 devices"):
         stage_meshes(Plan((unit,)), devices[:2])
 
@@ -48,22 +49,22 @@ def test_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
     warn_once.cache_clear()
     unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
     mesh = submesh(jax.devices()[:tp], {"data": 1, "fsdp": 1, "expert": 1, "tensor": tp})
-    axes = module_axes(unit, mesh)["backbone"]
+    axes = module_axes(unit, CopyMeshes((mesh,)))["backbone"]
     assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
     assert axes.without_sequence.sequence == ()
     with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
         dataclasses.replace(axes, sequence=("data",))
     warning = 'unit mind: collectives "ring" are used instead of "mosaic": the devices are of platform \'cpu\''
     assert (warning in caplog.text) == (collectives == "mosaic")
-    module_axes(unit, mesh)
+    module_axes(unit, CopyMeshes((mesh,)))
     assert caplog.text.count(warning) == (collectives == "mosaic")  # not a second time
 
 
 def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions():
     unit = UnitPlan("chain", ("eyes", "mind"), (0, 1), tp=2, module_tp=(1, 2), layers=(2,), collectives="ring")
-    (mesh,) = stage_meshes(Plan((unit,)), jax.devices()).values()
-    axes = module_axes(unit, mesh)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
+    (meshes,) = stage_meshes(Plan((unit,)), jax.devices()).values()
+    axes = module_axes(unit, meshes)
+    assert dict(meshes.all_copies.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
     assert axes["eyes"] == Axes(data=("data", "fsdp", "expert", "tensor/mind"), expert=("expert",))
     own = ("tensor/mind",)
     assert axes["mind"] == Axes(("data", "fsdp", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")

@@ -129,7 +129,7 @@ def test_virtual_stages_on_the_same_devices_tie_an_embedding_and_evaluate():
     )
     losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     np.testing.assert_allclose(
-        sum(float(np.sum(loss["backbone"])) for loss, _ in results["chain", 3]), losses["backbone"], rtol=1e-5
+        sum(float(np.sum(loss["backbone"])) for loss, _ in results["chain", 3].values()), losses["backbone"], rtol=1e-5
     )
 
 
@@ -203,7 +203,7 @@ def test_evaluation_gives_the_losses_of_the_step():
     state, batch = noisy_state(engine), tiny_batch(TIED_EMBEDDINGS)
     results = engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
     losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
-    found = results["backbone", 1]
+    found = results["backbone", 1].values()
     np.testing.assert_allclose(sum(float(np.sum(loss["backbone"])) for loss, _ in found), losses["backbone"], rtol=1e-5)
     assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
 

@@ -109,8 +109,9 @@ def test_an_evaluation_answers_as_without_rows_of_its_own():
     for each in (plan, whole):
         engine = shared_engine(each, config)
         batch = engine.place_batch(tiny_batch(config), STEP)
-        results = engine.executor.evaluate(engine.executor.compute_weights(noisy_state(engine)), batch)
-        found.append([np.asarray(result.auxiliary_metrics["backbone/correct"]) for result in results["backbone", 0]])
+        weights = engine.executor.compute_weights(noisy_state(engine))
+        results = engine.executor.evaluate(weights, batch)["backbone", 0].values()
+        found.append([np.asarray(result.auxiliary_metrics["backbone/correct"]) for result in results])
     for one, two in zip(*found, strict=True):
         np.testing.assert_array_equal(one, two)
 
