@@ -47,10 +47,14 @@ class Matmul:
     Attributes:
         name: Name of the instruction.
         products: The matmuls that it computes, or empty where the program does not say, as for attention kernels.
+        operation: Its place in the model, as jax names it (`op_name`).
+        computation: The computation that issues it.
     """
 
     name: str
     products: tuple[MatmulProduct, ...]
+    operation: str
+    computation: str
 
     @property
     def flops(self) -> int:
@@ -68,6 +72,7 @@ class Collective:
         operation: Its place in the model, as jax names it (`op_name`).
         computation: The computation that issues it.
         size: Bytes that one device sends or receives, whichever are more.
+        smaller: Bytes of the other side: what each device gives to a gather, or keeps of what is scattered.
         synchronous: Whether XLA waits for it at its start, whatever is issued before its done.
         concurrent_matmuls: Matmuls issued while it runs.
     """
@@ -77,6 +82,7 @@ class Collective:
     operation: str
     computation: str
     size: int
+    smaller: int
     synchronous: bool
     concurrent_matmuls: tuple[Matmul, ...]
 
@@ -105,6 +111,23 @@ def find_matmuls(program: ScheduledProgram) -> list[Matmul]:
         if instruction.opcode not in ("while", "call", "conditional")
         for matmul in _matmul(program, computation, instruction)
     ]
+
+
+def executions(program: ScheduledProgram) -> dict[str, int]:
+    """How many times each computation that is issued runs, by name; once for each iteration of a loop around it."""
+    times = {program.entry: 1}
+    for computation in program.issued():
+        for instruction in computation.instructions:
+            if instruction.opcode in ("while", "call", "conditional"):
+                for called in program.called_by(instruction):
+                    times[called.name] = times.get(called.name, 0) + times[computation.name] * _trips(instruction)
+    return times
+
+
+def _trips(instruction: Instruction) -> int:
+    """Iterations of a loop; 1 of one that does not say how many, and of other instructions."""
+    trips = _TRIPS.search(instruction.rest) if instruction.opcode == "while" else None
+    return int(trips[1]) if trips else 1
 
 
 def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]:
@@ -154,22 +177,27 @@ def _collective(
     computation: Computation, start: Instruction, kind: str, result: str, concurrent: list[Matmul]
 ) -> Collective:
     given = sum(result_bytes(computation[name].type) for name in start.operands)
-    operation = re.search(r'op_name="([^"]*)"', start.rest)
     return Collective(
         name=start.name,
         kind=kind,
-        operation=operation[1] if operation else "",
+        operation=_operation(start),
         computation=computation.name,
         size=max(given, result_bytes(result)),
+        smaller=min(given, result_bytes(result)),
         synchronous='"is_sync":true' in start.rest or not start.opcode.endswith("-start"),
         concurrent_matmuls=tuple(concurrent),
     )
 
 
+def _operation(instruction: Instruction) -> str:
+    named = re.search(r'op_name="([^"]*)"', instruction.rest)
+    return named[1] if named else ""
+
+
 def _matmul(program: ScheduledProgram, computation: Computation, instruction: Instruction) -> list[Matmul]:
     """The instruction, if it or what it calls computes matmuls."""
     found = _products(program, computation, instruction)
-    return [] if found is None else [Matmul(instruction.name, found)]
+    return [] if found is None else [Matmul(instruction.name, found, _operation(instruction), computation.name)]
 
 
 def _products(
@@ -192,8 +220,7 @@ def _products(
     ]
     if not inside:
         return None
-    trips = _TRIPS.search(instruction.rest) if instruction.opcode == "while" else None
-    return sum(inside, start=()) * (int(trips[1]) if trips else 1)
+    return sum(inside, start=()) * _trips(instruction)
 
 
 def _product(computation: Computation, instruction: Instruction) -> MatmulProduct:

@@ -4,27 +4,31 @@ Everything is dispatched asynchronously; no value is read on the host. Residuals
 the last op that needs them has been dispatched.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.bundled_ops import bundle_calls, check_device_order, ops_by_program
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
-from sharding.runtime.microbatch_ops import MicrobatchOps, StageEvaluation, StepBuffers
+from sharding.runtime.microbatch_ops import MicrobatchOps, OpCall, StageEvaluation, StepBuffers
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
+from sharding.runtime.stages.bundles import BundledPrograms
+from sharding.runtime.stages.compilation import ProgramCall
 from sharding.schedules.op_log import OpLog
-from sharding.schedules.ops import PipelineOp, Schedule
+from sharding.schedules.ops import OpKind, PipelineOp, Schedule
 from sharding.trees import Tree, get_leaf, set_leaf
 
 OpCallback = Callable[[PipelineOp, Any], None]
 """Called after every op as `callback(op, outputs)`; `outputs` are the arrays that the op made, as what it returned them
 in (`ForwardResult`, `BackwardResult`, `StepSummary`, a tree of arrays), to wait for when timing; none of an op that has
-nothing to do."""
+nothing to do. Those of a bundle are ready at once."""
 
-
+_ALL_KINDS: frozenset[OpKind] = frozenset(get_args(OpKind))
 _LOGGED_STEPS = 4
 """More than training has in flight."""
 
@@ -37,11 +41,16 @@ class Executor:
         channels: All activations between stages.
         tied_parameters: All parameters that a stage borrows from another.
         global_reduction: Norm, clipping and finiteness, once a step.
-        training_schedule, evaluation_schedule: Already restricted to this process's devices.
+        training_schedule, evaluation_schedule: Already restricted to this process's devices. An evaluation has no
+            bundles.
 
     Attributes:
         microbatch_ops: What runs the forwards, backwards and hops.
+        bundled_programs: The programs of the training schedule's bundles.
         op_log: The ops of the last steps dispatched, which other threads may read.
+
+    Raises:
+        ScheduleError: The two ops of a bundle run on the same devices in different orders.
     """
 
     def __init__(
@@ -58,18 +67,22 @@ class Executor:
         self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
         self.op_log = OpLog(_LOGGED_STEPS * len(training_schedule.ops))
         self.microbatch_ops = MicrobatchOps(stages, channels, training_schedule.op_graph.stage_graph)
-        self._run_op: dict[str, Callable[[StepBuffers, PipelineOp], Any]] = {
+        self.bundled_programs = BundledPrograms()
+        self._prepare_call: dict[OpKind, Callable[[StepBuffers, PipelineOp], OpCall | None]] = {
             "gather": self._gather,
-            "share": self._share,
             "forward": self.microbatch_ops.forward,
-            "hop": self.microbatch_ops.hop,
             "backward": self.microbatch_ops.backward,
-            "hop_back": self.microbatch_ops.hop_back,
             "reduce": self._reduce,
+        }
+        self._run_op: dict[OpKind, Callable[[StepBuffers, PipelineOp], Any]] = {
+            "share": self._share,
+            "hop": self.microbatch_ops.hop,
+            "hop_back": self.microbatch_ops.hop_back,
             "share_back": self._share_back,
             "norm": self._norm,
             "update": self._update,
         }
+        check_device_order(training_schedule, stages)
 
     def step(
         self, state: TrainState, batch: PlacedBatch, callback: OpCallback | None = None
@@ -82,14 +95,14 @@ class Executor:
             callback: Called after every op, to time it.
         """
         buffers = StepBuffers(state=state, batch=batch, compute_weights={})
-        buffers = self._run_training_ops(buffers, frozenset(self._run_op), callback)
+        buffers = self._run_training_ops(buffers, _ALL_KINDS, callback)
         assert buffers.summary is not None
         return buffers.state, buffers.summary
 
     def gradients(self, state: TrainState, batch: PlacedBatch) -> tuple[dict[StageId, Tree], StepSummary]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
         buffers = StepBuffers(state=state, batch=batch, compute_weights={})
-        buffers = self._run_training_ops(buffers, frozenset(self._run_op) - {"update"})
+        buffers = self._run_training_ops(buffers, _ALL_KINDS - {"update"})
         assert buffers.summary is not None
         return buffers.gradients, buffers.summary
 
@@ -116,20 +129,37 @@ class Executor:
         buffers = StepBuffers(state=state, batch=PlacedBatch({}), compute_weights={})
         return self._run_training_ops(buffers, frozenset({"gather", "share"})).compute_weights
 
+    def bundle_calls(self, calls: Sequence[ProgramCall]) -> list[ProgramCall]:
+        """Those of the training schedule's bundles, given the calls of all programs of this process's stages."""
+        return bundle_calls(self.training_schedule, self.stages, self.bundled_programs, calls)
+
     def _run_training_ops(
         self, buffers: StepBuffers, kinds: frozenset[str], callback: OpCallback | None = None
     ) -> StepBuffers:
         """Runs the ops of some kinds in the order of the training schedule, on buffers whose state is copied first."""
         state = buffers.state
         buffers.state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
-        for op in self.training_schedule.ops:
-            if op.kind in kinds:
-                self.op_log.begin(op)
-                outputs = self._run_op[op.kind](buffers, op)
+        for scheduled in ops_by_program(self.training_schedule):
+            ops = [op for op in scheduled if op.kind in kinds]
+            if not ops:
+                continue
+            self.op_log.begin(ops[0])
+            for op, outputs in zip(ops, self._run(buffers, ops), strict=True):
                 self.op_log.end(op, self._mark(buffers.batch, op, outputs))
                 if callback:
                     callback(op, outputs)
         return buffers
+
+    def _run(self, buffers: StepBuffers, ops: Sequence[PipelineOp]) -> list[Any]:
+        """What one op made, or the two of a bundle, which is a single program where both have something to do."""
+        if ops[0].kind in self._run_op:
+            return [self._run_op[op.kind](buffers, op) for op in ops]
+        calls = [self._prepare_call[op.kind](buffers, op) for op in ops]
+        to_run = [call for call in calls if call is not None]
+        if len(to_run) < 2:
+            return [call and call.run() for call in calls]
+        program, arguments = self.bundled_programs.bundle(*(call.call for call in to_run))
+        return [call.store(result) for call, result in zip(to_run, program(*arguments), strict=True)]
 
     def evaluate(
         self, compute_weights: dict[StageId, Tree], batch: PlacedBatch
@@ -147,14 +177,14 @@ class Executor:
             self.op_log.end(op, self._mark(batch, op, None))
         return results
 
-    # ------------------------------------------------------------------ one method for each kind of op: its outputs
+    # ------------------------------------------------------------------ each kind of op: what it made, or its call
 
-    def _gather(self, buffers: StepBuffers, op: PipelineOp) -> Tree | None:
+    def _gather(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         stage = self.stages[op.stage_id]
         if not stage.is_local:
             return None
-        weights = buffers.compute_weights[op.stage_id] = stage.gather(buffers.state.master_weights[op.stage_id])
-        return weights
+        call = ProgramCall(stage.gather, (buffers.state.master_weights[op.stage_id],))
+        return OpCall(call, functools.partial(_store, buffers.compute_weights, op.stage_id))
 
     def _share(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []
@@ -171,13 +201,13 @@ class Executor:
                 buffers.compute_weights[tied.borrower] = {**weights, key: set_leaf(weights[key], path, received)}
         return sent
 
-    def _reduce(self, buffers: StepBuffers, op: PipelineOp) -> Tree | None:
+    def _reduce(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         stage = self.stages[op.stage_id]
         if not stage.is_local or stage.reduce is None:
             return None
         by_copy = [buffers.unreduced_gradients.pop((op.stage_id, copy), None) for copy in range(len(stage.copies))]
-        gradients = buffers.gradients[op.stage_id] = stage.reduce(stage.join_gradients(by_copy))
-        return gradients
+        call = ProgramCall(stage.reduce, (stage.join_gradients(by_copy),))
+        return OpCall(call, functools.partial(_store, buffers.gradients, op.stage_id))
 
     def _share_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []
@@ -237,3 +267,8 @@ class Executor:
     def _mark(self, batch: PlacedBatch, op: PipelineOp, outputs: Any) -> Any:
         """A small array that is ready when an op is finished, of the ops in which devices of processes meet."""
         return outputs.gradient_norm if op.kind == "norm" else self.microbatch_ops.arrived(batch, op)
+
+
+def _store(arrays: dict[StageId, Tree], stage_id: StageId, result: Tree) -> Tree:
+    arrays[stage_id] = result
+    return result

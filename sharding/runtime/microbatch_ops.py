@@ -8,8 +8,9 @@ are is the same on all processes.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +22,9 @@ from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch, TrainState
+from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import Arrays, BackwardResult, ForwardResult
+from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.ops import PipelineOp
 from sharding.trees import Tree
 
@@ -63,8 +66,27 @@ class StepBuffers:
     summary: StepSummary | None = None
 
 
+class OpCall(NamedTuple):
+    """An op that is ready to run: one program, alone or in a bundle.
+
+    Attributes:
+        call: The program and what it takes.
+        store: Puts what the program returned where later ops find it; returns the arrays that the op made.
+    """
+
+    call: ProgramCall
+    store: Callable[[Any], Any]
+
+    def run(self) -> Any:
+        """Runs the program alone, and returns the arrays that the op made."""
+        return self.store(self.call.program(*self.call.arguments))
+
+
 class MicrobatchOps:
-    """One method for each kind of op of a microbatch; each returns the arrays that the op made.
+    """One method for each kind of op of a microbatch.
+
+    That of a forward or a backward returns the call of its program, or None if there is nothing to do; the others
+    return the arrays that the op made.
 
     Args:
         stages: All stages.
@@ -87,7 +109,7 @@ class MicrobatchOps:
 
     # ------------------------------------------------------------------ one method for each kind of op
 
-    def forward(self, buffers: StepBuffers, op: PipelineOp) -> ForwardResult | None:
+    def forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the outputs of a stage and adds its losses to those of the copy's microbatches before."""
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_copy = self._copy(stage_id, microbatch)
@@ -100,21 +122,15 @@ class MicrobatchOps:
             return None
         programs = of_copy.by_capacity[capacity]
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
-        result = programs.forward(
+        operands = (
             self._weights(buffers, place),
             inputs,
             buffers.batch.stages[place],
             self._index(stage_id, microbatch),
             buffers.losses[place],
         )
-        buffers.losses[place] = result.losses
-        buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
-        if programs.backward is None:
-            for name in programs.definition.input_channels:
-                del buffers.inputs[name, microbatch]
-        else:
-            buffers.residuals[stage_id, microbatch] = result.residuals
-        return result
+        store = functools.partial(_store_forward, buffers, op, place, programs)
+        return OpCall(ProgramCall(programs.forward, operands), store)
 
     def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
         """Computes the outputs, losses and metrics of a stage."""
@@ -146,7 +162,7 @@ class MicrobatchOps:
         buffers.inputs |= sent
         return list(sent.values())
 
-    def backward(self, buffers: StepBuffers, op: PipelineOp) -> BackwardResult | None:
+    def backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before."""
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_copy = self._copy(stage_id, microbatch)
@@ -164,7 +180,7 @@ class MicrobatchOps:
         output_gradients = {
             name: buffers.output_gradients.pop((name, microbatch)) for name in definition.output_channels
         }
-        result = programs.backward(
+        operands = (
             self._weights(buffers, place),
             inputs,
             buffers.batch.stages[place],
@@ -173,9 +189,7 @@ class MicrobatchOps:
             output_gradients,
             buffers.unreduced_gradients[place],
         )
-        buffers.unreduced_gradients[place] = result.parameter_gradients
-        buffers.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
-        return result
+        return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op, place))
 
     def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""
@@ -258,3 +272,23 @@ class MicrobatchOps:
 def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
     """The array at the other end of a hop; only an exchange needs tables."""
     return hop(array, tables) if isinstance(hop, ExchangeHop) else hop(array)
+
+
+def _store_forward(
+    buffers: StepBuffers, op: PipelineOp, place: StageCopy, programs: StagePrograms, result: ForwardResult
+) -> ForwardResult:
+    stage_id, microbatch = op.stage_id, op.microbatch
+    buffers.losses[place] = result.losses
+    buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
+    if programs.backward is None:
+        for name in programs.definition.input_channels:
+            del buffers.inputs[name, microbatch]
+    else:
+        buffers.residuals[stage_id, microbatch] = result.residuals
+    return result
+
+
+def _store_backward(buffers: StepBuffers, op: PipelineOp, place: StageCopy, result: BackwardResult) -> BackwardResult:
+    buffers.unreduced_gradients[place] = result.parameter_gradients
+    buffers.input_gradients |= {(name, op.microbatch): array for name, array in result.input_gradients.items()}
+    return result

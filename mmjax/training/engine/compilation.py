@@ -31,7 +31,7 @@ def compile_step(engine: Engine, callback: CompilationCallback) -> None:
         compiled += [call for calls, *_ in of_copies for call in calls]
         _, losses, gradients = of_copies[0]
         compiled += _once_per_step(engine, stage_id, *stage.joined_shapes(losses, gradients))
-    compile_programs(compiled, callback)
+    compile_programs([*compiled, *engine.executor.bundle_calls(compiled)], callback)
 
 
 def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
@@ -40,13 +40,13 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
     for stage_id in engine.local_stages:
         stage = engine.executor.stages[stage_id]
         calls += [call for copy in stage.copies if copy.is_local for call in evaluation_calls(copy.by_capacity)]
-        calls.append(ProgramCall(stage.gather, (_abstract_masters(engine, stage_id),)))
+        calls.append(ProgramCall(stage.gather, (engine.stages[stage_id].master_weights.abstract_weights(),)))
     compile_programs(calls, callback)
 
 
 def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: Tree | None) -> list[ProgramCall]:
     """What a stage runs once a step, whatever the number of microbatches."""
-    stage, masters = engine.executor.stages[stage_id], _abstract_masters(engine, stage_id)
+    stage, masters = engine.executor.stages[stage_id], engine.stages[stage_id].master_weights.abstract_weights()
     trained = {key: masters[key] for key in sorted(engine.stages[stage_id].trained_keys)}
     calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (trained, losses))]
     if stage.reduce is not None:
@@ -63,19 +63,3 @@ def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: T
             ProgramCall(init, (trained,)),
         ]
     return calls
-
-
-def _abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
-    """Shapes and shardings of a stage's master weights, `{key: {layer: {...}}}`; its gradients have the same."""
-    master_weights = engine.stages[stage_id].master_weights
-    return {
-        key: {
-            layer: jax.tree.map(
-                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-                master_weights.layer_stacks[key].shapes,
-                shardings,
-            )
-            for layer, shardings in by_layer.items()
-        }
-        for key, by_layer in master_weights.shardings.items()
-    }

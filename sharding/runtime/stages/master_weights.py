@@ -166,6 +166,20 @@ class StageMasterWeights:
 
         return jax.tree.map(sharding, stack.shapes, stack.splits)
 
+    def abstract_weights(self) -> Tree:
+        """Shapes and shardings of all master weights, `{key: {layer: {...}}}`; reduced gradients have the same."""
+
+        def abstract(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+        return {
+            key: {
+                layer: jax.tree.map(abstract, self.layer_stacks[key].shapes, shardings)
+                for layer, shardings in by_layer.items()
+            }
+            for key, by_layer in self.shardings.items()
+        }
+
     def _own_compute_specs(self, stack: LayerStackShapes, axes: Axes) -> Tree:
         leading = (None,) if stack.stacked else ()
 

@@ -26,7 +26,11 @@ def named_jit(function: Callable, stage_id: StageId, kind: str, **options: Any) 
         kind: What it does: `forward`, `backward`, `gather`, `update` and so on.
         **options: As in `jax.jit`.
     """
-    name = program_name(stage_id, kind)
+    return jit_under_name(function, program_name(stage_id, kind), **options)
+
+
+def jit_under_name(function: Callable, name: str, **options: Any) -> Callable:
+    """`jax.jit` of a function under a name, as `named_jit`."""
 
     def program(*arguments: Any) -> Any:
         with jax.named_scope(name):

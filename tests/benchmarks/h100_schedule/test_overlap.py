@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.h100_schedule.overlap import find_collectives, find_matmuls
+from benchmarks.h100_schedule.overlap import executions, find_collectives, find_matmuls
 from benchmarks.h100_schedule.scheduled_hlo import parse_scheduled_hlo
 
 COMPUTATIONS = """HloModule jit_f, is_scheduled=true
@@ -119,7 +119,8 @@ def test_two_that_run_at_once_are_both_hidden_by_the_matmul_and_listed_in_the_or
 
 def test_a_wrapped_collective_has_its_own_kind_and_the_larger_of_its_sides():
     (scatter,) = find_collectives(scheduled(SCATTER_START, GEMM, SCATTER_DONE))
-    assert (scatter.kind, scatter.size, scatter.hidden) == ("reduce-scatter", 8 * 16 * 4, True)
+    assert (scatter.kind, scatter.size, scatter.smaller) == ("reduce-scatter", 8 * 16 * 4, 4 * 16 * 4)
+    assert scatter.hidden
 
 
 def test_a_wrapped_collective_ends_at_its_done():
@@ -145,6 +146,20 @@ def test_a_loop_has_collectives_of_its_own_and_hides_others_by_the_matmuls_of_al
     assert outer.flops == 5 * FLOPS
     assert (inner.computation, inner.flops) == ("body", FLOPS)
     assert [matmul.name for matmul in find_matmuls(scheduled(TUPLE, loop))] == ["product"]
+
+
+def test_what_a_loop_issues_runs_in_every_iteration_of_it_and_of_the_loop_around_it():
+    state = "(s32[], bf16[8,16]{1,0}, bf16[16,32]{1,0})"
+
+    def loop(name, body, trips):
+        counted = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}'
+        return f"{name} = {state} while(%state), condition=%condition, body=%{body}, {counted}"
+
+    around = f"%around (state: {state}) -> {state} {{\n  %state = {state} parameter(0)\n  {loop('%i', 'body', 3)}\n}}\n"
+    before, main = COMPUTATIONS.split("ENTRY")
+    program = parse_scheduled_hlo(f"{before}{around}\nENTRY{main}  {TUPLE}\n  {loop('%o', 'around', 5)}\n}}\n")
+    times = executions(program)
+    assert (times["main"], times["around"], times["body"]) == (1, 5, 15)
 
 
 def test_what_the_next_turn_ends_is_under_way_to_the_end_of_this_one():

@@ -11,7 +11,7 @@ from benchmarks.h100_schedule.report import (
     seconds_at_peak,
 )
 
-MATMUL = Matmul("y", (MatmulProduct((2048, 7168), 8192),))
+MATMUL = Matmul("y", (MatmulProduct((2048, 7168), 8192),), "jit(f)/dot", "main")
 
 
 def collective(kind, *matmuls, size=2**25):
@@ -21,6 +21,7 @@ def collective(kind, *matmuls, size=2**25):
         operation="",
         computation="main",
         size=size,
+        smaller=size // 4,
         synchronous=False,
         concurrent_matmuls=matmuls,
     )

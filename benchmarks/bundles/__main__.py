@@ -1,0 +1,42 @@
+"""`python -m benchmarks.bundles`: what bundles of an encoder's and a backbone's programs hide on H100s, without one.
+
+Compiles programs of a stage of Llama3-70B and of a slice of ViT-22B for eight H100s that they share
+(`pip install -e '.[aot]'`), alone and in bundles, and prints how many MiB of their collectives no matmul runs beside,
+and the temporary memory. The goal of a bundle is to expose less than its two programs alone do. Nothing runs.
+"""
+
+import dataclasses
+import os
+
+from configs.errors import UserError
+from mmjax import cli
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BundlesArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+
+def main(arguments: BundlesArguments) -> int:
+    """Compiles and prints; 1 if a bundle exposes no less than its programs alone."""
+    from benchmarks.bundles.exposure import CASES, bundle_rows
+    from benchmarks.h100_schedule.compilation import missing_plugin
+    from benchmarks.rows import report
+
+    if reason := missing_plugin():
+        raise UserError(reason)
+    return report(bundle_rows(CASES), "alone", digits=4, as_json=arguments.json)
+
+
+COMMAND = cli.Command(
+    name="benchmarks.bundles",
+    summary="Compiles bundles of an encoder's and a backbone's programs for H100s, and reports what they hide.",
+    examples=("--json",),
+    arguments=BundlesArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
+    cli.run(COMMAND)

@@ -1,0 +1,125 @@
+"""How many bytes of a program's collectives no matmul runs beside, alone and in a bundle."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.bundles.colocated_stages import Kind, Unit, compile_call, op_calls
+from benchmarks.h100_schedule.overlap import Collective, executions, find_collectives, find_matmuls
+from benchmarks.h100_schedule.report import GEMMS, H100, MIB, seconds_at_peak
+from benchmarks.h100_schedule.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo
+from sharding.runtime.stages.bundles import BundledPrograms
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BundleCase:
+    """Two ops that run in one program.
+
+    Attributes:
+        first, second: (unit, kind) of either.
+        tp: Tensor ranks of both units; the other devices are replicas.
+    """
+
+    first: tuple[Unit, Kind]
+    second: tuple[Unit, Kind]
+    tp: int = 8
+
+    def __str__(self) -> str:
+        (unit, kind), (other_unit, other_kind) = self.first, self.second
+        return f"{kind} {unit} + {other_kind} {other_unit}, tp {self.tp}"
+
+
+CASES = (
+    BundleCase(first=("backbone", "forward"), second=("vision", "forward")),
+    BundleCase(first=("backbone", "backward"), second=("vision", "forward")),
+    BundleCase(first=("backbone", "forward"), second=("vision", "backward")),
+    BundleCase(first=("backbone", "backward"), second=("vision", "backward")),
+    BundleCase(first=("backbone", "gather"), second=("vision", "forward"), tp=4),
+    BundleCase(first=("backbone", "reduce"), second=("vision", "backward"), tp=4),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramExposure:
+    """What one program exchanges, with every iteration of its loops.
+
+    Attributes:
+        exchanged_bytes: Bytes of all collectives.
+        exposed_bytes: Bytes of those beside which no matmul runs.
+        exposed_seconds: What sending takes longer than the matmuls beside it, by the data sheet of an H100; attention
+            kernels, of which the program says no shapes, count as nothing.
+        flops: Floating-point operations of its matmuls.
+        temporary_bytes: Bytes that a device needs in addition to arguments and results.
+        collectives: Its collectives in order; those of a loop once.
+    """
+
+    exchanged_bytes: int
+    exposed_bytes: int
+    exposed_seconds: float
+    flops: int
+    temporary_bytes: int
+    collectives: tuple[Collective, ...]
+
+
+def _exposure(compiled: Any) -> ProgramExposure:
+    program: ScheduledProgram = parse_scheduled_hlo(compiled.as_text())
+    times, collectives = executions(program), find_collectives(program)
+    return ProgramExposure(
+        exchanged_bytes=sum(of.size * times[of.computation] for of in collectives),
+        exposed_bytes=sum(of.size * times[of.computation] for of in collectives if not of.hidden),
+        exposed_seconds=sum(_exposed_seconds(of) * times[of.computation] for of in collectives),
+        flops=sum(matmul.flops * times[matmul.computation] for matmul in find_matmuls(program)),
+        temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        collectives=tuple(collectives),
+    )
+
+
+def _exposed_seconds(collective: Collective) -> float:
+    """Of a ring: a device sends all but its own part of what is gathered or scattered, and both for a sum."""
+    sent = 2 * collective.size if collective.kind == "all-reduce" else collective.size - collective.smaller
+    link = H100.intra_node
+    return max(0.0, sent / link.bandwidth + link.latency - seconds_at_peak(collective.flops))
+
+
+@functools.cache
+def exposure_alone(case: BundleCase, gemms: str) -> tuple[ProgramExposure, ProgramExposure]:
+    """That of the two programs, one after the other.
+
+    Args:
+        case: The ops.
+        gemms: A key of `GEMMS`.
+    """
+    calls = op_calls(case.tp)
+    first, second = (_exposure(compile_call(calls[op], GEMMS[gemms])) for op in (case.first, case.second))
+    return first, second
+
+
+@functools.cache
+def exposure_in_bundle(case: BundleCase, gemms: str) -> ProgramExposure:
+    """That of the bundle."""
+    calls = op_calls(case.tp)
+    bundle = BundledPrograms().bundle(calls[case.first], calls[case.second])
+    return _exposure(compile_call(bundle, GEMMS[gemms]))
+
+
+def bundle_rows(cases: Sequence[BundleCase]) -> list[Mapping[str, Any]]:
+    """Rows of exposed bytes, of which a bundle should have fewer, and of temporary memory."""
+    rows: list[Mapping[str, Any]] = []
+    for case in cases:
+        for gemms in GEMMS:
+            alone, bundled = exposure_alone(case, gemms), exposure_in_bundle(case, gemms)
+            exposed = sum(of.exposed_bytes for of in alone)
+            seconds = sum(of.exposed_seconds for of in alone)
+            temporary = max(of.temporary_bytes for of in alone)
+            rows += [
+                _row(f"{case}, {gemms}: exposed MiB", bundled.exposed_bytes / MIB, exposed / MIB, has_goal=True),
+                _row(f"{case}, {gemms}: exposed ms", bundled.exposed_seconds * 1e3, seconds * 1e3, has_goal=True),
+                _row(f"{case}, {gemms}: temporary MiB", bundled.temporary_bytes / MIB, temporary / MIB, has_goal=False),
+            ]
+    return rows
+
+
+def _row(name: str, value: float, alone: float, *, has_goal: bool) -> Mapping[str, Any]:
+    goal, met = (alone, value < alone) if has_goal else (None, None)
+    return {"name": name, "value": value, "goal": goal, "met": met, "alone": alone}

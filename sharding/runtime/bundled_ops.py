@@ -1,0 +1,88 @@
+"""The bundles of a schedule: which of its ops run in one program, and the calls of these programs."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from jax.sharding import Mesh
+
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
+from sharding.runtime.stages.bundles import BundledPrograms, device_order
+from sharding.runtime.stages.compilation import ProgramCall
+from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
+
+Bundle = tuple[PipelineOp, PipelineOp]
+
+
+def ops_by_program(schedule: Schedule) -> Iterator[tuple[PipelineOp, ...]]:
+    """The ops in order: each alone, or the two of a bundle together."""
+    waiting: tuple[PipelineOp, ...] = ()
+    for op in schedule.ops:
+        if op in schedule.bundled:
+            yield (*waiting, op)
+            waiting = ()
+        else:
+            if waiting:
+                yield waiting
+            waiting = (op,)
+    if waiting:
+        yield waiting
+
+
+def find_bundles(schedule: Schedule) -> list[Bundle]:
+    """The bundles of a schedule, in order."""
+    return [(ops[0], ops[1]) for ops in ops_by_program(schedule) if len(ops) > 1]
+
+
+def check_device_order(schedule: Schedule, stages: Mapping[StageId, ExecutableStage]) -> None:
+    """Raises ScheduleError if the two ops of a bundle run on the same devices in different orders."""
+    for first, second in find_bundles(schedule):
+        orders = [device_order(_mesh(schedule, stages, op)) for op in (first, second)]
+        if orders[0] != orders[1]:
+            raise ScheduleError(
+                f"{second} is bundled with {first}, but unit {second.unit} lists its devices as {orders[1]} and "
+                f"unit {first.unit} as {orders[0]}; list those of both units in one order"
+            )
+
+
+def bundle_calls(
+    schedule: Schedule,
+    stages: Mapping[StageId, ExecutableStage],
+    bundled_programs: BundledPrograms,
+    calls: Sequence[ProgramCall],
+) -> list[ProgramCall]:
+    """The calls of all bundles of a schedule, for every capacity of their stages, to compile them.
+
+    Args:
+        schedule, stages: The schedule and its stages.
+        bundled_programs: Where the executor finds them.
+        calls: Those of the programs of all stages.
+    """
+    of_program = {call.program: call for call in calls}
+    pairs = {
+        pair
+        for first, second in find_bundles(schedule)
+        for pair in itertools.product(*(_programs(schedule, stages, op) for op in (first, second)))
+    }
+    return [bundled_programs.bundle(of_program[first], of_program[second]) for first, second in pairs]
+
+
+def _copy(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> CopyPrograms:
+    """The programs of the copy of a stage that takes the microbatch of an op."""
+    return stages[op.stage_id].copies[schedule.op_graph.stage_graph.copy_at(op.unit, op.microbatch)]
+
+
+def _mesh(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> Mesh:
+    """The mesh that an op runs on: of one copy, or of all for an op that runs once a step."""
+    if op.microbatch < 0:
+        return stages[op.stage_id].meshes.all_copies
+    return _copy(schedule, stages, op).largest.mesh
+
+
+def _programs(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> list:
+    """The programs of an op, one for each capacity; none of a reduction where nothing trains."""
+    if op.microbatch >= 0:
+        return [getattr(programs, op.kind) for programs in _copy(schedule, stages, op).by_capacity]
+    stage = stages[op.stage_id]
+    program = stage.gather if op.kind == "gather" else stage.reduce
+    return [] if program is None else [program]
