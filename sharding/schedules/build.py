@@ -58,7 +58,7 @@ def build_schedule(
     policy = find_schedule(plan.schedule)
     op_graph = training_op_graph(plan, graph, trained_stages, shares)
     try:
-        max_in_flight = _with_extra(plan, policy.max_in_flight(op_graph))
+        max_in_flight = in_flight_limits(plan, op_graph)
         check_limits(op_graph, max_in_flight)
         schedule = policy.order(op_graph, max_in_flight)
         if not isinstance(schedule, Schedule) or schedule.op_graph is not op_graph:
@@ -69,10 +69,11 @@ def build_schedule(
     return schedule
 
 
-def _with_extra(plan: Plan, max_in_flight: InFlightLimits) -> InFlightLimits:
-    """The limits of a schedule, raised by what the plan allows the units to hold beyond them."""
+def in_flight_limits(plan: Plan, op_graph: OpGraph) -> InFlightLimits:
+    """The limits of a plan's schedule, raised by what the plan allows the units to hold beyond them."""
     extra = {unit.name: unit.extra_in_flight for unit in plan.units}
-    return {rank: limit + extra.get(rank[0], 0) for rank, limit in max_in_flight.items()}
+    limits = find_schedule(plan.schedule).max_in_flight(op_graph)
+    return {rank: limit + extra.get(rank[0], 0) for rank, limit in limits.items()}
 
 
 def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, shares: tuple[StageEdge, ...] = ()) -> Schedule:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.build import build_schedule
-from sharding.schedules.ops import OpKind, PipelineOp, Schedule
+from sharding.schedules.build import build_schedule, in_flight_limits, training_op_graph
+from sharding.schedules.checks import check_schedule
+from sharding.schedules.ops import OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
 from sharding.simulation.timeline import Timeline
@@ -60,7 +61,8 @@ def reconsider_order(
 
     The new order is that of the plan's schedule for the measured seconds. It is taken if the step, replayed with the
     mean seconds of all ops, hops included, is shorter in it by `LEAST_GAIN`. What it is then expected to take is what
-    the measured step took, shortened by as much: the replay knows nothing of launches that came late.
+    the measured step took, shortened by as much: the replay knows nothing of launches that came late. An order
+    that holds more microbatches in flight than the plan's limits is not taken: memory is planned for these.
 
     Args:
         plan: The plan.
@@ -82,11 +84,21 @@ def reconsider_order(
     measured_plan = with_measured_seconds(plan, op_graph.stage_graph, means)
     anew = build_schedule(measured_plan, graph, op_graph.trained_stages, op_graph.shares)
     before, after = means.pass_of(schedule), means.pass_of(anew)
-    if after > (1 - LEAST_GAIN) * before:
+    if after > (1 - LEAST_GAIN) * before or not _holds_no_more(plan, graph, anew):
         return Reconsidered(measured)
     same_sums = _order_of_sums(schedule.ops) == _order_of_sums(anew.ops)
     new_order = NewOrder(schedule=anew, before=before, after=after, same_sums=same_sums)
     return Reconsidered(measured * after / before, new_order)
+
+
+def _holds_no_more(plan: Plan, graph: ModuleGraph, anew: Schedule) -> bool:
+    """Whether an order keeps to the limits of the plan, which some schedules derive from the seconds of ops."""
+    planned = training_op_graph(plan, graph, anew.op_graph.trained_stages, anew.op_graph.shares)
+    try:
+        check_schedule(anew, in_flight_limits(plan, planned))
+    except ScheduleError:  # of an order that has been checked by its own limits
+        return False
+    return True
 
 
 def with_measured_seconds(plan: Plan, graph: StageGraph, means: MeanSeconds) -> Plan:

@@ -8,6 +8,7 @@ import logging
 import pathlib
 import pickle
 import sys
+from typing import Any
 
 import jax
 import pytest
@@ -69,7 +70,7 @@ def main(rank: int, port: str, directory: pathlib.Path) -> None:
 
     when_measured = agreeing
     register_schedule(PLAN.schedule, order, gpipe_in_flight)
-    seen = {"without": train(CONFIG), "with": train(dataclasses.replace(CONFIG, rescheduling=SETTINGS))}
+    seen: dict[str, Any] = {"without": train(CONFIG), "with": train(dataclasses.replace(CONFIG, rescheduling=SETTINGS))}
     with Trainer(CONFIG, PLAN) as trainer:
         engine = trainer.engine
         trainer.engine.follow(initial := one_by_one(engine.schedule.op_graph))

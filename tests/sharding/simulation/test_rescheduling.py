@@ -84,6 +84,7 @@ def test_the_new_order_is_that_of_a_plan_with_the_measured_seconds_and_shorter(s
         assert found == Reconsidered(before)
         return
     new = found.new_order
+    assert new
     assert new.schedule.ops == best.ops and new.same_sums
     assert (new.before, new.after) == (before, after) and found.expected == pytest.approx(after, rel=1e-12)
     # It stays: the step then takes what was predicted, and what is computed from it is the same order.
@@ -158,3 +159,21 @@ def test_an_order_that_takes_microbatches_in_another_sequence_changes_sums(monke
     schedule = planned(plan)
     found = reconsider_order(plan, GRAPH, schedule, run(plan, schedule, [(1.0, 2.0)] * len(STAGES)), None, 0.0)
     assert found.new_order and not found.new_order.same_sums
+
+
+def test_an_order_that_holds_more_microbatches_than_the_plan_allows_is_not_taken(monkeypatch):
+    def order(op_graph: OpGraph, limits) -> Schedule:
+        return one_f_one_b(op_graph, limits) if op_graph.seconds else one_by_one(op_graph)
+
+    def in_flight(op_graph: OpGraph):
+        limits = one_f_one_b_in_flight(op_graph)
+        return limits if op_graph.seconds else dict.fromkeys(limits, 1)
+
+    plan = dataclasses.replace(PLAN, schedule="mine")
+    for max_in_flight, taken in ((one_f_one_b_in_flight, True), (in_flight, False)):
+        monkeypatch.setattr(registry, "_schedules", {"mine": registry.SchedulePolicy(order, max_in_flight)})
+        schedule = planned(plan)
+        timeline = run(plan, schedule, [(1.0, 2.0)] * len(STAGES))
+        found = reconsider_order(plan, GRAPH, schedule, timeline, None, 0.0)
+        assert (found.new_order is not None) == taken
+        assert taken or found == Reconsidered(timeline.step)
