@@ -10,6 +10,7 @@ from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.simulation.bundles import BundleClock, BundledOp, bundle_spans
 from sharding.simulation.schedule_replay import OpClock, Seconds, replay_schedule
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
@@ -19,7 +20,8 @@ def simulate(plan: Plan, schedule: Schedule, costs: StepCosts, rendezvous: bool 
     """The timeline of one step.
 
     An op starts as soon as it can (`replay_schedule`); this is exact for the schedule and the costs given. A hop takes
-    its seconds from the end of the op that produces its array; a share takes none.
+    its seconds from the end of the op that produces its array; a share takes none. What a bundle takes is said at
+    `bundle_spans`.
 
     Args:
         plan: Which devices hold which stages.
@@ -40,7 +42,7 @@ def simulate_on_devices(
     """`simulate` on stages whose devices are given as [copies * replicas, ranks of a replica]."""
     op_graph = schedule.op_graph
     _check_costs(devices, op_graph, costs)
-    spans = replay_schedule(devices, schedule, _clock(costs), rendezvous)
+    spans = replay_schedule(devices, schedule, _clock(costs), _bundle_clock(costs), rendezvous)
     return Timeline(op_graph, devices, costs, spans, rendezvous)
 
 
@@ -50,6 +52,20 @@ def _clock(costs: StepCosts) -> OpClock:
     def run(op: PipelineOp, start: Seconds) -> Span:
         seconds, communication = _DURATIONS[op.kind](costs, op)
         return Span(op, start, start + seconds, np.zeros_like(start) if communication is None else communication)
+
+    return run
+
+
+def _bundle_clock(costs: StepCosts) -> BundleClock:
+    """Bundles start as soon as they can, and hide what they can of these costs (`bundle_spans`)."""
+
+    def run(ops: tuple[BundledOp, BundledOp], start: Seconds) -> tuple[Span, Span]:
+        seconds, communication = [], []
+        for op, part in ops:
+            of_op, waits = _DURATIONS[op.kind](costs, op)
+            seconds.append(np.broadcast_to(of_op, part.shape))
+            communication.append(seconds[-1] if waits is None else waits)  # a gather or a reduction only waits
+        return bundle_spans(ops, start, seconds, communication)
 
     return run
 

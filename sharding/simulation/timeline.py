@@ -167,7 +167,7 @@ class Timeline:
         """By stage and copy, the mean seconds of each op that keeps its devices busy."""
         graph, busy = self.op_graph.stage_graph, collections.defaultdict(list)
         for span in self.spans:
-            stage, seconds = span.op.stage_id, span.seconds - span.communication
+            stage, seconds = span.op.stage_id, span.compute_seconds
             if span.op.kind in ("forward", "backward"):
                 busy[stage, graph.copy_at(stage[0], span.op.microbatch)].append(float(seconds.mean()))
             elif span.op.kind == "update":
@@ -304,7 +304,8 @@ class Timeline:
 
         A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are those of
         the target. Replicas are numbered within the copy that takes a microbatch; ops that run once per step have those
-        of all copies. Raises UserError without pandas.
+        of all copies. `beside` are the seconds between `start` and `end` that are the other op's of a bundle. Raises
+        UserError without pandas.
         """
         spans, replicas = self.spans, [len(span.start) for span in self.spans]
         columns: dict[str, Any] = {
@@ -313,6 +314,7 @@ class Timeline:
         columns["replica"] = np.concatenate([np.arange(count) for count in replicas])
         for name in ("start", "end", "communication"):
             columns[name] = np.concatenate([getattr(span, name) for span in spans])
+        columns["beside"] = np.concatenate([span.seconds - span.own_seconds for span in spans])
         return make_frame(columns)
 
     def _repr_html_(self) -> str:
