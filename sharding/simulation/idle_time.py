@@ -82,7 +82,7 @@ def idle_by_cause(periods: Sequence[IdlePeriod], groups: int) -> dict[IdleCause,
 
 
 def idle_times(
-    groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span], rendezvous: bool
+    groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span], rendezvous: bool, step: float
 ) -> Iterator[IdlePeriod]:
     """All idle time of a step.
 
@@ -91,6 +91,7 @@ def idle_times(
         stages: Which stages feed which.
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and shares occupied the devices of both their ends.
+        step: Seconds of the step.
     """
     replay, numbered = _Replay(groups, stages, spans), iter(enumerate(spans))
     for number, span in numbered:
@@ -103,7 +104,7 @@ def idle_times(
         else:
             _, second = next(numbered)
             yield from replay.bundle(number, span, second)
-    yield replay.rest_of_step(max(float(span.end.max()) for span in spans))
+    yield replay.rest_of_step(step)
 
 
 class _Replay:
