@@ -19,6 +19,8 @@ from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.simulation.figures import efficiency_in_words
+from sharding.simulation.filled_idle import FilledIdle
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
 from sharding.simulation.timeline import Timeline
 
@@ -276,6 +278,8 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
             *(f"{idle.get(cause, 0.0) / timeline.step:.1%}" for cause in causes),
         )
     print_table(table, console)
+    for filled in timeline.filled_idle:
+        _print_filled(filled, timeline, console)
     for lane in timeline.lanes:
         for where, needed, room in (
             ("device", timeline.lane_peak_memory(lane), problem.cluster.memory),
@@ -287,6 +291,18 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
                     f"{where}, {_bytes(needed - room)} too many",
                     soft_wrap=True,
                 )
+
+
+def _print_filled(of: FilledIdle, timeline: Timeline, console: Console) -> None:
+    """Prints how much of a unit's idle time the units on its devices fill."""
+    title = f"Idle time of {of.unit} as if it were alone on its devices, and what {' and '.join(of.others)} fill"
+    table = report_table(title, "cause", "share of the step", "filled")
+    for cause, idle in of.idle.items():
+        if idle / timeline.step >= _SMALLEST_SHARE:
+            table.add_row(cause, f"{idle / timeline.step:.1%}", f"{of.filled[cause] / idle:.1%}")
+    table.add_row("all", f"{sum(of.idle.values()) / timeline.step:.1%}", f"{of.filled_share:.1%}")
+    print_table(table, console)
+    console.print(efficiency_in_words(of), soft_wrap=True)
 
 
 def _seconds(seconds: float) -> str:

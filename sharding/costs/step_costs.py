@@ -118,6 +118,7 @@ class StageWork(NamedTuple):
     Attributes:
         forward: Seconds of all its forwards on each replica of every copy, by copy.
         backward: The same of its backwards.
+        computing: Seconds of both without waiting for tensor, context-parallel or expert ranks, as far as a bound goes.
         slowest: Seconds of each microbatch's forward and backward on the replica that takes longest for them.
         least_forward: Seconds that no forward of a microbatch takes less than.
         least_backward: The same of its backwards.
@@ -128,6 +129,7 @@ class StageWork(NamedTuple):
 
     forward: Float[np.ndarray, " i"]
     backward: Float[np.ndarray, " i"]
+    computing: Float[np.ndarray, " i"]
     slowest: Float[np.ndarray, " m"]
     least_forward: float
     least_backward: float

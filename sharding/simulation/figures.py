@@ -1,13 +1,15 @@
 """A timeline's figures as HTML: in words, by cause of idle time with an explanation of each, by unit and by lane."""
 
-from sharding.html.colours import BLUE, EMPTY
-from sharding.html.elements import Html, element, figures, legend, swatch, table
+from sharding.html.colours import BLUE, EMPTY, GREY
+from sharding.html.elements import Html, element, figures, join, legend, swatch, table
 from sharding.html.numbers import count, percent, seconds, size
 from sharding.html.svg import rectangle
 from sharding.plans.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
+from sharding.simulation.filled_idle import FilledIdle
 from sharding.simulation.idle_time import IDLE_CAUSES
-from sharding.simulation.overview import CAUSE_COLOURS, KIND_COLOURS
+from sharding.simulation.op_colours import KIND_COLOURS, unit_colours
+from sharding.simulation.overview import CAUSE_COLOURS
 from sharding.simulation.timeline import Timeline
 
 _BAR = 110  # pixels of a whole step
@@ -98,12 +100,55 @@ def lanes_table(timeline: Timeline) -> Html:
     return table(("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", *simulated), rows)
 
 
+def filled_table(timeline: Timeline) -> Html:
+    """Of units on whose devices others compute: their idle time by cause, and how much of it the others fill."""
+    tables = []
+    for of in timeline.filled_idle:
+        rows = [
+            _filled_row(cause, lost, of.filled[cause], timeline.step, CAUSE_COLOURS[cause])
+            for cause, lost in of.idle.items()
+            if lost > _ROUNDING * timeline.step
+        ]
+        rows.append(_filled_row("all", sum(of.idle.values()), sum(of.filled.values()), timeline.step, GREY))
+        caption = f"Idle time of {of.unit} as if it were alone on its devices, and what {' and '.join(of.others)} fill"
+        tables.append(table(("", "#share of the step", "#filled", ""), rows, caption))
+        if of.scheduling_efficiency is not None:
+            tables.append(element("p", efficiency_in_words(of)))
+    return join(tables)
+
+
+def efficiency_in_words(of: FilledIdle) -> str:
+    """The scheduling efficiency of a simulated step, and what it means."""
+    return (
+        f"{percent(of.scheduling_efficiency or 0.0)} of the work of {' and '.join(of.others)} on the devices of "
+        f"{of.unit} makes the step no longer than it would be without that work (scheduling efficiency)."
+    )
+
+
+def _filled_row(name: str, lost: float, filled: float, step: float, colour: str) -> tuple[str, ...]:
+    shown = element("span", swatch(colour), f" {name}", style="white-space:nowrap")
+    return (
+        shown,
+        percent(lost / step),
+        percent(filled / lost) if lost else "",
+        _bar(filled / lost if lost else 0.0, colour),
+    )
+
+
 def op_legend(timeline: Timeline) -> Html:
-    """The colours of the kinds of ops that the timeline draws."""
+    """The colours of the kinds of ops that the timeline draws, and of the units on the devices of others."""
     drawn: set[OpKind] = {span.op.kind for span in timeline.spans}
     if not timeline.rendezvous:
         drawn = {kind for kind in drawn if KIND_COLOURS.get(kind) != KIND_COLOURS["hop"]}
-    return legend((colour, kind) for kind, colour in KIND_COLOURS.items() if kind in drawn)
+    entries = [(colour, kind) for kind, colour in KIND_COLOURS.items() if kind in drawn]
+    for unit, colours in unit_colours(timeline).items():
+        kinds = {span.op.kind for span in timeline.spans if span.op.unit == unit}
+        entries += [
+            (colour, f"{kind} of {unit}")
+            for kind, colour in colours.items()
+            if kind in kinds and colour != KIND_COLOURS[kind]
+        ]
+    return legend(entries)
 
 
 def idle_legend(timeline: Timeline) -> Html:

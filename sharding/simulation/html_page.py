@@ -8,9 +8,10 @@ from sharding.html.elements import Html, element, join
 from sharding.html.page import embedded_json, page
 from sharding.plans.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
-from sharding.simulation.drawing import DrawnLane, DrawnOp, drawn_hops, drawn_lanes
+from sharding.simulation.drawing import DrawnLane, DrawnOp, Half, drawn_hops, drawn_lanes
 from sharding.simulation.figures import (
     causes_table,
+    filled_table,
     headline_figures,
     idle_legend,
     in_words,
@@ -19,19 +20,25 @@ from sharding.simulation.figures import (
     units_table,
 )
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
-from sharding.simulation.overview import CAUSE_COLOURS, KIND_COLOURS, overview
+from sharding.simulation.op_colours import unit_colours
+from sharding.simulation.overview import CAUSE_COLOURS, overview
 from sharding.simulation.subject import subject_in_words
 from sharding.simulation.timeline import Timeline
 
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 _CAUSES = list(IDLE_CAUSES)
+_HALVES: tuple[Half, ...] = get_args(Half)
 _FOLDER = pathlib.Path(__file__).parent
 
 _READING = (
-    "A lane is a pipeline rank; beside its name stands its busy share. An op is drawn at the mean of its data-parallel "
-    "replicas, and neighbouring microbatches differ in lightness. Low strips are idle time, in the colour of the cause."
+    "A lane is the devices of a pipeline rank; beside its name stands their busy share. An op is drawn at the mean of "
+    "its data-parallel replicas, and neighbouring microbatches differ in lightness. Low strips are idle time, in the "
+    "colour of the cause."
 )
-_SHARED = " Units share devices: where a lane is blank, its devices work for another unit."
+_SHARED = (
+    " Units share devices: a lane has the ops of all units on them, and the name of the one that computes most. Two "
+    "ops of half a lane's height are one program."
+)
 _KEYS = (
     "The wheel zooms and dragging moves. On the keyboard: Tab to the chart, arrow keys from op to op and from lane to "
     "lane, + and − to zoom, Shift with arrow keys to move, 0 for the whole step, Escape to close the description. An "
@@ -61,6 +68,7 @@ def html_page(timeline: Timeline, title: str) -> str:
         element("p", _KEYS, class_="note keys", hidden=True),
         element("h2", "Idle time"),
         causes_table(timeline),
+        filled_table(timeline),
         element("h2", "Units and stages"),
         units_table(timeline),
         element("details", element("summary", "Every stage"), lanes_table(timeline)),
@@ -82,6 +90,7 @@ def html_fragment(timeline: Timeline) -> Html:
         overview(timeline),
         element("p", _READING + (_SHARED if _is_shared(timeline) else "")),
         causes_table(timeline),
+        filled_table(timeline),
         units_table(timeline),
     )
 
@@ -123,42 +132,56 @@ def _chart() -> Html:
 
 def page_data(timeline: Timeline) -> dict[str, Any]:
     """The data that the chart draws. Ops and hops are lists, because there are thousands: see `_op` and `_hops`."""
+    units, colours = list(timeline.lanes_of_units), unit_colours(timeline)
     return {
         "step": timeline.step,
         "kinds": OP_KINDS,
-        "kind_colours": [KIND_COLOURS.get(kind, "") for kind in OP_KINDS],
+        "units": units,
+        "colours": [[colours[unit].get(kind, "") for kind in OP_KINDS] for unit in units],
         "causes": _CAUSES,
         "cause_colours": list(CAUSE_COLOURS.values()),
         "explanations": list(IDLE_CAUSES.values()),
-        "lanes": [_lane(drawn, timeline) for drawn in drawn_lanes(timeline)],
-        "hops": _hops(timeline),
+        "lanes": [_lane(drawn, timeline.step, units) for drawn in drawn_lanes(timeline)],
+        "hops": _hops(timeline, units),
     }
 
 
-def _lane(drawn: DrawnLane, timeline: Timeline) -> dict[str, Any]:
+def _lane(drawn: DrawnLane, step: float, units: list[str]) -> dict[str, Any]:
     return {
-        "unit": drawn.lane.rank[0],
-        "name": drawn.lane.name,
-        "busy": round(timeline.lane_busy(drawn.lane) / timeline.step, 6),
-        "chunks": len(drawn.lane.stages),
-        "devices": device_ranges(sorted(drawn.lane.devices)),
-        "replicas": drawn.lane.replicas,
-        "ops": [_op(op) for op in drawn.ops],
+        "unit": drawn.unit,
+        "name": drawn.name,
+        "ranks": [
+            {
+                "unit": units.index(rank.rank[0]),
+                "name": rank.name,
+                "chunks": len(rank.stages),
+                "replicas": rank.replicas,
+            }
+            for rank in drawn.ranks
+        ],
+        "busy": round(drawn.busy / step, 6),
+        "devices": device_ranges(drawn.devices),
+        "ops": [_op(op, units) for op in drawn.ops],
         "idle_after": _idle(drawn.idle_after),
     }
 
 
-def _op(op: DrawnOp) -> list[Any]:
-    """Kind, microbatch, virtual stage, chunk, start, end, communication, slowest; then pairs (cause, idle seconds)."""
+def _op(op: DrawnOp, units: list[str]) -> list[Any]:
+    """Kind, microbatch, unit, virtual stage, chunk, half, start, end, communication, slowest; then the idle time.
+
+    The unit of the norm is -1. Idle time is pairs (cause, seconds).
+    """
     times = [_rounded(seconds) for seconds in (op.start, op.end, op.communication, op.slowest)]
-    return [OP_KINDS.index(op.op.kind), op.op.microbatch, op.op.stage, op.chunk, *times, *_idle(op.idle_before)]
+    unit = units.index(op.op.unit) if op.op.unit else -1
+    place = [unit, op.op.stage, op.chunk, _HALVES.index(op.half)]
+    return [OP_KINDS.index(op.op.kind), op.op.microbatch, *place, *times, *_idle(op.idle_before)]
 
 
-def _hops(timeline: Timeline) -> list[list[Any]]:
-    """Of each hop: kind, microbatch, source lane, target lane, source stage, target stage, start, end."""
+def _hops(timeline: Timeline, units: list[str]) -> list[list[Any]]:
+    """Of each hop: kind, microbatch, source lane, source stage, target unit, target stage, start, end."""
     return [
-        [OP_KINDS.index(hop.op.kind), hop.op.microbatch, hop.source, hop.target, hop.op.stage, hop.op.target_stage]
-        + [_rounded(hop.start), _rounded(hop.end)]
+        [OP_KINDS.index(hop.op.kind), hop.op.microbatch, hop.source, hop.op.stage]
+        + [units.index(hop.op.target_unit), hop.op.target_stage, _rounded(hop.start), _rounded(hop.end)]
         for hop in drawn_hops(timeline)
     ]
 

@@ -33,9 +33,10 @@ IDLE_CAUSES: dict[IdleCause, str] = {
     "straggler replica": "The op that produces an input took longer than on its mean replica, or fast replicas wait "
     "for slow ones before they reduce gradients.",
     "hop": "An input has been computed and is on its way from the devices of another stage.",
-    "tensor parallel": "Collectives of tensor, context-parallel or expert ranks inside an op.",
-    "gather": "Data-parallel ranks gather their compute weights, once a step.",
-    "reduce": "Data-parallel ranks sum their gradients, once a step.",
+    "tensor parallel": "Collectives of tensor, context-parallel or expert ranks inside an op, as far as no other op of "
+    "its bundle computes beside them.",
+    "gather": "Data-parallel ranks gather their compute weights, once a step, and compute nothing beside it.",
+    "reduce": "Data-parallel ranks sum their gradients, once a step, and compute nothing beside it.",
     "cool-down": "A device has finished its last forward or backward: the pipeline drains. Reductions and updates are "
     "counted apart.",
 }
@@ -81,7 +82,7 @@ def idle_by_cause(periods: Sequence[IdlePeriod], groups: int) -> dict[IdleCause,
 
 
 def idle_times(
-    groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span], rendezvous: bool
+    groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span], rendezvous: bool, step: float
 ) -> Iterator[IdlePeriod]:
     """All idle time of a step.
 
@@ -90,18 +91,20 @@ def idle_times(
         stages: Which stages feed which.
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and shares occupied the devices of both their ends.
+        step: Seconds of the step.
     """
-    replay = _Replay(groups, stages, spans)
-    for number, span in enumerate(spans):
+    replay, numbered = _Replay(groups, stages, spans), iter(enumerate(spans))
+    for number, span in numbered:
         if span.op.kind in TRANSFERS:
             replay.record_transfer(span)
             if rendezvous:
                 yield from replay.transfer(number, span)
-        elif span.op.kind in ("forward", "backward"):
-            yield from replay.compute(number, span)
+        elif span.beside is None:
+            yield from replay.alone(number, span)
         else:
-            yield from replay.once_per_step(number, span)
-    yield replay.rest_of_step(max(float(span.end.max()) for span in spans))
+            _, second = next(numbered)
+            yield from replay.bundle(number, span, second)
+    yield replay.rest_of_step(step)
 
 
 class _Replay:
@@ -118,7 +121,7 @@ class _Replay:
         seconds: dict[tuple[OpKind, StageId], list[float]] = collections.defaultdict(list)
         for span in spans:
             if span.op.kind in ("forward", "backward"):
-                seconds[span.op.kind, span.op.stage_id].append(float(span.seconds.mean()))
+                seconds[span.op.kind, span.op.stage_id].append(float(span.own_seconds.mean()))
                 self._remaining[self._groups_at(span.op)[0]] += 1
         self._total = self._remaining.copy()
         self._mean_seconds = {key: float(np.mean(values)) for key, values in seconds.items()}
@@ -128,23 +131,70 @@ class _Replay:
         if span.op.kind in _PRODUCER:
             self._inputs[_PRODUCER[span.op.kind], span.op.target_id, span.op.microbatch].append(span)
 
-    def compute(self, number: int, span: Span) -> Iterator[IdlePeriod]:
-        """Idle time before and inside a forward or backward."""
+    def alone(self, number: int, span: Span) -> Iterator[IdlePeriod]:
+        """Idle time before and inside an op that is no transfer."""
+        yield from self._before(number, span, span.start)
+        yield from self._inside(number, span)
+        self._finish(span)
+
+    def bundle(self, number: int, first: Span, second: Span) -> Iterator[IdlePeriod]:
+        """Idle time before and inside two ops of one program.
+
+        Devices wait for what the first needs, and what remains until both start for what the second needs.
+        """
+        ready = np.minimum(self._ready(first), first.start)
+        yield from self._before(number, first, ready)
+        self._free[self._groups_at(first.op)[0]] = ready[:, None]
+        yield from self._before(number + 1, second, second.start)
+        for turn, span in enumerate((first, second)):
+            yield from self._inside(number + turn, span)
+            self._finish(span)
+
+    def _ready(self, span: Span) -> Float[np.ndarray, " i"]:
+        """When each replica of an op could start it."""
+        free = self._free[self._groups_at(span.op)[0]].max(axis=1)
+        if span.op.microbatch < 0:
+            return np.full_like(free, free.max())
+        for hop in self._inputs.get((span.op.kind, span.op.stage_id, span.op.microbatch), ()):
+            free = np.maximum(free, hop.end)
+        return free
+
+    def _before(self, number: int, span: Span, until: Float[np.ndarray, " i"]) -> Iterator[IdlePeriod]:
+        """Idle time from when devices were last busy until a moment before an op."""
         op = span.op
         rows, is_first = self._groups_at(op)
-        key = (op.kind, op.stage_id, op.microbatch)
         free = self._free[rows]
-        gap = (span.start[:, None] - free) * is_first
-        if gap.any():
+        gap = (until[:, None] - free) * is_first
+        if not gap.any():
+            return
+        if op.kind in ("forward", "backward"):
             before_first = self._remaining[rows] == self._total[rows]
-            waited = np.maximum(span.start - free.max(axis=1), 0.0)
-            seconds = self._divide_gap(np.where(before_first, 0.0, gap), waited, self._inputs.get(key, []))
+            waited = np.maximum(until - free.max(axis=1), 0.0)
+            inputs = self._inputs.get((op.kind, op.stage_id, op.microbatch), [])
+            seconds = self._divide_gap(np.where(before_first, 0.0, gap), waited, inputs)
             yield IdlePeriod(number, False, rows, {"warm-up": gap * before_first, **seconds})
-        if span.communication.any():
+        elif op.kind == "gather":  # of a chunk that the devices did not start with
+            started = self._remaining[rows] < self._total[rows]
+            yield IdlePeriod(number, False, rows, {"warm-up": gap * ~started, "straggler replica": gap * started})
+        else:
+            yield IdlePeriod(number, False, rows, {_BEFORE[op.kind]: gap})
+
+    def _inside(self, number: int, span: Span) -> Iterator[IdlePeriod]:
+        """Idle time inside an op."""
+        rows, is_first = self._groups_at(span.op)
+        if span.op.kind in _INSIDE:
+            yield IdlePeriod(number, True, rows, {_INSIDE[span.op.kind]: span.own_seconds[:, None] * is_first})
+        elif span.communication.any():
             yield IdlePeriod(number, True, rows, {"tensor parallel": span.communication[:, None] * is_first})
+
+    def _finish(self, span: Span) -> None:
+        """Records that an op has occupied its devices until its end."""
+        op = span.op
+        rows, _ = self._groups_at(op)
         self._free[rows] = span.end[:, None]
-        self._remaining[rows] -= 1
-        self._ran[key] = span
+        if op.kind in ("forward", "backward"):
+            self._remaining[rows] -= 1
+            self._ran[op.kind, op.stage_id, op.microbatch] = span
 
     def _divide_gap(
         self, gap: Float[np.ndarray, "i g"], waited: Float[np.ndarray, " i"], inputs: list[Span]
@@ -172,26 +222,13 @@ class _Replay:
         exchanged = self._stages.is_exchange(op.stage_id, op.target_id)
         sources = source_replicas(len(produced.end), len(hop.end), exchanged)
         last = np.take_along_axis(sources, produced.end[sources].argmax(axis=1)[:, None], axis=1)[:, 0]
-        seconds, mean = produced.seconds, produced.seconds.mean()
+        seconds = produced.own_seconds
+        mean = seconds.mean()
         return {
             "hop": hop.seconds,
             "straggler replica": np.maximum(seconds[last] - mean, 0.0),
             "straggler microbatch": np.full(len(last), max(mean - self._mean_seconds[kind, op.stage_id], 0.0)),
         }
-
-    def once_per_step(self, number: int, span: Span) -> Iterator[IdlePeriod]:
-        """Idle time before and inside gathers, reductions, the norm and updates."""
-        kind = span.op.kind
-        rows, is_first = self._groups_at(span.op)
-        gap = (span.start[:, None] - self._free[rows]) * is_first
-        if gap.any() and kind == "gather":  # of a chunk that the devices did not start with
-            started = self._remaining[rows] < self._total[rows]
-            yield IdlePeriod(number, False, rows, {"warm-up": gap * ~started, "straggler replica": gap * started})
-        elif gap.any():
-            yield IdlePeriod(number, False, rows, {_BEFORE[kind]: gap})
-        if kind in _INSIDE:
-            yield IdlePeriod(number, True, rows, {_INSIDE[kind]: span.seconds[:, None] * is_first})
-        self._free[rows] = span.end[:, None]
 
     def _groups_at(self, op: PipelineOp) -> tuple[Int[np.ndarray, "i g"], Bool[np.ndarray, "i g"]]:
         """The groups that run an op that is no transfer, and which of them are no repetitions."""

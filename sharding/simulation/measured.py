@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from sharding.plans.device_groups import replicas_at
 from sharding.plans.stage_graph import StageId, UnitCopies
 from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
+from sharding.simulation.bundles import COLLECTIVES, BundledOp
 from sharding.simulation.schedule_replay import Seconds, replay_schedule
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
@@ -52,6 +53,7 @@ def measured_timeline(
     Ends are measured. Starts are derived, because no clock on the host sees them: an op starts when its launch began,
     when its devices had finished the op before it in the schedule, and when its inputs had arrived, whichever is last.
     So an op that waits inside its program, as for other ranks of its unit, counts as busy; `Span.communication` is 0.
+    Of a bundle, each op counts for half of the time; beside a gather or a reduction the other counts for all.
 
     Args:
         devices: Devices of every stage, as [copies * replicas, ranks of a replica].
@@ -66,4 +68,17 @@ def measured_timeline(
         # A thread may notice an end later than another thread that of an op which needed it, by microseconds.
         return Span(op, began, np.fmax(began, finished[op]), np.zeros_like(began))
 
-    return Timeline(schedule.op_graph, devices, None, replay_schedule(devices, schedule, clock, rendezvous), rendezvous)
+    def bundle_clock(ops: tuple[BundledOp, BundledOp], start: Float[np.ndarray, " c"]) -> tuple[Span, Span]:
+        began, ended = start.copy(), start.copy()
+        for op, part in ops:
+            np.fmax.at(began, part, launched[op])
+            np.fmax.at(ended, part, np.fmax(launched[op], finished[op]))
+        share = 1.0 if ops[0].op.kind in COLLECTIVES else 0.5  # of the second op
+        spans = [
+            Span(op, began[part], ended[part], np.zeros(len(part)), of_other * (ended - began)[part])
+            for (op, part), of_other in zip(ops, (share, 1.0 - share), strict=True)
+        ]
+        return spans[0], spans[1]
+
+    spans = replay_schedule(devices, schedule, clock, bundle_clock, rendezvous)
+    return Timeline(schedule.op_graph, devices, None, spans, rendezvous)

@@ -16,17 +16,23 @@ Event = dict[str, Any]
 def perfetto_trace(timeline: Timeline) -> str:
     """The trace as JSON, with a process per unit, a thread per lane, an event per op, and an arrow per hop.
 
-    An op is drawn at the mean of its replicas. Idle time is drawn before it, an event per cause. The figures of
-    `Timeline.summary` are the trace's metadata, with what the step is a step of.
+    A lane that several units share is in the process of the one that computes most on it; the events of the others have
+    their names. The ops of a bundle are drawn one after another. An op is drawn at the mean of its replicas. Idle time
+    is drawn before it, an event per cause. The figures of `Timeline.summary` are the trace's metadata, with what the
+    step is a step of.
     """
     lanes = drawn_lanes(timeline)
-    units = list(dict.fromkeys(lane.lane.rank[0] for lane in lanes))
-    threads = [{"pid": units.index(lane.lane.rank[0]), "tid": number} for number, lane in enumerate(lanes)]
+    units = list(dict.fromkeys(lane.unit for lane in lanes))
+    threads = [{"pid": units.index(lane.unit), "tid": number} for number, lane in enumerate(lanes)]
     events = list(_names(lanes, threads))
     for lane, thread in zip(lanes, threads, strict=True):
-        events += itertools.chain.from_iterable(_op_events(op, thread) for op in lane.ops)
+        events += itertools.chain.from_iterable(_op_events(op, lane.unit, thread) for op in lane.ops)
         events += _idle_events(lane.idle_after, timeline.step, thread)
-    drawn = {(op.op.kind, op.op.stage_id, op.op.microbatch): op for lane in lanes for op in lane.ops}
+    drawn = {
+        (number, op.op.kind, op.op.stage_id, op.op.microbatch): op
+        for number, lane in enumerate(lanes)
+        for op in lane.ops
+    }
     for number, hop in enumerate(drawn_hops(timeline)):
         events += _arrow(number, hop, drawn, threads)
     subject = {"made_for": timeline.purpose.document()} if timeline.purpose else {}
@@ -36,26 +42,35 @@ def perfetto_trace(timeline: Timeline) -> str:
 
 def _names(lanes: tuple[DrawnLane, ...], threads: list[Event]) -> Iterator[Event]:
     for lane, thread in zip(lanes, threads, strict=True):
-        copy = f", copy {lane.lane.copy}" if lane.lane.copies > 1 else ""
-        name = f"stage {lane.lane.stage}{copy}, devices {device_ranges(sorted(lane.lane.devices))}"
-        yield {"ph": "M", "name": "process_name", **thread, "args": {"name": lane.lane.rank[0]}}
+        first, *others = lane.ranks
+        copy = f", copy {first.copy}" if first.copies > 1 else ""
+        shared = "".join(f", {rank.name}" for rank in others)
+        name = f"stage {first.stage}{copy}{shared}, devices {device_ranges(lane.devices)}"
+        yield {"ph": "M", "name": "process_name", **thread, "args": {"name": lane.unit}}
         yield {"ph": "M", "name": "process_sort_index", **thread, "args": {"sort_index": thread["pid"]}}
         yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": thread["tid"]}}
 
 
-def _op_events(drawn: DrawnOp, thread: Event) -> Iterator[Event]:
+def _op_events(drawn: DrawnOp, unit: str, thread: Event) -> Iterator[Event]:
     yield from _idle_events(drawn.idle_before, drawn.start, thread)
     op = drawn.op
     name = f"{op.kind} {op.microbatch}" if op.microbatch >= 0 else op.kind
+    if op.unit not in ("", unit):
+        name = f"{op.unit} {name}"
     arguments = {
+        "unit": op.unit,
         "microbatch": op.microbatch,
         "virtual stage": op.stage,
         "chunk": drawn.chunk,
         "tensor-parallel wait (us)": _microseconds(drawn.communication),
         "slowest replica (us)": _microseconds(drawn.slowest),
     }
-    yield _slice(name, op.kind, drawn.start, drawn.end, thread, arguments)
+    start, end, middle = drawn.start, drawn.end, (drawn.start + drawn.end) / 2
+    if drawn.half != "whole":
+        arguments["in one program with"] = "the next" if drawn.half == "upper" else "the one before"
+        start, end = (start, middle) if drawn.half == "upper" else (middle, end)
+    yield _slice(name, op.kind, start, end, thread, arguments)
 
 
 def _idle_events(idle: Mapping[IdleCause, float], end: float, thread: Event) -> Iterator[Event]:
@@ -83,8 +98,8 @@ def _slice(name: str, category: str, start: float, end: float, thread: Event, ar
 def _arrow(number: int, hop: DrawnHop, drawn: Mapping[tuple, DrawnOp], threads: list[Event]) -> Iterator[Event]:
     """From the middle of the producing op to the start of the one that waits; the viewer needs a moment inside each."""
     kind = "forward" if hop.op.kind == "hop" else "backward"
-    source = drawn[kind, hop.op.stage_id, hop.op.microbatch]
-    target = drawn[kind, hop.op.target_id, hop.op.microbatch]
+    source = drawn[hop.source, kind, hop.op.stage_id, hop.op.microbatch]
+    target = drawn[hop.target, kind, hop.op.target_id, hop.op.microbatch]
     arrow = {"name": hop.op.kind, "cat": "hop", "id": number}
     yield {"ph": "s", **arrow, **threads[hop.source], "ts": _microseconds((source.start + source.end) / 2)}
     yield {"ph": "f", "bp": "e", **arrow, **threads[hop.target], "ts": _microseconds(target.start)}

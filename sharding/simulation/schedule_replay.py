@@ -1,6 +1,7 @@
 """The replay of a schedule: when every op can start on every replica, given when the ops before it ended."""
 
 import collections
+import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -9,6 +10,7 @@ from jaxtyping import Float, Int
 from sharding.plans.device_groups import group_devices, latest_of_sources, replicas_at
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.simulation.bundles import COLLECTIVES, BundleClock, BundledOp, joined_parts
 from sharding.simulation.spans import Span
 
 Seconds = Float[np.ndarray, " i"]
@@ -19,23 +21,35 @@ OpClock = Callable[[PipelineOp, Seconds], Span]
 
 
 def replay_schedule(
-    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], schedule: Schedule, clock: OpClock, rendezvous: bool
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
+    schedule: Schedule,
+    clock: OpClock,
+    bundle_clock: BundleClock,
+    rendezvous: bool,
 ) -> tuple[Span, ...]:
     """The span of every op of a schedule, in its order.
 
     An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
     replicas of a stage run independently; those of a hop's target wait for the source replicas whose rows they take.
     `gather` and `reduce` join the replicas of all copies of a stage, a share joins those of both its stages, `norm` all
-    devices.
+    devices. A bundle can start once both its ops could, on all replicas of either that share devices; what depends on
+    one of them waits for the end of both.
 
     Args:
         devices: Devices of every stage, as [copies * replicas, ranks of a replica].
         schedule: A schedule that `check_schedule` accepts.
         clock: How long ops take.
+        bundle_clock: How long bundles take.
         rendezvous: Whether a hop occupies the devices of both its ends; if not, it occupies none.
     """
     state = _ScheduleRun(devices, schedule.op_graph, clock, rendezvous)
-    return tuple(_RUN[op.kind](state, op) for op in schedule.ops)
+    spans: list[Span] = []
+    for op, following in itertools.zip_longest(schedule.ops, schedule.ops[1:]):
+        if following in schedule.bundled:
+            spans += state.bundle(op, following, bundle_clock)
+        elif op not in schedule.bundled:
+            spans.append(_RUN[op.kind](state, op))
+    return tuple(spans)
 
 
 class _ScheduleRun:
@@ -49,6 +63,7 @@ class _ScheduleRun:
         self._rendezvous = rendezvous
         groups = group_devices(devices)
         self._groups_of = groups.groups_of
+        self._parts: dict[tuple, tuple[Int[np.ndarray, " i"], Int[np.ndarray, " j"]]] = {}
         self._free = np.zeros(len(groups.sizes))
         self._ends: dict[tuple[OpKind, StageId, int], Seconds] = {}
         # For a forward or backward to come: how many inputs have arrived, and when the last of them did.
@@ -61,7 +76,37 @@ class _ScheduleRun:
         return replicas_at(self._graph.copies, stage[0], microbatch, self._groups_of[stage])
 
     def compute(self, op: PipelineOp) -> Span:
-        """Runs a forward or a backward."""
+        """Runs a forward, a backward, a gather or a reduction."""
+        return self._record(self._clock(op, self._ready(op)))
+
+    def bundle(self, first: PipelineOp, second: PipelineOp, clock: BundleClock) -> tuple[Span, Span]:
+        """Runs two ops in one program."""
+        ready = [self._ready(op) for op in (first, second)]
+        parts = self._joined_parts(first, second)
+        start = np.zeros(1 + max(int(part.max()) for part in parts))
+        for of_op, part in zip(ready, parts, strict=True):
+            np.maximum.at(start, part, of_op)
+        spans = clock((BundledOp(first, parts[0]), BundledOp(second, parts[1])), start)
+        return self._record(spans[0]), self._record(spans[1])
+
+    def _joined_parts(
+        self, first: PipelineOp, second: PipelineOp
+    ) -> tuple[Int[np.ndarray, " i"], Int[np.ndarray, " j"]]:
+        """The parts of a bundle; a gather or a reduction joins all of its stage."""
+        tables = [self._groups(op.stage_id, op.microbatch) for op in (first, second)]
+        if first.kind in COLLECTIVES:
+            return np.zeros(len(tables[0]), int), np.zeros(len(tables[1]), int)
+        places = [(op.stage_id, self._graph.copy_at(op.unit, op.microbatch)) for op in (first, second)]
+        key = (*places[0], *places[1])
+        if key not in self._parts:
+            self._parts[key] = joined_parts(*tables)
+        return self._parts[key]
+
+    def _ready(self, op: PipelineOp) -> Seconds:
+        """When an op could start: its devices are free, and its inputs have arrived."""
+        if op.kind in COLLECTIVES:
+            groups = self._groups_of[op.stage_id]
+            return np.full(len(groups), float(self._free[groups].max()))
         stage, number, is_forward = op.stage_id, op.microbatch, op.kind == "forward"
         inputs = self._graph.sources[stage] if is_forward else self._graph.targets[stage]
         groups = self._groups(stage, number)
@@ -75,9 +120,13 @@ class _ScheduleRun:
             start = np.maximum(start, ready)
         if is_forward and stage in self._borrowed_weights:
             start = np.maximum(start, self._borrowed_weights[stage])
-        span = self._clock(op, start)
-        self._free[groups] = span.end[:, None]
-        self._ends[op.kind, stage, number] = span.end
+        return start
+
+    def _record(self, span: Span) -> Span:
+        """Occupies the devices of an op until its end."""
+        op = span.op
+        self._free[self._groups(op.stage_id, op.microbatch)] = span.end[:, None]
+        self._ends[op.kind, op.stage_id, op.microbatch] = span.end
         return span
 
     def hop(self, op: PipelineOp) -> Span:
@@ -128,14 +177,6 @@ class _ScheduleRun:
             self._returned_gradients = max(self._returned_gradients, moment)
         return span
 
-    def collective(self, op: PipelineOp) -> Span:
-        """Runs a gather or a reduction, which joins the replicas of all copies of a stage."""
-        groups = self._groups_of[op.stage_id]
-        span = self._clock(op, np.full(len(groups), float(self._free[groups].max())))
-        self._free[groups] = span.end[:, None]
-        self._ends[op.kind, op.stage_id, -1] = span.end
-        return span
-
     def update(self, op: PipelineOp) -> Span:
         """Runs the optimizer of a stage."""
         groups = self._groups_of[op.stage_id]
@@ -157,8 +198,8 @@ _RUN: dict[OpKind, Callable[[_ScheduleRun, PipelineOp], Span]] = {
     "hop_back": _ScheduleRun.hop,
     "share": _ScheduleRun.share,
     "share_back": _ScheduleRun.share,
-    "gather": _ScheduleRun.collective,
-    "reduce": _ScheduleRun.collective,
+    "gather": _ScheduleRun.compute,
+    "reduce": _ScheduleRun.compute,
     "update": _ScheduleRun.update,
     "norm": _ScheduleRun.norm,
 }

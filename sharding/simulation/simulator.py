@@ -1,6 +1,6 @@
 """The simulator: every op's start and end on every replica, from a schedule and the costs of a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int
@@ -9,9 +9,9 @@ from sharding.costs.step_costs import StepCosts
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge, StageId
-from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
-from sharding.simulation.schedule_replay import OpClock, Seconds, replay_schedule
-from sharding.simulation.spans import Span
+from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
+from sharding.simulation.cost_clock import cost_bundle_clock, cost_clock
+from sharding.simulation.schedule_replay import replay_schedule
 from sharding.simulation.timeline import Timeline
 
 
@@ -19,7 +19,8 @@ def simulate(plan: Plan, schedule: Schedule, costs: StepCosts, rendezvous: bool 
     """The timeline of one step.
 
     An op starts as soon as it can (`replay_schedule`); this is exact for the schedule and the costs given. A hop takes
-    its seconds from the end of the op that produces its array; a share takes none.
+    its seconds from the end of the op that produces its array; a share takes none. What a bundle takes is said at
+    `bundle_spans`.
 
     Args:
         plan: Which devices hold which stages.
@@ -40,46 +41,8 @@ def simulate_on_devices(
     """`simulate` on stages whose devices are given as [copies * replicas, ranks of a replica]."""
     op_graph = schedule.op_graph
     _check_costs(devices, op_graph, costs)
-    spans = replay_schedule(devices, schedule, _clock(costs), rendezvous)
+    spans = replay_schedule(devices, schedule, cost_clock(costs), cost_bundle_clock(costs), rendezvous)
     return Timeline(op_graph, devices, costs, spans, rendezvous)
-
-
-def _clock(costs: StepCosts) -> OpClock:
-    """Ops start as soon as they can, and take the seconds of these costs."""
-
-    def run(op: PipelineOp, start: Seconds) -> Span:
-        seconds, communication = _DURATIONS[op.kind](costs, op)
-        return Span(op, start, start + seconds, np.zeros_like(start) if communication is None else communication)
-
-    return run
-
-
-_Duration = tuple[Seconds | float, Seconds | None]
-"""Seconds of an op, and those among them in which its devices wait for other ranks of the unit; None for none."""
-
-
-def _forward(costs: StepCosts, op: PipelineOp) -> _Duration:
-    stage = costs.stages[op.stage_id]
-    return stage.forward[op.microbatch], stage.forward_communication[op.microbatch]
-
-
-def _backward(costs: StepCosts, op: PipelineOp) -> _Duration:
-    stage = costs.stages[op.stage_id]
-    return stage.backward[op.microbatch], stage.backward_communication[op.microbatch]
-
-
-_DURATIONS: dict[OpKind, Callable[[StepCosts, PipelineOp], _Duration]] = {
-    "forward": _forward,
-    "backward": _backward,
-    "hop": lambda costs, op: (costs.hops[op.stage_id, op.target_id][op.microbatch], None),
-    "hop_back": lambda costs, op: (costs.hops_back[op.target_id, op.stage_id][op.microbatch], None),
-    "share": lambda costs, op: (0.0, None),
-    "share_back": lambda costs, op: (0.0, None),
-    "gather": lambda costs, op: (costs.stages[op.stage_id].gather, None),
-    "reduce": lambda costs, op: (costs.stages[op.stage_id].reduce, None),
-    "update": lambda costs, op: (costs.stages[op.stage_id].update, None),
-    "norm": lambda costs, op: (costs.norm, None),
-}
 
 
 def _check_costs(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: OpGraph, costs: StepCosts) -> None:

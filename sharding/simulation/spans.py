@@ -18,15 +18,29 @@ class Span:
             of the copy that takes its microbatch, of all copies if it runs once per step. Of a hop or a share: when the
             array was ready to be sent. Of `norm`: a single entry.
         end: The same of its end; of a hop or a share, when all of the array has arrived.
-        communication: Seconds between them in which the devices waited for tensor, context-parallel or expert ranks.
+        communication: Seconds between them in which the devices waited for tensor, context-parallel or expert ranks,
+            and computed nothing meanwhile; in a bundle also for slower replicas of it.
+        beside: Of an op in a bundle (`Schedule.bundled`), both of whose spans have its start and end: the seconds
+            between them that are the other op's. None for an op that runs alone.
     """
 
     op: PipelineOp
     start: Float[np.ndarray, " i"]
     end: Float[np.ndarray, " i"]
     communication: Float[np.ndarray, " i"]
+    beside: Float[np.ndarray, " i"] | None = None
 
     @property
     def seconds(self) -> Float[np.ndarray, " i"]:
-        """Seconds that the op took."""
+        """Seconds that the op took, or the bundle that it is in."""
         return self.end - self.start
+
+    @property
+    def own_seconds(self) -> Float[np.ndarray, " i"]:
+        """Seconds that the op took without those of the other op of its bundle."""
+        return self.seconds if self.beside is None else self.seconds - self.beside
+
+    @property
+    def compute_seconds(self) -> Float[np.ndarray, " i"]:
+        """Seconds of the op without waiting for other ranks."""
+        return self.own_seconds - self.communication

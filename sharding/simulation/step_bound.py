@@ -16,10 +16,11 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
         max_rank(arrival + work + return) + norm + max_rank(update)
 
     `work` is all forwards and backwards of a pipeline rank, one of a single copy of its unit, on the slowest of its
-    replicas; of ranks on the same devices together, what one of these devices takes at least. Before them or between
-    them its devices gather all its weights, and no earlier than the shortest microbatch has arrived through the stages
-    before it (`arrival`) do they start. After its last op the shortest microbatch still returns through these stages,
-    and the rank reduces all its gradients, meanwhile or before (`return`).
+    replicas. Before them or between them its devices gather all its weights, and no earlier than the shortest
+    microbatch has arrived through the stages before it (`arrival`) do they start. After its last op the shortest
+    microbatch still returns through these stages, and the rank reduces all its gradients, meanwhile or before
+    (`return`). Of ranks on the same devices, or on some of them, `work` is also what one of these devices computes at
+    least: in bundles, one rank's computation may take place in another's waits and gathers.
 
     Args:
         op_graph: The ops of a step.
@@ -27,10 +28,13 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
     """
     bound, ranks = _StepBound(op_graph, work), op_graph.stage_graph.stages_of
     updates = max(bound.once_per_step(rank, "update") for rank in ranks)
-    on_devices: dict[frozenset[int], list[PipelineRank]] = {}
-    for rank in ranks:
-        on_devices.setdefault(op_graph.stage_graph.rank_devices[rank], []).append(rank)
-    return max(bound.end(together) for together in on_devices.values()) + work.norm + updates
+    devices = op_graph.stage_graph.rank_devices
+    ends = [bound.end_of_rank(rank) for rank in ranks]
+    for shared in set(devices.values()):
+        inside = [rank for rank in ranks if devices[rank] <= shared]
+        if len(inside) > 1:
+            ends.append(bound.end_of_ranks(inside, len(shared)))
+    return max(ends) + work.norm + updates
 
 
 class _StepBound:
@@ -76,21 +80,38 @@ class _StepBound:
             stages = tuple(stage for stage in stages if stage in self._op_graph.trained_stages)
         return sum((getattr(self._work.stages[stage], kind) for stage in stages), start=0.0)
 
-    def end(self, ranks: Sequence[PipelineRank]) -> float:
-        """When the norm can start, as far as ranks on the same devices and what follows their last op are concerned."""
-        starts, rests = [], []
-        for rank in ranks:
-            stages = self._graph.stages_of[rank]
-            starts.append(max(min(self._arrival[stage] for stage in stages), self.once_per_step(rank, "gather")))
-            rests.append(max(min(self._return[stage] for stage in stages), self.once_per_step(rank, "reduce")))
-        return min(starts) + least_on_one_device([self._rank_work(rank) for rank in ranks]) + min(rests)
+    def end_of_rank(self, rank: PipelineRank) -> float:
+        """When the norm can start, as far as one rank and what follows its last op are concerned."""
+        start = max(self._arrival_at(rank), self.once_per_step(rank, "gather"))
+        work = self._rank_seconds(rank, "forward") + self._rank_seconds(rank, "backward")
+        return start + float(work.max()) + max(self._return_from(rank), self.once_per_step(rank, "reduce"))
 
-    def _rank_work(self, rank: PipelineRank) -> Float[np.ndarray, " i"]:
-        """Seconds of all forwards and backwards on each replica of a rank."""
+    def end_of_ranks(self, ranks: Sequence[PipelineRank], count: int) -> float:
+        """The same of ranks that share devices, each being on some of them or on all `count`."""
+        devices = self._graph.rank_devices
+        on_all = [self._rank_seconds(rank, "computing") for rank in ranks if len(devices[rank]) == count]
+        on_some = sum(
+            float(np.mean(self._rank_seconds(rank, "computing"))) * len(devices[rank]) / count
+            for rank in ranks
+            if len(devices[rank]) < count
+        )
+        work = max(least_on_one_device(on_all), sum(float(np.mean(seconds)) for seconds in on_all) + on_some)
+        start = min(map(self._arrival_at, ranks))
+        return start + work + min(map(self._return_from, ranks))
+
+    def _arrival_at(self, rank: PipelineRank) -> float:
+        return min(self._arrival[stage] for stage in self._graph.stages_of[rank])
+
+    def _return_from(self, rank: PipelineRank) -> float:
+        return min(self._return[stage] for stage in self._graph.stages_of[rank])
+
+    def _rank_seconds(self, rank: PipelineRank, field: str) -> Float[np.ndarray, " i"]:
+        """Seconds of all forwards and backwards on each replica of a rank, by a field of `StageWork`."""
         stages, copies = self._graph.stages_of[rank], self._graph.copy_count(rank[0])
         copy = self._graph.ranks_of[stages[0]].index(rank)
-        works = (np.split(self._work.stages[stage].work, copies)[copy] for stage in stages)
-        return sum(works, start=np.zeros(1))
+        return sum(
+            (np.split(getattr(self._work.stages[stage], field), copies)[copy] for stage in stages), start=np.zeros(1)
+        )
 
 
 def least_on_one_device(work: Sequence[Float[np.ndarray, " _"]]) -> float:

@@ -16,8 +16,10 @@ from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.plan_purpose import PlanPurpose
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.simulation.filled_idle import FilledIdle, filled_idle, units_on_shared_devices
 from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
 from sharding.simulation.peak_memory import peak_host_memory, peak_memory
+from sharding.simulation.scheduling_efficiency import scheduling_efficiency
 from sharding.simulation.spans import Span
 
 if TYPE_CHECKING:
@@ -141,7 +143,7 @@ class Timeline:
     @functools.cached_property
     def idle_periods(self) -> tuple[IdlePeriod, ...]:
         """All idle time, span by span."""
-        return tuple(idle_times(self.groups, self.op_graph.stage_graph, self.spans, self.rendezvous))
+        return tuple(idle_times(self.groups, self.op_graph.stage_graph, self.spans, self.rendezvous, self.step))
 
     @functools.cached_property
     def idle_by_group(self) -> Mapping[IdleCause, Float[np.ndarray, " n"]]:
@@ -167,7 +169,7 @@ class Timeline:
         """By stage and copy, the mean seconds of each op that keeps its devices busy."""
         graph, busy = self.op_graph.stage_graph, collections.defaultdict(list)
         for span in self.spans:
-            stage, seconds = span.op.stage_id, span.seconds - span.communication
+            stage, seconds = span.op.stage_id, span.compute_seconds
             if span.op.kind in ("forward", "backward"):
                 busy[stage, graph.copy_at(stage[0], span.op.microbatch)].append(float(seconds.mean()))
             elif span.op.kind == "update":
@@ -261,40 +263,39 @@ class Timeline:
             busy[unit] = sum(self.lane_busy(lane) * len(lane.devices) for lane in lanes) / count
         return busy
 
+    @functools.cached_property
+    def filled_idle(self) -> tuple[FilledIdle, ...]:
+        """Of every unit that computes most on devices which it shares: its idle time, and how much others fill."""
+        graph, found = self.op_graph.stage_graph, []
+        busy = {
+            unit: sum(self.lane_busy(lane) * len(lane.devices) for lane in of)
+            for unit, of in self.lanes_of_units.items()
+        }
+        for unit, others in units_on_shared_devices(graph, busy).items():
+            idle, filled = filled_idle(self.groups, graph, self.spans, unit, others)
+            efficiency = None
+            if self.costs is not None:
+                efficiency = scheduling_efficiency(
+                    self.devices, self.op_graph, self.spans, self.costs, self.groups, unit, others, self.rendezvous
+                )
+            found.append(FilledIdle(unit, others, idle, filled, efficiency))
+        return tuple(found)
+
     @property
     def tokens_per_second(self) -> float:
         """Backbone tokens per second without padding, on all devices together."""
         return self._known_costs().tokens / self.step
 
     def summary(self) -> dict[str, Any]:
-        """The figures for JSON, in seconds, shares of the step and bytes: by cause, by unit and by lane.
+        """The figures for JSON, in seconds, shares of the step and bytes: by cause, by unit and by pipeline rank.
+
+        Of units that share devices also how much of their idle time is filled (`FilledIdle`).
 
         A measured timeline is without MFU, tokens per second and memory.
         """
-        simulated = self.costs is not None
-        return {
-            "step_seconds": self.step,
-            "devices": self.groups.device_count,
-            "microbatches": self.op_graph.microbatches,
-            **(
-                {
-                    "mfu": self.mfu,
-                    "mfu_whole_squares": self.mfu_whole_squares,
-                    "hfu": self.hfu,
-                    "hfu_whole_squares": self.hfu_whole_squares,
-                    "tokens_per_second": self.tokens_per_second,
-                }
-                if simulated
-                else {}
-            ),
-            "busy": {"seconds": self.busy, "share": self.busy / self.step},
-            "idle": {cause: {"seconds": s, "share": s / self.step} for cause, s in self.idle.items()},
-            "units": [
-                {"unit": unit, "busy_seconds": busy, **({"mfu": self.mfu_by_unit[unit]} if simulated else {})}
-                for unit, busy in self.busy_by_unit.items()
-            ],
-            "stages": [self._lane_summary(lane) for lane in self.lanes],
-        }
+        from sharding.simulation.summary import timeline_summary  # it reads timelines, so it imports this module
+
+        return timeline_summary(self)
 
     def __repr__(self) -> str:
         return f"Timeline({self.step:.6g} s, {len(self.spans)} ops on {len(self.lanes)} pipeline ranks)"
@@ -304,7 +305,8 @@ class Timeline:
 
         A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are those of
         the target. Replicas are numbered within the copy that takes a microbatch; ops that run once per step have those
-        of all copies. Raises UserError without pandas.
+        of all copies. `beside` are the seconds between `start` and `end` that are the other op's of a bundle. Raises
+        UserError without pandas.
         """
         spans, replicas = self.spans, [len(span.start) for span in self.spans]
         columns: dict[str, Any] = {
@@ -313,6 +315,7 @@ class Timeline:
         columns["replica"] = np.concatenate([np.arange(count) for count in replicas])
         for name in ("start", "end", "communication"):
             columns[name] = np.concatenate([getattr(span, name) for span in spans])
+        columns["beside"] = np.concatenate([span.seconds - span.own_seconds for span in spans])
         return make_frame(columns)
 
     def _repr_html_(self) -> str:
@@ -320,16 +323,3 @@ class Timeline:
         from sharding.simulation.html_page import html_fragment  # it draws timelines, so it imports this module
 
         return html_fragment(self)
-
-    def _lane_summary(self, lane: Lane) -> dict[str, Any]:
-        return {
-            "unit": lane.rank[0],
-            "copy": lane.copy,
-            "stage": lane.stage,
-            "chunks": len(lane.stages),
-            "devices": len(lane.devices),
-            "replicas": lane.replicas,
-            "busy_seconds": self.lane_busy(lane),
-            "idle_seconds": self.lane_idle(lane),
-            **({} if self.costs is None else {"memory_bytes": self.lane_peak_memory(lane)}),
-        }

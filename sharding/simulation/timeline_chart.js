@@ -6,8 +6,9 @@ const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const step = data.step;
 const AXIS = 28;
-const [KIND, MICROBATCH, VIRTUAL, CHUNK, START, END, COMMUNICATION, SLOWEST, IDLE] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
-const [HOP_KIND, HOP_MICROBATCH, FROM, TO, FROM_STAGE, TO_STAGE, LEAVES, COMES] = [0, 1, 2, 3, 4, 5, 6, 7];
+const [KIND, MICROBATCH, UNIT, VIRTUAL, CHUNK, HALF, START, END, COMMUNICATION, SLOWEST, IDLE] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+const [HOP_KIND, HOP_MICROBATCH, FROM, FROM_STAGE, TO_UNIT, TO_STAGE, LEAVES, COMES] = [0, 1, 2, 3, 4, 5, 6, 7];
+const [WHOLE, UPPER] = [0, 1];  // halves
 const forward = data.kinds.indexOf("forward"), backward = data.kinds.indexOf("backward"), norm = data.kinds.indexOf("norm");
 const IDLE_HEIGHT = 0.4;  // of a row
 let view = { from: 0, to: step };
@@ -68,8 +69,8 @@ function layOut() {
     const label = element("div", undefined, i && data.lanes[i - 1].unit !== lane.unit ? "next-unit" : "");
     label.style.height = rowHeight + "px";
     label.append(element("b", lane.name), element("span", percent(lane.busy)));
-    label.title = `${lane.name}: busy for ${percent(lane.busy)} of the step; devices ${lane.devices}; `
-      + `${lane.replicas} replicas, ${lane.chunks} chunks`;
+    label.title = `devices ${lane.devices}: busy for ${percent(lane.busy)} of the step; `
+      + lane.ranks.map((rank) => `${rank.name}: ${rank.replicas} replicas, ${rank.chunks} chunks`).join("; ");
     return label;
   }));
   width = chart.clientWidth - labelWidth;
@@ -119,8 +120,10 @@ function drawGaps(pen, gaps, start, top, high, fade) {
 function drawOp(pen, lane, op, top, high, fade) {
   if (op[KIND] === norm) return;
   const left = Math.max(-2, x(op[START])), long = Math.min(width + 4, x(op[END])) - left, kind = data.kinds[op[KIND]];
+  if (op[HALF] !== WHOLE) high /= 2;
+  if (op[HALF] > UPPER) top += high;
   // Microbatches differ in lightness, and neighbours by a seam where there is room for one.
-  pen.fillStyle = data.kind_colours[op[KIND]];
+  pen.fillStyle = data.colours[op[UNIT]][op[KIND]];
   pen.globalAlpha = (fade ? 0.25 : 1) * (op[MICROBATCH] < 0 ? 1 : 1 - 0.13 * (op[MICROBATCH] % 4));
   const seam = long > 4 ? 1 : long > 2 ? 0.5 : 0;
   pen.fillRect(left, top + 1, Math.max(0.5, long - seam), high);
@@ -132,7 +135,7 @@ function drawOp(pen, lane, op, top, high, fade) {
     pen.fillStyle = data.cause_colours[data.causes.indexOf(cause)];
     pen.fillRect(left, top + 1 + high * (1 - share), Math.max(0.5, long - seam), high * share);
   }
-  const text = op[MICROBATCH] < 0 ? kind : lane.chunks > 1 && long > 34 ? `${op[MICROBATCH]}.${op[CHUNK]}` : String(op[MICROBATCH]);
+  const text = op[MICROBATCH] < 0 ? kind : rankOf(lane, op).chunks > 1 && long > 34 ? `${op[MICROBATCH]}.${op[CHUNK]}` : String(op[MICROBATCH]);
   pen.font = `${Math.min(13, high - 2)}px system-ui, sans-serif`;
   if (high > 11 && long > pen.measureText(text).width + 5) {
     pen.fillStyle = fade ? ink : "#10151a";
@@ -142,12 +145,14 @@ function drawOp(pen, lane, op, top, high, fade) {
   }
 }
 
+const rankOf = (lane, op) => lane.ranks.find((rank) => rank.unit === op[UNIT]) || lane.ranks[0];
+
 function drawChosen(pen) {
   const { row, op } = chosen, middle = (lane) => lane * rowHeight + rowHeight / 2;
   pen.strokeStyle = pen.fillStyle = ink;
   pen.lineWidth = 2;
   pen.strokeRect(x(op[START]), row * rowHeight + 1, Math.max(1, x(op[END]) - x(op[START])), rowHeight - 3);
-  for (const hop of inputs(row, op)) {
+  for (const hop of inputs(op)) {
     pen.beginPath();
     pen.moveTo(x(hop[LEAVES]), middle(hop[FROM]));
     pen.lineTo(x(hop[COMES]), middle(row));
@@ -158,9 +163,9 @@ function drawChosen(pen) {
   }
 }
 
-function inputs(row, op) {
+function inputs(op) {
   const kind = data.kinds.indexOf(op[KIND] === forward ? "hop" : op[KIND] === backward ? "hop_back" : "");
-  return data.hops.filter((hop) => hop[HOP_KIND] === kind && hop[TO] === row && hop[HOP_MICROBATCH] === op[MICROBATCH]
+  return data.hops.filter((hop) => hop[HOP_KIND] === kind && hop[TO_UNIT] === op[UNIT] && hop[HOP_MICROBATCH] === op[MICROBATCH]
     && hop[TO_STAGE] === op[VIRTUAL]);
 }
 
@@ -193,10 +198,10 @@ function drawAxis() {
 // ---- Description of an op, or of the idle time between two
 
 function find(px, py) {
-  const row = Math.floor(py / rowHeight), lane = data.lanes[row], at = time(px);
+  const row = Math.floor(py / rowHeight), lane = data.lanes[row], at = time(px), half = py - row * rowHeight < rowHeight / 2;
   if (!lane || at < 0 || at > step) return null;
   const slack = 2 * (view.to - view.from) / width;
-  const op = lane.ops.find((one) => one[END] + slack >= at && one[KIND] !== norm);
+  const op = lane.ops.find((one) => one[END] + slack >= at && one[KIND] !== norm && (one[HALF] === WHOLE || (one[HALF] === UPPER) === half));
   if (op && op[START] - slack <= at) return { row, op };
   const next = lane.ops.find((one) => one[START] >= at), end = next ? next[START] : step;
   const gaps = next ? next.slice(IDLE) : lane.idle_after, start = end - sum(gaps);
@@ -204,14 +209,18 @@ function find(px, py) {
 }
 
 function describe({ row, op, gaps, start }) {
-  const lane = data.lanes[row], rows = [];
+  const lane = data.lanes[row], rank = op ? rankOf(lane, op) : lane, rows = [];
   const idle = op ? op.slice(IDLE) : gaps;
   const name = op ? data.kinds[op[KIND]] + (op[MICROBATCH] < 0 ? "" : ` of microbatch ${op[MICROBATCH]}`) : "idle";
-  rows.push(["on", lane.name + (op && lane.chunks > 1 && op[CHUNK] >= 0 ? `, chunk ${op[CHUNK]}` : "")]);
+  rows.push(["on", rank.name + (op && rank.chunks > 1 && op[CHUNK] >= 0 ? `, chunk ${op[CHUNK]}` : "")]);
+  if (op && op[HALF] !== WHOLE) {
+    const other = lane.ops.find((one) => one !== op && one[HALF] !== WHOLE && one[START] === op[START]);
+    if (other) rows.push(["one program with", `${data.kinds[other[KIND]]} of ${rankOf(lane, other).name}`]);
+  }
   rows.push(["start", seconds(op ? op[START] : start)], ["duration", seconds(op ? op[END] - op[START] : sum(gaps))]);
-  if (op && lane.replicas > 1) rows.push(["slowest replica", seconds(op[SLOWEST])]);
+  if (op && rank.replicas > 1) rows.push(["slowest replica", seconds(op[SLOWEST])]);
   if (op && op[COMMUNICATION] > 0) rows.push(["tensor-parallel wait", seconds(op[COMMUNICATION])]);
-  if (op) for (const hop of inputs(row, op)) {
+  if (op) for (const hop of inputs(op)) {
     const from = data.lanes[hop[FROM]];
     rows.push(["input", `from ${from.name}, ${seconds(hop[COMES] - hop[LEAVES])} on the way`]);
   }

@@ -41,6 +41,8 @@ _OP_FIELDS = {**typing.get_type_hints(PipelineOp), **dict.fromkeys(_TIMES, Seque
 def timeline_document(timeline: Timeline) -> dict[str, Any]:
     """Stages, edges between them as pairs of their numbers, and the ops with their seconds by replica.
 
+    Two ops that follow each other and have seconds `beside` are a bundle.
+
     The devices of a stage are those of all copies of its unit, `copies` which of them takes each microbatch.
     """
     op_graph, graph = timeline.op_graph, timeline.op_graph.stage_graph
@@ -67,7 +69,11 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "pipeline_ranks": dict(graph.pp),
         "copies": {unit: of.of_microbatch for unit, of in graph.copies.items()},
         "ops": [
-            {**span.op._asdict(), **{name: getattr(span, name).round(9).tolist() for name in _TIMES}}
+            {
+                **span.op._asdict(),
+                **{name: getattr(span, name).round(9).tolist() for name in _TIMES},
+                **({} if span.beside is None else {"beside": span.beside.round(9).tolist()}),
+            }
             for span in timeline.spans
         ],
     }
@@ -110,9 +116,19 @@ def _read(document: Any) -> Timeline:
         with_update=document["with_update"],
     )
     spans = tuple(_read_span(entry, devices, graph.copies) for entry in ops)
+    _check_bundles(spans, op_graph)
     if sorted(span.op for span in spans) != sorted(op_graph.dependencies):
         raise ValueError("its ops are not those of its stages and microbatches, once each")
     return Timeline(op_graph, devices, None, spans, document["rendezvous"])
+
+
+def _check_bundles(spans: Sequence[Span], op_graph: OpGraph) -> None:
+    numbered = iter(spans)
+    for span in numbered:
+        if span.beside is not None:
+            second = next(numbered, span)
+            if second.beside is None or op_graph.devices_of(second.op) != op_graph.devices_of(span.op):
+                raise ValueError(f"{span.op} has seconds beside another op, but is in no bundle")
 
 
 def _read_copies(
@@ -134,7 +150,9 @@ def _read_copies(
 def _read_span(entry: Any, devices: Mapping[StageId, np.ndarray], copies: Mapping[str, UnitCopies]) -> Span:
     _check_fields(entry, _OP_FIELDS)
     op = PipelineOp(**{name: entry[name] for name in PipelineOp._fields})
-    times = [np.array(entry[name], float) for name in _TIMES]
+    names = (*_TIMES, "beside") if "beside" in entry else _TIMES
+    _check_fields(entry, dict.fromkeys(names, Sequence[float]))
+    times = [np.array(entry[name], float) for name in names]
     replicas = replica_count(devices, op, copies)
     if any(len(seconds) != replicas for seconds in times):
         raise ValueError(f"{op} has not one time for each of {replicas} replicas")

@@ -83,7 +83,10 @@ def recipes(draw: st.DrawFn) -> tuple:
     depths = draw(st.tuples(*[st.integers(1, 3)] * 3))
     chunks = draw(st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 3)))
     held = st.frozensets(st.integers(0, 5), min_size=1, max_size=2)
-    device_sets = draw(st.none() | st.tuples(*[held] * (sum(depths) + 2)))
+    few = st.lists(held, min_size=1, max_size=2).flatmap(
+        lambda sets: st.tuples(*[st.sampled_from(sets)] * (sum(depths) + 2))
+    )
+    device_sets = draw(st.none() | st.tuples(*[held] * (sum(depths) + 2)) | few)
     stage = st.integers(0, sum(pp * count for pp, count in zip(depths, chunks, strict=True)) + 1)
     shares = draw(st.lists(st.lists(stage, min_size=2, max_size=2, unique=True), max_size=1))
     trained, microbatches = draw(st.frozensets(stage)), draw(st.integers(1, 7))

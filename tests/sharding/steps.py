@@ -10,7 +10,7 @@ from sharding.costs.step_costs import StageCosts, StepCosts
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
-from sharding.schedules.ops import OpGraph, Schedule
+from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
 from tests.sharding.stage_graphs import build_op_graph, recipes, replaced
@@ -71,9 +71,10 @@ def single_devices(graph: StageGraph) -> dict[StageId, np.ndarray]:
 
 
 @st.composite
-def step_recipes(draw: st.DrawFn) -> tuple:
-    """Arguments of `build_step`."""
-    return draw(recipes()), draw(st.sampled_from([gpipe, one_f_one_b, interleaved])), draw(st.integers(0, 2**32 - 1))
+def step_recipes(draw: st.DrawFn, bundles: bool = True) -> tuple:
+    """Arguments of `build_step`, with bundles or without any."""
+    policy, seed = draw(st.sampled_from([gpipe, one_f_one_b, interleaved])), draw(st.integers(0, 2**32 - 1))
+    return draw(recipes()), policy, seed, bundles and draw(st.booleans())
 
 
 def build_step(recipe: tuple) -> SimulatedStep:
@@ -83,7 +84,7 @@ def build_step(recipe: tuple) -> SimulatedStep:
 
     All times are multiples of 1/64, so that sums of them are exact.
     """
-    (depths, device_sets, *others), policy, seed = recipe
+    (depths, device_sets, *others), policy, seed, bundles = recipe
     rng = np.random.default_rng(seed)
     each = int(rng.integers(2, 5))
     device_sets = device_sets or tuple(frozenset([number]) for number in range(sum(depths) + 2))
@@ -124,11 +125,35 @@ def build_step(recipe: tuple) -> SimulatedStep:
         for s, t in op_graph.stage_graph.edges
         if s in op_graph.backward_stages
     }
+    schedule = policy(op_graph)
     return SimulatedStep(
         devices,
-        policy(op_graph),
+        bundled(schedule, rng) if bundles else schedule,
         StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=1.0, tokens=7.0, norm=float(seconds())),
     )
+
+
+def bundled(schedule: Schedule, rng: np.random.Generator) -> Schedule:
+    """The schedule with some ops moved behind an earlier one with which they then are a bundle."""
+    op_graph, ops = schedule.op_graph, list(schedule.ops)
+    chosen: list[PipelineOp] = []
+    for place in range(len(ops)):
+        first = ops[place]
+        if first.kind not in ("forward", "backward", "gather", "reduce") or first in chosen or rng.random() < 0.3:
+            continue
+        ran = set(ops[:place])
+        for later in ops[place + 1 : place + 40]:
+            if (
+                later.kind in ("forward", "backward")
+                and later.unit != first.unit
+                and op_graph.devices_of(later) == op_graph.devices_of(first)
+                and ran.issuperset(op_graph.dependencies[later])
+            ):
+                ops.remove(later)
+                ops.insert(place + 1, later)
+                chosen.append(later)
+                break
+    return Schedule(op_graph, tuple(ops), frozenset(chosen))
 
 
 def _divisors(number: int) -> list[int]:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from sharding.costs.step_costs import StepCosts
 from sharding.plans.device_groups import group_devices, replicas_at, source_replicas
 from sharding.plans.stage_graph import StageEdge, StageId
-from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
 
 CellSeconds = Float[np.ndarray, "r cells"]
 """Seconds by row, a kind of op of one pipeline, and by cell; cell c * m + i is pipeline c's part of microbatch i."""
@@ -178,7 +178,15 @@ def build_replay(
         op_graph: Its ops.
         costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
         rows: Of a microbatch; every pipeline gets at least one.
+
+    Raises:
+        ScheduleError: The schedule has bundles.
     """
+    if schedule.bundled:
+        raise ScheduleError(
+            f"{min(schedule.bundled)} runs in one program with another op: with such bundles only the reorderings none "
+            "and intra_microbatch are possible"
+        )
     graph = op_graph.stage_graph
     copies = {stage: graph.copy_count(stage[0]) for stage in devices}
     pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, copies)

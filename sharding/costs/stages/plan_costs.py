@@ -168,7 +168,7 @@ class _PlanCosts:
         self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in units}
         self._required = required
         self.hops = HopCosts(units, microbatches, batch, stages)
-        self._work: dict[tuple, tuple[_PassWork, _PassWork]] = {}
+        self._work: dict[tuple, tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]] = {}
         self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], float]] = {}
 
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
@@ -305,10 +305,11 @@ class _PlanCosts:
         key = (layer_key(layers), name, exchanges)
         if key not in self._work:
             self._work[key] = self._add_work(layers, exchanges, unit)
-        forward, backward = self._work[key]
+        forward, backward, computing = self._work[key]
         return StageWork(
             forward=forward.total,
             backward=backward.total,
+            computing=computing,
             slowest=forward.slowest + backward.slowest,
             least_forward=forward.least,
             least_backward=backward.least,
@@ -317,42 +318,46 @@ class _PlanCosts:
 
     def _add_work(
         self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
-    ) -> tuple[_PassWork, _PassWork]:
-        """Seconds of all microbatches' forwards and backwards on each replica, and of the shortest of each.
+    ) -> tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]:
+        """Seconds of all microbatches' forwards and backwards on each replica, and without waits (`StageWork`).
 
         What modules of unlike tensor-parallel sizes gather between each other is left out.
         """
         least, shared = np.zeros(2), unit.shared_replicas
-        by_load: dict[tuple[str, int], Float[np.ndarray, "2 d"]] = {}
-        waiting: dict[tuple[str, int], Float[np.ndarray, "2 m i"]] = {}  # of experts, on every replica
+        by_load: dict[tuple[str, int], Float[np.ndarray, "3 d"]] = {}  # forward, backward, waits in both
+        waiting: dict[tuple[str, int], Float[np.ndarray, "3 m i"]] = {}  # of experts, on every replica
         for of_stage, exchange in zip(layers, exchanges, strict=True):
             module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
             of, key = self._layer_costs(of_stage), (module, ranks.dp)
             passes = (of.forward, of.backward)
             least += [count * np.min(seconds.total) for seconds in passes]
             loads = self.hops.replica_loads(module, ranks.dp)
-            by_load.setdefault(key, np.zeros((2, len(loads.distinct))))
+            by_load.setdefault(key, np.zeros((3, len(loads.distinct))))
             if layer.expert_parameters:
                 passes = tuple(on_replicas(each, layer, loads.index, ranks.ep, shared) for each in passes)
             of_one = np.stack([each.total for each in passes])
             is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
-            of_layers = count * of_one + exposed(exchange, of_one, count, is_first=is_first, is_last=is_last)
+            of_exchange = exposed(exchange, of_one, count, is_first=is_first, is_last=is_last)
+            communication = count * sum(each.communication for each in passes) + of_exchange.sum(axis=0)
+            of_layers = np.concatenate([count * of_one + of_exchange, communication[None]])
             if layer.expert_parameters:
                 waiting[key] = of_layers + waiting.get(key, 0.0)
             else:
                 by_load[key] += of_layers
-        seconds = np.zeros((2, self._microbatches, shared))
+        seconds = np.zeros((3, self._microbatches, shared))
         for (module, dp), of_loads in by_load.items():
             # All of a module's layers are added before its slowest replica is taken: another one may be in each.
             of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
             seconds += slowest_of_shared(of_replicas, shared)
         taken_by = np.array(unit.microbatch_copies(self._microbatches))
         of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.copies)]
+        totals = np.concatenate(of_copies, axis=1)
         forward, backward = (
             _PassWork(total, of.max(axis=1), float(of_least))
-            for total, of, of_least in zip(np.concatenate(of_copies, axis=1), seconds, least, strict=True)
+            for total, of, of_least in zip(totals[:2], seconds[:2], least, strict=True)
         )
-        return forward, backward
+        # The slowest replica that shares others' devices may wait less than another of them, but no longer.
+        return forward, backward, totals[0] + totals[1] - totals[2]
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> _OncePerStep:
         costs = self._costs

@@ -1,6 +1,7 @@
 """A second simulator, slow and simple: the longest path over tasks, with a queue of ops for each device."""
 
 import functools
+import itertools
 from collections.abc import Hashable
 
 from sharding.schedules.ops import PipelineOp
@@ -27,14 +28,51 @@ def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]
             for task in holders[later, device]:
                 before[task] |= set(holders[earlier, device])
 
+    bundles = _bundles(step, tasks)
+
     @functools.cache
     def start(task: Task) -> float:
-        return max((end(other) for other in before[task] | set(_needs(step, task, tasks))), default=0.0)
+        together = bundles.get(task, frozenset([task]))
+        awaited = {other for each in together for other in before[each] | set(_needs(step, each, tasks))}
+        return max((end(other) for other in awaited - together), default=0.0)
 
     def end(task: Task) -> float:
-        return start(task) + _seconds(step, task)
+        return start(task) + (_bundle_seconds(step, bundles[task]) if task in bundles else _seconds(step, task))
 
     return {task: (start(task), end(task)) for task in before}
+
+
+def _bundles(step: SimulatedStep, tasks: dict[PipelineOp, list[Task]]) -> dict[Task, frozenset[Task]]:
+    """For every task of a bundle, all that must start together, because they share devices with each other."""
+    found: dict[Task, frozenset[Task]] = {}
+    for first, second in itertools.pairwise(step.schedule.ops):
+        if second not in step.schedule.bundled:
+            continue
+        apart = {*tasks[first], *tasks[second]}
+        while apart:
+            together, devices = set(), _held(step, min(apart), False)
+            while joining := {task for task in apart if not devices.isdisjoint(_held(step, task, False))}:
+                together |= joining
+                apart -= joining
+                devices = devices.union(*(_held(step, task, False) for task in joining))
+            found |= dict.fromkeys(together, frozenset(together))
+    return found
+
+
+def _bundle_seconds(step: SimulatedStep, together: frozenset[Task]) -> float:
+    """Seconds of both ops on their slowest replicas, less what one computes while the other waits."""
+    one, other = ([task for task in together if task[0] == op] for op in sorted({op for op, _ in together}))
+    totals = [max(_seconds(step, task) for task in of) for of in (one, other)]
+    computes = [max(_seconds(step, task) - _waits(step, task) for task in of) for of in (one, other)]
+    waits = [total - compute for total, compute in zip(totals, computes, strict=True)]
+    return sum(totals) - min(waits[0], computes[1]) - min(waits[1], computes[0])
+
+
+def _waits(step: SimulatedStep, task: Task) -> float:
+    op, number = task
+    if op.microbatch < 0:
+        return _seconds(step, task)
+    return float(getattr(step.costs.stages[op.stage_id], f"{op.kind}_communication")[op.microbatch, number])
 
 
 def _instances(step: SimulatedStep, op: PipelineOp) -> int:

@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from sharding.simulation import overview
 from sharding.simulation.drawing import drawn_hops, drawn_lanes
 from sharding.simulation.perfetto import perfetto_trace
 from sharding.simulation.timeline import Timeline
-from tests.sharding.steps import uneven_timeline
+from tests.sharding.steps import build_step, step_recipes, uneven_timeline
 
 
 def on_stages(timeline: Timeline) -> collections.Counter:
@@ -31,9 +32,43 @@ def test_drawn_ops_and_idle_time_of_a_lane_add_up_to_the_step(rendezvous):
             last = op.end
         idle.update(lane.idle_after)
         inside = {"tensor parallel", "gather", "reduce", "hop"}
-        expected = {cause: seconds for cause, seconds in timeline.lane_idle(lane.lane).items() if cause not in inside}
+        (rank,) = lane.ranks
+        assert lane.busy == pytest.approx(timeline.lane_busy(rank))
+        expected = {cause: seconds for cause, seconds in timeline.lane_idle(rank).items() if cause not in inside}
         found = {cause: seconds for cause, seconds in idle.items() if cause not in inside}
         assert found == pytest.approx({cause: seconds for cause, seconds in expected.items() if seconds})
+
+
+@settings(max_examples=30, deadline=None)
+@given(step_recipes())
+def test_a_lane_has_all_that_its_devices_run_of_any_unit(recipe):
+    step = build_step(recipe)
+    timeline, op_graph = step.run(), step.op_graph
+    lanes, group_of = drawn_lanes(timeline), dict(timeline.groups.members.tolist())
+    assert sorted(device for lane in lanes for device in lane.devices) == sorted(op_graph.stage_graph.all_devices)
+    for lane in lanes:
+        assert {rank.rank for rank in lane.ranks} == {
+            rank for rank, held in op_graph.stage_graph.rank_devices.items() if not held.isdisjoint(lane.devices)
+        }
+        on_devices = [
+            op
+            for op in step.schedule.ops
+            if not op.target_unit and not op_graph.devices_of(op).isdisjoint(lane.devices)
+        ]
+        assert collections.Counter(op.op for op in lane.ops) == collections.Counter(on_devices)
+        by_device = np.array(
+            [[of[group_of[device]] for of in timeline.idle_by_group.values()] for device in lane.devices]
+        )
+        assert lane.busy + by_device.sum(axis=1).mean() == pytest.approx(timeline.step)
+        drawn = sum(sum(op.idle_before.values()) for op in lane.ops) + sum(lane.idle_after.values())
+        inside = [cause in ("tensor parallel", "gather", "reduce") for cause in timeline.idle_by_group]
+        before = by_device.sum(axis=1).mean() - by_device[:, inside].sum(axis=1).mean()
+        assert drawn == pytest.approx(before, abs=1e-9)
+        halves = [op for op in lane.ops if op.half != "whole"]
+        for upper, lower in zip(halves[::2], halves[1::2], strict=True):
+            assert (upper.half, lower.half) == ("upper", "lower") and lower.op in step.schedule.bundled
+            assert (upper.start, upper.end) == (lower.start, lower.end) and not lower.idle_before
+    assert len({lane.name for lane in lanes}) == len(lanes)
 
 
 def test_hops_that_occupy_devices_are_drawn_in_the_lanes_of_both_ends():

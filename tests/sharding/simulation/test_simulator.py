@@ -163,19 +163,24 @@ def test_no_op_starts_before_its_inputs_and_no_device_runs_two_at_once(recipe):
     timeline = step.run()
     ends = {span.op: span.end for span in timeline.spans}
     used: dict[int, float] = {}
+    began: dict[int, float] = {}
     for span in timeline.spans:
         inputs = step.op_graph.dependencies[span.op]
         if span.op.kind in ("hop", "hop_back"):
             (producer,) = inputs
             sources = overlapping_replicas(len(ends[producer]), len(span.start))
             assert all(span.start[i] >= max(ends[producer][k]) for i, k in enumerate(sources))
-        elif span.op.kind in ("forward", "backward"):
+        elif span.op.kind in ("forward", "backward", "gather", "reduce"):
             for need in inputs:  # those that run once per step end on all copies together
-                assert np.all(span.start >= (ends[need] if need.microbatch >= 0 else ends[need].max()))
+                assert np.all(
+                    span.start >= (ends[need] if need.microbatch >= 0 <= span.op.microbatch else ends[need].max())
+                )
             for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                 for device in held.tolist():
-                    assert span.start[replica] >= used.get(device, 0.0)
-                    used[device] = span.end[replica]
+                    if span.op in step.schedule.bundled:  # with the op before it
+                        assert (span.start[replica], span.end[replica]) == (began[device], used[device])
+                    assert span.op in step.schedule.bundled or span.start[replica] >= used.get(device, 0.0)
+                    began[device], used[device] = span.start[replica], span.end[replica]
     assert timeline.step >= max(used.values())
 
 

@@ -45,13 +45,15 @@ def step_work(step: SimulatedStep) -> StepWork:
 
     def of_stage(stage, costs: StageCosts) -> StageWork:
         numbers = [list(graph.microbatches_of(stage[0], copy, count)) for copy in range(graph.copy_count(stage[0]))]
-        forward, backward = (
+        communication = costs.forward_communication + costs.backward_communication
+        forward, backward, waits = (
             np.concatenate([seconds[of_copy].sum(axis=0) for of_copy in numbers])
-            for seconds in (costs.forward, costs.backward)
+            for seconds in (costs.forward, costs.backward, communication)
         )
         return StageWork(
             forward,
             backward,
+            forward + backward - waits,
             (costs.forward + costs.backward).max(axis=1),
             float(costs.forward.min()),
             float(costs.backward.min()),

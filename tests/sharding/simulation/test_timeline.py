@@ -136,7 +136,7 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
             if span.op.kind in ("forward", "backward", "update"):
                 for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                     for device in held.tolist():
-                        busy[device] += span.seconds[replica] - span.communication[replica]
+                        busy[device] += span.compute_seconds[replica]
         for device, group in timeline.groups.members.tolist():
             idle = sum(seconds[group] for seconds in timeline.idle_by_group.values())
             assert idle + busy[device] == pytest.approx(timeline.step, abs=1e-9)
@@ -262,7 +262,7 @@ def test_a_frame_has_every_op_on_every_replica():
     frame = timeline.to_frame()
     assert list(frame.columns) == [
         *("kind", "unit", "stage", "microbatch", "target_unit", "target_stage"),
-        *("replica", "start", "end", "communication"),
+        *("replica", "start", "end", "communication", "beside"),
     ]
     assert len(frame) == sum(len(span.start) for span in timeline.spans) and frame.end.max() == timeline.step
     assert (frame.kind == "hop").sum() == 4 * 4 * 2  # microbatches, edges, replicas of the backbone

@@ -43,6 +43,7 @@ def test_it_is_drawn_without_what_only_a_simulation_knows(document):
 def test_any_timeline_is_read_back(recipe):
     written = build_step(recipe).run()
     read = read_timeline(json.loads(json.dumps(timeline_document(written))))
+    assert [span.beside is None for span in read.spans] == [span.beside is None for span in written.spans]
     assert read.op_graph == written.op_graph and read.lanes == written.lanes
     assert read.idle == pytest.approx(written.idle) and read.busy_by_unit == pytest.approx(written.busy_by_unit)
 

@@ -4,21 +4,24 @@ import dataclasses
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.balancing.reordering.replay import build_replay, count_pipelines
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
+from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import one_f_one_b
+from sharding.schedules.ops import PipelineOp, ScheduleError
 from sharding.simulation.simulator import simulate_on_devices
-from tests.sharding.stage_graphs import build_op_graph, recipes
+from tests.sharding.stage_graphs import build_op_graph, recipes, training
 from tests.sharding.steps import build_step, step_recipes
 
 ROWS = 36
 
 
-@given(step_recipes())
+@given(step_recipes(bundles=False))
 @settings(max_examples=25, deadline=None)
 def test_a_step_takes_what_the_simulator_says(recipe):
     step = build_step(recipe)
@@ -26,6 +29,16 @@ def test_a_step_takes_what_the_simulator_says(recipe):
     orders = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
     found = replay.step_seconds(replay.cell_seconds(step.costs), orders)
     np.testing.assert_allclose(found.max(), step.run().step)
+
+
+def test_bundles_are_refused():
+    devices = {("encoder", 0): np.array([[0]]), ("backbone", 0): np.array([[0]])}
+    op_graph = training(StageGraph(dict.fromkeys(devices, frozenset([0])), ()), 1)
+    order = one_f_one_b(op_graph)
+    together = frozenset([PipelineOp("forward", "backbone", 0, 0)])
+    costs = random_costs(op_graph, {"encoder": 1, "backbone": 1}, np.random.default_rng(0))
+    with pytest.raises(ScheduleError, match="forward backbone 0 of microbatch 0 runs in one program with another op"):
+        build_replay(devices, dataclasses.replace(order, bundled=together), op_graph, costs, ROWS)
 
 
 @st.composite

@@ -1,0 +1,84 @@
+"""Which share of the work of units on the devices of another makes a step no longer (Optimus, arXiv 2408.03505)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from sharding.costs.step_costs import PER_MICROBATCH, StepCosts
+from sharding.plans.device_groups import DeviceGroups
+from sharding.plans.stage_graph import StageId
+from sharding.schedules.ops import OpGraph, Schedule
+from sharding.simulation.cost_clock import cost_bundle_clock, cost_clock
+from sharding.simulation.filled_idle import COMPUTE, groups_of_op, groups_of_unit, with_partners
+from sharding.simulation.schedule_replay import replay_schedule
+from sharding.simulation.spans import Span
+
+
+def scheduling_efficiency(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
+    op_graph: OpGraph,
+    spans: Sequence[Span],
+    costs: StepCosts,
+    groups: DeviceGroups,
+    unit: str,
+    others: tuple[str, ...],
+    rendezvous: bool,
+) -> float:
+    """Which share of the others' work on a unit's devices makes the step no longer.
+
+        1 - (step - step in the same order if the others took no time) * devices / device-seconds of the others
+
+    from 0 to 1; 1 if the others have no work. The work is that of their forwards, backwards and updates, with the
+    waits for collectives that nothing computes beside.
+
+    Args:
+        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        op_graph: The ops.
+        spans: When each ran, simulated with the costs.
+        costs: What they take.
+        groups: The devices.
+        unit: The unit.
+        others: Units that share its devices.
+        rendezvous: Whether hops occupied the devices of both their ends.
+    """
+    own, work = groups_of_unit(groups, unit), np.zeros(len(groups.sizes))
+    for span in spans:
+        if span.op.unit in others and span.op.kind in COMPUTE:
+            rows, is_first = groups_of_op(groups, op_graph.stage_graph, span.op)
+            np.add.at(work, rows, span.own_seconds[:, None] * is_first)
+    schedule = Schedule(
+        op_graph,
+        tuple(span.op for span in spans),
+        frozenset(partner.op for span, partner in with_partners(spans) if partner is not None),
+    )
+    free = without_units(costs, others)
+    alone = replay_schedule(devices, schedule, cost_clock(free), cost_bundle_clock(free), rendezvous)
+    steps = [max(float(span.end.max()) for span in of) for of in (spans, alone)]
+    device_seconds = float((work[own] * groups.sizes[own]).sum())
+    if not device_seconds:
+        return 1.0
+    longer = (steps[0] - steps[1]) * float(groups.sizes[own].sum())
+    return min(1.0, max(0.0, 1.0 - longer / device_seconds))
+
+
+def without_units(costs: StepCosts, units: Sequence[str]) -> StepCosts:
+    """The costs of a step in which all ops of some units, and the hops to and from them, take no time."""
+    zeros = dict.fromkeys(("gather", "reduce", "update"), 0.0)
+    stages = {
+        stage: dataclasses.replace(
+            of, **zeros, **{name: np.zeros_like(getattr(of, name)) for name in PER_MICROBATCH[:4]}
+        )
+        if stage[0] in units
+        else of
+        for stage, of in costs.stages.items()
+    }
+    hops, back = (
+        {
+            edge: np.zeros_like(seconds) if any(stage[0] in units for stage in edge) else seconds
+            for edge, seconds in of.items()
+        }
+        for of in (costs.hops, costs.hops_back)
+    )
+    return dataclasses.replace(costs, stages=stages, hops=hops, hops_back=back)

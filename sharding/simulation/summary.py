@@ -1,0 +1,59 @@
+"""The figures of a timeline for JSON."""
+
+from typing import Any
+
+from sharding.simulation.filled_idle import FilledIdle
+from sharding.simulation.timeline import Lane, Timeline
+
+
+def timeline_summary(timeline: Timeline) -> dict[str, Any]:
+    """The figures of `Timeline.summary`."""
+    simulated = timeline.costs is not None
+    return {
+        "step_seconds": timeline.step,
+        "devices": timeline.groups.device_count,
+        "microbatches": timeline.op_graph.microbatches,
+        **(
+            {
+                "mfu": timeline.mfu,
+                "mfu_whole_squares": timeline.mfu_whole_squares,
+                "hfu": timeline.hfu,
+                "hfu_whole_squares": timeline.hfu_whole_squares,
+                "tokens_per_second": timeline.tokens_per_second,
+            }
+            if simulated
+            else {}
+        ),
+        "busy": {"seconds": timeline.busy, "share": timeline.busy / timeline.step},
+        "idle": {cause: {"seconds": s, "share": s / timeline.step} for cause, s in timeline.idle.items()},
+        "units": [
+            {"unit": unit, "busy_seconds": busy, **({"mfu": timeline.mfu_by_unit[unit]} if simulated else {})}
+            for unit, busy in timeline.busy_by_unit.items()
+        ],
+        "filled_idle": [_filled_summary(of) for of in timeline.filled_idle],
+        "stages": [_lane_summary(timeline, lane) for lane in timeline.lanes],
+    }
+
+
+def _lane_summary(timeline: Timeline, lane: Lane) -> dict[str, Any]:
+    return {
+        "unit": lane.rank[0],
+        "copy": lane.copy,
+        "stage": lane.stage,
+        "chunks": len(lane.stages),
+        "devices": len(lane.devices),
+        "replicas": lane.replicas,
+        "busy_seconds": timeline.lane_busy(lane),
+        "idle_seconds": timeline.lane_idle(lane),
+        **({} if timeline.costs is None else {"memory_bytes": timeline.lane_peak_memory(lane)}),
+    }
+
+
+def _filled_summary(of: FilledIdle) -> dict[str, Any]:
+    return {
+        "unit": of.unit,
+        "others": list(of.others),
+        "filled_share": of.filled_share,
+        **({} if of.scheduling_efficiency is None else {"scheduling_efficiency": of.scheduling_efficiency}),
+        "idle": {cause: {"seconds": seconds, "filled_seconds": of.filled[cause]} for cause, seconds in of.idle.items()},
+    }
