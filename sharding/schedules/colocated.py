@@ -67,27 +67,6 @@ def coarse_colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     return _limits(step, whole_schedule(op_graph, step.coarse()))
 
 
-def scheduling_efficiency(schedule: Schedule) -> float:
-    """The share of the encoders' work that does not make the step longer, by the seconds of the plan.
-
-    1 - (step - step of the backbone alone) * devices / device-seconds of the encoders, from 0 to 1; 1 where no encoder
-    shares the devices of a backbone (section 5.3.2).
-    """
-    step = colocated_step(schedule.op_graph)
-    if step is None:
-        return 1.0
-    graph, op_graph = step.op_graph.stage_graph, step.op_graph
-    work = sum(
-        (op_graph.seconds[stage].forward + op_graph.seconds[stage].backward * (stage in op_graph.backward_stages))
-        * len(graph.rank_devices[graph.rank_at(stage, number)])
-        for stage in graph.stages
-        if stage[0] in step.units.encoders
-        for number in range(op_graph.microbatches)
-    )
-    longer = pass_seconds(dataclasses.replace(schedule, op_graph=op_graph)) - step.timeline.end
-    return min(max(1 - longer * len(graph.all_devices) / work, 0.0), 1.0) if work else 1.0
-
-
 def most_in_flight(schedule: Schedule) -> dict[PipelineRank, int]:
     """The most microbatches that each rank holds at once in a schedule; at least 1."""
     counts = InFlightMicrobatches(schedule.op_graph)
