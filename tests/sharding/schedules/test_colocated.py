@@ -70,7 +70,8 @@ def test_orders_with_more_in_flight_are_valid_and_no_longer(recipe, extra):
     limits = {rank: limit + extra for rank, limit in colocated_in_flight(op_graph).items()}
     schedule = colocated(op_graph, limits)
     check_schedule(schedule, limits)
-    assert pass_seconds(schedule) <= pass_seconds(colocated(op_graph)) * ROUNDING
+    if colocated_step(op_graph) is not None:  # else it is interleaved 1F1B, in which more in flight may take longer
+        assert pass_seconds(schedule) <= pass_seconds(colocated(op_graph)) * ROUNDING
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
 from sharding.schedules.bubbles.efficiency import bubble_use
 from sharding.schedules.bubbles.filling import BubbleFiller
 from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
-from sharding.schedules.colocated import colocated
+from sharding.schedules.checks import check_schedule
+from sharding.schedules.colocated import colocated, colocated_in_flight
 from sharding.schedules.pass_seconds import pass_seconds
-from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, with_copies
+from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, colocated_recipes, with_copies
 
 SECONDS = st.floats(0.05, 2.0)
 
@@ -57,6 +58,17 @@ def test_no_division_of_few_microbatches_is_shorter(recipe):
     assert timetables.added(found) == pytest.approx(least, rel=1e-9, abs=1e-9 * timetables.alone)
     shortest = pass_seconds(colocated(with_copies(op_graph, found)))
     assert shortest <= (timetables.alone + least) * (1 + 1e-9)
+
+
+@given(recipe=colocated_recipes())
+@settings(max_examples=20, deadline=None)
+def test_divisions_are_valid(recipe):
+    op_graph = colocated_op_graph(*recipe)
+    found = assign_microbatches(op_graph)
+    assert all(set(taken) == set(range(op_graph.stage_graph.copy_count(unit))) for unit, taken in found.items())
+    given_copies = {unit: copies.of_microbatch for unit, copies in op_graph.stage_graph.copies.items()}
+    divided = with_copies(op_graph, given_copies | found)
+    check_schedule(colocated(divided), colocated_in_flight(divided))
 
 
 def test_exchanges_find_no_worse_than_any_numbers_of_microbatches():

@@ -61,4 +61,4 @@ def test_coarse_intervals_lie_outside_all_that_is_busy():
     intervals = IdleIntervals([[(2.0, 3.0), (5.0, 6.0)]], coarse=True)
     assert intervals.take_latest((0,), 1.0, 5.0) == (1.0, 2.0)
     assert intervals.take_earliest((0,), 1.0, 3.0) == (6.0, 7.0)
-    assert intervals.copy().take_earliest((0,), 2.0, 3.0) == (7.0, 9.0)
+    assert intervals.copy([0]).take_earliest((0,), 2.0, 3.0) == (7.0, 9.0)
