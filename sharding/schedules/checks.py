@@ -49,7 +49,7 @@ def _check_bundles(schedule: Schedule) -> None:
     op_graph, bundled = schedule.op_graph, schedule.bundled
     if unknown := bundled.difference(schedule.ops):
         raise ScheduleError(f"{min(unknown)} is bundled, but not scheduled")
-    for before, op in itertools.pairwise((None, *schedule.ops)):
+    for before, op in zip((None, *schedule.ops[:-1]), schedule.ops, strict=True):
         if op not in bundled:
             continue
         if before is None or before.kind not in ("forward", "backward", "gather", "reduce") or before in bundled:
@@ -94,7 +94,7 @@ def _programs_of(queues: Sequence[Schedule]) -> dict[PipelineOp, PipelineOp]:
     """For every bundled op, the op that it runs with; raises ScheduleError if processes disagree on that."""
     programs: dict[PipelineOp, PipelineOp | None] = {}
     for queue in queues:
-        for before, op in itertools.pairwise((None, *queue.ops)):
+        for before, op in zip((None, *queue.ops[:-1]), queue.ops, strict=True):
             program = before if op in queue.bundled else None
             if programs.setdefault(op, program) != program:
                 raise ScheduleError(

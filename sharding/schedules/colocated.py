@@ -9,8 +9,8 @@ import dataclasses
 import functools
 
 from sharding.plans.stage_graph import PipelineRank
-from sharding.schedules.bubbles.ordering import with_other_ops
 from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
+from sharding.schedules.bubbles.whole_schedule import whole_schedule
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
@@ -56,7 +56,7 @@ def colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
 def coarse_colocated(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
     """Encoders before the backbone's first op on their devices and after its last (section 4.2), for comparison."""
     step = colocated_step(op_graph)
-    return interleaved(op_graph, max_in_flight) if step is None else with_other_ops(op_graph, step.coarse())
+    return interleaved(op_graph, max_in_flight) if step is None else whole_schedule(op_graph, step.coarse())
 
 
 def coarse_colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
@@ -64,28 +64,7 @@ def coarse_colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     step = colocated_step(op_graph)
     if step is None:
         return interleaved_in_flight(op_graph)
-    return _limits(step, with_other_ops(op_graph, step.coarse()))
-
-
-def scheduling_efficiency(schedule: Schedule) -> float:
-    """The share of the encoders' work that does not make the step longer, by the seconds of the plan.
-
-    1 - (step - step of the backbone alone) * devices / device-seconds of the encoders, from 0 to 1; 1 where no encoder
-    shares the devices of a backbone (section 5.3.2).
-    """
-    step = colocated_step(schedule.op_graph)
-    if step is None:
-        return 1.0
-    graph, op_graph = step.op_graph.stage_graph, step.op_graph
-    work = sum(
-        (op_graph.seconds[stage].forward + op_graph.seconds[stage].backward * (stage in op_graph.backward_stages))
-        * len(graph.rank_devices[graph.rank_at(stage, number)])
-        for stage in graph.stages
-        if stage[0] in step.units.encoders
-        for number in range(op_graph.microbatches)
-    )
-    longer = pass_seconds(dataclasses.replace(schedule, op_graph=op_graph)) - step.timeline.end
-    return min(max(1 - longer * len(graph.all_devices) / work, 0.0), 1.0) if work else 1.0
+    return _limits(step, whole_schedule(op_graph, step.coarse()))
 
 
 def most_in_flight(schedule: Schedule) -> dict[PipelineRank, int]:
@@ -135,7 +114,8 @@ def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
     best = candidates[0]
     for candidate in candidates[1:]:
         best = candidate if candidate.seconds < _WORTHWHILE * best.seconds else best
-    schedule, seconds = with_other_ops(op_graph, best), best.seconds
+    hosts = step.units.backbone if step.has_bundles else None
+    schedule, seconds = whole_schedule(op_graph, best, hosts), best.seconds
     over_all_units = interleaved(step.op_graph)
     if (by_list := pass_seconds(over_all_units)) < _WORTHWHILE * seconds:
         schedule, seconds = dataclasses.replace(over_all_units, op_graph=op_graph), by_list

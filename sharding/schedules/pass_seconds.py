@@ -47,16 +47,16 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
             before = None
             continue
         own = lanes[graph.rank_at(stage, number)]
-        together = before is not None and op in bundled
-        start = times[before][0] if together else max([free[lane] for lane in own])
+        host = before if op in bundled else None
+        start = max([free[lane] for lane in own]) if host is None else times[host][0]
         for source in graph.sources[stage] if kind == "forward" else graph.targets[stage]:
             start = max(start, ends[kind, source][number])
-        if together:
-            end = start + bundle_seconds(op_graph, before, op)
-            ends[before.kind, before.stage_id][before.microbatch] = end
-            times[before] = (start, end)
-        else:
+        if host is None:
             end = start + (seconds[stage].forward if kind == "forward" else seconds[stage].backward)
+        else:
+            end = start + bundle_seconds(op_graph, host, op)
+            ends[host.kind, host.stage_id][host.microbatch] = end
+            times[host] = (start, end)
         ends[kind, stage][number] = end
         times[op] = (start, end)
         for lane in own:

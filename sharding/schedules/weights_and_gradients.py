@@ -69,6 +69,13 @@ class WeightsAndGradients:
         self._unreduced = [stage for stage in self._unreduced if stage not in ready]
         return [PipelineOp("reduce", *stage) for stage in ready]
 
+    def reduce_now(self, stage: StageId) -> list[PipelineOp]:
+        """The reduction of a stage whose backwards have all run, before other passes on its devices; once a stage."""
+        if stage not in self._unreduced:
+            return []
+        self._unreduced.remove(stage)
+        return [PipelineOp("reduce", *stage)]
+
     def rest(self) -> list[PipelineOp]:
         """The ops of the pass that follow all these."""
         return [*self._waiting, *(op for op in self._op_graph.epilogue if op.kind != "reduce")]

@@ -64,7 +64,8 @@ class _Search:
 
     def __init__(self, filler: BubbleFiller) -> None:
         self._filler = filler
-        self._counts = {stage.stage_id[0]: len(stage.lanes) for stage in filler.stages}
+        # An encoder that feeds another one comes after it: when its outputs are needed follows from the other.
+        self._counts = {stage.stage_id[0]: len(stage.lanes) for stage in reversed(filler.stages)}
         self._microbatches = range(filler.timeline.op_graph.microbatches)
         self._group_of = {copy: number for number, group in enumerate(filler.groups) for copy in group}
         self._resolution = 1e-9 * (filler.timeline.end or 1.0)
@@ -132,7 +133,14 @@ class _Search:
     def _least(self) -> int:
         """What the encoders add at least: before the backbone's start the first microbatch, after its end the last."""
         sides = [0.0, 0.0]
-        for (unit, count), side in itertools.product(self._counts.items(), range(2)):
+        feeding = {
+            stage.stage_id[0]
+            for stage in self._filler.stages
+            for target in stage.targets
+            if self._filler.stages[target].stage_id[0] != stage.stage_id[0]
+        }
+        last = [(unit, count) for unit, count in self._counts.items() if unit not in feeding]
+        for (unit, count), side in itertools.product(last, range(2)):
             number = self._microbatches[-side]
             alone = [self._filler.extents(((number, ((unit, copy),)),)) for copy in range(count)]
             sides[side] = max(sides[side], min(way[side] for ways in alone for way in ways))

@@ -128,7 +128,7 @@ class BubbleFiller:
         return max(before, 0.0), max(after, 0.0)
 
     def _late(self, work: Work, hosts: BundleHosts | None = None) -> Placement:
-        placement = Placement(self._idle.copy(), hosts=hosts)
+        placement = self._empty(work, hosts)
         place_forwards_late(placement, self.stages, work)
         place_backwards_early(placement, self.stages, work)
         return placement
@@ -138,7 +138,7 @@ class BubbleFiller:
 
         Afterwards they are as late as these let them be.
         """
-        placement = Placement(self._idle.copy())
+        placement = self._empty(work)
         if not place_forwards_early(placement, self.stages, work, min(late.first_start, 0.0)):
             return late
         place_backwards_early(placement, self.stages, work)
@@ -146,10 +146,14 @@ class BubbleFiller:
         return placement
 
     def _backwards_first(self, work: Work) -> Placement:
-        placement = Placement(self._idle.copy())
+        placement = self._empty(work)
         place_backwards_early(placement, self.stages, work)
         place_forwards_late(placement, self.stages, work)
         return placement
+
+    def _empty(self, work: Work, hosts: BundleHosts | None = None) -> Placement:
+        lanes = {lane for _, slices in work for _, lanes in slices for lane in lanes}
+        return Placement(self._idle.copy(lanes), hosts=hosts)
 
     def _work(self, share: Share) -> Work:
         return [(number, sorted(item for copy in taken for item in self._slices[copy])) for number, taken in share]

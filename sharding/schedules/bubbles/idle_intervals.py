@@ -35,11 +35,13 @@ class IdleIntervals:
             self._starts.append([start for start, _ in kept])
             self._ends.append([end for _, end in kept])
 
-    def copy(self) -> "IdleIntervals":
-        """Independent of later changes."""
+    def copy(self, lanes: Iterable[int]) -> "IdleIntervals":
+        """Intervals of which those of some lanes may change apart from these; the other lanes are not to be used."""
         new = object.__new__(IdleIntervals)
         new.slack, new._shortest = self.slack, self._shortest
-        new._starts, new._ends = [list(each) for each in self._starts], [list(each) for each in self._ends]
+        new._starts, new._ends = list(self._starts), list(self._ends)
+        for lane in lanes:
+            new._starts[lane], new._ends[lane] = list(self._starts[lane]), list(self._ends[lane])
         return new
 
     def take_latest(self, lanes: Sequence[int], seconds: float, due: float) -> Interval:

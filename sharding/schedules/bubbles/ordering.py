@@ -1,13 +1,11 @@
-"""From the times of forwards and backwards to a schedule."""
+"""The order of forwards and backwards, from the times at which they would start."""
 
 import dataclasses
 import heapq
 from collections.abc import Iterable, Mapping
 
-from sharding.schedules.list_scheduling import rank_device_bits
-from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
-from sharding.schedules.pass_seconds import OpTimes, pass_times
-from sharding.schedules.weights_and_gradients import WeightsAndGradients
+from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.schedules.pass_seconds import OpTimes, last_end, pass_times
 
 Bundles = Mapping[PipelineOp, PipelineOp]
 """Ops that take another one into their program, and which."""
@@ -90,43 +88,4 @@ class OrderedPasses:
     @property
     def seconds(self) -> float:
         """What they take."""
-        return max((end for _, end in self.times.values()), default=0.0)
-
-
-def with_other_ops(op_graph: OpGraph, passes: OrderedPasses) -> Schedule:
-    """The schedule of a step from the order of its forwards and backwards.
-
-    A hop follows the end of the op that produces its array, before any op that starts later. Weights are gathered
-    before the first input, and gradients reduced after the last pass on the devices (`WeightsAndGradients`).
-
-    Args:
-        op_graph: The step.
-        passes: Its forwards and backwards, perhaps of the same step with seconds of its own.
-    """
-    positions = {op: number for number, op in enumerate(passes.ops)}
-    collectives = WeightsAndGradients(op_graph, rank_device_bits(op_graph.stage_graph))
-    taken = frozenset(passes.bundles.values())
-    ended: list[tuple[float, int, PipelineOp]] = []
-    order: list[PipelineOp] = []
-
-    def finish(until: float) -> None:
-        while ended and ended[0][0] <= until:
-            op = heapq.heappop(ended)[-1]
-            hops = op_graph.forward_hops if op.kind == "forward" else op_graph.backward_hops
-            for hop in hops(op.stage_id, op.microbatch):
-                order.extend([*collectives.before(hop), hop])
-            order.extend(collectives.after(op))
-
-    for op in sorted(passes.ops, key=lambda op: (passes.times[op][0], positions[op])):
-        if op in taken:
-            continue
-        start, end = passes.times[op]
-        finish(start)
-        program = (op, passes.bundles[op]) if op in passes.bundles else (op,)
-        for each in program:
-            order.extend(collectives.before(each))
-        order.extend(program)
-        for each in program:
-            heapq.heappush(ended, (end, positions[each], each))
-    finish(float("inf"))
-    return Schedule(op_graph, (*order, *collectives.rest()), taken)
+        return last_end(self.times)

@@ -92,6 +92,14 @@ class Placement:
         """When the last backward ends; minus infinity without any."""
         return max((end for _, end in self.backwards.values()), default=-inf)
 
+    def starts_of_forwards(self, stages: Iterable[int], microbatch: int) -> list[float]:
+        """When those stages start a microbatch's forward that are placed."""
+        return [self.forwards[stage, microbatch][0] for stage in stages if (stage, microbatch) in self.forwards]
+
+    def ends_of_backwards(self, stages: Iterable[int], microbatch: int) -> list[float]:
+        """When those stages end a microbatch's backward that are placed."""
+        return [self.backwards[stage, microbatch][1] for stage in stages if (stage, microbatch) in self.backwards]
+
 
 def place_forwards_late(placement: Placement, stages: Sequence[EncoderStage], work: Work) -> None:
     """Places forwards as late as the backbone's dependency points allow, the latest microbatch first.
@@ -101,9 +109,7 @@ def place_forwards_late(placement: Placement, stages: Sequence[EncoderStage], wo
     for microbatch, slices in sorted(work, key=lambda item: _due(stages, item), reverse=True):
         for number, lanes in reversed(slices):
             stage = stages[number]
-            due = min(
-                [stage.needed_at[microbatch], *(placement.forwards[each, microbatch][0] for each in stage.targets)]
-            )
+            due = min([stage.needed_at[microbatch], *placement.starts_of_forwards(stage.targets, microbatch)])
             taken = placement.hosts.take_latest(lanes, due) if placement.hosts else None
             if taken:
                 placement.forwards[number, microbatch], host = taken
@@ -132,9 +138,7 @@ def delay_forwards(placement: Placement, stages: Sequence[EncoderStage], work: W
     for microbatch, slices in sorted(work, key=lambda item: _due(stages, item), reverse=True):
         for number, lanes in reversed(slices):
             stage, interval = stages[number], placement.forwards[number, microbatch]
-            due = min(
-                [stage.needed_at[microbatch], *(placement.forwards[each, microbatch][0] for each in stage.targets)]
-            )
+            due = min([stage.needed_at[microbatch], *placement.starts_of_forwards(stage.targets, microbatch)])
             placement.idle.release(lanes, interval)
             placement.forwards[number, microbatch] = placement.idle.take_latest(lanes, stage.forward, due)
 
@@ -146,9 +150,7 @@ def place_backwards_early(placement: Placement, stages: Sequence[EncoderStage], 
             stage = stages[number]
             if stage.backward is None:
                 continue
-            release = max(
-                [stage.gradient_at[microbatch], *(placement.backwards[each, microbatch][1] for each in stage.targets)]
-            )
+            release = max([stage.gradient_at[microbatch], *placement.ends_of_backwards(stage.targets, microbatch)])
             if (number, microbatch) in placement.forwards:
                 release = max(release, placement.forwards[number, microbatch][1])
             taken = placement.hosts.take_earliest(lanes, release) if placement.hosts else None
