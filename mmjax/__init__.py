@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mmjax.reporting.run_folder import open_run
     from mmjax.training.config import TrainConfig
     from sharding.planners.policies.auto import register_policy
-    from sharding.schedules.registry import register_schedule
+    from sharding.schedules.named.registry import register_schedule
 
 __version__ = "0.1.0"
 
@@ -71,7 +71,7 @@ _MODULES = {
     "mmjax.reporting.run_folder": ("open_run",),
     "mmjax.training.config": ("TrainConfig",),
     "sharding.planners.policies.auto": ("register_policy",),
-    "sharding.schedules.registry": ("register_schedule",),
+    "sharding.schedules.named.registry": ("register_schedule",),
 }
 _MODULE_OF_NAME = {name: module for module, names in _MODULES.items() for name in names}
 

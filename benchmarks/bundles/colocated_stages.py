@@ -24,7 +24,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
-from sharding.schedules.build import training_op_graph
+from sharding.schedules.named.build import training_op_graph
 from sharding.specs.modules import module_graph
 
 ATTENTION = "cudnn"

@@ -28,7 +28,7 @@ from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.row_load_statistics import RowLoadStatistics

@@ -20,7 +20,7 @@ from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.programs import StagePrograms
-from sharding.schedules.build import training_op_graph
+from sharding.schedules.named.build import training_op_graph
 from sharding.specs.modules import module_graph
 
 

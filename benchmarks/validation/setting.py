@@ -13,7 +13,7 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.layer import LayerSpec, RecomputePolicy
 from sharding.specs.modules import ModuleGraph, module_graph

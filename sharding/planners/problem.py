@@ -21,7 +21,7 @@ from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_lo
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
-from sharding.schedules.build import build_schedule, training_op_graph
+from sharding.schedules.named.build import build_schedule, training_op_graph
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.step_bound import least_step_seconds

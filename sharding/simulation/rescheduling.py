@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.build import build_schedule, in_flight_limits, training_op_graph
 from sharding.schedules.checks import check_schedule
+from sharding.schedules.named.build import build_schedule, in_flight_limits, training_op_graph
 from sharding.schedules.ops import OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline

@@ -19,9 +19,9 @@ from mmjax.training.rescheduling.settings import Rescheduling
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.schedules.named.registry import register_schedule
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
-from sharding.schedules.registry import register_schedule
 from tests.mmjax.training.trainer_runs import CONFIG as RUN
 from tests.mmjax.training.trainer_runs import Recorder, shared_engine
 from tests.sharding.schedules.one_by_one import one_by_one

@@ -7,7 +7,7 @@ MODULES = (
     "sharding.axes",
     "sharding.specs.modules",
     "sharding.plans.plan",
-    "sharding.schedules.build",
+    "sharding.schedules.named.build",
     "sharding.simulation.html_page",
     "sharding.simulation.perfetto",
     "sharding.simulation.simulator",

@@ -36,7 +36,7 @@ from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
 from sharding.runtime.stages.definition import Microbatches, StageDefinition
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
-from sharding.schedules.build import build_evaluation_schedule, build_schedule
+from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
 from sharding.schedules.ops import OpGraph
 from sharding.specs.modules import ModuleGraph
 

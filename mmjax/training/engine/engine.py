@@ -39,7 +39,7 @@ from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.definition import Microbatches
 from sharding.runtime.stages.named_programs import named_jit
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree

@@ -18,8 +18,8 @@ from configs.errors import UserError
 from mmjax.training.engine.engine import Engine
 from mmjax.training.rescheduling.settings import Rescheduling
 from sharding.runtime.coordination import exchange_texts
+from sharding.schedules.named.registry import find_schedule
 from sharding.schedules.ops import Schedule
-from sharding.schedules.registry import find_schedule
 from sharding.simulation.rescheduling import Reconsidered, expected_seconds, reconsider_order
 from sharding.simulation.timeline import Timeline
 

@@ -12,7 +12,7 @@ from sharding.plans.plan import Plan, check_plan
 from sharding.plans.recompute_text import recompute_text
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan
-from sharding.schedules.registry import BUILT_IN_SCHEDULES
+from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
 

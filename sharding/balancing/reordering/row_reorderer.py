@@ -20,7 +20,7 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import ModuleGraph
 
 EVALUATIONS = 2048

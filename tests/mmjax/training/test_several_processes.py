@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from mmjax.training.checkpoints.manager import CheckpointManager
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.simulation.timeline_json import read_timeline
 from sharding.specs.modules import module_graph
 from tests.mmjax.training import short_runs as runs

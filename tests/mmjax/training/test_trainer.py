@@ -23,7 +23,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.measured_steps import check_measured
 from tests.mmjax.training.trainer_runs import (  # noqa: F401

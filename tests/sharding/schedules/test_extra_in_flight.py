@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.build import build_schedule
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import ScheduleError
 from sharding.specs.module_spec import ModuleSpec

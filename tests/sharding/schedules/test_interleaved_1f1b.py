@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.schedules.build import forward_only
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.list_scheduling import list_schedule
+from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph
 from tests.sharding.schedules.slots import bubble_slots, op_slots
@@ -137,7 +137,7 @@ import time
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.plans.stage_graph import stage_graph
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 

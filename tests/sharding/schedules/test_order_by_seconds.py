@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import OpGraph, StageSeconds
 from sharding.schedules.pass_seconds import pass_seconds
-from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.simulation.simulator import simulate_on_devices
 from tests.sharding.stage_graphs import build_op_graph, fan, recipes, training
 from tests.sharding.steps import stage_costs, step_costs

@@ -11,8 +11,8 @@ from sharding.plans.device_groups import group_devices, replica_devices, source_
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.build import forward_only
 from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.simulation.simulator import simulate, simulate_on_devices

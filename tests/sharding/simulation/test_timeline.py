@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.stage_graph import StageGraph
-from sharding.schedules.build import forward_only
+from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.simulation.idle_time import IDLE_CAUSES

@@ -11,7 +11,7 @@ from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
 from sharding.plans.plan import check_plan
-from sharding.schedules.registry import BUILT_IN_SCHEDULES
+from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.tiny_model import tiny_model

@@ -15,7 +15,7 @@ from sharding.costs.stages.shared_replicas import RowGathers, row_gathers
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile

@@ -11,7 +11,7 @@ from sharding.planners.policies.auto import PLANNING_POLICIES, SimulatedPlan, be
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.schedules.build import build_schedule
+from sharding.schedules.named.build import build_schedule
 from tests.sharding.planners.problems import BACKBONE, VISION, build_problem, problem, recipes
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from sharding.schedules.bubbles.assignment import assign_microbatches
 from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
+from sharding.schedules.bubbles.colocated import colocated, colocated_in_flight
 from sharding.schedules.bubbles.efficiency import bubble_use
 from sharding.schedules.bubbles.filling import BubbleFiller
 from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
 from sharding.schedules.checks import check_schedule
-from sharding.schedules.colocated import colocated, colocated_in_flight
 from sharding.schedules.pass_seconds import pass_seconds
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, colocated_recipes, with_copies
 

@@ -13,19 +13,19 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
-from sharding.schedules.bubbles.efficiency import bubble_use
-from sharding.schedules.bubbles.roles import ColocatedUnits
-from sharding.schedules.bubbles.step import colocated_step
-from sharding.schedules.build import build_schedule
-from sharding.schedules.checks import check_schedule
-from sharding.schedules.colocated import (
+from sharding.schedules.bubbles.colocated import (
     coarse_colocated,
     coarse_colocated_in_flight,
     colocated,
     colocated_in_flight,
 )
+from sharding.schedules.bubbles.efficiency import bubble_use
+from sharding.schedules.bubbles.roles import ColocatedUnits
+from sharding.schedules.bubbles.step import colocated_step
+from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.named.build import build_schedule
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.specs.module_spec import ModuleSpec
@@ -224,7 +224,7 @@ def test_a_plan_names_the_schedule(extra):
 
 PROGRAM = """
 import hashlib
-from sharding.schedules.colocated import colocated
+from sharding.schedules.bubbles.colocated import colocated
 from tests.sharding.schedules.test_colocated import optimus_step
 schedule = colocated(optimus_step(16, chunks=2, forward_communication=0.1))
 print(hashlib.sha256(repr((schedule.ops, sorted(schedule.bundled))).encode()).hexdigest())

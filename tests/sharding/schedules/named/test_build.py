@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from configs.architectures import ModelConfig, VisionConfig
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.build import build_evaluation_schedule, build_schedule, forward_only
 from sharding.schedules.checks import check_no_cyclic_waits, check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, forward_only
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.specs.modules import module_graph

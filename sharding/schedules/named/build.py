@@ -6,8 +6,8 @@ from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightLimits, check_limits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.named.registry import find_schedule
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError, StageSeconds
-from sharding.schedules.registry import find_schedule
 from sharding.specs.modules import ModuleGraph
 
 
