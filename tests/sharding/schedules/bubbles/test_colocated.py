@@ -225,7 +225,7 @@ def test_a_plan_names_the_schedule(extra):
 PROGRAM = """
 import hashlib
 from sharding.schedules.bubbles.colocated import colocated
-from tests.sharding.schedules.test_colocated import optimus_step
+from tests.sharding.schedules.bubbles.test_colocated import optimus_step
 schedule = colocated(optimus_step(16, chunks=2, forward_communication=0.1))
 print(hashlib.sha256(repr((schedule.ops, sorted(schedule.bundled))).encode()).hexdigest())
 """
