@@ -11,7 +11,7 @@ from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, Visio
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules import registry
+from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
