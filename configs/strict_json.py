@@ -141,8 +141,8 @@ def _reading(path: str | os.PathLike[str], error: type[UserError]) -> Iterator[N
 
 
 def _place(text: str, token: str) -> str:
-    """Line and column of the first occurrence of a token that is no string."""
-    start = next(found.start() for found in _TOKEN.finditer(text) if found[0] == token)
+    """Line and column of the first occurrence of a token that is no string; damage may stick to its end."""
+    start = next(found.start() for found in _TOKEN.finditer(text) if found[0].startswith(token))
     return f"line {text.count(chr(10), 0, start) + 1}, column {start - text.rfind(chr(10), 0, start)}"
 
 

@@ -19,7 +19,7 @@ from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.simulation.figures import efficiency_in_words
+from sharding.simulation.figures import efficiency_in_words, filled_title
 from sharding.simulation.filled_idle import FilledIdle
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
 from sharding.simulation.timeline import Timeline
@@ -295,8 +295,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
 
 def _print_filled(of: FilledIdle, timeline: Timeline, console: Console) -> None:
     """Prints how much of a unit's idle time the units on its devices fill."""
-    title = f"Idle time of {of.unit} as if it were alone on its devices, and what {' and '.join(of.others)} fill"
-    table = report_table(title, "cause", "share of the step", "filled")
+    table = report_table(filled_title(of), "cause", "share of the step", "filled")
     for cause, idle in of.idle.items():
         if idle / timeline.step >= _SMALLEST_SHARE:
             table.add_row(cause, f"{idle / timeline.step:.1%}", f"{of.filled[cause] / idle:.1%}")

@@ -110,11 +110,15 @@ def filled_table(timeline: Timeline) -> Html:
             if lost > _ROUNDING * timeline.step
         ]
         rows.append(_filled_row("all", sum(of.idle.values()), sum(of.filled.values()), timeline.step, GREY))
-        caption = f"Idle time of {of.unit} as if it were alone on its devices, and what {' and '.join(of.others)} fill"
-        tables.append(table(("", "#share of the step", "#filled", ""), rows, caption))
+        tables.append(table(("", "#share of the step", "#filled", ""), rows, filled_title(of)))
         if of.scheduling_efficiency is not None:
             tables.append(element("p", efficiency_in_words(of)))
     return join(tables)
+
+
+def filled_title(of: FilledIdle) -> str:
+    """What a table of filled idle time shows."""
+    return f"Idle time of {of.unit} if it were alone on its devices, filled by {' and '.join(of.others)}"
 
 
 def efficiency_in_words(of: FilledIdle) -> str:

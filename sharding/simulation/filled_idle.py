@@ -89,7 +89,8 @@ def filled_idle(
     walk = _UnitAlone(groups, stages, unit, others)
     for span, partner in with_partners(spans):
         walk.add(span, partner)
-    idle, filled = ({cause: np.zeros(len(groups.sizes)) for cause in IDLE_CAUSES} for _ in range(2))
+    idle: dict[IdleCause, Float[np.ndarray, " n"]] = {cause: np.zeros(len(groups.sizes)) for cause in IDLE_CAUSES}
+    filled: dict[IdleCause, Float[np.ndarray, " n"]] = {cause: np.zeros(len(groups.sizes)) for cause in idle}
     step = max(float(span.end.max()) for span in spans)
     for period in idle_times(groups, stages, walk.spans, rendezvous=False, step=step):
         before = None if period.within_span or period.span < 0 else walk.spans[period.span].op.kind
@@ -97,8 +98,13 @@ def filled_idle(
             np.add.at(idle[cause], period.groups, seconds)
             np.add.at(filled[cause], period.groups, computed)
     own = groups_of_unit(groups, unit)
-    means = ({cause: groups.mean_over(own, seconds) for cause, seconds in of.items()} for of in (idle, filled))
-    return next(means), next(means)
+    return _means(groups, own, idle), _means(groups, own, filled)
+
+
+def _means(
+    groups: DeviceGroups, own: Int[np.ndarray, " k"], seconds: Mapping[IdleCause, Float[np.ndarray, " n"]]
+) -> dict[IdleCause, float]:
+    return {cause: groups.mean_over(own, of) for cause, of in seconds.items()}
 
 
 def _divided(

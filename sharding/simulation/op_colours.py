@@ -28,5 +28,6 @@ def unit_colours(timeline: Timeline) -> dict[str, Mapping[OpKind, str]]:
         colours[unit] = KIND_COLOURS
         if unit in others:
             forward, backward = _OTHER_UNITS[others.index(unit) % len(_OTHER_UNITS)]
-            colours[unit] = KIND_COLOURS | {"forward": forward, "backward": backward}
+            own: dict[OpKind, str] = {"forward": forward, "backward": backward}
+            colours[unit] = KIND_COLOURS | own
     return colours

@@ -55,5 +55,12 @@ def _filled_summary(of: FilledIdle) -> dict[str, Any]:
         "others": list(of.others),
         "filled_share": of.filled_share,
         **({} if of.scheduling_efficiency is None else {"scheduling_efficiency": of.scheduling_efficiency}),
-        "idle": {cause: {"seconds": seconds, "filled_seconds": of.filled[cause]} for cause, seconds in of.idle.items()},
+        "idle": {
+            cause: {
+                "seconds": idle,
+                "filled_seconds": of.filled[cause],
+                "filled_share": of.filled[cause] / idle if idle else 0.0,
+            }
+            for cause, idle in of.idle.items()
+        },
     }

@@ -16,6 +16,7 @@ REFUSED = {
     '["NaN", "a\\"",\n  NaN]': "line 2, column 3: NaN is not a finite number",
     "[-Infinity]": "line 1, column 2: -Infinity is not a finite number",
     "[1e999]": "line 1, column 2: 1e999 is not a finite number",
+    "[1, NaN0.5]": "line 1, column 5: NaN is not a finite number",
     "[" * 100_000: "nests lists or objects too deeply",
     '{"a":' * 100_000: "nests lists or objects too deeply",
     '["\\uD800"]': "half of a surrogate pair",

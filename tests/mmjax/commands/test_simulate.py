@@ -52,6 +52,30 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_a_colocated_plan_says_what_idle_time_is_filled(tmp_path):
+    path, page = tmp_path / "plan.json", tmp_path / "timeline.html"
+    units = (
+        UnitPlan("vision", ("vision",), tuple(range(16)), dp=2, tp=4, layers=(32,), copies=2),
+        UnitPlan("backbone", ("backbone",), tuple(range(16)), dp=2, tp=4, layers=(16, 16), recompute=("full",) * 2),
+        UnitPlan("generator", ("generator",), (16, 17), dp=2),
+    )
+    Plan(units, microbatches=8).save(path)
+    flags = (f"--plan={path}", "--gin_file=models/mllm_9b.gin", "--batch_rows=16")
+    told = simulate(*flags, f"--page={page}")
+    assert told.returncode == 0, told.stderr
+    assert "filled by vision" in " ".join(told.stdout.split()) and "scheduling efficiency" in told.stdout
+    copies = [line.split()[:3] for line in told.stdout.splitlines() if line.strip().startswith("vision ")]
+    assert copies == [["vision", "0", "0"], ["vision", "1", "0"]]
+    document = json.loads(simulate(*flags, "--json").stdout)
+    (of,) = document["filled_idle"]
+    assert (of["unit"], of["others"]) == ("backbone", ["vision"]) and 0 < of["filled_share"] < 1
+    assert [(stage["unit"], stage["copy"], stage["stage"]) for stage in document["stages"][:2]] == [
+        ("vision", 0, 0),
+        ("vision", 1, 0),
+    ]
+    assert "forward of vision" in page.read_text()
+
+
 def test_stages_and_those_that_do_not_fit_are_printed(plan):
     done = simulate(f"--plan={plan}", "--gin_file=models/mllm_72b.gin", "--batch_rows=32", "--cluster=a800")
     assert done.returncode == 2 and "layers [16, 16] add up to 32, but its modules have 80" in done.stderr

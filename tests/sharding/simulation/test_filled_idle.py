@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.plans.stage_graph import StageGraph
-from sharding.schedules.ops import PipelineOp, Schedule
+from sharding.schedules.ops import OpKind, PipelineOp, Schedule
 from sharding.simulation.filled_idle import units_on_shared_devices
 from sharding.simulation.html_page import html_page
 from sharding.simulation.timeline import Timeline
@@ -19,7 +19,7 @@ ENCODER, FIRST, SECOND = ("encoder", 0), ("backbone", 0), ("backbone", 1)
 
 
 def colocated(
-    order: list[tuple[str, tuple[str, int]]], encoder: float, waits: float = 0.0, bundled: int | None = None
+    order: list[tuple[OpKind, tuple[str, int]]], encoder: float, waits: float = 0.0, bundled: int | None = None
 ) -> Timeline:
     """An encoder on the devices of the second of two backbone stages, which it does not feed; one microbatch.
 
@@ -39,12 +39,12 @@ def colocated(
     for kind, stage in order:
         ops.append(PipelineOp(kind, *stage, 0))
         ops += (op_graph.forward_hops if kind == "forward" else op_graph.backward_hops)(stage, 0)
-    together = frozenset() if bundled is None else frozenset([PipelineOp(*order[bundled][:1], *order[bundled][1], 0)])
+    together = frozenset() if bundled is None else frozenset([PipelineOp(order[bundled][0], *order[bundled][1], 0)])
     schedule = Schedule(op_graph, (*ops, *op_graph.epilogue), together)
     return SimulatedStep(devices, schedule, step_costs(op_graph, stages)).run()
 
 
-ENCODER_FIRST = [
+ENCODER_FIRST: list[tuple[OpKind, tuple[str, int]]] = [
     *(("forward", ENCODER), ("forward", FIRST), ("forward", SECOND)),
     *(("backward", SECOND), ("backward", FIRST), ("backward", ENCODER)),
 ]
@@ -108,7 +108,7 @@ def test_others_compute_only_in_idle_time_and_all_of_it_counts(recipe):
         assert sum(of.idle.values()) + own == pytest.approx(timeline.step)
         assert sum(of.filled.values()) == pytest.approx(others, abs=1e-9)
         assert all(-1e-9 <= of.filled[cause] <= lost + 1e-9 for cause, lost in of.idle.items())
-        assert 0 <= of.scheduling_efficiency <= 1
+        assert of.scheduling_efficiency is not None and 0 <= of.scheduling_efficiency <= 1
 
 
 def test_a_unit_on_the_devices_of_two_others_counts_for_both():
@@ -132,11 +132,11 @@ def test_the_page_and_the_summary_say_what_is_filled():
     timeline = colocated(ENCODER_FIRST, 0.5)
     root = parsed_page(html_page(timeline, "colocated"))
     told, data = words(root), embedded_data(root)
-    assert "Idle time of backbone as if it were alone on its devices, and what encoder fill" in told
+    assert "Idle time of backbone if it were alone on its devices, filled by encoder" in told
     assert "100.0% of the work of encoder on the devices of backbone makes the step no longer" in told
     assert "forward of encoder" in told and "forward of backbone" not in told
     assert [lane["name"] for lane in data["lanes"]] == ["backbone 0", "backbone 1"]
     assert [rank["name"] for rank in data["lanes"][1]["ranks"]] == ["backbone 1", "encoder 0"]
     (found,) = json.loads(json.dumps(timeline.summary()))["filled_idle"]
     assert found["unit"] == "backbone" and found["scheduling_efficiency"] == 1.0
-    assert found["idle"]["cool-down"] == {"seconds": 1.0, "filled_seconds": 0.5}
+    assert found["idle"]["cool-down"] == {"seconds": 1.0, "filled_seconds": 0.5, "filled_share": 0.5}
