@@ -15,7 +15,7 @@ from sharding.schedules.bubbles.filling import NO_COPY, BubbleFiller, Extent, ad
 from sharding.schedules.bubbles.step import colocated_step
 from sharding.schedules.ops import OpGraph
 
-_MOST_TRIALS = 300
+_MOST_TRIALS = 200
 """How many moves and exchanges are tried."""
 
 _FEW_DIVISIONS = 1000
@@ -34,7 +34,7 @@ def assign_microbatches(op_graph: OpGraph) -> dict[str, tuple[int, ...]]:
     fillers = [
         BubbleFiller(timeline, step.units.encoders) for timeline in (step.timeline, with_late_warm_up(step.timeline))
     ]
-    found = [_Search(filler).best() for filler in fillers]
+    found = [_DivisionSearch(filler).best() for filler in fillers]
     best = min(found, key=lambda division: division.added)
     return {unit: taken for unit, taken in best.copies.items() if unit in op_graph.stage_graph.copies}
 
@@ -55,7 +55,7 @@ class _Division(NamedTuple):
     extents: list[tuple[Extent, ...]]
 
 
-class _Search:
+class _DivisionSearch:
     """Divides the microbatches of encoders among their copies.
 
     Args:

@@ -54,13 +54,13 @@ class ColocatedStep:
         if not self.has_bundles:
             return
         graph, filler = self.op_graph.stage_graph, BubbleFiller(self.timeline, self.units.encoders)
-        passes = collections.Counter(
+        of_ranks = collections.Counter(
             graph.rank_at(stage, number)
             for stage in graph.stages
             if stage[0] in self.units.encoders
             for number in range(self.op_graph.microbatches)
         )
-        most = max(passes.values())
+        most = max(of_ranks.values())
         for share in range(1, _BUNDLE_SHARES + 1):
             filling = filler.fill_with_bundles(self.copies, -(-most * share // _BUNDLE_SHARES))
             passes = self._ordered(self.timeline, filling)
