@@ -9,8 +9,8 @@ from mmjax.training.verification.comparison import GRADIENT_TOLERANCE
 from mmjax.training.verification.error_measures import gradient_errors
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.named import registry
 from sharding.schedules.checks import check_schedule
+from sharding.schedules.named import registry
 from tests.examples.loading import load_example, run_command
 from tests.mmjax.training.engines import (
     STEP,

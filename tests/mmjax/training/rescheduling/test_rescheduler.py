@@ -15,8 +15,8 @@ from mmjax.training.rescheduling.settings import Rescheduling
 from mmjax.training.run_files import PLAN_FILE
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
-from sharding.schedules.named import registry
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import Schedule

@@ -8,8 +8,8 @@ from configs.architectures import BackboneConfig, ModelConfig
 from configs.errors import UserError
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.schedules.named import registry
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
+from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
