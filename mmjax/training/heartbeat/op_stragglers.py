@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from sharding.schedules.ops import NORM, PipelineOp
-from sharding.simulation.measured import replicas_that_finish
+from sharding.plans.device_groups import replicas_at
+from sharding.schedules.ops import NORM, TRANSFERS, PipelineOp
+from sharding.simulation.measured import replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
 FACTOR = 1.5
@@ -85,10 +86,15 @@ def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
 
 
 def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[PipelineOp, Float[np.ndarray, " i"]]:
-    """Seconds of each compared op of each replica, summed over microbatches."""
+    """Seconds of each compared op of each replica of all copies of its unit, summed over microbatches."""
     totals: dict[PipelineOp, Float[np.ndarray, " i"]] = {}
+    copies = timeline.op_graph.stage_graph.copies
     for span in timeline.spans:
         if span.op in compared:
             op = span.op._replace(microbatch=NORM.microbatch)
-            totals[op] = totals.get(op, 0.0) + np.nan_to_num(span.seconds)
+            if op not in totals:
+                totals[op] = np.zeros(replica_count(timeline.devices, op))
+            unit = op.target_unit if op.kind in TRANSFERS else op.unit
+            of_copy = replicas_at(copies, unit, span.op.microbatch, totals[op])
+            of_copy += np.nan_to_num(span.own_seconds)
     return totals
