@@ -41,7 +41,7 @@ def main(arguments: PredictionArguments) -> int:
     profile = Profile.load(arguments.profile) if arguments.profile else measure_profile(config, taken[0])
     second = measure_op_times(engine, arrays, arguments.steps - arguments.steps // 2)
     timeline = problem_from_profile(config, profile, jax.device_count()).simulate(plan)
-    predicted = seconds_by_kind({span.op: float(span.seconds.max()) for span in timeline.spans})
+    predicted = seconds_by_kind({span.op: float(span.own_seconds.max()) for span in timeline.spans})
     measured = seconds_by_kind({part: (first[part] + second[part]) / 2 for part in first})
     ratio = sum(predicted.values()) / sum(measured.values())
     result = {"predicted": predicted, "measured": measured, "ratio": ratio, "goal": GOAL, "device": profile.device_kind}

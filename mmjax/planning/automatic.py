@@ -71,7 +71,7 @@ def plan_automatically(problem: PlanningProblem) -> tuple[Plan, str]:
 def predict_step(problem: PlanningProblem, plan: Plan) -> PredictedStep:
     """Simulates a step of a plan."""
     timeline = problem.simulate(plan)
-    work = sum(float(np.max(span.seconds)) for span in timeline.spans)
+    work = sum(float(np.max(span.own_seconds)) for span in timeline.spans)
     return PredictedStep(float(timeline.step), work)
 
 

@@ -86,14 +86,15 @@ def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
 
 
 def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[PipelineOp, Float[np.ndarray, " i"]]:
-    """Seconds of each compared op of each replica of all copies, summed over the microbatches that it takes."""
-    copies = timeline.op_graph.stage_graph.copies
+    """Seconds of each compared op of each replica of all copies of its unit, summed over microbatches."""
     totals: dict[PipelineOp, Float[np.ndarray, " i"]] = {}
+    copies = timeline.op_graph.stage_graph.copies
     for span in timeline.spans:
         if span.op in compared:
             op = span.op._replace(microbatch=NORM.microbatch)
-            total = totals.setdefault(op, np.zeros(replica_count(timeline.devices, op)))
+            if op not in totals:
+                totals[op] = np.zeros(replica_count(timeline.devices, op))
             unit = op.target_unit if op.kind in TRANSFERS else op.unit
-            of_copy = replicas_at(copies, unit, span.op.microbatch, total)  # a view
-            of_copy += np.nan_to_num(span.seconds)
+            of_copy = replicas_at(copies, unit, span.op.microbatch, totals[op])
+            of_copy += np.nan_to_num(span.own_seconds)
     return totals
