@@ -9,12 +9,12 @@ import dataclasses
 import functools
 
 from sharding.plans.stage_graph import PipelineRank
-from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
-from sharding.schedules.bubbles.whole_schedule import whole_schedule
+from sharding.schedules.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
+from sharding.schedules.whole_schedule import whole_schedule
 
 _WORTHWHILE = 1 - 1e-9
 """A candidate replaces an earlier one only if it takes less than this share of its time, rounding apart."""

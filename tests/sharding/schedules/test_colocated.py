@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
-from sharding.schedules.bubbles.efficiency import bubble_use
-from sharding.schedules.bubbles.roles import ColocatedUnits
-from sharding.schedules.bubbles.step import colocated_step
+from sharding.schedules.backbone_timeline import with_late_warm_up
+from sharding.schedules.bubble_use import bubble_use
 from sharding.schedules.build import build_schedule
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.colocated import (
@@ -24,6 +22,8 @@ from sharding.schedules.colocated import (
     colocated,
     colocated_in_flight,
 )
+from sharding.schedules.colocated_step import colocated_step
+from sharding.schedules.colocated_units import ColocatedUnits
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.ops import OpGraph, Schedule
