@@ -88,7 +88,7 @@ def test_all_encoder_work_but_one_microbatch_hides_in_the_bubbles(microbatches, 
     of_coarse = bubble_use(coarse_colocated(op_graph))
     assert of_coarse.step == pytest.approx(coarse)
     assert of_coarse.in_bubbles < 0.8
-    assert pass_seconds(interleaved(op_graph)) > use.step + 5
+    assert use.step + 5 < pass_seconds(interleaved(op_graph)) < 1.2 * use.step
 
 
 def test_without_shared_devices_it_is_interleaved():
