@@ -9,7 +9,7 @@ from sharding.planners.problem import PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages
-from sharding.schedules.bubbles.assignment import assign_microbatches
+from sharding.schedules.colocation.colocated_copies import assign_microbatches
 from sharding.schedules.named.build import training_op_graph
 
 SCHEDULE = "colocated"

@@ -10,10 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
 from sharding.schedules.bubbles.filling import NO_COPY, BubbleFiller, Extent, added_seconds
-from sharding.schedules.bubbles.step import colocated_step
-from sharding.schedules.ops import OpGraph
 
 _MOST_TRIALS = 200
 """How many moves and exchanges are tried."""
@@ -22,21 +19,9 @@ _FEW_DIVISIONS = 1000
 """Among so many divisions the best is found by branch and bound."""
 
 
-def assign_microbatches(op_graph: OpGraph) -> dict[str, tuple[int, ...]]:
-    """For every encoder with copies, which of them takes each microbatch, so that a `colocated` step is short.
-
-    Args:
-        op_graph: A step with as many copies as there shall be; how it divides the microbatches does not matter.
-    """
-    step = colocated_step(op_graph)
-    if step is None:
-        return {}
-    fillers = [
-        BubbleFiller(timeline, step.units.encoders) for timeline in (step.timeline, with_late_warm_up(step.timeline))
-    ]
-    found = [_DivisionSearch(filler).best() for filler in fillers]
-    best = min(found, key=lambda division: division.added)
-    return {unit: taken for unit, taken in best.copies.items() if unit in op_graph.stage_graph.copies}
+def best_division(filler: BubbleFiller) -> dict[str, tuple[int, ...]]:
+    """For every encoder, which of its copies takes each microbatch, so that the encoders add little to the step."""
+    return _DivisionSearch(filler).best().copies
 
 
 class _Division(NamedTuple):
@@ -66,9 +51,9 @@ class _DivisionSearch:
         self._filler = filler
         # An encoder that feeds another one comes after it: when its outputs are needed follows from the other.
         self._counts = {stage.stage_id[0]: len(stage.lanes) for stage in reversed(filler.stages)}
-        self._microbatches = range(filler.timeline.op_graph.microbatches)
+        self._microbatches = range(filler.bubbles.microbatches)
         self._group_of = {copy: number for number, group in enumerate(filler.groups) for copy in group}
-        self._resolution = 1e-9 * (filler.timeline.end or 1.0)
+        self._resolution = 1e-9 * (filler.bubbles.end or 1.0)
 
     def best(self) -> _Division:
         """The best that exchanges find after giving microbatches to copies one by one; of few divisions, the best."""

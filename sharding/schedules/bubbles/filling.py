@@ -3,20 +3,18 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sharding.schedules.bubbles.backbone_timeline import BackboneTimeline
-from sharding.schedules.bubbles.bundling import BundleHosts
+from sharding.schedules.bubbles.bundling import BundleHosts, Host
 from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
 from sharding.schedules.bubbles.placement import (
     EncoderStage,
     Placement,
+    SlicePass,
     Work,
     delay_forwards,
-    encoder_stages,
     place_backwards_early,
     place_forwards_early,
     place_forwards_late,
 )
-from sharding.schedules.ops import PipelineOp
 
 UnitCopy = tuple[str, int]
 """(encoder, number of its copy)."""
@@ -47,8 +45,25 @@ class Filling:
 
     before: float
     after: float
-    times: dict[PipelineOp, Interval]
-    bundles: dict[PipelineOp, PipelineOp] = dataclasses.field(default_factory=dict)
+    times: dict[SlicePass, Interval]
+    bundles: dict[Host, SlicePass]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bubbles:
+    """A backbone, as far as encoders see it.
+
+    Attributes:
+        busy: For every class of devices, when it computes, ascending.
+        end: When its last op ends.
+        microbatches: Number of microbatches.
+        hosts: Ops of it that take a slice of an encoder into their program.
+    """
+
+    busy: Sequence[Sequence[Interval]]
+    end: float
+    microbatches: int
+    hosts: BundleHosts
 
 
 class BubbleFiller:
@@ -58,13 +73,13 @@ class BubbleFiller:
     placed by itself, and what it takes is kept for the divisions that give it the same microbatches.
 
     Args:
-        timeline: The backbone.
-        encoders: Names of the encoders.
+        bubbles: Those of the backbone.
+        stages: The stages of the encoders, in topological order.
         coarse: Whether they only run before the backbone's first op on their devices and after its last.
     """
 
-    def __init__(self, timeline: BackboneTimeline, encoders: tuple[str, ...], coarse: bool = False) -> None:
-        self.timeline, self.stages = timeline, encoder_stages(timeline, encoders)
+    def __init__(self, bubbles: Bubbles, stages: Sequence[EncoderStage], coarse: bool = False) -> None:
+        self.bubbles, self.stages = bubbles, stages
         self.groups = _groups(self.stages)
         self._slices = {
             (unit, copy): [
@@ -73,9 +88,7 @@ class BubbleFiller:
             for unit, copy in sorted(frozenset().union(*self.groups))
         }
         lengths = {length for stage in self.stages for length in (stage.forward, stage.backward) if length}
-        self._idle = IdleIntervals(timeline.busy(), min(lengths, default=0.0), coarse)
-        self._end = timeline.end
-        self._hosts = BundleHosts(timeline)
+        self._idle = IdleIntervals(bubbles.busy, min(lengths, default=0.0), coarse)
         self._kept: dict[Share, tuple[Placement, ...]] = {}
 
     def seconds(self, copies: CopyOfMicrobatch) -> float:
@@ -93,7 +106,7 @@ class BubbleFiller:
         The last forwards and the first backwards do: they have most of these ops to choose from, and leave idle time
         to the others.
         """
-        hosts = self._hosts.copy(budget)
+        hosts = self.bubbles.hosts.copy(budget)
         works = [self._work(share) for share in self.shares(copies)]
         return self._filling([self._late(work, hosts) for work in works])
 
@@ -104,7 +117,7 @@ class BubbleFiller:
     def share(self, copies: CopyOfMicrobatch, group: int) -> Share:
         """What one group has to do."""
         members, found = self.groups[group], []
-        for number in range(self.timeline.op_graph.microbatches):
+        for number in range(self.bubbles.microbatches):
             taken = [copy for unit in copies if (copy := (unit, copies[unit][number])) in members]
             if taken:
                 found.append((number, tuple(taken)))
@@ -124,7 +137,7 @@ class BubbleFiller:
 
     def _extent(self, *placements: Placement) -> Extent:
         before = max((-placement.first_start for placement in placements), default=0.0)
-        after = max((placement.last_end for placement in placements), default=0.0) - self._end
+        after = max((placement.last_end for placement in placements), default=0.0) - self.bubbles.end
         return max(before, 0.0), max(after, 0.0)
 
     def _late(self, work: Work, hosts: BundleHosts | None = None) -> Placement:
@@ -159,15 +172,12 @@ class BubbleFiller:
         return [(number, sorted(item for copy in taken for item in self._slices[copy])) for number, taken in share]
 
     def _filling(self, placements: Sequence[Placement]) -> Filling:
-        times: dict[PipelineOp, Interval] = {}
-        bundles: dict[PipelineOp, PipelineOp] = {}
+        times: dict[SlicePass, Interval] = {}
+        bundles: dict[Host, SlicePass] = {}
         for placement in placements:
-            for (number, microbatch), interval in placement.forwards.items():
-                times[PipelineOp("forward", *self.stages[number].stage_id, microbatch)] = interval
-            for (number, microbatch), interval in placement.backwards.items():
-                times[PipelineOp("backward", *self.stages[number].stage_id, microbatch)] = interval
-            for host, (kind, (number, microbatch)) in placement.bundles.items():
-                bundles[host] = PipelineOp(kind, *self.stages[number].stage_id, microbatch)
+            times |= {("forward", each): interval for each, interval in placement.forwards.items()}
+            times |= {("backward", each): interval for each, interval in placement.backwards.items()}
+            bundles |= placement.bundles
         before, after = self._extent(*placements)
         return Filling(before, after, times, bundles)
 

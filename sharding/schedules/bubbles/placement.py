@@ -6,12 +6,11 @@ Times are those of the backbone alone. What fits in none of its idle intervals c
 import dataclasses
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import Literal
 
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.bubbles.backbone_timeline import BackboneTimeline
-from sharding.schedules.bubbles.bundling import BundleHosts
+from sharding.schedules.bubbles.bundling import BundleHosts, Host
 from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
-from sharding.schedules.ops import OpKind, PipelineOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,28 +36,11 @@ class EncoderStage:
     gradient_at: tuple[float, ...]
 
 
-def encoder_stages(timeline: BackboneTimeline, encoders: Iterable[str]) -> tuple[EncoderStage, ...]:
-    """The stages of encoders in topological order, which their numbers follow."""
-    op_graph, graph, names = timeline.op_graph, timeline.op_graph.stage_graph, set(encoders)
-    stages = [stage for stage in graph.stages if stage[0] in names]
-    numbers = {stage: number for number, stage in enumerate(stages)}
-    microbatches = range(op_graph.microbatches)
-    return tuple(
-        EncoderStage(
-            stage_id=stage,
-            lanes=tuple(timeline.lanes[rank] for rank in graph.ranks_of[stage]),
-            forward=op_graph.seconds[stage].forward,
-            backward=op_graph.seconds[stage].backward if stage in op_graph.backward_stages else None,
-            targets=tuple(numbers[target] for target in graph.targets[stage] if target in numbers),
-            needed_at=tuple(timeline.needed_at(stage, number) for number in microbatches),
-            gradient_at=tuple(timeline.gradient_at(stage, number) for number in microbatches),
-        )
-        for stage in stages
-    )
-
-
 Slice = tuple[int, int]
 """(number of the encoder stage, microbatch)."""
+
+SlicePass = tuple[Literal["forward", "backward"], Slice]
+"""The forward or the backward of a slice."""
 
 Work = Sequence[tuple[int, Sequence[tuple[int, tuple[int, ...]]]]]
 """What a group of copies has to do: for each microbatch its (number of the encoder stage, classes of devices)."""
@@ -80,7 +62,7 @@ class Placement:
     forwards: dict[Slice, Interval] = dataclasses.field(default_factory=dict)
     backwards: dict[Slice, Interval] = dataclasses.field(default_factory=dict)
     hosts: BundleHosts | None = None
-    bundles: dict[PipelineOp, tuple[OpKind, Slice]] = dataclasses.field(default_factory=dict)
+    bundles: dict[Host, SlicePass] = dataclasses.field(default_factory=dict)
 
     @property
     def first_start(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from configs.errors import UserError
 from sharding.plans.unit_plan import PlanError
-from sharding.schedules.bubbles.colocated import colocated, colocated_in_flight
+from sharding.schedules.colocation.colocated import colocated, colocated_in_flight
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight

@@ -4,7 +4,7 @@ import collections
 import heapq
 
 from sharding.plans.stage_graph import PipelineRank
-from sharding.schedules.bubbles.ordering import OrderedPasses
+from sharding.schedules.colocation.pass_order import OrderedPasses
 from sharding.schedules.list_scheduling import rank_device_bits
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 from sharding.schedules.weights_and_gradients import WeightsAndGradients

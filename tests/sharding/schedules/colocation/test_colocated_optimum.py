@@ -4,8 +4,8 @@ import functools
 import random
 from collections.abc import Iterator
 
-from sharding.schedules.bubbles.colocated import colocated
-from sharding.schedules.bubbles.step import colocated_step
+from sharding.schedules.colocation.colocated import colocated
+from sharding.schedules.colocation.colocated_step import colocated_step
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.schedules.pass_seconds import device_lanes, pass_seconds
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph

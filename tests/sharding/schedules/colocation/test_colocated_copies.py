@@ -6,13 +6,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sharding.schedules.bubbles.assignment import assign_microbatches
-from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
-from sharding.schedules.bubbles.colocated import colocated, colocated_in_flight
-from sharding.schedules.bubbles.efficiency import bubble_use
-from sharding.schedules.bubbles.filling import BubbleFiller
-from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
 from sharding.schedules.checks import check_schedule
+from sharding.schedules.colocation.bubble_use import bubble_use
+from sharding.schedules.colocation.colocated import colocated, colocated_in_flight
+from sharding.schedules.colocation.colocated_copies import assign_microbatches
+from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.pass_seconds import pass_seconds
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, colocated_recipes, with_copies
 
@@ -23,8 +21,7 @@ class Timetables:
     """How much longer encoders make a step, by their division among copies, before ops move up in the order."""
 
     def __init__(self, step: ColocatedStep) -> None:
-        timelines = (step.timeline, with_late_warm_up(step.timeline))
-        self._fillers = [BubbleFiller(timeline, step.units.encoders) for timeline in timelines]
+        self._fillers = [step.filler(timeline) for timeline in step.timelines()]
         self.alone = step.timeline.end
 
     def added(self, copies) -> float:

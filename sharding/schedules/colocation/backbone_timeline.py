@@ -8,6 +8,8 @@ import dataclasses
 from math import inf
 
 from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.schedules.bubbles.bundling import BundleHosts
+from sharding.schedules.bubbles.filling import Bubbles
 from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 from sharding.schedules.pass_seconds import OpTimes, device_lanes, last_end, pass_times
@@ -46,6 +48,17 @@ class BackboneTimeline:
                 for lane in self.lanes_of(op):
                     found[lane].append(interval)
         return [sorted(intervals) for intervals in found]
+
+    def bubbles(self) -> Bubbles:
+        """What encoders see of it; ops of the backbone with exposed collectives take slices into their programs."""
+        seconds = self.op_graph.seconds
+        hosts: dict[tuple[int, ...], list[tuple[Interval, PipelineOp]]] = {}
+        for op, interval in self.times.items():
+            if op.unit == self.unit and seconds[op.stage_id].communication_of(op.kind) > 0:
+                hosts.setdefault(self.lanes_of(op), []).append((interval, op))
+        return Bubbles(
+            busy=self.busy(), end=self.end, microbatches=self.op_graph.microbatches, hosts=BundleHosts(hosts)
+        )
 
     def needed_at(self, stage: StageId, microbatch: int) -> float:
         """F_i of a stage: the first start among the forwards here that take its output; infinity if none does."""

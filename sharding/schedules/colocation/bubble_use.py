@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 
-from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
+from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.schedules.pass_seconds import OpTimes, last_end, pass_times
 

@@ -2,16 +2,18 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import cast
 
-from sharding.schedules.bubbles.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
 from sharding.schedules.bubbles.filling import BubbleFiller, CopyOfMicrobatch, Filling
-from sharding.schedules.bubbles.ordering import OrderedPasses
-from sharding.schedules.bubbles.roles import ColocatedUnits, colocated_units, without_units
+from sharding.schedules.bubbles.placement import EncoderStage
+from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
+from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
+from sharding.schedules.colocation.pass_order import Bundles, OrderedPasses
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT
-from sharding.schedules.ops import OpGraph, Schedule
+from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
 _BUNDLE_SHARES = 4
 """Bundles are tried for all of the encoders' ops, and for so many smaller shares of them."""
@@ -41,19 +43,19 @@ class ColocatedStep:
 
     def coarse(self) -> OrderedPasses:
         """Encoders before the backbone's first op on their devices, and after its last."""
-        filling = BubbleFiller(self.timeline, self.units.encoders, coarse=True).fill(self.copies)
+        filling = self.filler(self.timeline, coarse=True).fill(self.copies)
         return self._ordered(self.timeline, filling)
 
     def fine(self) -> Iterator[OrderedPasses]:
         """Encoders in all bubbles: of the backbone as it is, and of one whose warm-up is late."""
-        for timeline in (self.timeline, with_late_warm_up(self.timeline)):
-            yield self._ordered(timeline, BubbleFiller(timeline, self.units.encoders).fill(self.copies))
+        for timeline in self.timelines():
+            yield self._ordered(timeline, self.filler(timeline).fill(self.copies))
 
     def bundled(self) -> Iterator[OrderedPasses]:
         """Encoders in all bubbles, and in programs of the backbone whose collectives are exposed."""
         if not self.has_bundles:
             return
-        graph, filler = self.op_graph.stage_graph, BubbleFiller(self.timeline, self.units.encoders)
+        graph, filler = self.op_graph.stage_graph, self.filler(self.timeline)
         of_ranks = collections.Counter(
             graph.rank_at(stage, number)
             for stage in graph.stages
@@ -73,9 +75,41 @@ class ColocatedStep:
         of_backbone = (seconds for stage, seconds in self.op_graph.seconds.items() if stage[0] == self.units.backbone)
         return any(max(each.forward_communication, each.backward_communication) > 0 for each in of_backbone)
 
+    def timelines(self) -> tuple[BackboneTimeline, BackboneTimeline]:
+        """The backbone as it is, and with a late warm-up."""
+        return self.timeline, with_late_warm_up(self.timeline)
+
+    def filler(self, timeline: BackboneTimeline, coarse: bool = False) -> BubbleFiller:
+        """Places the encoders in the bubbles of a timeline."""
+        return BubbleFiller(timeline.bubbles(), encoder_stages(timeline, self.units.encoders), coarse)
+
     def _ordered(self, timeline: BackboneTimeline, filling: Filling) -> OrderedPasses:
-        starts = {op: start for op, (start, _) in (timeline.times | filling.times).items()}
-        return OrderedPasses.by_start(self.op_graph, starts, filling.bundles)
+        stages = [stage for stage in self.op_graph.stage_graph.stages if stage[0] in self.units.encoders]
+        ops = {(kind, (n, i)): PipelineOp(kind, *stages[n], i) for kind, (n, i) in filling.times}
+        starts = {op: start for op, (start, _) in timeline.times.items()}
+        starts |= {ops[each]: start for each, (start, _) in filling.times.items()}
+        bundles = cast(Bundles, {host: ops[each] for host, each in filling.bundles.items()})
+        return OrderedPasses.by_start(self.op_graph, starts, bundles)
+
+
+def encoder_stages(timeline: BackboneTimeline, encoders: Iterable[str]) -> tuple[EncoderStage, ...]:
+    """The stages of encoders in topological order, which their numbers follow."""
+    op_graph, graph, names = timeline.op_graph, timeline.op_graph.stage_graph, set(encoders)
+    stages = [stage for stage in graph.stages if stage[0] in names]
+    numbers = {stage: number for number, stage in enumerate(stages)}
+    microbatches = range(op_graph.microbatches)
+    return tuple(
+        EncoderStage(
+            stage_id=stage,
+            lanes=tuple(timeline.lanes[rank] for rank in graph.ranks_of[stage]),
+            forward=op_graph.seconds[stage].forward,
+            backward=op_graph.seconds[stage].backward if stage in op_graph.backward_stages else None,
+            targets=tuple(numbers[target] for target in graph.targets[stage] if target in numbers),
+            needed_at=tuple(timeline.needed_at(stage, number) for number in microbatches),
+            gradient_at=tuple(timeline.gradient_at(stage, number) for number in microbatches),
+        )
+        for stage in stages
+    )
 
 
 def colocated_step(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> ColocatedStep | None:

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.bubbles.backbone_timeline import with_late_warm_up
-from sharding.schedules.bubbles.colocated import (
+from sharding.schedules.checks import check_schedule
+from sharding.schedules.colocation.backbone_timeline import with_late_warm_up
+from sharding.schedules.colocation.bubble_use import bubble_use
+from sharding.schedules.colocation.colocated import (
     coarse_colocated,
     coarse_colocated_in_flight,
     colocated,
     colocated_in_flight,
 )
-from sharding.schedules.bubbles.efficiency import bubble_use
-from sharding.schedules.bubbles.roles import ColocatedUnits
-from sharding.schedules.bubbles.step import colocated_step
-from sharding.schedules.checks import check_schedule
+from sharding.schedules.colocation.colocated_step import colocated_step
+from sharding.schedules.colocation.colocated_units import ColocatedUnits
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import build_schedule
@@ -88,7 +88,7 @@ def test_all_encoder_work_but_one_microbatch_hides_in_the_bubbles(microbatches, 
     of_coarse = bubble_use(coarse_colocated(op_graph))
     assert of_coarse.step == pytest.approx(coarse)
     assert of_coarse.in_bubbles < 0.8
-    assert pass_seconds(interleaved(op_graph)) > use.step + 5
+    assert use.step + 5 < pass_seconds(interleaved(op_graph)) < 1.2 * use.step
 
 
 def test_without_shared_devices_it_is_interleaved():
@@ -224,8 +224,8 @@ def test_a_plan_names_the_schedule(extra):
 
 PROGRAM = """
 import hashlib
-from sharding.schedules.bubbles.colocated import colocated
-from tests.sharding.schedules.bubbles.test_colocated import optimus_step
+from sharding.schedules.colocation.colocated import colocated
+from tests.sharding.schedules.colocation.test_colocated import optimus_step
 schedule = colocated(optimus_step(16, chunks=2, forward_communication=0.1))
 print(hashlib.sha256(repr((schedule.ops, sorted(schedule.bundled))).encode()).hexdigest())
 """

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 
 from sharding.plans.stage_graph import PipelineRank
-from sharding.schedules.bubbles.step import ColocatedStep, colocated_step
-from sharding.schedules.bubbles.whole_schedule import whole_schedule
+from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
+from sharding.schedules.colocation.whole_schedule import whole_schedule
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
