@@ -4,9 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_unit
+from sharding.costs.node_placement import NodePlacement
+from sharding.planners.colocation.backbone_layouts import BackboneLayout
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.tables.module_table import ModuleTable
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
@@ -22,6 +24,8 @@ class CopiedLayout:
         copies: Copies on the devices of the backbone's pipeline: its pp * tp / (pp * tp) of the module.
         recompute: Recomputation policy.
         work: Seconds of all its forwards and backwards on the devices of the copy with the most microbatches.
+        fill: Seconds of the forward and backward of one microbatch through a copy: nothing hides the first microbatch's
+            forward and the last one's backward.
         once: Seconds of gathering its weights and reducing its gradients.
         least_bytes: Bytes on a device with the fewest microbatches in flight that keep a copy and the backbone busy.
     """
@@ -32,13 +36,14 @@ class CopiedLayout:
     copies: int
     recompute: RecomputePolicy
     work: float
+    fill: float
     once: float
     least_bytes: float
 
     @property
     def seconds(self) -> float:
         """What it adds to a step if nothing of it is hidden."""
-        return self.work + self.once
+        return self.work + self.fill + self.once
 
 
 def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayout) -> list[CopiedLayout]:
@@ -46,40 +51,45 @@ def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayo
 
     Fewer pipeline ranks mean more copies, whose weights each device then has more of, to gather and to reduce.
     """
-    table, unit = problem.module_tables[module], backbone_unit(problem, backbone)
-    layouts = []
+    table, layouts = problem.module_tables[module], []
     for candidate in np.flatnonzero(table.chunks == 1).tolist():
         tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
         if backbone.tp % tp or backbone.pp % pp:
             continue
         copies = backbone.tp // tp * (backbone.pp // pp)
         if copies <= backbone.microbatches:
-            layouts.append(_layout(problem, module, candidate, backbone, unit))
+            layouts.append(_layout(table, candidate, copies, backbone))
     return sorted(layouts, key=lambda layout: (layout.seconds, layout.least_bytes))
 
 
-def _layout(
-    problem: PlanningProblem, module: str, candidate: int, backbone: BackboneLayout, of_backbone: UnitPlan
-) -> CopiedLayout:
-    table = problem.module_tables[module]
-    tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
-    copies = backbone.tp // tp * (backbone.pp // pp)
+def _layout(table: ModuleTable, candidate: int, copies: int, backbone: BackboneLayout) -> CopiedLayout:
+    tp = int(table.tp[candidate])
     one, rows = np.array([candidate]), np.array([float(backbone.rows)])
-    slowest, _ = table.stage_seconds(one, rows)
+    slowest, fill = table.stage_seconds(one, rows)
     of_copy = -(-backbone.microbatches // copies)
-    least = table.peak_bytes(one, rows, np.array([backbone.dp * copies]), np.ones(1), np.array([of_copy]))
-    layout = CopiedLayout(
-        module=module,
+    replicas = backbone.dp * copies
+    least = table.peak_bytes(one, rows, np.array([replicas]), np.ones(1), np.array([of_copy]))
+    return CopiedLayout(
+        module=table.module.name,
         tp=tp,
-        pp=pp,
+        pp=int(table.pp[candidate]),
         copies=copies,
         recompute=table.recompute[candidate],
         work=of_copy * float(slowest[0]),
-        once=0.0,
+        fill=float(fill[0]),
+        once=_once_per_step(table, candidate, replicas),
         least_bytes=float(least[0]),
     )
-    stages = problem.unit_work(copied_unit(problem, of_backbone, layout), backbone.microbatches)
-    return dataclasses.replace(layout, once=max(stage.gather + stage.reduce for stage in stages))
+
+
+def _once_per_step(table: ModuleTable, candidate: int, replicas: int) -> float:
+    """Seconds of gathers and reductions, as if every node held equally many of the replicas."""
+    costs = table.costs
+    per_node = min(replicas, max(1, costs.devices_per_node // int(table.tp[candidate])))
+    placed = NodePlacement(replicas, -(-replicas // per_node), per_node, per_node)
+    parameters = (table.parameters + table.experts)[candidate].max()
+    trained = (table.trained + table.trained_experts)[candidate].max()
+    return float(costs.gather_weights(parameters, placed) + costs.reduce_gradients(trained, placed))
 
 
 def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayout, slices: int = 1) -> UnitPlan:

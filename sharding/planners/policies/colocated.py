@@ -7,6 +7,7 @@ backbone's, without those that do not fit beside it. What differs between the be
 take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,10 @@ class _Candidate(NamedTuple):
 
 
 class _Simulated(NamedTuple):
+    """A plan with its layouts, the seconds of its step, and the share of the memory that it takes."""
+
+    backbone: BackboneLayout
+    copied: tuple[CopiedLayout, ...]
     plan: Plan
     step: float
     memory: float
@@ -131,18 +136,35 @@ class _Search:
     def best_of(self, candidate: _Candidate) -> _Simulated:
         """The fastest plan of a candidate that fits, or that which takes the least memory.
 
-        First the layouts of the copied modules are chosen, with as little recomputation as fits, then their slices.
+        First the layouts of the copied modules are chosen, then their slices. Where the fastest does not fit, the
+        backbone recomputes more beside it.
         """
-        found: list[_Simulated] = []
-        best: tuple[CopiedLayout, ...] = candidate.copied
-        for copied in self._alternatives(candidate):
-            found.append(self._simulate(candidate.backbone, copied, {}))
-            if found[-1].memory <= 1 and found[-1] is _best(found):
-                best = copied
-        slices = self._slices(candidate.backbone, best)
-        if max(slices.values()) > 1 and _best(found).memory <= 1:
-            found.append(self._simulate(candidate.backbone, best, slices))
+        found = [self._simulate(candidate.backbone, copied, {}) for copied in self._alternatives(candidate)]
+        fastest = min(found, key=lambda simulated: simulated.step)
+        if fastest.memory > 1:
+            found += self._with_less_memory(fastest)
+        best = _best(found)
+        slices = self._slices(best.backbone, best.copied)
+        if max(slices.values()) > 1 and best.memory <= 1:
+            found.append(self._simulate(best.backbone, best.copied, slices))
         return _best(found)
+
+    def _with_less_memory(self, simulated: _Simulated) -> list[_Simulated]:
+        """The same layouts where the backbone recomputes more, until one fits."""
+        found: list[_Simulated] = []
+        for layout in backbone_layouts(self._problem):
+            same = dataclasses.replace(
+                layout,
+                recompute=simulated.backbone.recompute,
+                work=simulated.backbone.work,
+                alone=simulated.backbone.alone,
+                peak_bytes=simulated.backbone.peak_bytes,
+            )
+            if same == simulated.backbone and layout.peak_bytes < simulated.backbone.peak_bytes:
+                found.append(self._simulate(layout, simulated.copied, {}))
+                if found[-1].memory <= 1:
+                    break
+        return found
 
     def _alternatives(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
         """The first layouts of the copied modules, and others: with more recomputation, and on other ranks."""
@@ -174,7 +196,8 @@ class _Search:
     ) -> _Simulated:
         plan = scheduled_colocated_plan(self._problem, colocated_plan(self._problem, backbone, copied, slices))
         timeline = self._problem.simulate(plan)
-        return _Simulated(plan, timeline.step, self._problem.memory_fraction(timeline))
+        memory = self._problem.memory_fraction(timeline)
+        return _Simulated(backbone, tuple(copied), plan, timeline.step, memory)
 
 
 def _best(simulated: Sequence[_Simulated]) -> _Simulated:
@@ -185,4 +208,5 @@ def _best(simulated: Sequence[_Simulated]) -> _Simulated:
 
 def _estimate(backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> float:
     """Seconds of a step whose idle time the other modules fill as far as their work goes."""
-    return max(backbone.alone, backbone.work + sum(of.work for of in copied)) + sum(of.once for of in copied)
+    alone, work = backbone.alone + max(of.fill for of in copied), backbone.work + sum(of.work for of in copied)
+    return max(alone, work) + sum(of.once for of in copied)
