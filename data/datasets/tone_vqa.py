@@ -62,7 +62,7 @@ class ToneVQA:
 
 
 def question_tone(question: str) -> np.ndarray:
-    """A pitch and a length of its own for every question, as float32 sound: 36 to 102 ms."""
+    """A tone as float32 sound, whose pitch and length, 36 to 102 ms, follow from the words of the question."""
     number = zlib.crc32(question.encode())
     times = np.arange((6 + number % 12) * SAMPLE_RATE // 166) / SAMPLE_RATE
     return (0.3 * np.sin(2 * np.pi * (200 + number % 997) * times)).astype(np.float32)
