@@ -37,7 +37,14 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
     assert find(earlier, earlier) is None
     span = data.draw(strategies.sampled_from([span for span in earlier.spans if span.op != NORM]))
     replica = data.draw(strategies.integers(0, len(span.end) - 1))
-    same = [other for other in earlier.spans if other.op._replace(microbatch=span.op.microbatch) == span.op]
+    copies = earlier.op_graph.stage_graph.copies
+    devices = replicas_that_finish(earlier.devices, span.op, copies)  # those of the copy that takes its microbatch
+    same = [
+        other
+        for other in earlier.spans
+        if other.op._replace(microbatch=span.op.microbatch) == span.op
+        and replicas_that_finish(earlier.devices, other.op, copies) == devices
+    ]
     before = float(sum(other.seconds[replica] for other in same))
     later = longer(earlier, span.op, replica, share * earlier.step)
     added = later.step * SHARE
@@ -47,7 +54,7 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
         assert found is None
     else:
         assert found is not None and found.op == span.op._replace(microbatch=-1)
-        assert found.devices == tuple(replicas_that_finish(earlier.devices, span.op)[replica])
+        assert found.devices == tuple(devices[replica])
         np.testing.assert_allclose([found.before, found.after], [before, before + share * earlier.step], rtol=1e-6)
 
 
