@@ -11,7 +11,7 @@ from tests.xla_flags import xla_flags
 pytestmark = pytest.mark.processes
 
 DEVICES = 8
-LAYOUTS = 26  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
+LAYOUTS = 30  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8], ids="in_{}".format)

@@ -92,7 +92,9 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         each_its_own((UNDIVIDED, _CHUNKS, UNDIVIDED), microbatches=(4, *SEVERAL), schedule="interleaved"),
         in_one_unit((ModuleRole.BACKBONE,), _CHUNKS, cut_in_encoder=True, schedule="interleaved"),
     ),
-    "fewer replicas downstream": each_its_own((_DP3, _DP2, UNDIVIDED), (_DP4, _DP2, UNDIVIDED), transport="device_put"),
+    "fewer replicas downstream": each_its_own(
+        (_DP3, _DP2, UNDIVIDED), (_DP4, _DP2, UNDIVIDED), (_DP2, UNDIVIDED, UNDIVIDED), transport="device_put"
+    ),
     "more replicas downstream": each_its_own((_DP2, _DP3, _DP2), (UNDIVIDED, _DP2, _DP4), (UNDIVIDED, _DP2, _DP2)),
     "rows of their own, fewer replicas downstream": each_its_own(
         (Parallelism(dp=3, rows=3), _DP2, Parallelism(rows=5)), (Parallelism(dp=2, rows=4), UNDIVIDED, UNDIVIDED)

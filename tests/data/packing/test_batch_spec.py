@@ -12,6 +12,7 @@ from configs.architectures import ExpertsConfig, ModelConfig
 from data.data_config import DataConfig
 from data.datasets.conversations import Conversations
 from data.datasets.spoken_easy_vqa import SpokenEasyVQA
+from data.datasets.tone_vqa import ToneVQA
 from data.packing.batch_spec import ArraySpec, GlobalBatchSpec, global_batch_spec
 from data.packing.pipeline import training_batches
 from data.sources.llava import LlavaJson
@@ -44,6 +45,10 @@ def assert_spec_of_batches(config: TrainConfig, dataset) -> None:
 @pytest.mark.parametrize("gin_file", ["quickstart.gin", "easy_vqa.gin", "tiny.gin", "tiny_experts.gin"])
 def test_spec_of_easy_vqa_configurations(gin_file):
     assert_spec_of_batches(configured(gin_file), SmallVQA("train"))
+
+
+def test_spec_of_questions_in_tones():
+    assert_spec_of_batches(configured("tiny_encoders.gin"), ToneVQA("train"))
 
 
 def test_spec_of_spoken_questions(tmp_path):

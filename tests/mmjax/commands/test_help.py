@@ -13,7 +13,15 @@ from mmjax.commands.train import TrainArguments
 from tests.commands import run_without_jax
 
 NAMES = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-TRAINING = ["tiny.gin", "tiny_experts.gin", "quickstart.gin", "easy_vqa.gin", "llava.gin", "spoken_vqa.gin"]
+TRAINING = [
+    "tiny.gin",
+    "tiny_encoders.gin",
+    "tiny_experts.gin",
+    "quickstart.gin",
+    "easy_vqa.gin",
+    "llava.gin",
+    "spoken_vqa.gin",
+]
 SCREEN = (40, 100)
 
 

@@ -87,10 +87,12 @@ def test_microbatches_of_the_default_layouts_have_every_capacity_and_sometimes_n
 
 
 def test_layouts_of_the_default_list_agree(tmp_path):
-    """Two of them, one of two capacities; `.ci/run` lets the command itself try all, which takes minutes."""
+    """Two of them of two capacities, one with copies; `.ci/run` lets the command itself try all, which takes minutes."""
     _, _, layouts, refused = tiny_run()
     assert len(layouts) >= 12 and not refused
-    chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[10::8])}
+    chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[13::12])}
+    assert [plan.unit_of("vision").copies for plan in chosen.values()] == [1, 2]
+    assert all(plan.unit_of("vision").capacities for plan in chosen.values())
     for name, plan in chosen.items():
         plan.save(tmp_path / name)
     result = verify(tmp_path, "--json", "--steps=1", *(f"--plan={name}" for name in chosen))

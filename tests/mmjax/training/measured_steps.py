@@ -1,19 +1,25 @@
 """What is true of every measured timeline of a step."""
 
+from sharding.runtime.bundled_ops import ops_by_program
+from sharding.simulation.measured import replicas_that_finish
+
 
 def check_measured(timeline, schedule):
-    """Every op of a schedule once, on each device one after another, and after what it depends on."""
+    """Every op of a schedule once, its programs on each device one after another, and after what they depend on."""
     spans = {span.op: span for span in timeline.spans}
     assert [span.op for span in timeline.spans] == list(schedule.ops) and len(spans) == len(schedule.ops)
-    free = {}
-    for span in timeline.spans:
-        assert (span.start >= 0).all() and (span.end >= span.start).all(), span.op
-        if not span.op.target_unit:
-            devices = schedule.op_graph.devices_of(span.op)
-            replicas = [sorted(devices)] if span.op.kind == "norm" else timeline.devices[span.op.stage_id].tolist()
+    copies, free = schedule.op_graph.stage_graph.copies, {}
+    for program in ops_by_program(schedule):
+        ends = {}
+        for span in (spans[op] for op in program):
+            assert (span.start >= 0).all() and (span.end >= span.start).all(), span.op
+            if span.op.target_unit:
+                continue
+            replicas = replicas_that_finish(timeline.devices, span.op, copies)
             for start, end, held in zip(span.start, span.end, replicas, strict=True):
                 assert start >= max(free.get(device, 0.0) for device in held), span.op
-                free |= dict.fromkeys(held, end)
+                ends |= {device: max(end, ends.get(device, 0.0)) for device in held}
+        free |= ends
     for op, needed in schedule.op_graph.dependencies.items():
         for one in needed:
             start, end = spans[op].start, spans[one].end

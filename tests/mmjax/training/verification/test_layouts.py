@@ -9,6 +9,8 @@ from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.divided_plans import GlobalRows, module_roles
 from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts
 from sharding.plans.plan import check_plan
+from sharding.runtime.bundled_ops import find_bundles
+from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import module_graph
 from tests.tiny_model import GENERATOR, tiny_model
 
@@ -20,6 +22,16 @@ def units(layouts, name):
     return [layout.plan.unit_of(name) for layout in layouts if len(layout.plan.unit_of(name).modules) == 1]
 
 
+def copied(plan):
+    return any(unit.copies > 1 for unit in plan.units)
+
+
+def bundle_kinds(plan, graph):
+    """The kinds of the two ops of every bundle of a plan whose stages all train."""
+    stages = frozenset((unit.name, stage) for unit in plan.units for stage in range(unit.stage_count))
+    return {(first.kind, second.kind) for first, second in find_bundles(build_schedule(plan, graph, stages))}
+
+
 def test_eight_devices_allow_a_layout_of_every_kind():
     layouts, refused = default_layouts(module_graph(DEEP), ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS), {}) and len(layouts) >= 12
@@ -29,7 +41,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
     assert {(2, 1), (1, 2), (2, 2)} <= ranks
     assert {layout.plan.microbatches for layout in layouts} == {2, 3, 4, 6, 12}
-    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
+    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe", "colocated"}
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
     recompute = {kind for unit in units(layouts, "backbone") for kind in unit.recompute}
@@ -47,6 +59,29 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     ]
     chains = {unit.modules for layout in layouts for unit in layout.plan.units if len(unit.modules) > 1}
     assert chains == {("vision", "backbone"), ("vision", "backbone", "generator")}
+
+
+def test_colocated_layouts_have_copies_slices_and_bundles_of_every_kind():
+    graph = module_graph(DEEP)
+    layouts, _ = default_layouts(graph, ROWS, devices=8)
+    assert {unit.copies for unit in units(layouts, "vision")} == {1, 2, 4}
+    assert {unit.copies for unit in units(layouts, "backbone")} == {1}
+    colocated = [layout for layout in layouts if layout.plan.schedule == "colocated"]
+    assert [layout.plan.unit_of("vision").copies for layout in colocated] == [1, 4, 2]
+    assert [set(layout.plan.unit_of("vision").devices) for layout in colocated] == [set(range(n)) for n in (4, 4, 4)]
+    assert [(layout.plan.unit_of("vision").chunks, layout.plan.unit_of("backbone").chunks) for layout in colocated] == [
+        (1, 1),
+        (1, 1),
+        (2, 2),
+    ]
+    assert [bundle_kinds(layout.plan, graph) for layout in colocated] == [
+        set(),
+        set(),
+        {("gather", "forward"), ("forward", "forward"), ("backward", "backward"), ("reduce", "backward")},
+    ]
+    assert [layout.name.endswith(", in bundles") for layout in colocated] == [False, False, True]
+    (own,) = (plan for plan in (layout.plan for layout in layouts) if plan.schedule == "1f1b" and copied(plan))
+    assert [(unit.copies, unit.pp, unit.rows) for unit in own.units] == [(2, 2, 2), (1, 1, 0), (2, 1, 1)]
 
 
 @pytest.mark.parametrize("rows", [1, 6, 8, 12])

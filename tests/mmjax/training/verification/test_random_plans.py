@@ -34,7 +34,7 @@ def test_every_plan_can_run(model, devices, rows):
 
 
 def test_all_kinds_of_division_occur_and_combine():
-    plans = list(random_plans(module_graph(EXPERTS), ROWS, devices=8, seed=0, count=300).values())
+    plans = list(random_plans(module_graph(EXPERTS), ROWS, devices=8, seed=5, count=300).values())
     units = list(itertools.chain.from_iterable(plan.units for plan in plans))
     assert {plan.microbatches for plan in plans} == {1, 2, 3, 4}
     assert {plan.schedule for plan in plans} == set(BUILT_IN_SCHEDULES)
@@ -54,7 +54,13 @@ def test_all_kinds_of_division_occur_and_combine():
     assert {unit.modules for unit in units if unit.rows} == {("vision",), ("generator",)}
     assert any(unit.rows and 12 % unit.dp for unit in units)
     assert {len(unit.capacities) for unit in units if unit.rows} == {0, 2, 3, 4}
-    assert all(bool(unit.forward_seconds) == (plan.schedule == "interleaved") for plan in plans for unit in plan.units)
+    timed = {plan.schedule for plan in plans if any(unit.forward_seconds for unit in plan.units)}
+    assert timed == {"interleaved", "colocated"}
+    assert all(bool(unit.forward_seconds) == (plan.schedule in timed) for plan in plans for unit in plan.units)
+    assert {unit.copies for unit in units} == {1, 2, 3} and any(unit.copy_of_microbatch for unit in units)
+    assert any(unit.copies > 1 and unit.rows for unit in units)
+    waiting = [plan for plan in plans if any(unit.forward_communication for unit in plan.units)]
+    assert {plan.schedule for plan in waiting} == {"colocated"}
     assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
     shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
     assert any(shared) and not all(shared)
