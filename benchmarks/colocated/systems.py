@@ -18,6 +18,8 @@ SimulateSystem = Callable[[OptimusCase], SimulatedPlan]
 """Raises PlanError where the system has no plan that fits."""
 
 MEGATRON, MEGATRON_BALANCED, ALPA, FSDP = "Megatron-LM", "Megatron-LM balanced", "Alpa-like", "fsdp"
+INTERLEAVED = f"{MEGATRON}, interleaved"
+COLOCATED = "colocated"
 BACKBONE = "backbone alone"
 
 SAMPLES = (1, MICROBATCH)
@@ -26,14 +28,14 @@ SAMPLES = (1, MICROBATCH)
 
 def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
     """The systems of a case by name; the first is what the others are compared with."""
-    searched = {policy: functools.partial(_by_policy, policy) for policy in ("disaggregated", FSDP)}
+    searched = {policy: functools.partial(_by_policy, policy) for policy in (COLOCATED, "disaggregated", FSDP)}
     chain = {"balanced": functools.partial(_by_policy, "balanced")}
     if case.setting.ranks is None:
         return {ALPA: _alpa, **searched, **chain, BACKBONE: _searched_backbone}
     of_megatron = {
         MEGATRON: functools.partial(_megatron, megatron.first_stage, 1),
         f"{MEGATRON}, first stage rebalanced": functools.partial(_megatron, megatron.rebalanced, 1),
-        f"{MEGATRON}, interleaved": functools.partial(_megatron, megatron.first_stage, None),
+        INTERLEAVED: functools.partial(_megatron, megatron.first_stage, None),
     }
     if len(case.model.encoders) == 1:  # with several, the modules are no chain
         of_megatron[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
