@@ -1,1 +1,1 @@
-"""Optimus's models simulated: a step of its baselines, and of the backbone alone, on the same rows and costs."""
+"""Optimus's models simulated: colocated plans, the paper's baselines and the backbone alone, on the same rows and costs."""

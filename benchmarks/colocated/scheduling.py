@@ -42,7 +42,7 @@ RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 
 SCHEDULER_SECONDS_GOAL, SCHEDULER_RUNS = 2.0, 3
 
-FEW_MICROBATCHES, FEW_COPIES = 6, 2
+FEW_MICROBATCHES, FEW_COPIES = 6, 3
 """So few that all divisions of the microbatches can be tried."""
 
 

@@ -28,7 +28,8 @@ SAMPLES = (1, MICROBATCH)
 
 def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
     """The systems of a case by name; the first is what the others are compared with."""
-    searched = {policy: functools.partial(_by_policy, policy) for policy in (COLOCATED, "disaggregated", FSDP)}
+    searched = {policy: functools.partial(_by_policy, policy) for policy in ("disaggregated", FSDP)}
+    searched = {COLOCATED: _colocated} | searched
     chain = {"balanced": functools.partial(_by_policy, "balanced")}
     if case.setting.ranks is None:
         return {ALPA: _alpa, **searched, **chain, BACKBONE: _searched_backbone}
@@ -86,6 +87,16 @@ def _by_policy(policy: str, case: OptimusCase) -> SimulatedPlan:
         return result.simulated
 
     return _shortest_of_samples(simulate, case)
+
+
+def _colocated(case: OptimusCase) -> SimulatedPlan:
+    """With rows of as many samples as the paper's microbatches; of few devices with either number."""
+    if case.setting.ranks is None:
+        return _by_policy(COLOCATED, case)
+    result = run_policy(case.problem, COLOCATED)  # with rows of one sample, planning takes minutes
+    if result.simulated is None:
+        raise PlanError(result.reason)
+    return result.simulated
 
 
 def _shortest_of_samples(simulate: Callable[[PlanningProblem], SimulatedPlan], case: OptimusCase) -> SimulatedPlan:

@@ -41,10 +41,22 @@ class CopiedLayout:
         return self.work + self.once
 
 
-def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayout) -> list[CopiedLayout]:
+OnceSeconds = dict[tuple[str | int, ...], float]
+"""Seconds of gathering weights and reducing gradients, by module and by all sizes that they depend on."""
+
+
+def copied_layouts(
+    problem: PlanningProblem, module: str, backbone: BackboneLayout, once: OnceSeconds
+) -> list[CopiedLayout]:
     """The layouts of a module that divide a backbone's, what adds the least first; none if no size divides it.
 
     Fewer pipeline ranks mean more copies, whose weights each device then has more of, to gather and to reduce.
+
+    Args:
+        problem: The problem.
+        module: The module.
+        backbone: Layout of the backbone.
+        once: What earlier calls found for this problem; extended.
     """
     table, unit = problem.module_tables[module], backbone_unit(problem, backbone)
     layouts = []
@@ -54,12 +66,17 @@ def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayo
             continue
         copies = backbone.tp // tp * (backbone.pp // pp)
         if copies <= backbone.microbatches:
-            layouts.append(_layout(problem, module, candidate, backbone, unit))
+            layouts.append(_layout(problem, module, candidate, backbone, unit, once))
     return sorted(layouts, key=lambda layout: (layout.seconds, layout.least_bytes))
 
 
 def _layout(
-    problem: PlanningProblem, module: str, candidate: int, backbone: BackboneLayout, of_backbone: UnitPlan
+    problem: PlanningProblem,
+    module: str,
+    candidate: int,
+    backbone: BackboneLayout,
+    of_backbone: UnitPlan,
+    once: OnceSeconds,
 ) -> CopiedLayout:
     table = problem.module_tables[module]
     tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
@@ -78,8 +95,11 @@ def _layout(
         once=0.0,
         least_bytes=float(least[0]),
     )
-    stages = problem.unit_work(copied_unit(problem, of_backbone, layout), backbone.microbatches)
-    return dataclasses.replace(layout, once=max(stage.gather + stage.reduce for stage in stages))
+    key = (module, tp, pp, backbone.tp, backbone.pp, backbone.dp)
+    if key not in once:
+        stages = problem.unit_work(copied_unit(problem, of_backbone, layout), backbone.microbatches)
+        once[key] = max(stage.gather + stage.reduce for stage in stages)
+    return dataclasses.replace(layout, once=once[key])
 
 
 def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayout, slices: int = 1) -> UnitPlan:

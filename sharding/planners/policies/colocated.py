@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
 from sharding.planners.colocation.colocated_plan import colocated_plan, scheduled_colocated_plan
-from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_layouts
+from sharding.planners.colocation.copied_layouts import CopiedLayout, OnceSeconds, copied_layouts
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError
@@ -86,6 +86,7 @@ class _Search:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
+        self._once: OnceSeconds = {}
         self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
 
     def candidates(self) -> list[_Candidate]:
@@ -121,7 +122,7 @@ class _Search:
     def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[CopiedLayout]:
         key = (name, layout.tp, layout.pp, layout.dp, layout.rows)
         if key not in self._copied:
-            self._copied[key] = copied_layouts(self._problem, name, layout)
+            self._copied[key] = copied_layouts(self._problem, name, layout, self._once)
         return self._copied[key]
 
     @functools.cached_property
