@@ -1,1 +1,1 @@
-"""Optimus's models simulated: a step of its baselines, and of the backbone alone, on the same rows and costs."""
+"""Optimus's models simulated on the same rows and costs: colocated plans, the baselines and the backbone alone."""

@@ -132,3 +132,9 @@ PAPER_BUBBLES = {
 They are those of Megatron-LM with a ViT and a GPT of more than 100B on more than 3,000 GPUs, in a step of 5.12 s whose
 batch and layout the paper does not give.
 """
+
+PAPER_SCHEDULER_SECONDS = 322.0
+"""Of the bubble scheduler at 1,536 devices, on one core (section 5.3)."""
+
+PAPER_FINE_SHARE = 0.58
+"""Share of the encoders' work in bubbles at 32 microbatches, about (section 5.3.2)."""

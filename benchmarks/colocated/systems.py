@@ -18,6 +18,8 @@ SimulateSystem = Callable[[OptimusCase], SimulatedPlan]
 """Raises PlanError where the system has no plan that fits."""
 
 MEGATRON, MEGATRON_BALANCED, ALPA, FSDP = "Megatron-LM", "Megatron-LM balanced", "Alpa-like", "fsdp"
+INTERLEAVED = f"{MEGATRON}, interleaved"
+COLOCATED = "colocated"
 BACKBONE = "backbone alone"
 
 SAMPLES = (1, MICROBATCH)
@@ -27,13 +29,14 @@ SAMPLES = (1, MICROBATCH)
 def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
     """The systems of a case by name; the first is what the others are compared with."""
     searched = {policy: functools.partial(_by_policy, policy) for policy in ("disaggregated", FSDP)}
+    searched = {COLOCATED: _colocated} | searched
     chain = {"balanced": functools.partial(_by_policy, "balanced")}
     if case.setting.ranks is None:
         return {ALPA: _alpa, **searched, **chain, BACKBONE: _searched_backbone}
     of_megatron = {
         MEGATRON: functools.partial(_megatron, megatron.first_stage, 1),
         f"{MEGATRON}, first stage rebalanced": functools.partial(_megatron, megatron.rebalanced, 1),
-        f"{MEGATRON}, interleaved": functools.partial(_megatron, megatron.first_stage, None),
+        INTERLEAVED: functools.partial(_megatron, megatron.first_stage, None),
     }
     if len(case.model.encoders) == 1:  # with several, the modules are no chain
         of_megatron[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
@@ -84,6 +87,16 @@ def _by_policy(policy: str, case: OptimusCase) -> SimulatedPlan:
         return result.simulated
 
     return _shortest_of_samples(simulate, case)
+
+
+def _colocated(case: OptimusCase) -> SimulatedPlan:
+    """With rows of as many samples as the paper's microbatches; of few devices with either number."""
+    if case.setting.ranks is None:
+        return _by_policy(COLOCATED, case)
+    result = run_policy(case.problem, COLOCATED)  # with rows of one sample, planning takes minutes
+    if result.simulated is None:
+        raise PlanError(result.reason)
+    return result.simulated
 
 
 def _shortest_of_samples(simulate: Callable[[PlanningProblem], SimulatedPlan], case: OptimusCase) -> SimulatedPlan:

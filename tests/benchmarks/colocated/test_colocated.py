@@ -12,7 +12,7 @@ from benchmarks.colocated.alpa import simulate_alpa
 from benchmarks.colocated.cases import OptimusCase, case_of
 from benchmarks.colocated.measure import bubble_rows, mean_gain_rows, measure_case
 from benchmarks.colocated.settings import MegatronRanks, OptimusSetting
-from benchmarks.colocated.systems import ALPA, BACKBONE, MEGATRON, MEGATRON_BALANCED, systems_of
+from benchmarks.colocated.systems import ALPA, BACKBONE, COLOCATED, MEGATRON, MEGATRON_BALANCED, systems_of
 from sharding.planners.stages.exact_partition import partition_by
 from sharding.plans.unit_plan import PlanError
 from sharding.simulation.idle_time import IDLE_CAUSES
@@ -168,6 +168,11 @@ def test_every_system_has_rows_and_the_backbone_alone_is_the_shortest_of_its_lay
     assert ratio["value"] == seconds[MEGATRON] / seconds[MEGATRON_BALANCED]
     assert ratio["goal"] == 1.0
     assert ratio["met"] == (ratio["value"] >= 1)
+    for name in seconds.keys() - {COLOCATED, MEGATRON}:
+        ratio = by_name[f"{TINY.title}, {COLOCATED}: throughput over {name}"]
+        assert ratio["value"] == seconds[name] / seconds[COLOCATED]
+        assert ratio["goal"] is None
+    assert by_name[f"{TINY.title}, {COLOCATED}: throughput over {MEGATRON}"]["goal"] is None  # not the strong scaling's
     means = mean_gain_rows(rows, (TINY,))
     assert [row["value"] for row in means] == [
         seconds[system] / seconds[BACKBONE] for system in (MEGATRON, MEGATRON_BALANCED)

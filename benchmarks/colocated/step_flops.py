@@ -1,0 +1,91 @@
+"""FLOPs of all compiled forwards and backwards of a step, on all devices that run them."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from benchmarks.colocated.executed_work import DEVICES, MICROBATCHES
+from configs.architectures import ModelConfig
+from data.packing.batch_spec import BatchSpec, global_batch_spec
+from mmjax import cli
+from mmjax.training.config import TrainConfig
+from mmjax.training.engine.engine import Engine
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime.stages.compilation import ProgramCall, stage_calls
+
+TP, ROWS = 2, 2
+"""Tensor ranks of every unit, and rows of a microbatch."""
+
+
+def small_configuration() -> tuple[TrainConfig, BatchSpec]:
+    """The encoder and backbone of tiny.gin, and the arrays of its batches."""
+    cli.parse_gin(("tiny.gin",))
+    config = cli.configured(TrainConfig)
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, generators=()),
+        data=dataclasses.replace(config.data, rows=MICROBATCHES * ROWS, images=0),
+    )
+    return config, global_batch_spec(config.data, config.model).arrays
+
+
+def colocated_plan(config: TrainConfig) -> Plan:
+    """Two pipeline ranks of the backbone on all devices, and a copy of the encoder on those of each."""
+    backbone, encoder = _units(config.model, range(DEVICES), range(DEVICES), copies=2)
+    return Plan((encoder, backbone), MICROBATCHES, "colocated")
+
+
+def separate_plan(config: TrainConfig) -> Plan:
+    """The encoder on one half of the devices, and the backbone on the other."""
+    half = DEVICES // 2
+    backbone, encoder = _units(config.model, range(half), range(half, DEVICES))
+    return Plan((encoder, backbone), MICROBATCHES, "interleaved")
+
+
+def _units(
+    model: ModelConfig, of_backbone: Sequence[int], of_encoder: Sequence[int], copies: int = 1
+) -> tuple[UnitPlan, UnitPlan]:
+    """Units whose virtual stages own one layer: the backbone on two pipeline ranks, each copy of the encoder on one."""
+    (encoder,) = model.encoders
+
+    def unit(name: str, devices: Sequence[int], depth: int, pp: int, copies: int) -> UnitPlan:
+        return UnitPlan(
+            name,
+            (name,),
+            tuple(devices),
+            dp=len(devices) // (TP * pp * copies),
+            tp=TP,
+            layers=(1,) * depth,
+            recompute=("none",) * depth,
+            chunks=depth // pp,
+            copies=copies,
+        )
+
+    backbone = unit(model.backbone.name, of_backbone, model.backbone.depth, 2, 1)
+    return backbone, unit(encoder.name, of_encoder, encoder.depth, 1, copies)
+
+
+def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
+    """FLOPs of a step on all devices: what XLA counts in each compiled program, times how often it runs.
+
+    A bundle counts as its two programs. What a step runs once, whatever its microbatches, is left out.
+    """
+    engine = Engine(config.model, plan, batch, config.engine_settings)
+    runs = collections.Counter(
+        (op.stage_id, engine.schedule.op_graph.stage_graph.copy_at(op.unit, op.microbatch), op.kind)
+        for op in engine.schedule.ops
+        if op.kind in ("forward", "backward")
+    )
+    flops = 0.0
+    for stage_id, stage in engine.executor.stages.items():
+        for number, copy in enumerate(stage.copies):
+            calls = zip(("forward", "backward"), stage_calls(copy.by_capacity).calls[-2:], strict=True)
+            of_copy = (runs[stage_id, number, kind] * _flops(call) for kind, call in calls)
+            flops += copy.largest.mesh.size * sum(of_copy)
+    return flops
+
+
+def _flops(call: ProgramCall) -> float:
+    """On one device."""
+    return float(call.program.lower(*call.arguments).compile().cost_analysis()["flops"])
