@@ -22,9 +22,9 @@ from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.schedules.bubbles.assignment import assign_microbatches
-from sharding.schedules.bubbles.colocated import coarse_colocated, colocated
-from sharding.schedules.bubbles.efficiency import bubble_use
+from sharding.schedules.colocation.bubble_use import bubble_use
+from sharding.schedules.colocation.colocated import coarse_colocated, colocated
+from sharding.schedules.colocation.colocated_copies import assign_microbatches
 from sharding.schedules.named.build import training_op_graph
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
