@@ -24,7 +24,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     wanted = ("--gin_file=models/mllm_9b.gin", "--devices=24", "--batch_rows=24", f"--output={path}", "--json")
     found = json.loads(run_without_jax("mmjax.plan", *wanted).stdout)
     policies = {each["policy"]: each for each in found["policies"]}
-    assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated", "balanced", "fsdp"]
+    assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated", "balanced", "fsdp", "colocated"]
     for each in policies.values():
         assert 0 < each["mfu"] < 1 and each["step_seconds"] > 0 and each["devices"] <= 24
         shares = [cause["share"] for cause in each["idle"].values()]
