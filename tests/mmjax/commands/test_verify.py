@@ -87,7 +87,7 @@ def test_microbatches_of_the_default_layouts_have_every_capacity_and_sometimes_n
 
 
 def test_layouts_of_the_default_list_agree(tmp_path):
-    """Two of them of two capacities, one with copies; `.ci/run` lets the command itself try all, for minutes."""
+    """Two of two capacities, one with copies; `.ci/run` lets the command itself try all, which takes minutes."""
     _, _, layouts, refused = tiny_run()
     assert len(layouts) >= 12 and not refused
     chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[13::12])}
