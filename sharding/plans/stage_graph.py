@@ -139,7 +139,7 @@ class StageGraph:
         counts: dict[str, int] = {}
         for unit, _ in self.stages:
             counts[unit] = counts.get(unit, 0) + 1
-        ranks = counts | self.pp  # pipeline ranks of a copy
+        ranks = {**counts, **self.pp}  # pipeline ranks of a copy
 
         def of_stage(unit: str, stage: int) -> tuple[PipelineRank, ...]:
             first = stage % ranks[unit]

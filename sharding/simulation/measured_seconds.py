@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import NORM, OpKind, PipelineOp, Schedule
+from sharding.simulation.bundles import BundledOp, bundle_spans
 from sharding.simulation.schedule_replay import Seconds, replay_schedule
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
@@ -52,7 +53,12 @@ class MeanSeconds:
         def clock(op: PipelineOp, start: Float[np.ndarray, " i"]) -> Span:
             return Span(op, start, start + self.by_op[_of_copies(graph, op)], np.zeros_like(start))
 
-        return _pass_of_spans(replay_schedule(self.devices, schedule, clock, self.rendezvous))
+        def bundle_clock(ops: tuple[BundledOp, BundledOp], start: Float[np.ndarray, " c"]) -> tuple[Span, Span]:
+            # What the ops of a bundle hide of each other is not measured apart: their shares of its time are added.
+            seconds = [self.by_op[_of_copies(graph, of.op)] for of in ops]
+            return bundle_spans(ops, start, seconds, [np.zeros_like(each) for each in seconds])
+
+        return _pass_of_spans(replay_schedule(self.devices, schedule, clock, bundle_clock, self.rendezvous))
 
 
 def mean_seconds(timeline: Timeline) -> MeanSeconds:
@@ -60,7 +66,7 @@ def mean_seconds(timeline: Timeline) -> MeanSeconds:
     graph = timeline.op_graph.stage_graph
     seconds: dict[_OpOfCopies, list[Seconds]] = collections.defaultdict(list)
     for span in timeline.spans:
-        seconds[_of_copies(graph, span.op)].append(span.seconds)
+        seconds[_of_copies(graph, span.op)].append(span.own_seconds)
     means = {key: np.mean(of_microbatches, axis=0) for key, of_microbatches in seconds.items()}
     return MeanSeconds(timeline.devices, timeline.rendezvous, means)
 

@@ -35,6 +35,7 @@ from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
+from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.definition import Microbatches
@@ -112,10 +113,18 @@ class Engine:
         return build_schedule(self.plan, self.graph, graph.trained_stages, graph.shares)
 
     def follow(self, schedule: Schedule) -> None:
-        """Runs the next training steps in another order of the same ops; all processes do so at the same step."""
+        """Runs the next training steps in another order of the same ops; all processes do so at the same step.
+
+        Bundles that the order before did not have are compiled when they are first run.
+
+        Raises:
+            ScheduleError: The two ops of a bundle run on the same devices in different orders.
+        """
         process = jax.process_index()
         local = [number for number, device in enumerate(self.devices) if device.process_index == process]
-        self.schedule, self.executor.training_schedule = schedule, schedule.restricted_to(local)
+        of_process = schedule.restricted_to(local)
+        check_device_order(of_process, self.executor.stages)
+        self.schedule, self.executor.training_schedule = schedule, of_process
 
     @property
     def _op_graph(self) -> OpGraph:

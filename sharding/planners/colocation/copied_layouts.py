@@ -130,11 +130,5 @@ def copy_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int, ...]:
         pp: Pipeline ranks of a copy; they divide the backbone's.
         tp: Tensor ranks of a copy; they divide the backbone's.
     """
-    return tuple(
-        backbone.rank_devices(rank)[replica * backbone.tp + first + tensor]
-        for first_rank in range(0, backbone.pp, pp)
-        for first in range(0, backbone.tp, tp)
-        for rank in range(first_rank, first_rank + pp)
-        for replica in range(backbone.dp)
-        for tensor in range(tp)
-    )
+    by_rank = np.array(backbone.devices).reshape(backbone.pp // pp, pp, backbone.dp, backbone.tp // tp, tp)
+    return tuple(by_rank.transpose(0, 3, 1, 2, 4).ravel().tolist())
