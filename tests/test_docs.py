@@ -23,8 +23,8 @@ def quickstart() -> TrainConfig:
     return cli.configured(TrainConfig)
 
 
-def test_the_documents_show_four_plans():
-    assert len(PLANS) == 4
+def test_the_documents_show_five_plans():
+    assert len(PLANS) == 5
 
 
 @pytest.mark.parametrize("text", PLANS)
