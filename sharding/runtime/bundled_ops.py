@@ -35,7 +35,12 @@ def find_bundles(schedule: Schedule) -> list[Bundle]:
 
 
 def check_device_order(schedule: Schedule, stages: Mapping[StageId, ExecutableStage]) -> None:
-    """Raises ScheduleError if the two ops of a bundle run on the same devices in different orders."""
+    """Raises ScheduleError if the two ops of a bundle run on the same devices in different orders.
+
+    Args:
+        schedule: That of all devices, so that all processes find the same.
+        stages: All stages.
+    """
     for first, second in find_bundles(schedule):
         orders = [device_order(_mesh(schedule, stages, op)) for op in (first, second)]
         if orders[0] != orders[1]:
@@ -59,11 +64,11 @@ def bundle_calls(
         calls: Those of the programs of all stages.
     """
     of_program = {call.program: call for call in calls}
-    pairs = {
+    pairs = dict.fromkeys(  # in the order of the schedule, which is the same in all processes
         pair
         for first, second in find_bundles(schedule)
         for pair in itertools.product(*(_programs(schedule, stages, op) for op in (first, second)))
-    }
+    )
     return [bundled_programs.bundle(of_program[first], of_program[second]) for first, second in pairs]
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.bundled_ops import bundle_calls, check_device_order, ops_by_program
+from sharding.runtime.bundled_ops import bundle_calls, ops_by_program
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.microbatch_ops import MicrobatchOps, OpCall, StageEvaluation, StepBuffers
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
@@ -82,7 +82,6 @@ class Executor:
             "norm": self._norm,
             "update": self._update,
         }
-        check_device_order(training_schedule, stages)
 
     def step(
         self, state: TrainState, batch: PlacedBatch, callback: OpCallback | None = None

@@ -69,10 +69,11 @@ def measured_timeline(
         return Span(op, began, np.fmax(began, finished[op]), np.zeros_like(began))
 
     def bundle_clock(ops: tuple[BundledOp, BundledOp], start: Float[np.ndarray, " c"]) -> tuple[Span, Span]:
-        began, ended = start.copy(), start.copy()
+        began, (first, of_first) = start.copy(), ops[0]
+        np.fmax.at(began, of_first, launched[first])  # one call launches both, which begins before the first is noted
+        ended = began.copy()
         for op, part in ops:
-            np.fmax.at(began, part, launched[op])
-            np.fmax.at(ended, part, np.fmax(launched[op], finished[op]))
+            np.fmax.at(ended, part, finished[op])
         share = 1.0 if ops[0].op.kind in COLLECTIVES else 0.5  # of the second op
         spans = [
             Span(op, began[part], ended[part], np.zeros(len(part)), of_other * (ended - began)[part])

@@ -1,10 +1,10 @@
 """The order of a step computed anew from its measured seconds, where these are not those that were predicted."""
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
 
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.stage_graph import PipelineRank, StageGraph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.named.build import build_schedule, in_flight_limits, training_op_graph
@@ -26,8 +26,8 @@ class NewOrder:
         schedule: The new order.
         before, after: Seconds of the forwards and backwards of a step in the order in force and in the new one, both
             predicted from the same measured seconds.
-        same_sums: Whether each stage takes its microbatches in the same order as before, so that losses and gradients
-            are summed in the same order and have the same bits.
+        same_sums: Whether each stage of each copy takes its microbatches in the same order as before, so that losses
+            and gradients are summed in the same order and have the same bits.
     """
 
     schedule: Schedule
@@ -62,7 +62,8 @@ def reconsider_order(
     The new order is that of the plan's schedule for the measured seconds. It is taken if the step, replayed with the
     mean seconds of all ops, hops included, is shorter in it by `LEAST_GAIN`. What it is then expected to take is what
     the measured step took, shortened by as much: the replay knows nothing of launches that came late. An order
-    that holds more microbatches in flight than the plan's limits is not taken: memory is planned for these.
+    that holds more microbatches in flight than the plan's limits is not taken: memory is planned for these. Nor is one
+    with other bundles: their programs would have to be compiled, and what ops take in them is not measured apart.
 
     Args:
         plan: The plan.
@@ -84,9 +85,10 @@ def reconsider_order(
     measured_plan = with_measured_seconds(plan, op_graph.stage_graph, means)
     anew = build_schedule(measured_plan, graph, op_graph.trained_stages, op_graph.shares)
     before, after = means.pass_of(schedule), means.pass_of(anew)
-    if after > (1 - LEAST_GAIN) * before or not _holds_no_more(plan, graph, anew):
+    shorter = after <= (1 - LEAST_GAIN) * before
+    if not shorter or _bundles(anew) != _bundles(schedule) or not _holds_no_more(plan, graph, anew):
         return Reconsidered(measured)
-    same_sums = _order_of_sums(schedule.ops) == _order_of_sums(anew.ops)
+    same_sums = _order_of_sums(schedule) == _order_of_sums(anew)
     new_order = NewOrder(schedule=anew, before=before, after=after, same_sums=same_sums)
     return Reconsidered(measured * after / before, new_order)
 
@@ -124,10 +126,17 @@ def _with_measured_seconds(unit: UnitPlan, graph: StageGraph, means: MeanSeconds
     return dataclasses.replace(unit, **fields)
 
 
-def _order_of_sums(ops: Iterable[PipelineOp]) -> dict[tuple[OpKind, StageId], list[int]]:
-    """The microbatches of each stage's forwards and backwards, in the order in which it adds up what they give."""
-    order: dict[tuple[OpKind, StageId], list[int]] = {}
-    for op in ops:
+def _bundles(schedule: Schedule) -> frozenset[tuple[PipelineOp, PipelineOp]]:
+    """The pairs of ops that run in one program."""
+    pairs = itertools.pairwise(schedule.ops)
+    return frozenset((first, second) for first, second in pairs if second in schedule.bundled)
+
+
+def _order_of_sums(schedule: Schedule) -> dict[tuple[OpKind, PipelineRank, int], list[int]]:
+    """The microbatches of each stage's forwards and backwards on each copy, in the order in which it adds them up."""
+    graph, order = schedule.op_graph.stage_graph, {}
+    for op in schedule.ops:
         if op.kind in ("forward", "backward"):
-            order.setdefault((op.kind, op.stage_id), []).append(op.microbatch)
+            rank = graph.rank_at(op.stage_id, op.microbatch)
+            order.setdefault((op.kind, rank, op.stage), []).append(op.microbatch)
     return order

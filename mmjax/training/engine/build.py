@@ -30,6 +30,7 @@ from mmjax.training.engine.stage_functions import make_stage_function
 from mmjax.training.engine.tied_parameters import find_tied_parameters, make_tied_parameter
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
 from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
@@ -80,10 +81,12 @@ def build_executor(
         settings.optimizer.max_grad_norm or None,
     )
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
+    executable = {
+        stage_id: executable_stage(stage, programs[stage_id], optimizers) for stage_id, stage in stages.items()
+    }
+    check_device_order(training, executable)
     return Executor(
-        stages={
-            stage_id: executable_stage(stage, programs[stage_id], optimizers) for stage_id, stage in stages.items()
-        },
+        stages=executable,
         channels=tuple(
             channel
             for endpoints in channels

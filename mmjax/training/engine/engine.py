@@ -35,7 +35,6 @@ from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
-from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.definition import Microbatches
@@ -115,16 +114,12 @@ class Engine:
     def follow(self, schedule: Schedule) -> None:
         """Runs the next training steps in another order of the same ops; all processes do so at the same step.
 
-        Bundles that the order before did not have are compiled when they are first run.
-
-        Raises:
-            ScheduleError: The two ops of a bundle run on the same devices in different orders.
+        Args:
+            schedule: The order of all devices, with the same bundles, whose programs are compiled.
         """
         process = jax.process_index()
         local = [number for number, device in enumerate(self.devices) if device.process_index == process]
-        of_process = schedule.restricted_to(local)
-        check_device_order(of_process, self.executor.stages)
-        self.schedule, self.executor.training_schedule = schedule, of_process
+        self.schedule, self.executor.training_schedule = schedule, schedule.restricted_to(local)
 
     @property
     def _op_graph(self) -> OpGraph:

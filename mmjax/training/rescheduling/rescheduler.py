@@ -82,7 +82,7 @@ class Rescheduler:
             if jax.process_index() == 0:
                 _LOG.warning(
                     "TrainConfig.rescheduling changes nothing: the order of the schedule %r does not depend on the "
-                    "seconds of ops; that of 'interleaved' does",
+                    "seconds of ops; those of 'interleaved' and 'colocated' do",
                     engine.plan.schedule,
                 )
             self._settings = None

@@ -26,7 +26,7 @@ _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 
 
-class _Candidate(NamedTuple):
+class _ColocatedLayout(NamedTuple):
     """A layout of the backbone, and those of all other modules.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Candidate(NamedTuple):
     copied: tuple[CopiedLayout, ...]
 
 
-class _Simulated(NamedTuple):
+class _SimulatedLayout(NamedTuple):
     """A plan with its layouts, the seconds of its step, and the share of the memory that it takes."""
 
     backbone: BackboneLayout
@@ -58,7 +58,7 @@ def plans(problem: PlanningProblem) -> list[Plan]:
             for the weights of all modules.
     """
     _check(problem)
-    search, fitting, others = _Search(problem), [], []
+    search, fitting, others = _ColocatedSearch(problem), [], []
     for tried, candidate in enumerate(search.candidates()):
         if len(fitting) == _BACKBONES or tried == _TRIED:
             break
@@ -86,14 +86,14 @@ def _check(problem: PlanningProblem) -> None:
             )
 
 
-class _Search:
+class _ColocatedSearch:
     """The candidates of one problem, and their simulated steps."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
         self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
 
-    def candidates(self) -> list[_Candidate]:
+    def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
         ranked = []
         for layout in backbone_layouts(self._problem):
@@ -105,7 +105,7 @@ class _Search:
             copied = self._chosen(layout)
             assert copied
             bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, copied, {}))
-            found.append(_Candidate(max(seconds, bound), layout, copied))
+            found.append(_ColocatedLayout(max(seconds, bound), layout, copied))
         return sorted(found, key=lambda candidate: candidate.seconds)
 
     def _chosen(self, layout: BackboneLayout) -> tuple[CopiedLayout, ...] | None:
@@ -133,7 +133,7 @@ class _Search:
     def _copied(self) -> dict[tuple, list[CopiedLayout]]:
         return {}
 
-    def best_of(self, candidate: _Candidate) -> _Simulated:
+    def best_of(self, candidate: _ColocatedLayout) -> _SimulatedLayout:
         """The fastest plan of a candidate that fits, or that which takes the least memory.
 
         First the layouts of the copied modules are chosen, then their slices. Where the fastest does not fit, the
@@ -149,9 +149,9 @@ class _Search:
             found.append(self._simulate(best.backbone, best.copied, slices))
         return _best(found)
 
-    def _with_less_memory(self, simulated: _Simulated) -> list[_Simulated]:
+    def _with_less_memory(self, simulated: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes more, until one fits."""
-        found: list[_Simulated] = []
+        found: list[_SimulatedLayout] = []
         for layout in backbone_layouts(self._problem):
             same = dataclasses.replace(
                 layout,
@@ -166,7 +166,7 @@ class _Search:
                     break
         return found
 
-    def _alternatives(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
+    def _alternatives(self, candidate: _ColocatedLayout) -> Iterator[tuple[CopiedLayout, ...]]:
         """The first layouts of the copied modules, and others: with more recomputation, and on other ranks."""
         yield candidate.copied
         for number, chosen in enumerate(candidate.copied):
@@ -193,14 +193,14 @@ class _Search:
 
     def _simulate(
         self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
-    ) -> _Simulated:
+    ) -> _SimulatedLayout:
         plan = scheduled_colocated_plan(self._problem, colocated_plan(self._problem, backbone, copied, slices))
         timeline = self._problem.simulate(plan)
         memory = self._problem.memory_fraction(timeline)
-        return _Simulated(backbone, tuple(copied), plan, timeline.step, memory)
+        return _SimulatedLayout(backbone, tuple(copied), plan, timeline.step, memory)
 
 
-def _best(simulated: Sequence[_Simulated]) -> _Simulated:
+def _best(simulated: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
     """The fastest that fits, or that which takes the least memory."""
     fitting = [of for of in simulated if of.memory <= 1]
     return min(fitting or simulated, key=lambda of: of.step if fitting else of.memory)

@@ -35,8 +35,8 @@ def test_an_op_starts_no_earlier_than_its_launch_and_ends_no_earlier_than_it_sta
     copies = step.op_graph.stage_graph.copies
     unknown = {op: np.full(replica_count(step.devices, op, copies), np.nan) for op in step.schedule.ops}
     timeline = measured(step, launched, unknown)
-    following = dict(itertools.pairwise(step.schedule.ops))
+    before = {op: first for first, op in itertools.pairwise(step.schedule.ops)}
     for span in timeline.spans:  # launched one after another, and each takes no time
-        last = following[span.op] if following.get(span.op) in step.schedule.bundled else span.op
-        assert (span.start == launched[last]).all() and (span.end == span.start).all()
+        first = before[span.op] if span.op in step.schedule.bundled else span.op
+        assert (span.start == launched[first]).all() and (span.end == span.start).all()
     assert timeline.step == (len(step.schedule.ops) - 1) / 8 and timeline.busy == 0

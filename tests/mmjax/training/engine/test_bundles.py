@@ -11,6 +11,7 @@ from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.ops import NORM, PipelineOp, Schedule, ScheduleError
@@ -134,4 +135,4 @@ def test_units_whose_devices_are_in_different_orders_are_refused():
         r"forward vision 0 of microbatch 1 is bundled with forward backbone 0 .* as \[2, 3, 0, 1\] and unit backbone"
     )
     with pytest.raises(ScheduleError, match=message):
-        with_schedule(engine, schedule)
+        check_device_order(schedule, engine.executor.stages)
