@@ -28,10 +28,10 @@ def unroll_outermost_loops(function: Callable) -> Callable:
 
 def _unrolled(parameter: Any) -> Any:
     """A parameter of an operation, with the loops unrolled where it is a program."""
+    if isinstance(parameter, Jaxpr):  # first: since jax 0.12 a closed one is a Jaxpr too
+        return parameter.replace(eqns=[_with_unrolled(operation) for operation in parameter.eqns])
     if isinstance(parameter, ClosedJaxpr):
         return parameter.replace(jaxpr=_unrolled(parameter.jaxpr))
-    if isinstance(parameter, Jaxpr):
-        return parameter.replace(eqns=[_with_unrolled(operation) for operation in parameter.eqns])
     return parameter
 
 
