@@ -216,7 +216,8 @@ def test_a_configuration_of_the_user_is_not_run_by_the_word_of_a_plan(tmp_path):
 
 def test_the_rows_of_a_training_run_win_over_those_of_a_plan(tmp_path):
     path = tmp_path / "plan.json"
-    run_command("mmjax.plan", "--gin_file=tiny.gin", "--batch_rows=24", "--cluster=cpu", f"--output={path}")
+    flags = ("--gin_file=tiny.gin", "--batch_rows=24", "--cluster=cpu", "--policy=balanced")
+    run_command("mmjax.plan", *flags, f"--output={path}")
     made_for = "note: plan.json was made for rows 24 (here 12)"
     assert made_for in run_command("mmjax.simulate", f"--plan={path}", "--gin_file=tiny.gin").stderr
     assert "note" not in run_command("mmjax.simulate", f"--plan={path}").stderr

@@ -141,7 +141,7 @@ def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
     config = ModelConfig((), DEEP, ())
     engine = shared_engine(Plan((unit,)), config)
     programs = engine.executor.stages["mind", 0].programs
-    state, batch = noisy_state(engine), engine.place_batch(tiny_batch(config), 0).stages["mind", 0]
+    state, batch = noisy_state(engine), engine.place_batch(tiny_batch(config), 0).stages[("mind", 0), 0]
     weights = engine.executor.compute_weights(state)["mind", 0]
     result = programs.forward(weights, {}, batch, np.int32(0), programs.zero_losses())
     kinds = [leaf.sharding.memory_kind for leaf in result.residuals]
