@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_unit
 from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_unit
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages
 from sharding.schedules.colocation.colocated_copies import assign_microbatches
@@ -18,7 +17,7 @@ SCHEDULE = "colocated"
 def colocated_plan(
     problem: PlanningProblem, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
 ) -> Plan:
-    """The plan, without the seconds of its stages.
+    """The plan, without the seconds of its stages; copies take microbatches by turns.
 
     Args:
         problem: The problem.
@@ -33,9 +32,13 @@ def colocated_plan(
     return Plan(tuple(units[module] for module in problem.graph.names), backbone.microbatches, SCHEDULE)
 
 
-def scheduled_colocated_plan(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with what its schedule needs: seconds of stages, and the division of microbatches among copies."""
-    plan = with_stage_seconds(problem, plan, communication=True)
+def with_assigned_microbatches(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the division of the microbatches among copies that makes its step short.
+
+    Args:
+        problem: The problem.
+        plan: A plan with the seconds of its stages.
+    """
     trained = trained_stages(plan, problem.graph, problem.trained_parts)
     of_units = assign_microbatches(training_op_graph(plan, problem.graph, trained))
     units = (dataclasses.replace(unit, copy_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
-from sharding.planners.colocation.colocated_plan import colocated_plan, scheduled_colocated_plan
+from sharding.planners.colocation.colocated_plan import colocated_plan, with_assigned_microbatches
 from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_layouts
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError
 
@@ -136,8 +137,8 @@ class _ColocatedSearch:
     def best_of(self, candidate: _ColocatedLayout) -> _SimulatedLayout:
         """The fastest plan of a candidate that fits, or that which takes the least memory.
 
-        First the layouts of the copied modules are chosen, then their slices. Where the fastest does not fit, the
-        backbone recomputes more beside it.
+        First the layouts of the copied modules are chosen, then their slices, then which copy takes which microbatch.
+        Where the fastest does not fit, the backbone recomputes more beside it.
         """
         found = [self._simulate(candidate.backbone, copied, {}) for copied in self._alternatives(candidate)]
         fastest = min(found, key=lambda simulated: simulated.step)
@@ -147,7 +148,8 @@ class _ColocatedSearch:
         slices = self._slices(best.backbone, best.copied)
         if max(slices.values()) > 1 and best.memory <= 1:
             found.append(self._simulate(best.backbone, best.copied, slices))
-        return _best(found)
+            best = _best(found)
+        return _best([best, self._with_assigned_microbatches(best)])
 
     def _with_less_memory(self, simulated: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes more, until one fits."""
@@ -194,10 +196,17 @@ class _ColocatedSearch:
     def _simulate(
         self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
     ) -> _SimulatedLayout:
-        plan = scheduled_colocated_plan(self._problem, colocated_plan(self._problem, backbone, copied, slices))
+        plan = colocated_plan(self._problem, backbone, copied, slices)
+        plan = with_stage_seconds(self._problem, plan, communication=True)
         timeline = self._problem.simulate(plan)
         memory = self._problem.memory_fraction(timeline)
         return _SimulatedLayout(backbone, tuple(copied), plan, timeline.step, memory)
+
+    def _with_assigned_microbatches(self, simulated: _SimulatedLayout) -> _SimulatedLayout:
+        """The same layouts, where the copies take the microbatches with which the step is short."""
+        plan = with_assigned_microbatches(self._problem, simulated.plan)
+        timeline = self._problem.simulate(plan)
+        return simulated._replace(plan=plan, step=timeline.step, memory=self._problem.memory_fraction(timeline))
 
 
 def _best(simulated: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
