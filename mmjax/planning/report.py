@@ -177,13 +177,13 @@ def _share(timeline: Timeline, cause: IdleCause) -> float:
 
 def _units(simulated: Sequence[PolicyResult]) -> Table:
     units = [unit for result in simulated for unit in result.plan.units]
-    rank_columns = [key for key in ("cp", "ep", "fsdp") if any(getattr(unit, key) > 1 for unit in units)]
+    shown = {"dp"} | {key for key in ("copies", "cp", "ep", "fsdp") if any(getattr(unit, key) > 1 for unit in units)}
+    rank_columns = [key for key in ("copies", "dp", "cp", "ep", "fsdp") if key in shown]
     own_rows = ("rows", "capacities") if any(unit.rows for unit in units) else ()
     columns = (
         "policy",
         "unit",
         "devices",
-        "dp",
         *rank_columns,
         "tp",
         "pp",
@@ -203,7 +203,7 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
                 result.policy if unit is result.plan.units[0] else "",
                 " > ".join(unit.modules),
                 f"{len(unit.devices):,}",
-                *(str(getattr(unit, key)) for key in ("dp", *rank_columns)),
+                *(str(getattr(unit, key)) for key in rank_columns),
                 " ".join(map(str, unit.module_tp or (unit.tp,))),
                 *(str(getattr(unit, key)) for key in ("pp", "chunks")),
                 "-".join(map(str, sorted({min(unit.layers), max(unit.layers)}))),

@@ -56,13 +56,17 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
     assert "…" not in shown
     lines = iter(shown.partition("Placement of modules")[2].splitlines())
     headings = next(line.split() for line in lines if "policy" in line)
-    ranks = ["unit", "devices", "dp", "fsdp", "tp", "pp", "chunks", "layers"]
+    copies = ["copies"] if any(unit.copies > 1 for result in comparison.results for unit in result.plan.units) else []
+    ranks = ["unit", "devices", *copies, "dp", "fsdp", "tp", "pp", "chunks", "layers"]
     assert headings == ["policy", *ranks, "recompute", "rows", "capacities", "memory", "MFU"]
     cells = [word for line in lines for word in line.split()]
     for result in comparison.results:
         assert result.policy in cells
         for unit in result.plan.units:
-            numbers = (f"{len(unit.devices):,}", *map(str, (unit.dp, unit.fsdp, unit.tp, unit.pp, *unit.capacities)))
+            numbers = (
+                f"{len(unit.devices):,}",
+                *map(str, (unit.copies, unit.dp, unit.fsdp, unit.tp, unit.pp, *unit.capacities)),
+            )
             words = (*unit.modules, *numbers, f"{result.timeline.mfu_by_unit[unit.name]:.0%}")
             assert set(words) <= set(cells), (unit.name, words)
 
