@@ -134,7 +134,7 @@ def test_a_schedule_without_seconds_has_nothing_to_change(caplog):
     (said,) = (record.message for record in caplog.records)
     assert said == (
         "TrainConfig.rescheduling changes nothing: the order of the schedule '1f1b' does not depend on the "
-        "seconds of ops; that of 'interleaved' does"
+        "seconds of ops; those of 'interleaved' and 'colocated' do"
     )
 
 
