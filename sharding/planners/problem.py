@@ -150,6 +150,10 @@ class PlanningProblem:
         numbers = np.arange(1, self.rows + 1)
         return numbers[self.rows % numbers == 0]
 
+    def most_replicas(self, limit: int, ep: int) -> int:
+        """The most replicas, up to a limit, that divide the rows and are a multiple of the expert ranks; or 0."""
+        return max((int(dp) for dp in self.row_divisors if dp <= limit and dp % ep == 0), default=0)
+
     @functools.cached_property
     def module_tables(self) -> dict[str, ModuleTable]:
         """What every module takes under every candidate; computed once, from the mean row."""

@@ -44,6 +44,11 @@ class BackboneLayout:
     alone: float
     peak_bytes: float
 
+    @property
+    def division(self) -> tuple[int, int, int, int]:
+        """How it divides devices and rows; chunks and recomputation aside."""
+        return self.tp, self.pp, self.dp, self.rows
+
 
 def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
     """All layouts on as many devices as replicas can use.
@@ -51,17 +56,12 @@ def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
     Raises:
         PlanError: No number of replicas divides the rows on any layout.
     """
-    table, ranks = (
-        problem.module_tables[problem.graph.backbone.name],
-        problem.fixed_ranks_of(problem.graph.backbone.name),
-    )
-    found = False
-    for candidate in range(len(table.tp)):
-        replicas = problem.devices // int(table.replica_devices[candidate])
-        sizes = [int(dp) for dp in problem.row_divisors if dp <= replicas and dp % ranks.ep == 0]
-        if not sizes:
+    table, found = problem.module_tables[problem.graph.backbone.name], False
+    for candidate, devices in enumerate(table.replica_devices.tolist()):
+        dp = problem.most_replicas(problem.devices // devices, table.fixed_ranks.ep)
+        if not dp:
             continue
-        dp, pp, chunks = sizes[-1], int(table.pp[candidate]), int(table.chunks[candidate])
+        pp, chunks = int(table.pp[candidate]), int(table.chunks[candidate])
         of_replica = problem.rows // dp
         rows = [count for count in range(1, min(_MOST_ROWS, of_replica) + 1) if of_replica % count == 0]
         found = True
@@ -101,8 +101,7 @@ def fewest_chunks(ranked: Iterable[tuple[float, BackboneLayout]]) -> list[tuple[
     """
     alike: dict[tuple, list[tuple[float, BackboneLayout]]] = {}
     for seconds, layout in ranked:
-        key = (layout.tp, layout.pp, layout.dp, layout.rows, layout.recompute)
-        alike.setdefault(key, []).append((seconds, layout))
+        alike.setdefault((*layout.division, layout.recompute), []).append((seconds, layout))
     chosen = []
     for of_key in alike.values():
         longest = min(seconds for seconds, _ in of_key) * (1 + _FEWER_CHUNKS)

@@ -7,7 +7,6 @@ backbone's, without those that do not fit beside it. What differs between the be
 take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
 from sharding.planners.colocation.colocated_plan import colocated_plan, with_assigned_microbatches
 from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_layouts
+from sharding.planners.least_recompute import SimulatedMemory
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
@@ -42,13 +42,11 @@ class _ColocatedLayout(NamedTuple):
 
 
 class _SimulatedLayout(NamedTuple):
-    """A plan with its layouts, the seconds of its step, and the share of the memory that it takes."""
+    """Layouts, and a plan of them that was simulated."""
 
     backbone: BackboneLayout
     copied: tuple[CopiedLayout, ...]
-    plan: Plan
-    step: float
-    memory: float
+    simulated: SimulatedMemory
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
@@ -63,7 +61,7 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     for tried, candidate in enumerate(search.candidates()):
         if len(fitting) == _BACKBONES or tried == _TRIED:
             break
-        best = search.best_of(candidate)
+        best = search.best_of(candidate).simulated
         (fitting if best.memory <= 1 else others).append(best)
     if not fitting and not others:
         raise PlanError(
@@ -96,18 +94,17 @@ class _ColocatedSearch:
 
     def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
-        ranked = []
-        for layout in backbone_layouts(self._problem):
-            copied = self._chosen(layout)
-            if copied:
-                ranked.append((_estimate(layout, copied), layout))
+        chosen = {layout: copied for layout in self._layouts if (copied := self._chosen(layout))}
         found = []
-        for seconds, layout in fewest_chunks(ranked)[:_BOUNDED]:
-            copied = self._chosen(layout)
-            assert copied
-            bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, copied, {}))
-            found.append(_ColocatedLayout(max(seconds, bound), layout, copied))
+        for seconds, layout in fewest_chunks((_estimate(*each), each[0]) for each in chosen.items())[:_BOUNDED]:
+            bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, chosen[layout], {}))
+            found.append(_ColocatedLayout(max(seconds, bound), layout, chosen[layout]))
         return sorted(found, key=lambda candidate: candidate.seconds)
+
+    @functools.cached_property
+    def _layouts(self) -> list[BackboneLayout]:
+        """All layouts of the backbone."""
+        return list(backbone_layouts(self._problem))
 
     def _chosen(self, layout: BackboneLayout) -> tuple[CopiedLayout, ...] | None:
         """Of every other module the first layout with which all fit beside the backbone; None where they do not."""
@@ -125,7 +122,7 @@ class _ColocatedSearch:
         return tuple(chosen)
 
     def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[CopiedLayout]:
-        key = (name, layout.tp, layout.pp, layout.dp, layout.rows)
+        key = (name, *layout.division)
         if key not in self._copied:
             self._copied[key] = copied_layouts(self._problem, name, layout)
         return self._copied[key]
@@ -141,30 +138,25 @@ class _ColocatedSearch:
         Where the fastest does not fit, the backbone recomputes more beside it.
         """
         found = [self._simulate(candidate.backbone, copied, {}) for copied in self._alternatives(candidate)]
-        fastest = min(found, key=lambda simulated: simulated.step)
-        if fastest.memory > 1:
+        fastest = min(found, key=lambda each: each.simulated.step)
+        if fastest.simulated.memory > 1:
             found += self._with_less_memory(fastest)
         best = _best(found)
         slices = self._slices(best.backbone, best.copied)
-        if max(slices.values()) > 1 and best.memory <= 1:
+        if max(slices.values()) > 1 and best.simulated.memory <= 1:
             found.append(self._simulate(best.backbone, best.copied, slices))
             best = _best(found)
-        return _best([best, self._with_assigned_microbatches(best)])
+        assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
+        return _best([best, best._replace(simulated=assigned)])
 
-    def _with_less_memory(self, simulated: _SimulatedLayout) -> list[_SimulatedLayout]:
+    def _with_less_memory(self, fastest: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes more, until one fits."""
-        found: list[_SimulatedLayout] = []
-        for layout in backbone_layouts(self._problem):
-            same = dataclasses.replace(
-                layout,
-                recompute=simulated.backbone.recompute,
-                work=simulated.backbone.work,
-                alone=simulated.backbone.alone,
-                peak_bytes=simulated.backbone.peak_bytes,
-            )
-            if same == simulated.backbone and layout.peak_bytes < simulated.backbone.peak_bytes:
-                found.append(self._simulate(layout, simulated.copied, {}))
-                if found[-1].memory <= 1:
+        backbone, found = fastest.backbone, []
+        for layout in self._layouts:
+            same = (layout.division, layout.chunks) == (backbone.division, backbone.chunks)
+            if same and layout.peak_bytes < backbone.peak_bytes:
+                found.append(self._simulate(layout, fastest.copied, {}))
+                if found[-1].simulated.memory <= 1:
                     break
         return found
 
@@ -197,22 +189,20 @@ class _ColocatedSearch:
         self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
     ) -> _SimulatedLayout:
         plan = colocated_plan(self._problem, backbone, copied, slices)
-        plan = with_stage_seconds(self._problem, plan, communication=True)
+        simulated = self._run(with_stage_seconds(self._problem, plan, communication=True))
+        return _SimulatedLayout(backbone, tuple(copied), simulated)
+
+    def _run(self, plan: Plan) -> SimulatedMemory:
         timeline = self._problem.simulate(plan)
-        memory = self._problem.memory_fraction(timeline)
-        return _SimulatedLayout(backbone, tuple(copied), plan, timeline.step, memory)
-
-    def _with_assigned_microbatches(self, simulated: _SimulatedLayout) -> _SimulatedLayout:
-        """The same layouts, where the copies take the microbatches with which the step is short."""
-        plan = with_assigned_microbatches(self._problem, simulated.plan)
-        timeline = self._problem.simulate(plan)
-        return simulated._replace(plan=plan, step=timeline.step, memory=self._problem.memory_fraction(timeline))
+        return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 
 
-def _best(simulated: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
+def _best(found: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
     """The fastest that fits, or that which takes the least memory."""
-    fitting = [of for of in simulated if of.memory <= 1]
-    return min(fitting or simulated, key=lambda of: of.step if fitting else of.memory)
+    fitting = [each for each in found if each.simulated.memory <= 1]
+    if fitting:
+        return min(fitting, key=lambda each: each.simulated.step)
+    return min(found, key=lambda each: each.simulated.memory)
 
 
 def _estimate(backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> float:

@@ -118,9 +118,7 @@ class _Search:
 
     def _most_replicas(self, tp: int) -> int:
         """The most replicas of the backbone, or 0."""
-        most = self._problem.devices // (tp * self._ranks.cp)
-        sizes = [int(dp) for dp in self._problem.row_divisors if dp <= most and dp % self._ranks.ep == 0]
-        return sizes[-1] if sizes else 0
+        return self._problem.most_replicas(self._problem.devices // (tp * self._ranks.cp), self._ranks.ep)
 
     def _groups(self, tp: int, dp: int) -> list[int]:
         """Replicas of the backbone that divide its weights, ascending: hybrid groups of whole nodes, and all."""

@@ -85,11 +85,9 @@ def _plans_with_tp(problem: PlanningProblem, pp: int | None, share_first_stage: 
     other_stages = len(problem.graph.modules) - 1 - share_first_stage * len(_encoders(problem))
     predicted = []
     for depth in depths:
-        most = problem.devices // (tp * ranks.cp * (depth + other_stages))
-        sizes = [int(dp) for dp in problem.row_divisors if dp <= most and dp % ranks.ep == 0]
-        if not sizes:
+        dp = problem.most_replicas(problem.devices // (tp * ranks.cp * (depth + other_stages)), ranks.ep)
+        if not dp:
             continue
-        dp = sizes[-1]
         layouts = _module_layouts(problem, tp, depth, dp, share_first_stage)
         if layouts:
             predicted.append((_predicted_step(problem, layouts, dp, share_first_stage), depth, dp, layouts))
