@@ -42,15 +42,12 @@ class Executor:
         tied_parameters: All parameters that a stage borrows from another.
         global_reduction: Norm, clipping and finiteness, once a step.
         training_schedule, evaluation_schedule: Already restricted to this process's devices. An evaluation has no
-            bundles.
+            bundles. The devices of bundles have been checked (`bundled_ops.check_device_order`).
 
     Attributes:
         microbatch_ops: What runs the forwards, backwards and hops.
         bundled_programs: The programs of the training schedule's bundles.
         op_log: The ops of the last steps dispatched, which other threads may read.
-
-    Raises:
-        ScheduleError: The two ops of a bundle run on the same devices in different orders.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _WORTHWHILE = 1 - 1e-9
 
 
 def colocated(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
-    """The shortest of: encoders in all bubbles, only in the outer ones, and interleaved 1F1B over all units.
+    """The shortest of: encoders in all bubbles, also in bundles, in the outer bubbles alone, and interleaved 1F1B.
 
     Where no unit shares the backbone's devices and feeds it, interleaved 1F1B.
 
@@ -53,18 +53,10 @@ def colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     return interleaved_in_flight(op_graph) if default is None else default.in_flight
 
 
-def coarse_colocated(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
+def coarse_colocated(op_graph: OpGraph) -> Schedule:
     """Encoders before the backbone's first op on their devices and after its last (section 4.2), for comparison."""
     step = colocated_step(op_graph)
-    return interleaved(op_graph, max_in_flight) if step is None else whole_schedule(op_graph, step.coarse())
-
-
-def coarse_colocated_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
-    """How many microbatches each rank holds at once in the order of `coarse_colocated`."""
-    step = colocated_step(op_graph)
-    if step is None:
-        return interleaved_in_flight(op_graph)
-    return _limits(step, whole_schedule(op_graph, step.coarse()))
+    return interleaved(op_graph) if step is None else whole_schedule(op_graph, step.coarse())
 
 
 def most_in_flight(schedule: Schedule) -> dict[PipelineRank, int]:
