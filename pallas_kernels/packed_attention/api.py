@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.fallbacks import warn_once
 from pallas_kernels.packed_attention import blocked, cudnn, dense
+from pallas_kernels.packed_attention.scores import ScoreOptions
 from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask
 
 Implementation = Literal["dense", "blocked", "cudnn"]
@@ -40,40 +41,50 @@ def packed_attention(
     value: jax.Array,
     mask: SegmentMask,
     *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: jax.Array | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """softmax(query key^T / sqrt(e)) value within the segments.
+    """softmax(scale * query key^T) value within the segments.
 
     The softmax and all sums are in float32, whatever the inputs are. A query that may attend to nothing, such as
     padding, gets zeros, and no gradient passes through it.
 
     Args:
         query: `[r, s, h, e]`.
-        key, value: `[r, t, k, e]`; k divides h, and h / k query heads share a key head.
+        key, value: `[r, t, k, e]` and `[r, t, k, u]`; k divides h, and h / k query heads share a key head.
         mask: Which keys each query attends to: what `make_segment_mask` returns.
+        scale: Factor of the products of queries and keys; by default 1 / sqrt(e).
+        softcap: Scores are softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118); 0 for no limit.
+        sinks: `[h]`, the score of each head for attending to nothing, which joins the softmax's denominator (gpt-oss,
+            arXiv 2508.10925); None for none.
         implementation: `dense` computes the scores of every pair; `blocked` those of blocks that overlap, in memory
             linear in the sequence; `cudnn` is cuDNN's, on NVIDIA GPUs. By default `cudnn` on GPUs, where it takes the
             arrays (if not, a warning says why, once); otherwise `dense` for short rows and `blocked` for rows of more
             pairs than `MAX_DENSE_PAIRS`.
 
     Returns:
-        `[r, s, h, e]`.
+        `[r, s, h, u]`.
 
     Raises:
         ValueError: The shapes or types do not fit, or there is no such implementation.
         NotImplementedError: The implementation named does not take such arrays; the message says why.
     """
     _check_shapes(query, key, value, mask)
+    if sinks is not None and sinks.shape != (query.shape[2],):
+        raise ValueError(f"sinks are {list(sinks.shape)} for {query.shape[2]} query heads; give one for each")
+    operands = (query, key, value, mask, sinks, ScoreOptions(scale or query.shape[3] ** -0.5, softcap))
     chosen = implementation or _default.get()
     if chosen:
-        return IMPLEMENTATIONS[_check_implementation(chosen)](query, key, value, mask)
+        return IMPLEMENTATIONS[_check_implementation(chosen)](*operands)
     short = query.shape[1] * key.shape[1] <= MAX_DENSE_PAIRS
     if jax.default_backend() == "gpu":
         try:
-            return cudnn.attend(query, key, value, mask)
+            return cudnn.attend(*operands)
         except NotImplementedError as error:
             warn_once(f"packed attention is {'dense' if short else 'blocked'} on this GPU, because {error}")
-    return (dense if short else blocked).attend(query, key, value, mask)
+    return (dense if short else blocked).attend(*operands)
 
 
 def _check_implementation(implementation: str) -> str:
@@ -86,8 +97,10 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: Segm
     shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
     if {query.ndim, key.ndim, value.ndim} != {4} or 0 in (*query.shape, *key.shape):
         raise ValueError(f"{shapes}: give [rows, positions, heads, width], none of them 0")
-    if key.shape != value.shape or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
-        raise ValueError(f"{shapes}: rows and widths must be the same, and key and value of one shape")
+    if key.shape[:3] != value.shape[:3] or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
+        raise ValueError(
+            f"{shapes}: rows must be the same, queries as wide as keys, and keys and values of as many positions and heads"
+        )
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"{shapes}: {key.shape[2]} key heads do not divide {query.shape[2]} query heads")
     if not query.dtype == key.dtype == value.dtype or query.dtype not in DTYPES:

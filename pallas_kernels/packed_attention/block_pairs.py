@@ -41,11 +41,14 @@ def find_block_pairs(
     query_segments: Int[Array, "r s"],
     key_segments: Int[Array, "r t"],
     branches: Int[Array, "r s"] | None,
+    first_visible: Int[Array, "r s"] | None,
+    *,
     causal: bool,
     blocks: tuple[int, int],
 ) -> BlockPairs:
     """The pairs of blocks that overlap."""
-    overlap = blocks_overlap(query_segments, key_segments, branches, causal, blocks).reshape(-1)  # [r * m * n]
+    overlap = blocks_overlap(query_segments, key_segments, branches, first_visible, causal=causal, blocks=blocks)
+    overlap = overlap.reshape(-1)  # [r * m * n]
     numbers = jnp.arange(overlap.size, dtype=jnp.int32)
     pair_indices = lax.sort(jnp.where(overlap, numbers, overlap.size))
     return BlockPairs(jnp.minimum(pair_indices, overlap.size - 1), jnp.sum(overlap, dtype=jnp.int32), blocks)
@@ -55,6 +58,8 @@ def blocks_overlap(
     query_segments: Int[Array, "r s"],
     key_segments: Int[Array, "r t"],
     branches: Int[Array, "r s"] | None,
+    first_visible: Int[Array, "r s"] | None,
+    *,
     causal: bool,
     blocks: tuple[int, int],
 ) -> Bool[Array, "r m n"]:
@@ -62,6 +67,12 @@ def blocks_overlap(
 
     It is never False for a pair in which a query attends to a key, whatever the order of the segments. It is exact
     where segments are in order and there are no branches.
+
+    Args:
+        query_segments, key_segments, branches: See `SegmentMask`.
+        first_visible: Place in the row before which a query attends to nothing; None without a window.
+        causal: Whether a position attends only to itself and the positions before it.
+        blocks: Positions of a block of queries and of a block of keys.
     """
     query_blocks = split_into_blocks(query_segments, blocks[0])  # [r, m, q]
     key_blocks = split_into_blocks(key_segments, blocks[1])  # [r, n, p]
@@ -74,6 +85,10 @@ def blocks_overlap(
         last_query = np.arange(1, query_blocks.shape[1] + 1) * blocks[0] - 1  # [m]
         first_key = np.arange(key_blocks.shape[1]) * blocks[1]  # [n]
         overlap &= jnp.asarray(first_key[None, None, :] <= last_query[None, :, None])
+    if first_visible is not None:
+        first, _ = _value_range(split_into_blocks(first_visible, blocks[0]), query_blocks > 0)  # [r, m]
+        last_key = np.arange(1, key_blocks.shape[1] + 1, dtype=np.int32) * blocks[1] - 1  # [n]
+        overlap &= first[:, :, None] <= jnp.asarray(last_key)[None, None, :]
     return overlap
 
 

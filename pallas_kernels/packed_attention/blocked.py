@@ -5,11 +5,11 @@ follows the segments and not the square of the row. The forward keeps a running 
 the backward computes the scores again from the saved output and log-sum-exp (FlashAttention, arXiv 2205.14135,
 algorithm 4).
 
-Arrays are laid out in blocks, `[r * m, k, g * q, e]` for queries and `[r * n, k, p, e]` for keys and values: m and n
-blocks in a row, of q and p positions; k key heads, each shared by g query heads.
+Arrays are laid out in blocks, `[r * m, k, g * q, e]` for queries, `[r * n, k, p, e]` for keys and `[r * n, k, p, u]`
+for values: m and n blocks in a row, of q and p positions; k key heads, each shared by g query heads.
 """
 
-import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,70 +17,97 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.packed_attention.block_pairs import (
-    BlockPairs,
-    default_block_size,
-    find_block_pairs,
-    split_into_blocks,
+from pallas_kernels.packed_attention.block_pairs import BlockPairs, split_into_blocks
+from pallas_kernels.packed_attention.dense import MASKED_SCORE
+from pallas_kernels.packed_attention.scores import ScoreOptions
+from pallas_kernels.packed_attention.segment_mask import (
+    SegmentMask,
+    TokenIds,
+    mask_ids,
+    visibility,
+    with_block_pairs,
 )
-from pallas_kernels.packed_attention.segment_mask import SegmentMask, visibility
 from pallas_kernels.varying import make_varying, varying_axes
-
-MASKED_SCORE = -1e30
 
 
 def attend(
-    query: Float[Array, "r s h e"], key: Float[Array, "r t k e"], value: Float[Array, "r t k e"], mask: SegmentMask
-) -> Float[Array, "r s h e"]:
+    query: Float[Array, "r s h e"],
+    key: Float[Array, "r t k e"],
+    value: Float[Array, "r t k u"],
+    mask: SegmentMask,
+    sinks: Float[Array, " h"] | None,
+    options: ScoreOptions,
+) -> Float[Array, "r s h u"]:
     """See `packed_attention`."""
-    if mask.block_pairs is None:
-        blocks = (default_block_size(query.shape[1]), default_block_size(key.shape[1]))
-        pairs = find_block_pairs(mask.query_segments, mask.key_segments, mask.branches, mask.causal, blocks)
-        mask = dataclasses.replace(mask, block_pairs=pairs)
+    mask = mask if mask.block_pairs is not None else with_block_pairs(mask)
     # All operands are cast to the same varying axes outside the custom derivative, so that JAX sums (`psum`) the
     # cotangent of an operand that is replicated over some of these axes.
-    axes = frozenset().union(*map(varying_axes, (query, key, value, mask.query_segments)))
-    return _attend(*make_varying((query, key, value), tuple(sorted(axes))), mask)
+    operands = (query, key, value) if sinks is None else (query, key, value, sinks.astype(jnp.float32))
+    axes = frozenset().union(*map(varying_axes, (*operands, mask.query_segments)))
+    query, key, value, *rest = make_varying(operands, tuple(sorted(axes)))
+    return _attend(query, key, value, rest[0] if rest else None, mask, options)
 
 
-@jax.custom_vjp
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask) -> jax.Array:
-    return _forward(query, key, value, mask)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sinks: jax.Array | None,
+    mask: SegmentMask,
+    options: ScoreOptions,
+) -> jax.Array:
+    return _forward(query, key, value, sinks, mask, options)[0]
 
 
-def _forward(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask) -> tuple[jax.Array, tuple]:
-    """The output [r, s, h, e], and the residuals, which are linear in the sequence."""
-    blocks = _Blocks(mask, query.shape, key.shape)
+def _forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sinks: jax.Array | None,
+    mask: SegmentMask,
+    options: ScoreOptions,
+) -> tuple[jax.Array, tuple]:
+    """The output [r, s, h, u], and the residuals, which are linear in the sequence."""
+    blocks = _Blocks(mask, query.shape, key.shape, options)
     queries = blocks.split_queries(query)  # [rm, k, gq, e]
-    keys, values = blocks.split_keys(key), blocks.split_keys(value)  # [rn, k, p, e]
+    keys, values = blocks.split_keys(key), blocks.split_keys(value)  # [rn, k, p, e], [rn, k, p, u]
 
     def accumulate_pair(number: jax.Array, running: tuple) -> tuple:
         query_block, key_block = blocks.pair(number)
-        scores = blocks.scores(queries, keys, query_block, key_block)  # [k, gq, p]
+        scores, visible = blocks.scores(queries, keys, query_block, key_block)  # [k, gq, p]
+        scores = jnp.where(visible, scores, MASKED_SCORE)
         weighted_sum, maximum, denominator = (_get(array, query_block) for array in running)
         new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1))  # [k, gq]
         weights = jnp.exp(scores - new_maximum[:, :, None])  # [k, gq, p]
         correction = jnp.exp(maximum - new_maximum)  # [k, gq]
         denominator = denominator * correction + jnp.sum(weights, axis=-1)
         block_sum = _einsum("kqp,kpe->kqe", weights.astype(value.dtype), _get(values, key_block))
-        weighted_sum = weighted_sum * correction[:, :, None] + block_sum  # [k, gq, e]
+        weighted_sum = weighted_sum * correction[:, :, None] + block_sum  # [k, gq, u]
         updated = (weighted_sum, new_maximum, denominator)
         return tuple(_set(array, new, query_block) for array, new in zip(running, updated, strict=True))
 
-    zeros = _zeros_like(queries)  # [rm, k, gq, e]
+    no_sums = _zeros_like(queries)[:, :, :, 0]  # [rm, k, gq]
+    no_outputs = _zeros_like(queries, width=value.shape[3])  # [rm, k, gq, u]
     # The initial maximum, -5e29, is above masked scores, -1e30: exp(masked - maximum) underflows to 0, not to 1, even
     # if a query attends to nothing in the whole block.
-    initial = (zeros, zeros[:, :, :, 0] + MASKED_SCORE / 2, zeros[:, :, :, 0])
+    initial = (no_outputs, no_sums + MASKED_SCORE / 2, no_sums)
     weighted_sum, maximum, denominator = lax.fori_loop(0, blocks.count, accumulate_pair, initial)
+    if sinks is not None:
+        sink_scores = blocks.per_query(sinks)  # [1, k, gq]
+        new_maximum = jnp.maximum(maximum, sink_scores)
+        correction = jnp.exp(maximum - new_maximum)
+        weighted_sum = weighted_sum * correction[:, :, :, None]
+        denominator, maximum = denominator * correction + jnp.exp(sink_scores - new_maximum), new_maximum
     denominator = jnp.where(denominator > 0, denominator, 1.0)
-    output = blocks.join_queries(weighted_sum / denominator[:, :, :, None]).astype(query.dtype)  # [r, s, h, e]
+    output = blocks.join_queries(weighted_sum / denominator[:, :, :, None]).astype(query.dtype)  # [r, s, h, u]
     log_sum_exp = maximum + jnp.log(denominator)  # [rm, k, gq]
-    return output, (query, key, value, mask, output, log_sum_exp)
+    return output, (query, key, value, sinks, mask, output, log_sum_exp)
 
 
-def _backward(residuals: tuple, cotangent: jax.Array) -> tuple:
-    query, key, value, mask, output, log_sum_exp = residuals
-    blocks = _Blocks(mask, query.shape, key.shape)
+def _backward(options: ScoreOptions, residuals: tuple, cotangent: jax.Array) -> tuple:
+    query, key, value, sinks, mask, output, log_sum_exp = residuals
+    blocks = _Blocks(mask, query.shape, key.shape, options)
     queries, keys, values = blocks.split_queries(query), blocks.split_keys(key), blocks.split_keys(value)
     cotangents = blocks.split_queries(cotangent)  # [rm, k, gq, e]
     outputs = blocks.split_queries(output).astype(jnp.float32)
@@ -88,11 +115,11 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple:
 
     def accumulate_pair(number: jax.Array, running: tuple) -> tuple:
         query_block, key_block = blocks.pair(number)
-        scores = blocks.scores(queries, keys, query_block, key_block)  # [k, gq, p]
-        weights = jnp.exp(scores - _get(log_sum_exp, query_block)[:, :, None])
+        scores, visible = blocks.scores(queries, keys, query_block, key_block)  # [k, gq, p]
+        weights = jnp.exp(jnp.where(visible, scores, MASKED_SCORE) - _get(log_sum_exp, query_block)[:, :, None])
         weight_gradient = _einsum("kqe,kpe->kqp", _get(cotangents, query_block), _get(values, key_block))
         score_gradient = weights * (weight_gradient - _get(output_dot_cotangent, query_block)[:, :, None])
-        score_gradient = (score_gradient * blocks.scale).astype(query.dtype)  # [k, gq, p]
+        score_gradient = (score_gradient * options.score_derivative(scores)).astype(query.dtype)  # [k, gq, p]
         updates = (
             (query_block, _einsum("kqp,kpe->kqe", score_gradient, _get(keys, key_block))),
             (key_block, _einsum("kqp,kqe->kpe", score_gradient, _get(queries, query_block))),
@@ -109,7 +136,11 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple:
         blocks.join_keys(key_gradient),
         blocks.join_keys(value_gradient),
     )
-    return *(gradient.astype(query.dtype) for gradient in gradients), None
+    sink_gradient = None
+    if sinks is not None:
+        sink_weights = jnp.exp(blocks.per_query(sinks) - log_sum_exp)  # [rm, k, gq]
+        sink_gradient = -blocks.sum_per_head(sink_weights * output_dot_cotangent)
+    return *(gradient.astype(query.dtype) for gradient in gradients), sink_gradient, None
 
 
 _attend.defvjp(_forward, _backward)
@@ -118,21 +149,20 @@ _attend.defvjp(_forward, _backward)
 class _Blocks:
     """Splits arrays into blocks and joins them again, and computes the scores of one pair of blocks."""
 
-    def __init__(self, mask: SegmentMask, query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, mask: SegmentMask, query_shape: tuple[int, ...], key_shape: tuple[int, ...], options: ScoreOptions
+    ) -> None:
         pairs: BlockPairs = mask.block_pairs
         self._pair_indices, self.count, self._sizes = pairs.pair_indices, pairs.count, pairs.block_sizes
         self._shapes, self._group = (query_shape, key_shape), query_shape[2] // key_shape[2]
-        self.scale = query_shape[3] ** -0.5
-        query_ids = split_into_blocks(mask.query_segments, self._sizes[0])  # [r, m, q]
-        key_ids = split_into_blocks(mask.key_segments, self._sizes[1])  # [r, n, p]
-        self._blocks_per_row = query_ids.shape[1], key_ids.shape[1]  # m, n
-        self._segments = _flatten_rows(query_ids), _flatten_rows(key_ids)
-        self._causal, self._branches = mask.causal, None
-        if mask.branches is not None:
-            query_branches, key_branches = (
-                _flatten_rows(split_into_blocks(mask.branches, size)) for size in self._sizes
-            )
-            self._branches = query_branches, key_branches
+        self._options, self._window = options, mask.window
+        self._blocks_per_row = tuple(
+            -(-shape[1] // size) for shape, size in zip(self._shapes, self._sizes, strict=True)
+        )  # m, n
+        self._ids = tuple(
+            TokenIds(*(None if of is None else _flatten_rows(split_into_blocks(of, size)) for of in ids))
+            for ids, size in zip(mask_ids(mask), self._sizes, strict=True)
+        )
 
     def split_queries(self, x: Float[Array, "r s h e"]) -> Float[Array, "rm k gq e"]:
         """Into blocks; the query heads that share a key head are concatenated along the positions."""
@@ -150,6 +180,14 @@ class _Blocks:
         """The inverse of `split_keys`."""
         return _join(x, self._shapes[1], self._sizes[1], 1)
 
+    def per_query(self, x: Float[Array, " h"]) -> Float[Array, "1 k gq"]:
+        """A number of each head for each of its queries in a block."""
+        return jnp.repeat(x.reshape(1, -1, self._group), self._sizes[0], axis=2)
+
+    def sum_per_head(self, x: Float[Array, "rm k gq"]) -> Float[Array, " h"]:
+        """Sum over all queries of each head."""
+        return jnp.sum(x.reshape(*x.shape[:2], self._group, -1), axis=(0, 3)).reshape(-1)
+
     def pair(self, number: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, ""]]:
         """Indices of a pair's block of queries, 0 to rm, and block of keys, 0 to rn."""
         m, n = self._blocks_per_row
@@ -163,25 +201,18 @@ class _Blocks:
         keys: Float[Array, "rn k p e"],
         query_block: Int[Array, ""],
         key_block: Int[Array, ""],
-    ) -> Float[Array, "k gq p"]:
-        """Scores of one pair in float32; `MASKED_SCORE` where a query does not attend to a key."""
-        scores = _einsum("kqe,kpe->kqp", _get(queries, query_block), _get(keys, key_block)) * self.scale
-        visible = jnp.tile(self._visibility(query_block, key_block), (self._group, 1))[None]  # [1, gq, p]
-        return jnp.where(visible, scores, MASKED_SCORE)
+    ) -> tuple[Float[Array, "k gq p"], Bool[Array, "1 gq p"]]:
+        """Scores of one pair in float32, and where a query attends to a key."""
+        products = _einsum("kqe,kpe->kqp", _get(queries, query_block), _get(keys, key_block))
+        visible = jnp.tile(self._visibility(query_block, key_block), (self._group, 1))[None]
+        return self._options.scores(products), visible
 
     def _visibility(self, query_block: Int[Array, ""], key_block: Int[Array, ""]) -> Bool[Array, "q p"]:
-        segments = _get(self._segments[0], query_block), _get(self._segments[1], key_block)
-        branches = positions = None
-        if self._branches is not None:
-            branches = _get(self._branches[0], query_block), _get(self._branches[1], key_block)
-        if self._causal:
-            positions = self._positions(query_block, 0), self._positions(key_block, 1)
-        return visibility(segments, branches, positions)
-
-    def _positions(self, block: Int[Array, ""], side: int) -> Int[Array, " block"]:
-        """Positions in its row of a block of queries (side 0) or of keys (side 1)."""
-        block_in_row = lax.rem(block, np.int32(self._blocks_per_row[side]))
-        return block_in_row * self._sizes[side] + jnp.arange(self._sizes[side], dtype=jnp.int32)
+        queries, keys = (
+            TokenIds(*(None if of is None else _get(of, block) for of in ids))
+            for ids, block in zip(self._ids, (query_block, key_block), strict=True)
+        )
+        return visibility(queries, keys, self._window)
 
 
 def _split(x: Float[Array, "r s h e"], block: int, group: int) -> Array:
@@ -192,7 +223,8 @@ def _split(x: Float[Array, "r s h e"], block: int, group: int) -> Array:
 
 
 def _join(x: Array, shape: tuple[int, ...], block: int, group: int) -> Float[Array, "r s h e"]:
-    rows, length, heads, width = shape
+    rows, length, heads, _ = shape
+    width = x.shape[-1]
     x = x.reshape(-1, heads // group, group, block, width).transpose(0, 3, 1, 2, 4)  # [rm, q, k, g, e]
     return x.reshape(rows, -1, heads, width)[:, :length]
 
@@ -201,9 +233,10 @@ def _flatten_rows(x: Int[Array, "r m block"]) -> Int[Array, "rm block"]:
     return x.reshape(-1, x.shape[-1])
 
 
-def _zeros_like(x: jax.Array) -> jax.Array:
-    """Zeros in float32 that vary over the same mesh axes as x."""
-    return make_varying(jnp.zeros(x.shape, jnp.float32), tuple(sorted(varying_axes(x))))
+def _zeros_like(x: jax.Array, width: int | None = None) -> jax.Array:
+    """Zeros in float32 that vary over the same mesh axes as x; of another last dimension, if it is given."""
+    shape = (*x.shape[:-1], x.shape[-1] if width is None else width)
+    return make_varying(jnp.zeros(shape, jnp.float32), tuple(sorted(varying_axes(x))))
 
 
 def _einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -10,14 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.packed_attention.dense import zero_masked_queries
+from pallas_kernels.packed_attention.scores import ScoreOptions
 from pallas_kernels.packed_attention.segment_mask import SegmentMask, dense_mask
 
 MAX_HEAD_WIDTH = 128  # 256 on Hopper, where no model here needs it
 
 
 def attend(
-    query: Float[Array, "r s h e"], key: Float[Array, "r t k e"], value: Float[Array, "r t k e"], mask: SegmentMask
-) -> Float[Array, "r s h e"]:
+    query: Float[Array, "r s h e"],
+    key: Float[Array, "r t k e"],
+    value: Float[Array, "r t k u"],
+    mask: SegmentMask,
+    sinks: Float[Array, " h"] | None,
+    options: ScoreOptions,
+) -> Float[Array, "r s h u"]:
     """See `packed_attention`.
 
     Raises:
@@ -30,10 +36,21 @@ def attend(
         raise NotImplementedError(f"cudnn: takes heads of a multiple of 8 channels up to {MAX_HEAD_WIDTH}, not {e}")
     if s % 2 or t % 2:
         raise NotImplementedError(f"cudnn: takes even numbers of queries and keys, not {s} and {t}")
+    if options.softcap or sinks is not None or value.shape[3] != e:
+        raise NotImplementedError(
+            f"cudnn: takes no soft cap ({options.softcap:g}), no sinks ({'none' if sinks is None else 'some'}), and "
+            f"values as wide as keys, not {value.shape[3]} beside {e}"
+        )
     visible = dense_mask(mask)  # [r, s, t]
     try:
         output = jax.nn.dot_product_attention(
-            query, key, value, mask=visible[:, None], is_causal=mask.causal, implementation="cudnn"
+            query,
+            key,
+            value,
+            mask=visible[:, None],
+            is_causal=mask.causal,
+            scale=options.scale,
+            implementation="cudnn",
         )  # [r, s, h, e]
     except RuntimeError as error:  # what jax raises where there is no cuDNN
         raise NotImplementedError(f"cudnn: {error}") from error

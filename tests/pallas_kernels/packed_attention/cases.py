@@ -7,12 +7,24 @@ from hypothesis import strategies as st
 
 
 class AttentionCase(NamedTuple):
-    """Packed rows; `keys` and `branches` may be None."""
+    """Packed rows; `keys`, `branches` and `window` may be None."""
 
     segments: np.ndarray
     keys: np.ndarray | None
     branches: np.ndarray | None
     causal: bool
+    window: int | None = None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Position in its segment of each token; every branch continues from the end of the trunk."""
+        positions = np.zeros_like(self.segments)
+        branches = np.zeros_like(self.segments) if self.branches is None else self.branches
+        for r, i in np.ndindex(*positions.shape):
+            earlier = self.segments[r, :i] == self.segments[r, i]
+            on_path = (branches[r, :i] == 0) | (branches[r, :i] == branches[r, i])
+            positions[r, i] = np.sum(earlier & on_path)
+        return positions
 
 
 def row(random: np.random.Generator, length: int, first: int = 1) -> np.ndarray:
@@ -47,17 +59,20 @@ def cases(draw, lengths: tuple[int, ...] = (1, 9, 23, 40)) -> AttentionCase:
     if kind == "cross":
         return AttentionCase(segments, rows(random, count, draw(st.sampled_from(lengths))), None, False)
     branches = branches_of(random, segments) if kind == "branches" else None
-    return AttentionCase(segments, None, branches, kind != "encoder")
+    window = draw(st.sampled_from([None, 1, 3, 10])) if kind != "encoder" else None
+    return AttentionCase(segments, None, branches, kind != "encoder", window)
 
 
 def expected_mask(case: AttentionCase) -> np.ndarray:
     """Which query attends to which key, position by position: `[r, s, t]`."""
     keys = case.segments if case.keys is None else case.keys
-    mask = np.zeros((*case.segments.shape, keys.shape[1]), bool)
+    mask, positions = np.zeros((*case.segments.shape, keys.shape[1]), bool), case.positions
     for r, i, j in np.ndindex(*mask.shape):
         visible = case.segments[r, i] == keys[r, j] > 0 and (not case.causal or j <= i)
         if case.branches is not None:
             visible = visible and case.branches[r, j] in (0, case.branches[r, i])
+        if case.window is not None:
+            visible = visible and positions[r, i] - positions[r, j] < case.window
         mask[r, i, j] = visible
     return mask
 

@@ -175,7 +175,7 @@ BAD_ARRAYS = {
         QUERY,
         *(np.zeros((4, 24, 3, 8), np.float32),) * 2,
     ),
-    "query [4, 24, 4, 8], key [4, 24, 2, 8], value [4, 23, 2, 8]: rows and widths must be": (QUERY, KEY, KEY[:, 1:]),
+    "query [4, 24, 4, 8], key [4, 24, 2, 8], value [4, 23, 2, 8]: rows must be the same": (QUERY, KEY, KEY[:, 1:]),
     "query [4, 24, 4, 4], key [4, 24, 2, 8]": (QUERY[..., :4], KEY, KEY),
     "query [4, 12, 4, 8], key [4, 24, 2, 8], value [4, 24, 2, 8]: the mask is of [4, 24] queries": (
         QUERY[:, ::2],

@@ -26,10 +26,26 @@ TOLERANCES = {"float32": 1e-6, "bfloat16": 1.2e-2}
 bfloat16 rounds products of inputs, softmax weights and results by 2**-9 each, several times over."""
 
 
-@functools.partial(jax.jit, static_argnames=("causal", "block", "implementation"))
-def forward_and_backward(query, key, value, cotangent, segments, keys, branches, *, causal, block, implementation):
+@functools.partial(jax.jit, static_argnames=("causal", "window", "block", "implementation"))
+def forward_and_backward(
+    query,
+    key,
+    value,
+    cotangent,
+    segments,
+    keys,
+    branches,
+    positions=None,
+    *,
+    causal,
+    window=None,
+    block,
+    implementation,
+):
     def attend(query, key, value):
-        mask = make_segment_mask(segments, keys=keys, branches=branches, causal=causal, block=block)
+        mask = make_segment_mask(
+            segments, keys=keys, branches=branches, causal=causal, positions=positions, window=window, block=block
+        )
         return packed_attention(query, key, value, mask, implementation=implementation)
 
     output, back = jax.vjp(attend, query, key, value)
@@ -45,10 +61,15 @@ def arrays(random, case: AttentionCase, heads: int, group: int, width: int, dtyp
 
 def compare(case: AttentionCase, inputs: list[jax.Array], block: int | None, implementation: str) -> None:
     """Compares with the definition on the same rounded inputs."""
-    mask_arguments = (case.segments, case.keys, case.branches)
+    mask_arguments = (case.segments, case.keys, case.branches, case.positions)
     with jax.numpy_dtype_promotion("standard"):  # jax's own dense form promotes bfloat16, in its backward
         actual = forward_and_backward(
-            *inputs, *mask_arguments, causal=case.causal, block=block, implementation=implementation
+            *inputs,
+            *mask_arguments,
+            causal=case.causal,
+            window=case.window,
+            block=block,
+            implementation=implementation,
         )
     mask = expected_mask(case)
     expected, magnitudes = attention(*inputs, mask), attention_magnitudes(*inputs, mask)
@@ -77,6 +98,7 @@ KINDS = {
     "encoder": AttentionCase(SEGMENTS, None, None, False),
     "causal": AttentionCase(SEGMENTS, None, None, True),
     "branches": AttentionCase(SEGMENTS, None, branches_of(RANDOM, SEGMENTS), True),
+    "window": AttentionCase(SEGMENTS, None, branches_of(RANDOM, SEGMENTS), True, 3),
     "cross": AttentionCase(SEGMENTS[:, ::4], SEGMENTS, None, False),
     "one query": AttentionCase(
         np.ones((3, 1), np.int32), np.int32(np.arange(40)[None] < [[3], [40], [0]]), None, False
@@ -122,3 +144,41 @@ def test_memory_is_linear_in_the_sequence():
     blocked = [temporary_bytes(length, "blocked") for length in (512, 1024, 2048)]
     assert blocked[1] < 2.2 * blocked[0] and blocked[2] < 2.2 * blocked[1]
     assert temporary_bytes(2048, "dense") > 8 * blocked[2]
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blocked"])
+def test_soft_cap_scale_sinks_and_wide_values_follow_the_definition(implementation):
+    """In float32 as in float64, by the definition written out and differentiated by JAX."""
+    case = AttentionCase(SEGMENTS, None, None, True, 7)
+    random = np.random.default_rng(4)
+    shapes = [(3, 40, 4, 8), (3, 40, 2, 8), (3, 40, 2, 5), (4,)]
+    inputs = [jnp.asarray(random.normal(size=shape) * 2, jnp.float32) for shape in shapes]
+    visible = jnp.asarray(expected_mask(case))
+
+    def definition(query, key, value, sinks):
+        keys, values = (jnp.repeat(x, 2, axis=2) for x in (key, value))
+        scores = 3.0 * jnp.tanh(0.7 * jnp.einsum("rshe,rthe->rhst", query, keys) / 3.0)
+        exponentials = jnp.where(visible[:, None], jnp.exp(scores), 0.0)
+        denominator = exponentials.sum(axis=-1, keepdims=True) + jnp.exp(sinks)[None, :, None, None]
+        return jnp.einsum("rhst,rthu->rshu", exponentials / denominator, values)
+
+    def attend(query, key, value, sinks):
+        mask = make_segment_mask(SEGMENTS, causal=True, positions=case.positions, window=7, block=8)
+        options = {"scale": 0.7, "softcap": 3.0, "sinks": sinks, "implementation": implementation}
+        return packed_attention(query, key, value, mask, **options)
+
+    def output_and_gradients(function, arrays):
+        output, back = jax.vjp(function, *arrays)
+        return output, *back(jnp.sin(jnp.arange(output.size, dtype=output.dtype)).reshape(output.shape))
+
+    actual = jax.jit(lambda *a: output_and_gradients(attend, a))(*inputs)
+    expected = jax.jit(lambda *a: output_and_gradients(definition, a))(*inputs)
+    for result, exact in zip(actual, expected, strict=True):
+        assert relative_error(result, np.asarray(exact, np.float64)) < 2e-6
+
+
+def test_a_window_costs_its_own_blocks():
+    """A row of one segment in blocks of 8: the diagonal, and what a window of 16 reaches before it."""
+    ones, positions = np.ones((1, 256), np.int32), np.arange(256, dtype=np.int32)[None]
+    mask = make_segment_mask(ones, causal=True, positions=positions, window=16, block=8)
+    assert int(mask.block_pairs.count) == 32 + 31 + 30

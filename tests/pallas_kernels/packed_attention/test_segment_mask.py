@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.packed_attention import make_segment_mask
 from pallas_kernels.packed_attention.block_pairs import blocks_overlap
-from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask, dense_mask
+from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask, dense_mask, first_visible_places
 from tests.pallas_kernels.packed_attention.cases import AttentionCase, cases, expected_mask, row
 
 SEGMENTS = np.array([[1, 1, 2, 2, 0]], np.int32)
@@ -46,8 +46,14 @@ def test_queries_attend_to_the_keys_of_their_segment():
 @hypothesis.given(cases())
 @hypothesis.settings(max_examples=60)
 def test_the_dense_mask_follows_the_definition(case: AttentionCase):
-    mask = make_segment_mask(case.segments, keys=case.keys, branches=case.branches, causal=case.causal)
+    mask = make_segment_mask(
+        case.segments, keys=case.keys, branches=case.branches, causal=case.causal, **window_of(case)
+    )
     np.testing.assert_array_equal(dense_mask(mask), expected_mask(case))
+
+
+def window_of(case: AttentionCase) -> dict:
+    return {} if case.window is None else {"window": case.window, "positions": case.positions}
 
 
 def blocks_of(case: AttentionCase, blocks: tuple[int, int]) -> np.ndarray:
@@ -61,9 +67,17 @@ def blocks_of(case: AttentionCase, blocks: tuple[int, int]) -> np.ndarray:
 @hypothesis.given(cases(), st.sampled_from([(1, 1), (4, 4), (4, 7), (9, 2)]))
 @hypothesis.settings(max_examples=80)
 def test_blocks_overlap_where_a_query_attends_to_a_key(case: AttentionCase, blocks: tuple[int, int]):
-    keys = case.segments if case.keys is None else case.keys
-    branches = None if case.branches is None else jnp.asarray(case.branches)
-    overlap = blocks_overlap(jnp.asarray(case.segments), jnp.asarray(keys), branches, case.causal, blocks)
+    mask = make_segment_mask(
+        case.segments, keys=case.keys, branches=case.branches, causal=case.causal, **window_of(case)
+    )
+    overlap = blocks_overlap(
+        mask.query_segments,
+        mask.key_segments,
+        mask.branches,
+        first_visible_places(mask),
+        causal=case.causal,
+        blocks=blocks,
+    )
     expected = blocks_of(case, blocks)
     assert not np.any(expected & ~np.asarray(overlap))
     # Without branches, other keys or padding between segments it is exact.
@@ -76,7 +90,7 @@ def test_blocks_overlap_where_a_query_attends_to_a_key(case: AttentionCase, bloc
 def test_no_overlap_is_missed_where_segments_are_out_of_order(seed: int):
     random = np.random.default_rng(seed)
     case = AttentionCase(random.permuted(np.stack([row(random, 30), row(random, 30)]), axis=1), None, None, True)
-    overlap = blocks_overlap(*(jnp.asarray(case.segments),) * 2, None, True, (4, 3))
+    overlap = blocks_overlap(*(jnp.asarray(case.segments),) * 2, None, None, causal=True, blocks=(4, 3))
     assert not np.any(blocks_of(case, (4, 3)) & ~np.asarray(overlap))
 
 
