@@ -7,8 +7,9 @@ from configs.checks import require_one_of, require_positive
 from configs.errors import UserError
 from configs.projectors import MLPProjectorConfig, ProjectorConfig
 from configs.transformer import TransformerConfig
+from configs.vision_rope import VisionRope
 
-_VISION_POSITIONS = ("sine", "learned")
+_VISION_POSITIONS = ("none", "sine", "learned")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,11 +49,10 @@ class VisionConfig(EncoderConfig):
         patch_bias: Whether the projection of pixels has a bias.
         class_token: Whether a learned token precedes the patches of every image. It becomes no backbone token; with
             learned positions it has a position of its own.
-        positions: Position embedding: `sine`, fixed, or `learned`, a table interpolated for images of another size.
+        positions: Position embedding: `none`, `sine`, fixed, or `learned`, a table interpolated for images of another
+            size.
         grid: Side of the learned table in patches.
-        rope_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
-        rope_grid: Side in patches to which the rotary positions of every image are rescaled (EVA-02, which treats
-            images of any size like those it was first trained on); 0 for no rescaling.
+        rope: Rotary positions inside attention; None for none.
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
@@ -71,8 +71,7 @@ class VisionConfig(EncoderConfig):
     class_token: bool = False
     positions: str = "sine"
     grid: int = 16
-    rope_base: float = 0.0
-    rope_grid: int = 0
+    rope: VisionRope | None = None
     post_norm: bool = False
     input_norm: bool = False
     unused_blocks: int = 0
@@ -81,9 +80,8 @@ class VisionConfig(EncoderConfig):
         super().__post_init__()
         require_positive(self, "patch", "channels", "merge", "grid")
         require_one_of(self, "positions", _VISION_POSITIONS)
-        for name in ("unused_blocks", "rope_grid"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
+        if self.unused_blocks < 0:
+            raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
         for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) != self.channels:
@@ -92,7 +90,7 @@ class VisionConfig(EncoderConfig):
             raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
-        if self.rope_base and self.head_width % 4:
+        if self.rope and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
 
     @property

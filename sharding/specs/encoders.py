@@ -84,7 +84,7 @@ def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int
 
 @encoder_spec.register
 def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
-    return transformer_encoder_spec(config, backbone, _patch_embedding(config), rotary=config.rope_base > 0)
+    return transformer_encoder_spec(config, backbone, _patch_embedding(config), rotary=config.rope is not None)
 
 
 @encoder_spec.register

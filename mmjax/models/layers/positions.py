@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Real
 
-from configs.rope import rotary_frequencies
+from configs.vision_rope import VisionRope
 from mmjax.models.layers.linear import normal_parameter
 
 CUBIC = -0.75  # the parameter a of bicubic interpolation, as in PyTorch
@@ -107,14 +107,40 @@ def rotary_cos_sin(
     return scaling * jnp.cos(angles), scaling * jnp.sin(angles)
 
 
-def rotary_cos_sin_2d(positions: Real[Array, "r p 2"], head_width: int, base: float) -> RotaryCosSin:
-    """Rotary embedding in a plane (EVA-02, arXiv 2303.11331).
+def rotary_cos_sin_2d(
+    positions: Int[Array, "r p 2"], segments: Int[Array, "r p"], head_width: int, rope: VisionRope
+) -> RotaryCosSin:
+    """Rotary embedding of patches in a plane.
 
-    Half of a head's pairs rotate by the patch row, the other half by the patch column.
+    Half of a head's pairs rotate by the patch row, the other half by the patch column. What precedes the patches of an
+    image, at negative positions, is not rotated.
+
+    Args:
+        positions: Row and column of each patch in its image.
+        segments: Number of the image within the row that each patch belongs to.
+        head_width: Width e of a head.
+        rope: Coordinates and frequencies.
     """
-    frequencies = rotary_frequencies(head_width // 2, base)
-    cosines, sines = zip(*(rotary_cos_sin(positions[:, :, axis], frequencies) for axis in (0, 1)), strict=True)
+    coordinates = _patch_coordinates(positions, segments, rope)
+    rotations = [
+        rotary_cos_sin(coordinates[:, :, axis], frequencies)
+        for axis, frequencies in enumerate(rope.axis_frequencies(head_width))
+    ]
+    cosines, sines = zip(*rotations, strict=True)
     return jnp.concatenate(cosines, axis=-1), jnp.concatenate(sines, axis=-1)
+
+
+def _patch_coordinates(
+    positions: Int[Array, "r p 2"], segments: Int[Array, "r p"], rope: VisionRope
+) -> Float[Array, "r p 2"]:
+    """Row and column of each patch in the units of the rotary frequencies; 0 at negative positions."""
+    index = positions.astype(jnp.float32)
+    if rope.coordinates == "centred":
+        sizes = image_grid_sizes(positions, segments).astype(jnp.float32)
+        index = 2 * jnp.pi * (2 * ((index + 0.5) / sizes) - 1)
+    elif rope.grid:
+        index = index * (rope.grid / image_grid_sizes(positions, segments).astype(jnp.float32))
+    return jnp.where(positions < 0, 0.0, index)
 
 
 def apply_rotary(x: Float[Array, "r s h e"], rotary: RotaryCosSin) -> Float[Array, "r s h e"]:

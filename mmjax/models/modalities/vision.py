@@ -9,7 +9,6 @@ from mmjax.models.layers.linear import Linear, constant_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.positions import (
     LearnedPositions2D,
-    image_grid_sizes,
     rotary_cos_sin_2d,
     sinusoidal_positions_2d,
 )
@@ -38,6 +37,7 @@ class PatchEmbedding(PieceModule):
         self.width = config.width
         self.pixel_mean, self.pixel_std = config.pixel_mean, config.pixel_std
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
+        self.sines = config.positions == "sine"
         self.table = LearnedPositions2D(config.grid, config.width) if config.positions == "learned" else None
         self.class_token = constant_parameter(0.0, config.width) if config.class_token else None
         self.class_position = constant_parameter(0.0, config.width) if config.class_token and self.table else None
@@ -55,7 +55,7 @@ class PatchEmbedding(PieceModule):
         """
         pixels = normalise_pixels(batch["patches"], self.pixel_mean, self.pixel_std)
         x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)  # [r, p, d]
-        x = x + self._embed_positions(batch).astype(x.dtype)
+        x = self._add_positions(x, batch)
         if self.class_token is not None:
             is_class_token = batch["positions"][:, :, :1] < 0  # [r, p, 1]
             token = self.class_token[...]
@@ -63,10 +63,12 @@ class PatchEmbedding(PieceModule):
             x = jnp.where(is_class_token, token[None, None, :], x)
         return x if self.norm is None else self.norm(x)
 
-    def _embed_positions(self, batch: ModuleInputs) -> Float[Array, "r p d"]:
-        if self.table is None:
-            return sinusoidal_positions_2d(batch["positions"], self.width)
-        return self.table(batch["positions"], batch["segments"])
+    def _add_positions(self, x: Float[Array, "r p d"], batch: ModuleInputs) -> Float[Array, "r p d"]:
+        if self.table is not None:
+            return x + self.table(batch["positions"], batch["segments"]).astype(x.dtype)
+        if self.sines:
+            return x + sinusoidal_positions_2d(batch["positions"], self.width).astype(x.dtype)
+        return x
 
 
 class PatchBlock(EncoderBlock):
@@ -78,13 +80,10 @@ class PatchBlock(EncoderBlock):
     def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> SharedInputs:
         """The mask that separates images, and the rotation; a class token is not rotated."""
         mask, _ = EncoderBlock.shared_inputs(config, batch)
-        if not config.rope_base:
+        if config.rope is None:
             return SharedInputs(mask, None)
-        positions = jnp.maximum(batch["positions"], 0).astype(jnp.float32)
-        if config.rope_grid:
-            grid_sizes = image_grid_sizes(batch["positions"], batch["segments"])
-            positions = positions * (config.rope_grid / grid_sizes.astype(jnp.float32))
-        return SharedInputs(mask, rotary_cos_sin_2d(positions, config.head_width, config.rope_base))
+        rotary = rotary_cos_sin_2d(batch["positions"], batch["segments"], config.head_width, config.rope)
+        return SharedInputs(mask, rotary)
 
 
 class PostNormBlock(PatchBlock):
@@ -101,6 +100,6 @@ class PostNormBlock(PatchBlock):
 
 @encoder_module.register
 def _(config: VisionConfig, model: ModelConfig) -> Module:
-    pre_norm_block = PatchBlock if config.rope_base else EncoderBlock
+    pre_norm_block = PatchBlock if config.rope else EncoderBlock
     block = PostNormBlock if config.post_norm else pre_norm_block
     return transformer_encoder_module(config, model, PatchEmbedding, block)

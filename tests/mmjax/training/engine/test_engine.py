@@ -10,6 +10,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.vision_rope import VisionRope
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
@@ -67,8 +68,7 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
         patch_bias=False,
         input_norm=True,
         final_norm=False,
-        rope_base=100.0,
-        rope_grid=5,
+        rope=VisionRope(100.0, grid=5),
         post_norm=True,
         qk_norm="width",
         inner_norms=("attention", "mlp"),
