@@ -22,7 +22,7 @@ from data.errors import DataError
 from data.media.video_sampling import VideoSampling
 from data.sources.llava import LlavaJson
 from data.text.video_layout import VideoLayout
-from data.text.word_tokenizer import WordTokenizer
+from data.text.word_tokenizer import WordTokenizer, split_words
 
 QUESTION = "Which way does the shape move?"
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -121,14 +121,13 @@ def moving_shapes(split: str, folder: str = "shapes") -> Conversations:
         DataError: The folder is incomplete.
     """
     path = pathlib.Path(folder, f"{split}.json")
-    if split in SPLITS and not path.is_file():
+    if not path.is_file():
         raise DataError(f"there is no {path}; python -m mmjax.draw_clips --folder={folder} writes it")
-    sources = {split: (("moving_shapes", LlavaJson(os.fspath(path), folder)),)} if split in SPLITS else {}
+    source = (("moving_shapes", LlavaJson(os.fspath(path), folder)),)
     return Conversations(
         split=split,
-        **sources,
-        tokenizer=WordTokenizer(
-            tuple(dict.fromkeys([*["which", "way", "does", "the", "shape", "move", "?"], *DIRECTIONS]))
-        ),
+        train=source if split == "train" else (),
+        test=source if split == "test" else (),
+        tokenizer=WordTokenizer((*split_words(QUESTION), *DIRECTIONS)),
         video=VideoLayout(sampling=VideoSampling(rate=float(FRAME_RATE), max_frames=max(FRAMES))),
     )
