@@ -44,6 +44,8 @@ class VisionConfig(EncoderConfig):
         patch: Side of a patch in pixels.
         channels: Colour channels of a pixel.
         merge: Side of the pixel shuffle: merge² neighbouring patches become one backbone token.
+        temporal_patch: Frames of a video clip in a patch (Qwen2-VL, arXiv 2409.12191, section 2.1). An image counts as
+            that many equal frames.
         pixel_mean: Mean per channel, of pixels in [-1, 1]; pixels are normalised by mean and standard deviation.
         pixel_std: Standard deviation per channel.
         patch_bias: Whether the projection of pixels has a bias.
@@ -65,6 +67,7 @@ class VisionConfig(EncoderConfig):
     patch: int = 8
     channels: int = 3
     merge: int = 2
+    temporal_patch: int = 1
     pixel_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     pixel_std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch_bias: bool = True
@@ -78,7 +81,7 @@ class VisionConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "patch", "channels", "merge", "grid")
+        require_positive(self, "patch", "channels", "merge", "temporal_patch", "grid")
         require_one_of(self, "positions", _VISION_POSITIONS)
         if self.unused_blocks < 0:
             raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
@@ -95,8 +98,8 @@ class VisionConfig(EncoderConfig):
 
     @property
     def patch_width(self) -> int:
-        """Elements of a flattened patch."""
-        return self.patch * self.patch * self.channels
+        """Elements of a flattened patch, of all its frames."""
+        return self.temporal_patch * self.patch * self.patch * self.channels
 
     @property
     def positions_per_token(self) -> int:

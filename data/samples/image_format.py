@@ -1,15 +1,16 @@
 """Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import UInt8
 
 from configs.encoders import VisionConfig
 from data.errors import DataError
 from data.media.images import image_size, read_image
-from data.media.patches import patchify
+from data.media.patches import patchify, unpatchify
 from data.media.tiling import ImageTiling, NativeResolution
 from data.records import Media
 from data.samples.decoded_once import DecodedOnce
@@ -27,6 +28,7 @@ class PatchFormat(EncoderFormat):
     Attributes:
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
+        temporal_patch: Frames of a video clip in a patch; an image is repeated that often.
         class_token: Whether a class token precedes the patches of every image.
     """
 
@@ -34,6 +36,7 @@ class PatchFormat(EncoderFormat):
     patch: int = 8
     merge: int = 2
     max_length: int = 128
+    temporal_patch: int = 1
     class_token: bool = False
 
     field: ClassVar[str] = VisionConfig.field
@@ -62,7 +65,12 @@ class PatchFormat(EncoderFormat):
 
     @property
     def value_width(self) -> int:
-        """Numbers in a flattened patch."""
+        """Numbers in a flattened patch, of all its frames."""
+        return self.temporal_patch * self.frame_width
+
+    @property
+    def frame_width(self) -> int:
+        """Numbers in a flattened patch of one frame."""
         return self.patch * self.patch * 3
 
     @property
@@ -83,6 +91,7 @@ def _(config: VisionConfig, max_length: int) -> PatchFormat:
         module=config.name,
         patch=config.patch,
         merge=config.merge,
+        temporal_patch=config.temporal_patch,
         max_length=max_length,
         class_token=config.class_token,
     )
@@ -118,13 +127,37 @@ def image_items(
 
     def loader(number: int) -> Callable[[], EncoderInputs]:
         def load() -> EncoderInputs:
-            values, positions = patchify(images()[number], patch_format.patch, patch_format.merge)
-            return prepend_class_token(EncoderInputs(values, np.ones(len(values), np.int32), positions), patch_format)
+            return frame_inputs([images()[number]], patch_format)
 
         return load
 
     lengths = [patch_format.prefix_length + height * width // patch_format.patch**2 for height, width in sizes]
     return [MediaItem(patch_format.field, length, loader(number), where) for number, length in enumerate(lengths)]
+
+
+def frame_inputs(frames: Sequence[UInt8[np.ndarray, "h w 3"]], patch_format: PatchFormat) -> EncoderInputs:
+    """The encoder inputs of one item: an image, or up to `temporal_patch` frames of a clip, the last one repeated.
+
+    A patch has the values of its first frame, then those of the next; the class token's cell comes first.
+    """
+    values, (positions, *_) = zip(
+        *(patchify(frame, patch_format.patch, patch_format.merge) for frame in frames), strict=True
+    )
+    repeated = (values[-1],) * (patch_format.temporal_patch - len(frames))
+    stacked = np.concatenate([*values, *repeated], axis=1)
+    return prepend_class_token(EncoderInputs(stacked, np.ones(len(stacked), np.int32), positions), patch_format)
+
+
+def first_frame(inputs: EncoderInputs, item: int, patch_format: PatchFormat) -> UInt8[np.ndarray, "h w 3"]:
+    """An item of a sample as an image; of several frames the first.
+
+    Args:
+        inputs: The encoder inputs of the sample.
+        item: Number of the item, from 1.
+        patch_format: What they were made for.
+    """
+    own = (inputs.item_ids == item) & (inputs.positions[:, 0] >= 0)  # without class tokens
+    return unpatchify(inputs.values[own, : patch_format.frame_width], inputs.positions[own], patch_format.patch)
 
 
 def prepend_class_token(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:

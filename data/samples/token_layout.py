@@ -38,7 +38,7 @@ def lay_out_tokens(
     trunk: Sequence[int],
     branches: Iterable[Sequence[int]],
     loss_positions: Sequence[Iterable[int]],
-    placeholders: Mapping[str, int],
+    placeholders: Mapping[str, int | Sequence[int]],
 ) -> TokenLayout:
     """Lays out a trunk and the branches that follow it.
 
@@ -46,7 +46,7 @@ def lay_out_tokens(
         trunk: Token ids; each placeholder takes the next output of its encoder.
         branches: Token ids of each branch.
         loss_positions: For the trunk and then every branch, the positions within it whose *token is a target*.
-        placeholders: By encoder field, the token id that stands for an encoder output.
+        placeholders: By encoder field, the token id or ids that stand for an encoder output.
 
     Raises:
         DataError: The first token of the trunk or of a branch is a target: no token predicts it.
@@ -68,7 +68,7 @@ def lay_out_tokens(
         target_mask[start - 1 + target_positions] = 1
     encoder_indices = {}
     for field, placeholder in placeholders.items():
-        is_placeholder = tokens == placeholder
+        is_placeholder = np.isin(tokens, placeholder)
         encoder_indices[field] = np.where(is_placeholder, np.cumsum(is_placeholder) - 1, -1).astype(np.int32)
     return TokenLayout(
         tokens=tokens,

@@ -42,7 +42,7 @@ GENERATOR = UNetConfig(
 MODELS = {
     "gated": ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)),
     "plain, tied": ModelConfig(
-        (VISION,),
+        (dataclasses.replace(VISION, temporal_patch=2),),
         dataclasses.replace(BACKBONE, gated=False, biases=("mlp",), activation="gelu_tanh", tie_embeddings=True),
         (dataclasses.replace(GENERATOR, attention_levels=(0, 2), blocks=1),),
     ),
@@ -124,7 +124,7 @@ def flops(model, name):
     """FLOPs of the Flax module's forward over one row that is one segment."""
     modules = {module.name: module for module in model_modules(model)}
     batch = {
-        "patches": ((1, POSITIONS, VISION.patch_width), jnp.float32),
+        "patches": ((1, POSITIONS, model.encoders[0].patch_width if model.encoders else 0), jnp.float32),
         "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
         "images": ((1, IMAGES, *model.generators[0].image_sides, 3) if model.generators else (), jnp.float32),
         "weights": ((1, IMAGES if name == "generator" else TOKENS), jnp.float32),

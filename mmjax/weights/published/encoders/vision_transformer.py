@@ -102,8 +102,9 @@ def norm_bias(config: TransformerConfig) -> bool:
 
 
 def patch_embedding_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the projection of pixels, which is a convolution in the checkpoint."""
-    layout = PatchConvolution((config.patch, config.patch))
+    """Rules of the projection of pixels: a convolution in the checkpoint, over frames too where a patch has several."""
+    frames = (config.temporal_patch,) if config.temporal_patch > 1 else ()
+    layout = PatchConvolution((*frames, config.patch, config.patch))
     return linear_rules(tensor, "embed/pixels", layout, bias=config.patch_bias)
 
 

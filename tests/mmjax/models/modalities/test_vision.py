@@ -76,6 +76,7 @@ WITH_CLASS_TOKEN = dataclasses.replace(
     rope=VisionRope(100.0, grid=5),
     qk_norm="head",
 )
+PAIRS_OF_FRAMES = dataclasses.replace(VISION, temporal_patch=2)
 NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rope=VisionRope(100.0), layer_scale=0.5)
 
 
@@ -109,7 +110,9 @@ def encode(config, *pictures):
 
 
 @pytest.mark.parametrize(
-    "config", [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND], ids=["plain", "class token", "norms behind"]
+    "config",
+    [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND, PAIRS_OF_FRAMES],
+    ids=["plain", "class token", "norms behind", "pairs of frames"],
 )
 def test_tokens_of_an_image_do_not_depend_on_the_rest_of_the_row(config):
     first, second = image(0, 8, 4), image(1, 4, 4)
