@@ -23,12 +23,36 @@ class EncoderConfig(TransformerConfig):
         field: Name of what it reads: of the array in a batch, and of that array's capacity in a row. Encoders of one
             field read the same items.
         final_norm: Whether a norm follows the last block.
+        pool: Number of neighbouring positions that are averaged before that norm (Qwen2-Audio, arXiv 2407.10759); of
+            those of one backbone token, the averages are projected.
         projector: The projector between the encoder and the backbone.
     """
 
     field: ClassVar[str]
     final_norm: bool = True
+    pool: int = 1
     projector: ProjectorConfig = MLPProjectorConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "pool")
+        if self.pool == 1:
+            return
+        if self.positions_per_token % self.pool:
+            raise ValueError(
+                f"{type(self).__name__}.pool = {self.pool} does not divide the {self.positions_per_token} positions of "
+                "a backbone token"
+            )
+        if not self.final_norm:
+            raise ValueError(
+                f"{type(self).__name__}.pool = {self.pool}, but there is no final norm that it would precede; set "
+                "final_norm = True or pool = 1"
+            )
+
+    @property
+    def projected_positions(self) -> int:
+        """Number of neighbouring outputs of the encoder that the projector joins to one backbone token."""
+        return self.positions_per_token // self.pool
 
     @property
     def positions_per_token(self) -> int:
@@ -114,16 +138,21 @@ class AudioConfig(EncoderConfig):
     Attributes:
         mels: Mel bands of a frame. Two frames become one position of the encoder.
         merge: Number of neighbouring positions that become one backbone token.
+        chunk: Number of positions after which a clip is cut into chunks: convolutions, positions and attention begin
+            anew with every chunk (Qwen2.5-Omni, arXiv 2503.20215); 0 for whole clips.
     """
 
     field: ClassVar[str] = "frames"
     name: str = "audio"
     mels: int = 80
     merge: int = 2
+    chunk: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "mels", "merge")
+        if self.chunk < 0:
+            raise ValueError(f"AudioConfig.chunk is {self.chunk}; it must be at least 0")
         if self.width % 4:
             raise ValueError(f"AudioConfig.width = {self.width}; sine positions need a multiple of 4")
 

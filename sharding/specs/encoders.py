@@ -50,7 +50,7 @@ def transformer_encoder_spec(
         config.name,
         config.depth,
         tensor_splits=(
-            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector, backbone),
+            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector, config, backbone),
         ),
         leading_layers=(embedding,),
         layer=block_layer(config, causal=False, rotary=rotary),
@@ -141,14 +141,17 @@ def _frame_embedding(config: AudioConfig) -> LayerSpec:
 
 
 def _norm(config: EncoderConfig) -> LayerSpec:
-    width = config.width
-    inputs = SavedActivations(replicated=PerLoad(width))
+    """The norm behind the blocks; positions that are averaged before it need nothing saved for that."""
+    width, averages = config.width, config.width / config.pool
+    inputs = SavedActivations(replicated=PerLoad(averages))
+    pooling = (memory_bound("pooling", width + averages, split=False),) if config.pool > 1 else ()
     return LayerSpec(
         name="norm",
         part=config.name,
-        kernels=(memory_bound("norm", 2 * width, split=False),),
+        kernels=(*pooling, memory_bound("norm", 2 * averages, split=False)),
         parameters=0,
         replicated_parameters=norm_parameters(config, width),
-        saved=saved_by_policy(inputs, inputs),
-        output_elements=PerLoad(width),
+        saved=saved_by_policy(inputs, SavedActivations(replicated=PerLoad(width))),
+        output_elements=PerLoad(averages),
+        sequence_parallel=config.pool == 1,
     )

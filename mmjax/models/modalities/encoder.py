@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import EncoderConfig, ModelConfig
@@ -27,17 +28,25 @@ class EncoderBlock(TransformerBlock):
 
 
 class EncoderNorm(PieceModule):
-    """The norm after an encoder's last block."""
+    """The norm after an encoder's last block, before which neighbouring positions may be averaged."""
 
     batch_keys = ()
 
     def __init__(self, config: EncoderConfig) -> None:
         """Creates the norm."""
-        self.norm = build_norm(config, config.width)
+        self.norm, self.pool = build_norm(config, config.width), config.pool
 
-    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
-        """Normalises the encoder's width."""
-        return self.norm(x)
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r q d"]:
+        """Averages `pool` positions each, and normalises the encoder's width."""
+        return self.norm(average_positions(x, self.pool))
+
+
+def average_positions(x: Float[Array, "r p d"], pool: int) -> Float[Array, "r q d"]:
+    """Averages every `pool` neighbouring positions."""
+    if pool == 1:
+        return x
+    rows, positions, width = x.shape
+    return jnp.mean(x.reshape(rows, positions // pool, pool, width), axis=2)
 
 
 @functools.singledispatch
@@ -64,7 +73,14 @@ def transformer_encoder_module(
         block_stack(config, block),
     ]
     if config.final_norm:
-        pieces.append(Piece(name="norm", part=config.name, build=lambda: EncoderNorm(config), sequence_parallel=True))
+        pieces.append(
+            Piece(
+                name="norm",
+                part=config.name,
+                build=lambda: EncoderNorm(config),
+                sequence_parallel=config.pool == 1,  # a rank's share of the positions may not be whole groups
+            )
+        )
     pieces.append(
         Piece(
             name="projector",

@@ -19,7 +19,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -95,6 +95,24 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
             autoencoder=AutoencoderConfig(latent_channels=2, widths=(8, 16), blocks=1, groups=4),
         ),
     ),
+)
+MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
+    (
+        dataclasses.replace(
+            VISION,
+            norm="rmsnorm",
+            gated=True,
+            activation="silu",
+            pool=2,
+            projector=MLPProjectorConfig(activation="gelu", hidden="positions"),
+        ),
+        dataclasses.replace(AUDIO, pool=2, projector=LinearProjectorConfig()),
+    ),
+    BACKBONE,
+    (),
+)
+MODELS["a resampler of averages"] = ModelConfig(
+    (VISION, dataclasses.replace(AUDIO, pool=2, projector=ResamplerConfig(heads=4))), BACKBONE, ()
 )
 MODELS["a generator of spectrograms"] = ModelConfig(
     (),
