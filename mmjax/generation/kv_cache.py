@@ -38,7 +38,7 @@ class DecodeState(NamedTuple):
     Attributes:
         caches: KV cache of each layer.
         lengths: Number of tokens in the caches of each row.
-        positions: Position of the next token of each row.
+        positions: Position of the next token of each row, along all axes alike.
     """
 
     caches: tuple[KVCache, ...]
@@ -87,7 +87,8 @@ class CachedBackbone:
         x, caches = self._run_blocks(
             parameters, x, causal_mask(batch), rotary, (empty,) * self._config.depth, jnp.zeros((rows,), jnp.int32)
         )
-        last_positions = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
+        positions = batch["positions"].reshape(rows, length, -1)  # [r, s, 1], or [r, s, 3] of (time, row, column)
+        last_positions = jnp.take_along_axis(positions, lengths[:, None, None] - 1, axis=1)[:, 0].max(axis=-1)
         return DecodeState(caches, lengths, last_positions + 1), self._language_head(parameters).norm(x)
 
     def decode(

@@ -174,11 +174,19 @@ def causal_mask(batch: ModuleInputs) -> SegmentMask:
     return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True)
 
 
-def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s"]) -> RotaryCosSin | None:
-    """Rotation of queries and keys at these positions; None where the backbone has learned positions."""
+def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s *axes"]) -> RotaryCosSin | None:
+    """Rotation of queries and keys; None where the backbone has learned positions.
+
+    Args:
+        config: The backbone.
+        positions: `[r, s]`, or `[r, s, 3]` of (time, row, column), of which each pair of channels rotates by one. Where
+            all three are alike, as in text, that is the rotation at `[r, s]`.
+    """
     if config.positions != "rotary":
         return None
     scaling = config.rope_scaling
+    if positions.ndim == 3:
+        positions = positions[:, :, config.rope_axes]  # [r, s, half]
     if scaling is None:
         return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.rope_base))
     frequencies = scaling.frequencies(config.head_width, config.rope_base)

@@ -100,6 +100,11 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+def test_positions_along_three_axes():
+    backbone = dataclasses.replace(BACKBONE, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
+    assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
+
+
 def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
     engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
     assert_step_of_one_device(engine)  # the reference's tree has the embedding once, and the norm is that of the tree
