@@ -3,12 +3,14 @@
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import EncoderConfig, ModelConfig
 from configs.encoders import unregistered_encoder
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
+from mmjax.models.modalities.deepstack import tapped_block
 from mmjax.models.modalities.projectors import build_projector
 from mmjax.models.structure.module import Module, ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
@@ -33,11 +35,13 @@ class EncoderNorm(PieceModule):
 
     def __init__(self, config: EncoderConfig) -> None:
         """Creates the norm."""
-        self.norm = build_norm(config, config.width)
+        self.norm, self.width = build_norm(config, config.width), config.width
 
-    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
-        """Normalises the encoder's width."""
-        return self.norm(x)
+    def __call__(self, x: Float[Array, "r p c"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r p c"]:
+        """Normalises the last hidden states; outputs of tapped layers behind them stay as they are."""
+        if x.shape[-1] == self.width:
+            return self.norm(x)
+        return jnp.concatenate([self.norm(x[..., : self.width]), x[..., self.width :]], axis=-1)
 
 
 @functools.singledispatch
@@ -61,7 +65,9 @@ def transformer_encoder_module(
     build_embedding: Any = embedding
     pieces = [
         Piece(name="embed", part=config.name, build=lambda: build_embedding(config)),
-        block_stack(config, block),
+        block_stack(config, tapped_block(block), layer_inputs=lambda shared, layer: shared._replace(layer=layer))
+        if config.tapped_layers
+        else block_stack(config, block),
     ]
     if config.final_norm:
         pieces.append(Piece(name="norm", part=config.name, build=lambda: EncoderNorm(config), sequence_parallel=True))
