@@ -60,7 +60,7 @@ def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = (
     return dataclasses.replace(
         config,
         encoders=tuple(_encoder(encoder, depths[encoder.name]) for encoder in config.encoders),
-        backbone=_backbone(config.backbone, depths[config.backbone.name], vocabulary),
+        backbone=_backbone(config.backbone, depths[config.backbone.name] + config.early_blocks, vocabulary),
         generators=tuple(map(_generator, config.generators)),
     )
 
@@ -131,8 +131,9 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
 
 def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
     """A smaller encoder of the same kind."""
-    width = min(config.width, HEAD_WIDTH * config.heads)
-    return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
+    width, taps = min(config.width, HEAD_WIDTH * config.heads), len(config.tapped_layers)
+    small = {"deepstack_layers": tuple(range(depth)[-taps:])} if taps else {}
+    return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads), **small)
 
 
 def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:

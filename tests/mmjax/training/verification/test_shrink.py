@@ -80,6 +80,13 @@ def test_heads_that_rotate_by_three_axes_keep_pairs_for_each():
     assert small.backbone.rope_interleaved and shrink_model(small, 40) == small
 
 
+def test_features_of_encoder_layers_stay():
+    vision = dataclasses.replace(LARGE.encoders[0], deepstack_layers=(8, 16, 24))
+    small = shrink_model(dataclasses.replace(LARGE, encoders=(vision,)), 40)
+    assert small.encoders[0].deepstack_layers == (1, 2, 3)
+    assert small.backbone.depth == 7 and module_graph(small)["backbone"].layer_count == 4
+
+
 def test_a_small_model_stays_as_it_is():
     small = shrink_model(LARGE, 40)
     assert shrink_model(small, 40) == small
