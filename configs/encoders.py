@@ -55,6 +55,16 @@ class EncoderConfig(TransformerConfig):
         return self.positions_per_token // self.pool
 
     @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """Layers whose outputs reach the backbone too (`mmjax.models.modalities.deepstack`); most kinds have none."""
+        return ()
+
+    @property
+    def tap_projector(self) -> ProjectorConfig:
+        """The projector of each tapped layer's outputs."""
+        return self.projector
+
+    @property
     def positions_per_token(self) -> int:
         """Number of neighbouring positions that become one backbone token."""
         raise NotImplementedError(f"{type(self).__name__} must define the property positions_per_token")
@@ -82,6 +92,9 @@ class VisionConfig(EncoderConfig):
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
+        deepstack_layers: Layers, ascending from 0, whose outputs are added to those of the backbone's first blocks, one
+            each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
+        deepstack_projector: That projector; None for one like `projector`.
         unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
             last block but one. They are in published checkpoints, but not in the model.
     """
@@ -101,6 +114,8 @@ class VisionConfig(EncoderConfig):
     rope: VisionRope | None = None
     post_norm: bool = False
     input_norm: bool = False
+    deepstack_layers: tuple[int, ...] = ()
+    deepstack_projector: ProjectorConfig | None = None
     unused_blocks: int = 0
 
     def __post_init__(self) -> None:
@@ -113,12 +128,28 @@ class VisionConfig(EncoderConfig):
             values = getattr(self, name)
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
+        layers = self.deepstack_layers
+        if list(layers) != sorted(set(layers)) or any(not 0 <= layer < self.depth for layer in layers):
+            raise ValueError(
+                f"VisionConfig.deepstack_layers = {layers}; they must ascend and lie between 0 and {self.depth - 1}, "
+                "the last layer"
+            )
         if self.parallel_block and self.post_norm:
             raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
         if self.rope and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """`deepstack_layers`."""
+        return self.deepstack_layers
+
+    @property
+    def tap_projector(self) -> ProjectorConfig:
+        """The projector of each tapped layer's outputs."""
+        return self.deepstack_projector or self.projector
 
     @property
     def patch_width(self) -> int:

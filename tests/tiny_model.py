@@ -89,6 +89,10 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
     segments = np.array([1] * 4 + [2] * 6 + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     branches = np.array([0] * 4 + [0, 0, 1, 1, 2, 2] + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     positions = np.array([0, 1, 2, 3, 0, 1, 2, 3, 2, 3, 0, 0], np.int32)[None].repeat(rows, axis=0)
+    if config.backbone.rope_sections:  # of the first sample two tokens share a time, in other rows and columns
+        positions = positions[:, :, None].repeat(3, axis=2)
+        positions[:, 2, 0] -= 1
+        positions[1::2, 1:3, 1:] += random.integers(0, 3, (len(positions[1::2]), 2, 2)).astype(np.int32)
     weights = (random.random((rows, TOKENS)) < 0.7) * (segments > 0)
     fields = {
         "tokens": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
@@ -98,6 +102,8 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
         "targets": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
         "weights": (weights / max(1, weights.sum())).astype(np.float32),
     }
+    if config.backbone.bidirectional != "none":
+        fields["blocks"] = np.array([0, 1, 1, 0, 2, 2, 3, 3, 0, 4] + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     if config.backbone.experts:
         real = segments > 0
         fields["shares"] = (real / max(1, real.sum())).astype(np.float32)

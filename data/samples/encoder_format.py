@@ -41,6 +41,7 @@ class MediaItem:
         where: Name in messages.
         times: Of frames of a video clip, the seconds from its start at which they are shown; empty for other items.
         group: Number of these frames in their clip, from 0: a clip's items follow one another, and 0 begins the next.
+        grid: Of an image or of frames, rows and columns of the cells that become backbone tokens; None for other items.
     """
 
     field: str
@@ -49,6 +50,7 @@ class MediaItem:
     where: str
     times: tuple[float, ...] = ()
     group: int = 0
+    grid: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -131,8 +131,18 @@ def image_items(
 
         return load
 
-    lengths = [patch_format.prefix_length + height * width // patch_format.patch**2 for height, width in sizes]
-    return [MediaItem(patch_format.field, length, loader(number), where) for number, length in enumerate(lengths)]
+    cell_size = patch_format.cell_size
+    grids = [(height // cell_size, width // cell_size) for height, width in sizes]
+    return [
+        MediaItem(
+            patch_format.field,
+            patch_format.prefix_length + rows * columns * patch_format.values_per_token,
+            loader(number),
+            where,
+            grid=(rows, columns),
+        )
+        for number, (rows, columns) in enumerate(grids)
+    ]
 
 
 def frame_inputs(frames: Sequence[UInt8[np.ndarray, "h w 3"]], patch_format: PatchFormat) -> EncoderInputs:

@@ -8,7 +8,7 @@ import numpy as np
 from data.errors import DataError
 from data.text.word_tokenizer import PAD
 
-TOKEN_COLUMNS = ("tokens", "branches", "positions", "targets", "target_mask")
+TOKEN_COLUMNS = ("tokens", "branches", "positions", "targets", "target_mask", "blocks")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,9 +18,11 @@ class TokenLayout:
     Attributes:
         tokens: Token ids.
         branches: 0 for the trunk, b > 0 for branch b, which attends to the trunk and to itself.
-        positions: Position in the sample; every branch continues from the end of the trunk.
+        positions: Position in the sample; every branch continues from the end of the trunk. In a decoded sample the
+            backbone may want (time, row, column) instead, along a last dimension (`data.samples.token_format`).
         targets: The next token of the same branch, `PAD` at its end.
         target_mask: 1 where predicting the target counts in the loss, else 0.
+        blocks: Tokens of a sample with one number above 0 attend to each other both ways; 0 for causal attention.
         encoder_indices: By encoder field, for every token -1 or the index of the encoder output that replaces its
             embedding. In sample metadata the index counts outputs of images and clips; in a decoded sample it counts
             all cells, those of class tokens too.
@@ -31,6 +33,7 @@ class TokenLayout:
     positions: np.ndarray
     targets: np.ndarray
     target_mask: np.ndarray
+    blocks: np.ndarray
     encoder_indices: Mapping[str, np.ndarray]
 
 
@@ -76,5 +79,6 @@ def lay_out_tokens(
         positions=positions.astype(np.int32),
         targets=targets,
         target_mask=target_mask,
+        blocks=np.zeros(len(tokens), np.int32),
         encoder_indices=encoder_indices,
     )

@@ -135,6 +135,7 @@ def _cut(sample: Sample, column: np.ndarray, images: int = 0) -> Sample:
             positions=layout.positions[column],
             targets=zeros,
             target_mask=zeros,
+            blocks=layout.blocks[column],
             encoder_indices={field: indices[column] for field, indices in layout.encoder_indices.items()},
         ),
         target_images=sample.target_images[:images],

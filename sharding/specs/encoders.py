@@ -15,7 +15,7 @@ from sharding.specs.layer import (
     saved_by_policy,
 )
 from sharding.specs.module_spec import ModuleSpec
-from sharding.specs.projectors import projector_layer, projector_splits
+from sharding.specs.projectors import projector_splits, projector_with_taps
 from sharding.specs.transformer import block_layer, norm_parameters
 
 _FRAMES_PER_POSITION = 2  # of audio: the stride of its second convolution
@@ -50,14 +50,35 @@ def transformer_encoder_spec(
         config.name,
         config.depth,
         tensor_splits=(
-            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector, config, backbone),
+            ("heads", config.heads), *kv_heads, ("ffn", config.ffn),
+            *projector_splits(config.projector, config, backbone),
+            *(projector_splits(config.tap_projector, config, backbone) if config.tapped_layers else ()),
         ),
-        leading_layers=(embedding,),
-        layer=block_layer(config, causal=False, rotary=rotary),
-        trailing_layers=(*final_norm, projector_layer(config.projector, config, backbone)),
+        leading_layers=(_with_taps(embedding, config),),
+        layer=_with_taps(block_layer(config, causal=False, rotary=rotary), config),
+        trailing_layers=(
+            *(_with_taps(norm, config) for norm in final_norm), projector_with_taps(config, backbone),
+        ),
         values_per_position=values_per_position,
         values_per_cell=values_per_position * config.positions_per_token,
     )  # fmt: skip
+
+
+def _with_taps(layer: LayerSpec, config: EncoderConfig) -> LayerSpec:
+    """A layer that hands on the outputs of tapped layers too; where layers are computed again, it saves them as inputs.
+
+    See `mmjax.models.modalities.deepstack`.
+    """
+    channels = len(config.tapped_layers) * config.width
+    if not channels:
+        return layer
+    inputs = SavedActivations(replicated=PerLoad(channels * (layer.name == "blocks")))
+    return dataclasses.replace(
+        layer,
+        kernels=(*layer.kernels, memory_bound("taps", 2 * (config.width + channels), split=False)),
+        saved={policy: saved if policy == "none" else saved.plus(inputs) for policy, saved in layer.saved.items()},
+        output_elements=layer.output_elements + PerLoad(channels),
+    )
 
 
 def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int = 1) -> LayerSpec:

@@ -1,5 +1,6 @@
 """Projectors between encoders and the backbone as layers."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,23 @@ from sharding.specs.layer import (
     reduce_scatter,
     saved_by_policy,
 )
+
+
+def projector_with_taps(encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    """The layer of an encoder's projector, and of those of its tapped layers: one token has the channels of all."""
+    layer = projector_layer(encoder.projector, encoder, backbone)
+    for number in range(len(encoder.tapped_layers)):
+        tap = projector_layer(encoder.tap_projector, encoder, backbone)
+        renamed = (dataclasses.replace(kernel, name=f"tap_{number}_{kernel.name}") for kernel in tap.kernels)
+        layer = dataclasses.replace(
+            layer,
+            kernels=(*layer.kernels, *renamed),
+            parameters=layer.parameters + tap.parameters,
+            replicated_parameters=layer.replicated_parameters + tap.replicated_parameters,
+            saved={policy: saved.plus(tap.saved[policy]) for policy, saved in layer.saved.items()},
+            output_elements=layer.output_elements + tap.output_elements,
+        )
+    return layer
 
 
 @functools.singledispatch

@@ -94,16 +94,17 @@ RotaryCosSin = tuple[Float[Array, "r s 1 half"], Float[Array, "r s 1 half"]]
 
 
 def rotary_cos_sin(
-    positions: Real[Array, "r s"], frequencies: Float[np.ndarray, " half"], scaling: float = 1.0
+    positions: Real[Array, "r s *half"], frequencies: Float[np.ndarray, " half"], scaling: float = 1.0
 ) -> RotaryCosSin:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864), in float32.
 
     Args:
-        positions: Position of each token.
+        positions: Position of each token, or of each pair of channels of each token.
         frequencies: Angle per position of each pair of channels of a head.
         scaling: Factor on cosines and sines (YaRN's attention scaling).
     """
-    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies.astype(np.float32)[None, None, None, :]
+    of_pairs = positions.reshape(*positions.shape[:2], 1, -1).astype(jnp.float32)  # [r, s, 1, 1 or half]
+    angles = of_pairs * frequencies.astype(np.float32)[None, None, None, :]
     return scaling * jnp.cos(angles), scaling * jnp.sin(angles)
 
 

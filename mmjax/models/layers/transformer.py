@@ -1,5 +1,6 @@
 """The transformer block of encoders and backbones: pre-norm attention and a pre-norm feed-forward layer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -77,13 +78,27 @@ class TransformerBlock(PieceModule):
         return x, normed if self.mlp_norm is None else self.mlp_norm(x)
 
 
-def block_stack(config: TransformerConfig, block: type[TransformerBlock]) -> Piece:
-    """The stack of a module's blocks, as a piece."""
+def block_stack(
+    config: TransformerConfig,
+    block: type[TransformerBlock],
+    *,
+    before: int = 0,
+    layer_inputs: Callable[[Any, Any], Any] | None = None,
+) -> Piece:
+    """The stack of a module's blocks, as a piece.
+
+    Args:
+        config: The module.
+        block: Kind of the blocks.
+        before: Number of blocks that are pieces of their own before the stack.
+        layer_inputs: See `Piece`.
+    """
     return Piece(
         name="blocks",
         part=config.name,
         build=lambda: block(config),
-        layers=config.depth,
+        layers=config.depth - before,
+        layer_inputs=layer_inputs,
         shared_inputs=lambda batch: block.shared_inputs(config, batch),
         sequence_parallel=True,
     )

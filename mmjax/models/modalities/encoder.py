@@ -10,6 +10,7 @@ from configs.architectures import EncoderConfig, ModelConfig
 from configs.encoders import unregistered_encoder
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
+from mmjax.models.modalities.deepstack import tapped_block
 from mmjax.models.modalities.projectors import build_projector
 from mmjax.models.structure.module import Module, ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
@@ -34,19 +35,22 @@ class EncoderNorm(PieceModule):
 
     def __init__(self, config: EncoderConfig) -> None:
         """Creates the norm."""
-        self.norm, self.pool = build_norm(config, config.width), config.pool
+        self.norm, self.width, self.pool = build_norm(config, config.width), config.width, config.pool
 
-    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r q d"]:
-        """Averages `pool` positions each, and normalises the encoder's width."""
-        return self.norm(average_positions(x, self.pool))
+    def __call__(self, x: Float[Array, "r p c"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r q c"]:
+        """Averages `pool` positions each and normalises the last hidden states, not outputs of tapped layers."""
+        x = average_positions(x, self.pool)
+        if x.shape[-1] == self.width:
+            return self.norm(x)
+        return jnp.concatenate([self.norm(x[..., : self.width]), x[..., self.width :]], axis=-1)
 
 
-def average_positions(x: Float[Array, "r p d"], pool: int) -> Float[Array, "r q d"]:
+def average_positions(x: Float[Array, "r p c"], pool: int) -> Float[Array, "r q c"]:
     """Averages every `pool` neighbouring positions."""
     if pool == 1:
         return x
-    rows, positions, width = x.shape
-    return jnp.mean(x.reshape(rows, positions // pool, pool, width), axis=2)
+    rows, positions, channels = x.shape
+    return jnp.mean(x.reshape(rows, positions // pool, pool, channels), axis=2)
 
 
 @functools.singledispatch
@@ -70,7 +74,9 @@ def transformer_encoder_module(
     build_embedding: Any = embedding
     pieces = [
         Piece(name="embed", part=config.name, build=lambda: build_embedding(config)),
-        block_stack(config, block),
+        block_stack(config, tapped_block(block), layer_inputs=lambda shared, layer: shared._replace(layer=layer))
+        if config.tapped_layers
+        else block_stack(config, block),
     ]
     if config.final_norm:
         pieces.append(

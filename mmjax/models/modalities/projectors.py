@@ -17,14 +17,19 @@ from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear, add_bias, normal_parameter
 from mmjax.models.layers.normalization import LayerNorm
 from mmjax.models.layers.positions import sinusoidal_positions
+from mmjax.models.modalities.deepstack import DeepStackProjector
 from mmjax.models.structure.module import ActivationsByModule, ModuleInputs, ModuleOutput, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
 
 def build_projector(config: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
-    """Builds the projector that an encoder's configuration names."""
-    return projector_from_config(config.projector, config, backbone)
+    """Builds the projector that an encoder's configuration names, with one for each layer that is tapped."""
+    last = projector_from_config(config.projector, config, backbone)
+    if not config.tapped_layers:
+        return last
+    taps = [projector_from_config(config.tap_projector, config, backbone) for _ in config.tapped_layers]
+    return DeepStackProjector(last, taps, config.width)
 
 
 @functools.singledispatch

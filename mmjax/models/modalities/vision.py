@@ -13,6 +13,7 @@ from mmjax.models.layers.positions import (
     sinusoidal_positions_2d,
 )
 from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
+from mmjax.models.modalities.deepstack import add_room_for_taps
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
@@ -34,7 +35,7 @@ class PatchEmbedding(PieceModule):
 
     def __init__(self, config: VisionConfig) -> None:
         """Creates the projection and, as the configuration says, position table, class token and norm."""
-        self.width = config.width
+        self.width, self.taps = config.width, len(config.tapped_layers)
         self.pixel_mean, self.pixel_std = config.pixel_mean, config.pixel_std
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
         self.sines = config.positions == "sine"
@@ -44,8 +45,8 @@ class PatchEmbedding(PieceModule):
         self.norm = build_norm(config, config.width) if config.input_norm else None
 
     @jax.named_scope("embedding")
-    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
-        """Embeds the patches of a batch.
+    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r p c"]:
+        """Embeds the patches of a batch, in the first d of c channels where outputs of layers follow (DeepStack).
 
         Args:
             inputs: Not used: an encoder takes nothing from other modules.
@@ -61,7 +62,7 @@ class PatchEmbedding(PieceModule):
             token = self.class_token[...]
             token = token if self.class_position is None else token + self.class_position[...]
             x = jnp.where(is_class_token, token[None, None, :], x)
-        return x if self.norm is None else self.norm(x)
+        return add_room_for_taps(x if self.norm is None else self.norm(x), self.taps)
 
     def _add_positions(self, x: Float[Array, "r p d"], batch: ModuleInputs) -> Float[Array, "r p d"]:
         if self.table is not None:

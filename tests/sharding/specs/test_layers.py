@@ -135,6 +135,12 @@ MODELS["adapted"] = dataclasses.replace(
         LoraConfig("generator", rank=2),
     ),
 )
+MODELS["features of two layers in the first two blocks, adapted"] = ModelConfig(
+    (dataclasses.replace(VISION, deepstack_layers=(0, 2), deepstack_projector=MLPProjectorConfig(norm=True)), AUDIO),
+    dataclasses.replace(BACKBONE, rope_sections=(2, 1, 1)),
+    (),
+    lora=(LoraConfig("backbone", rank=4),),
+)
 POSITIONS, TOKENS, IMAGES = 16, 20, 3
 
 
@@ -152,13 +158,14 @@ def flops(model, name):
     }
     length = TOKENS if name == "backbone" else POSITIONS
     positions = (1, length, 2) if name == "vision" else (1, length)
+    positions = (*positions, 3) if name == "backbone" and model.backbone.rope_sections else positions
     batch |= {"positions": (positions, jnp.int32)}
     batch |= dict.fromkeys(
         ("segments", "tokens", "branches", "targets", "vision_index", "audio_index"), ((1, length), jnp.int32)
     )
     inputs = {
         "backbone": {
-            "vision": (1, POSITIONS // 4, BACKBONE.width),
+            "vision": (1, POSITIONS // 4, BACKBONE.width * (1 + model.early_blocks)),
             "audio": (1, POSITIONS // 2, BACKBONE.width),
         },
         "generator": {"backbone": (1, IMAGES, GENERATOR.conditions, BACKBONE.width)},
