@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+from configs.attention_windows import AttentionWindows
 from configs.checks import require_one_of, require_positive
 from configs.errors import UserError
 from configs.projectors import MLPProjectorConfig, ProjectorConfig
@@ -89,6 +90,7 @@ class VisionConfig(EncoderConfig):
             size.
         grid: Side of the learned table in patches.
         rope: Rotary positions inside attention; None for none.
+        windows: Windows within which the patches of most layers attend; None for attention within whole images.
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
@@ -112,6 +114,7 @@ class VisionConfig(EncoderConfig):
     positions: str = "sine"
     grid: int = 16
     rope: VisionRope | None = None
+    windows: AttentionWindows | None = None
     post_norm: bool = False
     input_norm: bool = False
     deepstack_layers: tuple[int, ...] = ()
@@ -134,12 +137,25 @@ class VisionConfig(EncoderConfig):
                 f"VisionConfig.deepstack_layers = {layers}; they must ascend and lie between 0 and {self.depth - 1}, "
                 "the last layer"
             )
+        if self.windows:
+            self._check_windows(self.windows)
         if self.parallel_block and self.post_norm:
             raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
         if self.rope and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
+
+    def _check_windows(self, windows: AttentionWindows) -> None:
+        if windows.side % self.merge:
+            raise ValueError(f"AttentionWindows.side = {windows.side}; it must be a multiple of merge = {self.merge}")
+        if any(layer >= self.depth for layer in windows.full_layers):
+            raise ValueError(
+                f"AttentionWindows.full_layers = {windows.full_layers}; the last of the {self.depth} layers is "
+                f"{self.depth - 1}"
+            )
+        if self.class_token:
+            raise ValueError("VisionConfig: a class token is in no window; set class_token = False or windows = None")
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:

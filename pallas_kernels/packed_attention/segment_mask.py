@@ -42,6 +42,7 @@ def make_segment_mask(
     keys: jax.Array | np.ndarray | None = None,
     branches: jax.Array | np.ndarray | None = None,
     causal: bool = False,
+    ordered: bool = True,
     block: int | None = None,
 ) -> SegmentMask:
     """The mask of packed rows.
@@ -56,6 +57,8 @@ def make_segment_mask(
         keys: `[r, t]`, the segments of the keys where these are not the queries'; without branches, and not causal.
         branches: `[r, s]`, whole numbers.
         causal: Whether a position attends only to itself and the positions before it.
+        ordered: Whether segments are in ascending order and their positions adjacent. If not, more blocks are computed,
+            those between the least and the greatest segment of a block.
         block: Positions of a block; by default the size that was fastest where it was measured.
 
     Raises:
@@ -76,7 +79,7 @@ def make_segment_mask(
             raise ValueError(
                 f"branches are {_describe(branches)} and segments {_describe(segments)}; give one for each position"
             )
-    for name, ids in (("segments", segments), ("keys", key_segments)):
+    for name, ids in (("segments", segments), ("keys", key_segments)) if ordered else ():
         _check_order(name, ids)
     query_segments, key_segments = jnp.asarray(segments), jnp.asarray(key_segments)
     branches = None if branches is None else jnp.asarray(branches)

@@ -49,6 +49,12 @@ class TransformerBlock(PieceModule):
         """Computes from the batch what all blocks of a stage read; each kind of block has its own."""
         raise NotImplementedError
 
+    @staticmethod
+    def inputs_of_layer(config: Any, shared: Any, layer: int | jax.Array) -> Any:
+        """What the layer of a number reads of that, for kinds of blocks whose layers differ; all of it here."""
+        del config, layer
+        return shared
+
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
         """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all s."""

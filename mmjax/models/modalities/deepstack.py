@@ -51,6 +51,11 @@ def tapped_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
             """What the block reads; the layer is set for each."""
             return TapInputs(block.shared_inputs(config, batch), -1)
 
+        @staticmethod
+        def inputs_of_layer(config: Any, shared: TapInputs, layer: int | jax.Array) -> TapInputs:
+            """What the block of a layer reads, and the layer's number."""
+            return TapInputs(block.inputs_of_layer(config, shared.block, layer), layer)
+
         def __call__(self, x: Float[Array, "r q c"], shared: TapInputs, axes: Axes) -> Float[Array, "r q c"]:
             hidden = super().__call__(x[..., : self.width], shared.block, axes)
             taps = [

@@ -72,11 +72,10 @@ def transformer_encoder_module(
     """
     # A type checker knows only that `embedding` is some module, not that its constructor takes a configuration.
     build_embedding: Any = embedding
+    kind = tapped_block(block) if config.tapped_layers else block
     pieces = [
         Piece(name="embed", part=config.name, build=lambda: build_embedding(config)),
-        block_stack(config, tapped_block(block), layer_inputs=lambda shared, layer: shared._replace(layer=layer))
-        if config.tapped_layers
-        else block_stack(config, block),
+        block_stack(config, kind, layer_inputs=functools.partial(kind.inputs_of_layer, config)),
     ]
     if config.final_norm:
         pieces.append(

@@ -1,5 +1,7 @@
 """The front end of vision transformers, over packed patches of images of any size (NaViT, arXiv 2307.06304)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -15,6 +17,7 @@ from mmjax.models.layers.positions import (
 from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
 from mmjax.models.modalities.deepstack import add_room_for_taps
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
+from mmjax.models.modalities.windows import inputs_of_layer, window_inputs
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
 
@@ -73,18 +76,25 @@ class PatchEmbedding(PieceModule):
 
 
 class PatchBlock(EncoderBlock):
-    """An encoder block whose queries and keys may be rotated by patch row and column."""
+    """An encoder block whose attention may be rotated by patch row and column, and kept within windows."""
 
     batch_keys = ("segments", "positions")
 
     @staticmethod
-    def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> SharedInputs:
-        """The mask that separates images, and the rotation; a class token is not rotated."""
+    def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> Any:
+        """The mask that separates images, and the rotation; with windows, also the mask that separates those."""
         mask, _ = EncoderBlock.shared_inputs(config, batch)
-        if config.rope is None:
-            return SharedInputs(mask, None)
-        rotary = rotary_cos_sin_2d(batch["positions"], batch["segments"], config.head_width, config.rope)
-        return SharedInputs(mask, rotary)
+        positions, segments = batch["positions"], batch["segments"]
+        rotary = rotary_cos_sin_2d(positions, segments, config.head_width, config.rope) if config.rope else None
+        image = SharedInputs(mask, rotary)
+        if config.windows is None:
+            return image
+        return window_inputs(image, positions, segments, config.windows.side, config.merge)
+
+    @staticmethod
+    def inputs_of_layer(config: VisionConfig, shared: Any, layer: int | jax.Array) -> SharedInputs:
+        """The mask of the layer, and the rotation."""
+        return shared if config.windows is None else inputs_of_layer(shared, config.windows, layer)
 
 
 class PostNormBlock(PatchBlock):
@@ -101,6 +111,6 @@ class PostNormBlock(PatchBlock):
 
 @encoder_module.register
 def _(config: VisionConfig, model: ModelConfig) -> Module:
-    pre_norm_block = PatchBlock if config.rope else EncoderBlock
+    pre_norm_block = PatchBlock if config.rope or config.windows else EncoderBlock
     block = PostNormBlock if config.post_norm else pre_norm_block
     return transformer_encoder_module(config, model, PatchEmbedding, block)

@@ -19,6 +19,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
+from configs.attention_windows import AttentionWindows
 from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
@@ -104,9 +105,10 @@ MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
             gated=True,
             activation="silu",
             pool=2,
+            windows=AttentionWindows(4, full_layers=(1,)),  # the row of patches is one window
             projector=MLPProjectorConfig(activation="gelu", hidden="positions"),
         ),
-        dataclasses.replace(AUDIO, pool=2, projector=LinearProjectorConfig()),
+        dataclasses.replace(AUDIO, pool=2, chunk=16, projector=LinearProjectorConfig()),
     ),
     BACKBONE,
     (),
