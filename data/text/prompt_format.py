@@ -5,11 +5,12 @@ import json
 
 from configs.strict_json import parse_json
 from data.errors import DataError
+from data.media.pixel_range import PixelRange
 from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
 from data.media.video_sampling import VideoSampling
 from data.text.video_layout import VideoLayout
 
-_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution)}
+_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution, PixelRange)}
 
 
 @dataclasses.dataclass(frozen=True)
