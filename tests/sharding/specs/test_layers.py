@@ -116,6 +116,9 @@ MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
 MODELS["a resampler of averages"] = ModelConfig(
     (VISION, dataclasses.replace(AUDIO, pool=2, projector=ResamplerConfig(heads=4))), BACKBONE, ()
 )
+MODELS["patches of an antialiased table"] = ModelConfig(
+    (dataclasses.replace(VISION, positions="learned", grid=3, interpolation="bilinear_antialiased"),), BACKBONE, ()
+)
 MODELS["a generator of spectrograms"] = ModelConfig(
     (),
     BACKBONE,
