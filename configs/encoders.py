@@ -11,7 +11,7 @@ from configs.transformer import TransformerConfig
 from configs.vision_rope import VisionRope
 
 _VISION_POSITIONS = ("none", "sine", "learned")
-_INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased")
+_INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased", "bilinear_corners")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,8 @@ class VisionConfig(EncoderConfig):
         grid: Side of the learned table in patches.
         interpolation: How the table is interpolated: `bicubic` as in PyTorch, between four cells along each side;
             `bicubic_antialiased` or `bilinear_antialiased`, whose filter covers a patch where that is larger than a
-            cell (DINOv2 with registers, arXiv 2309.16588; SigLIP 2, arXiv 2502.14786).
+            cell (DINOv2 with registers, arXiv 2309.16588; SigLIP 2, arXiv 2502.14786); `bilinear_corners`, between
+            two cells along each side, with the corners of table and image in the same places (Qwen3-VL).
         rope: Rotary positions inside attention; None for none.
         windows: Windows within which the patches of most layers attend; None for attention within whole images.
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -20,6 +19,7 @@ class LearnedPositions2D(nnx.Module):
     def __init__(self, side: int, width: int, interpolation: str = "bicubic") -> None:
         """Creates the table, `[side, side, width]`; `VisionConfig.interpolation` lists how it is interpolated."""
         self.side = side
+        self.corners = interpolation == "bilinear_corners"
         self.filter = ANTIALIASING_FILTERS.get(interpolation)
         self.table = normal_parameter((side, side, width), (None, None, None), 0.02)
 
@@ -30,23 +30,32 @@ class LearnedPositions2D(nnx.Module):
             positions: Row and column of each patch in its image; negative for what precedes the patches.
             segments: Number of the image within the row that each patch belongs to.
         """
-        scales = self.side / image_grid_sizes(positions, segments).astype(jnp.float32)  # table cells per patch
-        coordinates = (jnp.maximum(positions, 0).astype(jnp.float32) + 0.5) * scales - 0.5
+        sizes, index = image_grid_sizes(positions, segments), jnp.maximum(positions, 0)
+        if self.corners:
+            last = jnp.maximum(sizes - 1, 1).astype(jnp.float32)
+            coordinates = (index * (self.side - 1)).astype(jnp.float32) / last
+            return _nearest_cells(self.table[...], coordinates, range(2), linear_filter)
+        scales = self.side / sizes.astype(jnp.float32)  # table cells per patch
+        coordinates = (index.astype(jnp.float32) + 0.5) * scales - 0.5
         if self.filter is None:
-            return _nearest_four(self.table[...], coordinates)
+            return _nearest_cells(
+                self.table[...], coordinates, range(-1, 3), functools.partial(cubic_filter, a=PYTORCH_CUBIC)
+            )
         return _antialiased(self.table[...], coordinates, scales, self.filter)
 
 
-def _nearest_four(table: Float[Array, "side side d"], coordinates: Float[Array, "r p 2"]) -> Float[Array, "r p d"]:
-    """Bicubic interpolation between the four nearest cells along rows and along columns."""
+def _nearest_cells(
+    table: Float[Array, "side side d"], coordinates: Float[Array, "r p 2"], taps: range, interpolation_filter: Kernel
+) -> Float[Array, "r p d"]:
+    """Interpolation between the nearest cells along rows and along columns, `taps` from the last one before a patch."""
     nearest = jnp.floor(coordinates)
-    offsets = jnp.arange(-1, 3)
+    offsets = jnp.arange(taps.start, taps.stop)
     fraction = coordinates - nearest  # [r, p, 2]
-    weights = cubic_filter(fraction[..., None] - offsets[None, None, None, :].astype(jnp.float32), PYTORCH_CUBIC)
+    weights = interpolation_filter(fraction[..., None] - offsets[None, None, None, :].astype(jnp.float32))
     cells = jnp.clip(nearest[..., None].astype(jnp.int32) + offsets[None, None, None, :], 0, table.shape[0] - 1)
     embedding = jnp.zeros((*coordinates.shape[:2], table.shape[-1]), table.dtype)  # [r, p, d]
-    for row in range(4):
-        for column in range(4):
+    for row in range(len(taps)):
+        for column in range(len(taps)):
             weight = weights[..., 0, row] * weights[..., 1, column]  # [r, p]
             cell = table[cells[..., 0, row], cells[..., 1, column]]  # [r, p, d]
             embedding = embedding + weight[..., None].astype(table.dtype) * cell

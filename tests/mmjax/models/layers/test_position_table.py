@@ -7,7 +7,7 @@ import pytest
 from mmjax.models.layers.position_table import LearnedPositions2D
 
 SIDE, WIDTH = 4, 3
-INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased")
+INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased", "bilinear_corners")
 
 
 def places(height, width):
@@ -33,14 +33,15 @@ def test_an_image_of_the_tables_size_is_not_interpolated(interpolation):
 def test_packed_images_are_interpolated_each_by_itself(interpolation):
     torch = pytest.importorskip("torch")
     module, values = table(interpolation)
-    mode, _, antialiased = interpolation.partition("_")
+    mode, _, option = interpolation.partition("_")
+    options = {"antialiased": {"antialias": True}, "corners": {"align_corners": True}}.get(option, {})
     sizes = [(6, 3), (2, 5), (1, 9), (SIDE, SIDE)]
     positions = np.concatenate([places(*size) for size in sizes] + [np.zeros((2, 2), int)])
     segments = np.repeat([1, 2, 3, 4, 0], [height * width for height, width in sizes] + [2])
     found = np.asarray(module(jnp.asarray(positions)[None], jnp.asarray(segments)[None]))[0]
     for number, size in enumerate(sizes, start=1):
         maps = torch.tensor(values).permute(2, 0, 1)[None]
-        expected = torch.nn.functional.interpolate(maps, size=size, mode=mode, antialias=bool(antialiased))
+        expected = torch.nn.functional.interpolate(maps, size=size, mode=mode, **options)
         expected = expected[0].permute(1, 2, 0).reshape(-1, WIDTH)
         np.testing.assert_allclose(found[segments == number], expected.numpy(), atol=1e-5)
 

@@ -60,6 +60,19 @@ CASES["qwen2_5_omni"] = (
     "Qwen2_5OmniVisionEncoderConfig",
     CASES["qwen2_5_vl"][3],
 )
+CASES["qwen3_vl"] = (
+    "qwen3_vl",
+    "Qwen3VLVisionModel",
+    "Qwen3VLVisionConfig",
+    {
+        **COMMON,
+        "hidden_size": 24,
+        "out_hidden_size": OUT,
+        "intermediate_size": 36,
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [0, 2],
+    },
+)
 SIZES = ((24, 40), (16, 16), (8, 56))  # in pixels; windows are of 16
 
 
@@ -199,6 +212,18 @@ def test_a_written_config_reads_back_equal(kind, cases):
     named = transformers_class(kind, CASES[kind][2]).from_dict(values)
     asked = {key for key in values if key not in ("architectures", "model_type")}
     assert {key: getattr(named, key) for key in asked} == {key: getattr(case.theirs.config, key) for key in asked}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_position_embeddings": 24}, "num_position_embeddings is 24"),
+        ({"deepstack_visual_indexes": [2, 1]}, "deepst"),
+    ],
+)
+def test_unsupported_values_of_qwen3_are_refused_by_key(changed, said):
+    with pytest.raises(ValueError, match=said):
+        registry.find_architecture("qwen3_vl_vision").read_config(changed)
 
 
 @pytest.mark.parametrize(
