@@ -1,7 +1,7 @@
 """Encoders: what every kind has, and the kinds that mmjax has itself, for images and for audio."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from configs.checks import require_one_of, require_positive
 from configs.errors import UserError
@@ -28,6 +28,10 @@ class EncoderConfig(TransformerConfig):
     field: ClassVar[str]
     final_norm: bool = True
     projector: ProjectorConfig = MLPProjectorConfig()
+
+    def with_depth(self, depth: int) -> Self:
+        """The encoder with another number of layers."""
+        return dataclasses.replace(self, depth=depth)
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:
@@ -66,7 +70,7 @@ class VisionConfig(EncoderConfig):
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
-        deepstack_layers: Layers, ascending from 0, whose outputs are added to those of the backbone's first blocks, one
+        deepstack_layers: Layers, in order from 0, whose outputs are added to those of the backbone's first blocks, one
             each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
         deepstack_projector: That projector; None for one like `projector`.
         unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
@@ -104,10 +108,10 @@ class VisionConfig(EncoderConfig):
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
         layers = self.deepstack_layers
-        if list(layers) != sorted(set(layers)) or any(not 0 <= layer < self.depth for layer in layers):
+        if list(layers) != sorted(layers) or any(not 0 <= layer < self.depth for layer in layers):
             raise ValueError(
-                f"VisionConfig.deepstack_layers = {layers}; they must ascend and lie between 0 and {self.depth - 1}, "
-                "the last layer"
+                f"VisionConfig.deepstack_layers = {layers}; they must be in order and lie between 0 and "
+                f"{self.depth - 1}, the last layer"
             )
         if self.parallel_block and self.post_norm:
             raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
@@ -115,6 +119,11 @@ class VisionConfig(EncoderConfig):
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
         if self.rope_base and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
+
+    def with_depth(self, depth: int) -> Self:
+        """The encoder with another number of layers, of which others are tapped in about the same places."""
+        layers = tuple(layer * depth // self.depth for layer in self.deepstack_layers)
+        return dataclasses.replace(self, depth=depth, deepstack_layers=layers)
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:
