@@ -19,6 +19,20 @@ class AttentionWindows:
     side: int = 8
     full_layers: tuple[int, ...] = ()
 
+    def with_depth(self, depth: int, other_depth: int) -> "AttentionWindows":
+        """The windows of an encoder of another depth: about the same share of full layers, each at the end of its group.
+
+        Args:
+            depth: Number of layers of the encoder.
+            other_depth: Number of layers of the other one.
+        """
+        if not self.full_layers:
+            return self
+        most = other_depth if len(self.full_layers) == depth else max(1, other_depth - 1)
+        count = min(max(1, round(len(self.full_layers) * other_depth / depth)), most)
+        layers = tuple((group + 1) * other_depth // count - 1 for group in range(count))
+        return dataclasses.replace(self, full_layers=layers)
+
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(self, "side")

@@ -1,7 +1,7 @@
 """Encoders: what every kind has, and the kinds that mmjax has itself, for images and for audio."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from configs.attention_windows import AttentionWindows
 from configs.checks import require_one_of, require_positive
@@ -56,6 +56,10 @@ class EncoderConfig(TransformerConfig):
         """Number of neighbouring outputs of the encoder that the projector joins to one backbone token."""
         return self.positions_per_token // self.pool
 
+    def with_depth(self, depth: int) -> Self:
+        """The encoder with another number of layers."""
+        return dataclasses.replace(self, depth=depth)
+
     @property
     def tapped_layers(self) -> tuple[int, ...]:
         """Layers whose outputs reach the backbone too (`mmjax.models.modalities.deepstack`); most kinds have none."""
@@ -99,7 +103,7 @@ class VisionConfig(EncoderConfig):
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
-        deepstack_layers: Layers, ascending from 0, whose outputs are added to those of the backbone's first blocks, one
+        deepstack_layers: Layers, in order from 0, whose outputs are added to those of the backbone's first blocks, one
             each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
         deepstack_projector: That projector; None for one like `projector`.
         unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
@@ -139,10 +143,10 @@ class VisionConfig(EncoderConfig):
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
         layers = self.deepstack_layers
-        if list(layers) != sorted(set(layers)) or any(not 0 <= layer < self.depth for layer in layers):
+        if list(layers) != sorted(layers) or any(not 0 <= layer < self.depth for layer in layers):
             raise ValueError(
-                f"VisionConfig.deepstack_layers = {layers}; they must ascend and lie between 0 and {self.depth - 1}, "
-                "the last layer"
+                f"VisionConfig.deepstack_layers = {layers}; they must be in order and lie between 0 and "
+                f"{self.depth - 1}, the last layer"
             )
         if self.windows:
             self._check_windows(self.windows)
@@ -163,6 +167,12 @@ class VisionConfig(EncoderConfig):
             )
         if self.class_token:
             raise ValueError("VisionConfig: a class token is in no window; set class_token = False or windows = None")
+
+    def with_depth(self, depth: int) -> Self:
+        """The encoder with another number of layers; those that differ from others are in about the same places."""
+        layers = tuple(layer * depth // self.depth for layer in self.deepstack_layers)
+        windows = self.windows and self.windows.with_depth(self.depth, depth)
+        return dataclasses.replace(self, depth=depth, deepstack_layers=layers, windows=windows)
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:

@@ -140,7 +140,8 @@ def _cells(item: MediaItem, tokens: int) -> tuple[np.ndarray, np.ndarray]:
             f"{tokens} tokens of it follow one another, and it has {rows} x {columns} cells; multimodal positions need "
             "all of them in one run",
         )
-    return tuple(np.indices((rows, columns), np.int32).reshape(2, -1))
+    of_rows, of_columns = np.indices((rows, columns), np.int32).reshape(2, -1)
+    return of_rows, of_columns
 
 
 def _prompt_blocks(layout: TokenLayout) -> Int32[np.ndarray, " t"]:

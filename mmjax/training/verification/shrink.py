@@ -131,9 +131,8 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
 
 def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
     """A smaller encoder of the same kind."""
-    width, taps = min(config.width, HEAD_WIDTH * config.heads), len(config.tapped_layers)
-    small = {"deepstack_layers": tuple(range(depth)[-taps:])} if taps else {}
-    return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads), **small)
+    width = min(config.width, HEAD_WIDTH * config.heads)
+    return dataclasses.replace(config.with_depth(depth), width=width, ffn=_ffn(config.ffn, config.heads))
 
 
 def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:

@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from configs.architectures import BackboneConfig, ModelConfig
@@ -58,15 +59,23 @@ clips = st.tuples(st.just("clip"), sides, st.integers(1, 4), st.sampled_from((0.
 mixes = st.lists(st.tuples(text, pictures | clips), max_size=4)
 
 
+# Of each model, the positions that a second takes: those of Qwen2-VL number the groups of frames.
+CLIP_MODELS = {
+    2.0: Published(Qwen2_5_VLModel, Qwen2_5_VLConfig(vision_config={"tokens_per_second": 2})),
+    0.0: Published(Qwen2VLModel, Qwen2VLConfig()),
+}
+
+
+@pytest.mark.parametrize("per_second", CLIP_MODELS)
 @given(mixes, text)
 @settings(max_examples=60, deadline=None)
-def test_positions_of_pictures_and_clips_are_qwen_2_5_vls(mix, last_words):
-    published = Published(Qwen2_5_VLModel, Qwen2_5_VLConfig(vision_config={"tokens_per_second": 2}))
+def test_positions_of_pictures_and_clips_are_those_of_qwen2_vl_and_2_5(per_second, mix, last_words):
+    published = CLIP_MODELS[per_second]
     tokens, types, items, images, videos, seconds = [], [], [], [], [], []
     for words, (kind, (rows, columns), *clip) in mix:
         frames, interval = clip or (1, 0.0)
         # Ends of clips that last longer than their sides are the next test's.
-        frames = min(frames, int((max(rows, columns) - 1) / (2 * interval)) + 1) if interval else frames
+        frames = min(frames, int((max(rows, columns) - 1) / (per_second * interval or 1)) + 1)
         tokens += [WORD] * words + [IMAGE] * (frames * rows * columns)
         types += [0] * words + [1 if kind == "image" else 2] * (frames * rows * columns)
         grid = [frames, rows * MERGE, columns * MERGE]
@@ -82,9 +91,10 @@ def test_positions_of_pictures_and_clips_are_qwen_2_5_vls(mix, last_words):
         types,
         image_grid_thw=torch.tensor(images) if images else None,
         video_grid_thw=torch.tensor(videos) if videos else None,
-        second_per_grid_ts=torch.tensor(seconds) if videos else None,
+        **({"second_per_grid_ts": torch.tensor(seconds)} if videos and per_second else {}),
     )
-    np.testing.assert_array_equal(complete(tokens, [], items).positions, expected)
+    form = TokenFormat(multimodal=True, positions_per_second=per_second)
+    np.testing.assert_array_equal(complete(tokens, [], items, form).positions, expected)
 
 
 @given(mixes, text)

@@ -83,7 +83,7 @@ def test_heads_that_rotate_by_three_axes_keep_pairs_for_each():
 def test_features_of_encoder_layers_stay():
     vision = dataclasses.replace(LARGE.encoders[0], deepstack_layers=(8, 16, 24))
     small = shrink_model(dataclasses.replace(LARGE, encoders=(vision,)), 40)
-    assert small.encoders[0].deepstack_layers == (1, 2, 3)
+    assert small.encoders[0].deepstack_layers == (0, 1, 2)
     assert small.backbone.depth == 7 and module_graph(small)["backbone"].layer_count == 4
 
 
