@@ -10,6 +10,7 @@ from configs.transformer import TransformerConfig
 from configs.vision_rope import VisionRope
 
 _VISION_POSITIONS = ("none", "sine", "learned")
+_INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class VisionConfig(EncoderConfig):
         positions: Position embedding: `none`, `sine`, fixed, or `learned`, a table interpolated for images of another
             size.
         grid: Side of the learned table in patches.
+        interpolation: How the table is interpolated: `bicubic` as in PyTorch, between four cells along each side;
+            `bicubic_antialiased` or `bilinear_antialiased`, whose filter covers a patch where that is larger than a
+            cell (DINOv2 with registers, arXiv 2309.16588; SigLIP 2, arXiv 2502.14786).
         rope: Rotary positions inside attention; None for none.
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
@@ -71,6 +75,7 @@ class VisionConfig(EncoderConfig):
     class_token: bool = False
     positions: str = "sine"
     grid: int = 16
+    interpolation: str = "bicubic"
     rope: VisionRope | None = None
     post_norm: bool = False
     input_norm: bool = False
@@ -80,6 +85,7 @@ class VisionConfig(EncoderConfig):
         super().__post_init__()
         require_positive(self, "patch", "channels", "merge", "grid")
         require_one_of(self, "positions", _VISION_POSITIONS)
+        require_one_of(self, "interpolation", _INTERPOLATIONS)
         if self.unused_blocks < 0:
             raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
         for name in ("pixel_mean", "pixel_std"):

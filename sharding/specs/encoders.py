@@ -97,7 +97,17 @@ def _patch_embedding(config: VisionConfig) -> LayerSpec:
     vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
     layer = linear_embedding_layer(config, config.patch_width, vectors)
     input_norm = norm_parameters(config, config.width) if config.input_norm else 0
-    return dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)
+    layer = dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)
+    return _with_matmul_of_table(layer, config) if learned and config.interpolation != "bicubic" else layer
+
+
+def _with_matmul_of_table(layer: LayerSpec, config: VisionConfig) -> LayerSpec:
+    """An embedding whose antialiased position table is weighted by one matmul, for which the weights are saved."""
+    cells = config.grid**2
+    inputs = SavedActivations(replicated=PerLoad(config.patch_width))
+    saved = SavedActivations(replicated=PerLoad(config.patch_width + cells))
+    kernel = matmul("position_table", cells, config.width, split=False)
+    return dataclasses.replace(layer, kernels=(*layer.kernels, kernel), saved=saved_by_policy(saved, inputs))
 
 
 def _frame_embedding(config: AudioConfig) -> LayerSpec:

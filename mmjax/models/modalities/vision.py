@@ -7,11 +7,8 @@ from jaxtyping import Array, Float
 from configs.architectures import ModelConfig, VisionConfig
 from mmjax.models.layers.linear import Linear, constant_parameter
 from mmjax.models.layers.normalization import build_norm
-from mmjax.models.layers.positions import (
-    LearnedPositions2D,
-    rotary_cos_sin_2d,
-    sinusoidal_positions_2d,
-)
+from mmjax.models.layers.position_table import LearnedPositions2D
+from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_positions_2d
 from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
@@ -38,7 +35,7 @@ class PatchEmbedding(PieceModule):
         self.pixel_mean, self.pixel_std = config.pixel_mean, config.pixel_std
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
         self.sines = config.positions == "sine"
-        self.table = LearnedPositions2D(config.grid, config.width) if config.positions == "learned" else None
+        self.table = self._table(config) if config.positions == "learned" else None
         self.class_token = constant_parameter(0.0, config.width) if config.class_token else None
         self.class_position = constant_parameter(0.0, config.width) if config.class_token and self.table else None
         self.norm = build_norm(config, config.width) if config.input_norm else None
@@ -62,6 +59,10 @@ class PatchEmbedding(PieceModule):
             token = token if self.class_position is None else token + self.class_position[...]
             x = jnp.where(is_class_token, token[None, None, :], x)
         return x if self.norm is None else self.norm(x)
+
+    @staticmethod
+    def _table(config: VisionConfig) -> LearnedPositions2D:
+        return LearnedPositions2D(config.grid, config.width, config.interpolation)
 
     def _add_positions(self, x: Float[Array, "r p d"], batch: ModuleInputs) -> Float[Array, "r p d"]:
         if self.table is not None:

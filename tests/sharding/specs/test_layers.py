@@ -96,6 +96,9 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         ),
     ),
 )
+MODELS["patches of an antialiased table"] = ModelConfig(
+    (dataclasses.replace(VISION, positions="learned", grid=3, interpolation="bilinear_antialiased"),), BACKBONE, ()
+)
 MODELS["a generator of spectrograms"] = ModelConfig(
     (),
     BACKBONE,
