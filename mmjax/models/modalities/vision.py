@@ -68,6 +68,10 @@ class PatchEmbedding(PieceModule):
     def _table(config: VisionConfig) -> LearnedPositions2D:
         return LearnedPositions2D(config.grid, config.width, config.interpolation)
 
+    @staticmethod
+    def _table(config: VisionConfig) -> LearnedPositions2D:
+        return LearnedPositions2D(config.grid, config.width, config.interpolation)
+
     def _add_positions(self, x: Float[Array, "r p d"], batch: ModuleInputs) -> Float[Array, "r p d"]:
         if self.table is not None:
             return x + self.table(batch["positions"], batch["segments"]).astype(x.dtype)
