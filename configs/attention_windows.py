@@ -20,7 +20,7 @@ class AttentionWindows:
     full_layers: tuple[int, ...] = ()
 
     def with_depth(self, depth: int, other_depth: int) -> "AttentionWindows":
-        """The windows of an encoder of another depth: about the same share of full layers, each at the end of its group.
+        """The windows of an encoder of another depth, of whose layers about the same share are full.
 
         Args:
             depth: Number of layers of the encoder.

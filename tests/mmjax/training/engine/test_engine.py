@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, ModelConfig
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.attention_windows import AttentionWindows
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from configs.vision_rope import VisionRope
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
@@ -94,6 +95,29 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
                 recompute=("full", "none"),
                 collectives="gather",
             ),
+            UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+        ),
+        microbatches=2,
+    )
+    assert_step_of_one_device(shared_engine(plan, config))
+
+
+def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
+    """Which layers attend within windows is known by their numbers, which a stage begins anywhere."""
+    vision = dataclasses.replace(
+        VISION,
+        depth=3,
+        positions="none",
+        rope=VisionRope(100.0),
+        windows=AttentionWindows(2, full_layers=(1,)),
+        projector=MLPProjectorConfig(activation="gelu", hidden="positions"),
+    )
+    audio = dataclasses.replace(AUDIO, pool=2, chunk=2, projector=LinearProjectorConfig())
+    config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1), ())
+    plan = Plan(
+        (
+            UnitPlan("vision", ("vision",), (0, 1, 2, 3), tp=2, layers=(1, 2), recompute=("full", "none")),
+            UnitPlan("audio", ("audio",), (4, 5, 6, 7), tp=2, layers=(1, 1), collectives="gather"),
             UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
         ),
         microbatches=2,
