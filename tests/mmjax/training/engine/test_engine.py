@@ -117,7 +117,15 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
     plan = Plan(
         (
             UnitPlan("vision", ("vision",), (0, 1, 2, 3), tp=2, layers=(1, 2), recompute=("full", "none")),
-            UnitPlan("audio", ("audio",), (4, 5, 6, 7), tp=2, layers=(1, 1), collectives="gather"),
+            UnitPlan(
+                "audio",
+                ("audio",),
+                (4, 5, 6, 7),
+                tp=2,
+                layers=(1, 1),
+                recompute=("none", "selective"),
+                collectives="gather",
+            ),
             UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
         ),
         microbatches=2,
