@@ -19,6 +19,7 @@ from mmjax.weights.published_checkpoint import as_model, open_checkpoint
 from tests.mmjax.weights.published.encoders.vision_parity import hidden_states
 from tests.mmjax.weights.published.parity import (
     assert_close,
+    assert_names_and_shapes,
     export_parameters,
     import_parameters,
     randomise_weights,
@@ -132,6 +133,14 @@ def test_tokens_of_packed_clips_match_qwen2_5_omni(saved):
     run = jax.jit(lambda parameters, batch: run_module(module, parameters, {}, batch).activations["backbone"])
     found = run(jax.tree.map(jnp.asarray, whole), jax.tree.map(jnp.asarray, packed(sounds)))
     assert_close(np.asarray(found)[0], published_outputs("omni", theirs, sounds), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_names_and_shapes_of_published_size_match_transformers(kind):
+    torch = single_threaded_torch()
+    with torch.device("meta"):
+        theirs = CLASSES[kind](type(CONFIGS[kind])())
+    assert_names_and_shapes(theirs, "audio")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -20,6 +20,7 @@ from sharding.trees import set_leaf
 from tests.mmjax.weights.published.encoders.vision_parity import hidden_states, packed, picture
 from tests.mmjax.weights.published.parity import (
     assert_close,
+    assert_names_and_shapes,
     export_parameters,
     import_parameters,
     randomise_weights,
@@ -194,6 +195,16 @@ def test_tokens_of_packed_images_match_transformers(kind, cases):
         output = case.published_output(arrays, image)
         expected = np.concatenate([output.pooler_output, *getattr(output, "deepstack_features", ())], axis=-1)
         assert_close(np.asarray(found)[0][owners == image], expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_names_and_shapes_of_published_size_match_transformers(kind):
+    torch = single_threaded_torch()
+    _, named, configured, _ = CASES[kind]
+    published_width = {"hidden_size": 1280} if "2_5" in kind else {}  # the default is that of no checkpoint
+    with torch.device("meta"):
+        theirs = transformers_class(kind, named)(transformers_class(kind, configured)(**published_width))
+    assert_names_and_shapes(theirs, "vision")
 
 
 @pytest.mark.parametrize("kind", CASES)
