@@ -50,6 +50,8 @@ class VisionConfig(EncoderConfig):
         patch_bias: Whether the projection of pixels has a bias.
         class_token: Whether a learned token precedes the patches of every image. It becomes no backbone token; with
             learned positions it has a position of its own.
+        registers: Learned tokens without positions before the patches of every image, behind the class token
+            (arXiv 2309.16588). They become no backbone tokens.
         positions: Position embedding: `none`, `sine`, fixed, or `learned`, a table interpolated for images of another
             size.
         grid: Side of the learned table in patches.
@@ -73,6 +75,7 @@ class VisionConfig(EncoderConfig):
     pixel_std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch_bias: bool = True
     class_token: bool = False
+    registers: int = 0
     positions: str = "sine"
     grid: int = 16
     interpolation: str = "bicubic"
@@ -86,8 +89,9 @@ class VisionConfig(EncoderConfig):
         require_positive(self, "patch", "channels", "merge", "grid")
         require_one_of(self, "positions", _VISION_POSITIONS)
         require_one_of(self, "interpolation", _INTERPOLATIONS)
-        if self.unused_blocks < 0:
-            raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
+        for name in ("registers", "unused_blocks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
         for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) != self.channels:
@@ -98,6 +102,16 @@ class VisionConfig(EncoderConfig):
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
         if self.rope and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches of an image: the class token and registers."""
+        return self.class_token + self.registers
+
+    @property
+    def prefix_cells(self) -> int:
+        """Cells of merge x merge positions that these tokens take in a row, none of which is a backbone token."""
+        return -(-self.prefix_tokens // self.positions_per_token)
 
     @property
     def patch_width(self) -> int:

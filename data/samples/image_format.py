@@ -20,21 +20,21 @@ from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem,
 class PatchFormat(EncoderFormat):
     """Inputs of a vision encoder: flattened patches, of which a cell of merge x merge becomes one backbone token.
 
-    A class token occupies a whole cell before the patches of its image, so that cells stay aligned: the first value
-    of that cell is the token's, at position (-1, -1), and the others belong to no image. Images of more than
-    `max_length` patches are scaled down.
+    A class token and registers occupy whole cells before the patches of their image, so that cells stay aligned: the
+    first values are the tokens', at positions (-1, -1), (-2, -2), ..., and the others belong to no image. Images of
+    more than `max_length` patches are scaled down.
 
     Attributes:
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
-        class_token: Whether a class token precedes the patches of every image.
+        prefix_tokens: Number of tokens before the patches of every image: a class token and registers.
     """
 
     module: str = "vision"
     patch: int = 8
     merge: int = 2
     max_length: int = 128
-    class_token: bool = False
+    prefix_tokens: int = dataclasses.field(default=0, metadata={"minimum": 0})
 
     field: ClassVar[str] = VisionConfig.field
     special_token: ClassVar[str] = "image"
@@ -44,7 +44,7 @@ class PatchFormat(EncoderFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.token_count(self.max_length):
-            raise DataError(f"a row of {self.max_length} patches holds a class token and no image; raise it")
+            raise DataError(f"a row of {self.max_length} patches holds no image behind its class token; raise it")
 
     @property
     def values_per_token(self) -> int:
@@ -53,12 +53,12 @@ class PatchFormat(EncoderFormat):
 
     @property
     def prefix_length(self) -> int:
-        """Values before the patches of an image: those of the class token's cell."""
-        return self.values_per_token * self.class_token
+        """Values before the patches of an image: those of the cells of its class token and registers."""
+        return -(-self.prefix_tokens // self.values_per_token) * self.values_per_token
 
     def attended_positions(self, length: int) -> int:
         """Number of positions that attend to each other in an image with `length` values, prefix included."""
-        return length - self.prefix_length + self.class_token
+        return length - self.prefix_length + self.prefix_tokens
 
     @property
     def value_width(self) -> int:
@@ -84,7 +84,7 @@ def _(config: VisionConfig, max_length: int) -> PatchFormat:
         patch=config.patch,
         merge=config.merge,
         max_length=max_length,
-        class_token=config.class_token,
+        prefix_tokens=config.prefix_tokens,
     )
 
 
@@ -119,7 +119,7 @@ def image_items(
     def loader(number: int) -> Callable[[], EncoderInputs]:
         def load() -> EncoderInputs:
             values, positions = patchify(images()[number], patch_format.patch, patch_format.merge)
-            return prepend_class_token(EncoderInputs(values, np.ones(len(values), np.int32), positions), patch_format)
+            return prepend_tokens(EncoderInputs(values, np.ones(len(values), np.int32), positions), patch_format)
 
         return load
 
@@ -127,15 +127,16 @@ def image_items(
     return [MediaItem(patch_format.field, length, loader(number), where) for number, length in enumerate(lengths)]
 
 
-def prepend_class_token(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
-    """An image's patches preceded by the cell of its class token; unchanged for an encoder without one.
+def prepend_tokens(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
+    """An image's patches preceded by the cells of its class token and registers; unchanged for an encoder without any.
 
-    The class token's patch is zero, its position (-1, -1); the rest of the cell belongs to no image.
+    The patch of token i is zero, its position (-1 - i, -1 - i); the rest of the cells belongs to no image.
     """
-    if not patch_format.class_token:
+    tokens = patch_format.prefix_tokens
+    if not tokens:
         return image
     values, item_ids, positions = (
         np.zeros((patch_format.prefix_length, *column.shape[1:]), column.dtype) for column in image
     )
-    item_ids[0], positions[0] = 1, -1
+    item_ids[:tokens], positions[:tokens] = 1, -1 - np.arange(tokens)[:, None]
     return EncoderInputs(*map(np.concatenate, zip((values, item_ids, positions), image, strict=True)))
