@@ -91,6 +91,8 @@ class VisionConfig(EncoderConfig):
         patch_bias: Whether the projection of pixels has a bias.
         class_token: Whether a learned token precedes the patches of every image. It becomes no backbone token; with
             learned positions it has a position of its own.
+        registers: Learned tokens without positions before the patches of every image, behind the class token
+            (arXiv 2309.16588). They become no backbone tokens.
         positions: Position embedding: `none`, `sine`, fixed, or `learned`, a table interpolated for images of another
             size.
         grid: Side of the learned table in patches.
@@ -120,6 +122,7 @@ class VisionConfig(EncoderConfig):
     pixel_std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch_bias: bool = True
     class_token: bool = False
+    registers: int = 0
     positions: str = "sine"
     grid: int = 16
     interpolation: str = "bicubic"
@@ -136,8 +139,9 @@ class VisionConfig(EncoderConfig):
         require_positive(self, "patch", "channels", "merge", "temporal_patch", "grid")
         require_one_of(self, "positions", _VISION_POSITIONS)
         require_one_of(self, "interpolation", _INTERPOLATIONS)
-        if self.unused_blocks < 0:
-            raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
+        for name in ("registers", "unused_blocks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
         for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) != self.channels:
@@ -165,8 +169,10 @@ class VisionConfig(EncoderConfig):
                 f"AttentionWindows.full_layers = {windows.full_layers}; the last of the {self.depth} layers is "
                 f"{self.depth - 1}"
             )
-        if self.class_token:
-            raise ValueError("VisionConfig: a class token is in no window; set class_token = False or windows = None")
+        if self.prefix_tokens:
+            raise ValueError(
+                "VisionConfig: a class token and registers are in no window; have none of them, or windows = None"
+            )
 
     def with_depth(self, depth: int) -> Self:
         """The encoder with another number of layers; those that differ from others are in about the same places."""
@@ -183,6 +189,16 @@ class VisionConfig(EncoderConfig):
     def tap_projector(self) -> ProjectorConfig:
         """The projector of each tapped layer's outputs."""
         return self.deepstack_projector or self.projector
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches of an image: the class token and registers."""
+        return self.class_token + self.registers
+
+    @property
+    def prefix_cells(self) -> int:
+        """Cells of merge x merge positions that these tokens take in a row, none of which is a backbone token."""
+        return -(-self.prefix_tokens // self.positions_per_token)
 
     @property
     def patch_width(self) -> int:

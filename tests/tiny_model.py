@@ -60,9 +60,10 @@ def _vision(config: VisionConfig, rows: int, random: np.random.Generator) -> dic
     segments = (np.arange(PATCHES, dtype=np.int32) // cell + 1)[None].repeat(rows, axis=0)
     segments[1::3, cell:] = 0
     positions = random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32)
-    if config.class_token:  # one image behind the cell of its token, or none
-        segments[:, cell:] = segments[:, :1]
-        segments[1::3], segments[:, 1:cell], positions[:, 0] = 0, 0, -1
+    if tokens := config.prefix_tokens:  # one image behind the cells of its tokens, or none
+        segments[:] = 1
+        segments[1::3], segments[:, tokens : config.prefix_cells * cell] = 0, 0
+        positions[:, :tokens] = -1 - np.arange(tokens)[:, None]
     return {
         "patches": random.uniform(-1, 1, (rows, PATCHES, config.patch_width)).astype(np.float32),
         "segments": segments,
@@ -109,7 +110,7 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
         fields["shares"] = (real / max(1, real.sum())).astype(np.float32)
     for place, encoder in enumerate(config.encoders):
         index = np.full((rows, TOKENS), -1, np.int32)
-        index[:, 1 + place] = int(isinstance(encoder, VisionConfig) and encoder.class_token)
+        index[:, 1 + place] = encoder.prefix_cells if isinstance(encoder, VisionConfig) else 0
         index[::3, 4] = 1
         fields[f"{encoder.name}_index"] = index
     for generator in config.generators:

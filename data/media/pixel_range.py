@@ -48,7 +48,7 @@ class PixelRange:
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The one image, resized by cubic interpolation with antialiasing, as published."""
-        ((height, width),) = self.image_sizes(*pixels.shape[:2], cell_size)
+        ((height, width),) = self.image_sizes(pixels.shape[0], pixels.shape[1], cell_size)
         if (height, width) == pixels.shape[:2]:
             return [pixels]
         return [np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))]

@@ -21,15 +21,15 @@ from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem,
 class PatchFormat(EncoderFormat):
     """Inputs of a vision encoder: flattened patches, of which a cell of merge x merge becomes one backbone token.
 
-    A class token occupies a whole cell before the patches of its image, so that cells stay aligned: the first value
-    of that cell is the token's, at position (-1, -1), and the others belong to no image. Images of more than
-    `max_length` patches are scaled down.
+    A class token and registers occupy whole cells before the patches of their image, so that cells stay aligned: the
+    first values are the tokens', at positions (-1, -1), (-2, -2), ..., and the others belong to no image. Images of
+    more than `max_length` patches are scaled down.
 
     Attributes:
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
         temporal_patch: Frames of a video clip in a patch; an image is repeated that often.
-        class_token: Whether a class token precedes the patches of every image.
+        prefix_tokens: Number of tokens before the patches of every image: a class token and registers.
     """
 
     module: str = "vision"
@@ -37,7 +37,7 @@ class PatchFormat(EncoderFormat):
     merge: int = 2
     max_length: int = 128
     temporal_patch: int = 1
-    class_token: bool = False
+    prefix_tokens: int = dataclasses.field(default=0, metadata={"minimum": 0})
 
     field: ClassVar[str] = VisionConfig.field
     special_token: ClassVar[str] = "image"
@@ -47,7 +47,7 @@ class PatchFormat(EncoderFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.token_count(self.max_length):
-            raise DataError(f"a row of {self.max_length} patches holds a class token and no image; raise it")
+            raise DataError(f"a row of {self.max_length} patches holds no image behind its class token; raise it")
 
     @property
     def values_per_token(self) -> int:
@@ -56,12 +56,12 @@ class PatchFormat(EncoderFormat):
 
     @property
     def prefix_length(self) -> int:
-        """Values before the patches of an image: those of the class token's cell."""
-        return self.values_per_token * self.class_token
+        """Values before the patches of an image: those of the cells of its class token and registers."""
+        return -(-self.prefix_tokens // self.values_per_token) * self.values_per_token
 
     def attended_positions(self, length: int) -> int:
         """Number of positions that attend to each other in an image with `length` values, prefix included."""
-        return length - self.prefix_length + self.class_token
+        return length - self.prefix_length + self.prefix_tokens
 
     @property
     def value_width(self) -> int:
@@ -93,7 +93,7 @@ def _(config: VisionConfig, max_length: int) -> PatchFormat:
         merge=config.merge,
         temporal_patch=config.temporal_patch,
         max_length=max_length,
-        class_token=config.class_token,
+        prefix_tokens=config.prefix_tokens,
     )
 
 
@@ -148,14 +148,14 @@ def image_items(
 def frame_inputs(frames: Sequence[UInt8[np.ndarray, "h w 3"]], patch_format: PatchFormat) -> EncoderInputs:
     """The encoder inputs of one item: an image, or up to `temporal_patch` frames of a clip, the last one repeated.
 
-    A patch has the values of its first frame, then those of the next; the class token's cell comes first.
+    A patch has the values of its first frame, then those of the next. Cells of class token and registers come first.
     """
     values, (positions, *_) = zip(
         *(patchify(frame, patch_format.patch, patch_format.merge) for frame in frames), strict=True
     )
     repeated = (values[-1],) * (patch_format.temporal_patch - len(frames))
     stacked = np.concatenate([*values, *repeated], axis=1)
-    return prepend_class_token(EncoderInputs(stacked, np.ones(len(stacked), np.int32), positions), patch_format)
+    return prepend_tokens(EncoderInputs(stacked, np.ones(len(stacked), np.int32), positions), patch_format)
 
 
 def first_frame(inputs: EncoderInputs, item: int, patch_format: PatchFormat) -> UInt8[np.ndarray, "h w 3"]:
@@ -170,15 +170,16 @@ def first_frame(inputs: EncoderInputs, item: int, patch_format: PatchFormat) -> 
     return unpatchify(inputs.values[own, : patch_format.frame_width], inputs.positions[own], patch_format.patch)
 
 
-def prepend_class_token(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
-    """An image's patches preceded by the cell of its class token; unchanged for an encoder without one.
+def prepend_tokens(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
+    """An image's patches preceded by the cells of its class token and registers; unchanged for an encoder without any.
 
-    The class token's patch is zero, its position (-1, -1); the rest of the cell belongs to no image.
+    The patch of token i is zero, its position (-1 - i, -1 - i); the rest of the cells belongs to no image.
     """
-    if not patch_format.class_token:
+    tokens = patch_format.prefix_tokens
+    if not tokens:
         return image
     values, item_ids, positions = (
         np.zeros((patch_format.prefix_length, *column.shape[1:]), column.dtype) for column in image
     )
-    item_ids[0], positions[0] = 1, -1
+    item_ids[:tokens], positions[:tokens] = 1, -1 - np.arange(tokens)[:, None]
     return EncoderInputs(*map(np.concatenate, zip((values, item_ids, positions), image, strict=True)))

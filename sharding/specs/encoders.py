@@ -152,7 +152,7 @@ def _audio(config: AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:
     learned = config.positions == "learned"
-    vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
+    vectors = config.patch_bias + config.class_token * (1 + learned) + config.registers + config.grid**2 * learned
     layer = linear_embedding_layer(config, config.patch_width, vectors)
     input_norm = norm_parameters(config, config.width) if config.input_norm else 0
     layer = dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import ModelConfig, VisionConfig
-from mmjax.models.layers.linear import Linear, constant_parameter
+from mmjax.models.layers.linear import Linear, constant_parameter, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.position_table import LearnedPositions2D
 from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_positions_2d
@@ -34,13 +34,16 @@ class PatchEmbedding(PieceModule):
     batch_keys = ("patches", "positions", "segments")
 
     def __init__(self, config: VisionConfig) -> None:
-        """Creates the projection and, as the configuration says, position table, class token and norm."""
+        """Creates the projection and, as the configuration says, position table, class token, registers and norm."""
         self.width, self.taps = config.width, len(config.tapped_layers)
         self.pixel_mean, self.pixel_std = config.pixel_mean, config.pixel_std
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
         self.sines = config.positions == "sine"
         self.table = self._table(config) if config.positions == "learned" else None
         self.class_token = constant_parameter(0.0, config.width) if config.class_token else None
+        self.registers = (
+            normal_parameter((config.registers, config.width), (None, None), 0.02) if config.registers else None
+        )
         self.class_position = constant_parameter(0.0, config.width) if config.class_token and self.table else None
         self.norm = build_norm(config, config.width) if config.input_norm else None
 
@@ -50,23 +53,28 @@ class PatchEmbedding(PieceModule):
 
         Args:
             inputs: Not used: an encoder takes nothing from other modules.
-            batch: `patches` [r, p, c], `positions` [r, p, 2] (row and column, negative for a class token) and
-                `segments` [r, p].
+            batch: `patches` [r, p, c], `positions` [r, p, 2] (row and column; -1 - i for token i before the
+                patches) and `segments` [r, p].
             axes: Mesh axes.
         """
         pixels = normalise_pixels(batch["patches"], self.pixel_mean, self.pixel_std)
         x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)  # [r, p, d]
         x = self._add_positions(x, batch)
-        if self.class_token is not None:
-            is_class_token = batch["positions"][:, :, :1] < 0  # [r, p, 1]
-            token = self.class_token[...]
-            token = token if self.class_position is None else token + self.class_position[...]
-            x = jnp.where(is_class_token, token[None, None, :], x)
+        if tokens := self._prefix_tokens():
+            number = -1 - batch["positions"][:, :, 0]  # [r, p]; negative for patches
+            chosen = jnp.concatenate(tokens)[jnp.maximum(number, 0)]  # [r, p, d]
+            x = jnp.where(number[:, :, None] < 0, x, chosen.astype(x.dtype))
         return add_room_for_taps(x if self.norm is None else self.norm(x), self.taps)
 
-    @staticmethod
-    def _table(config: VisionConfig) -> LearnedPositions2D:
-        return LearnedPositions2D(config.grid, config.width, config.interpolation)
+    def _prefix_tokens(self) -> list[Float[Array, "n d"]]:
+        """What precedes the patches of every image: the class token, then registers."""
+        tokens = []
+        if self.class_token is not None:
+            token = self.class_token[...]
+            tokens.append((token if self.class_position is None else token + self.class_position[...])[None])
+        if self.registers is not None:
+            tokens.append(self.registers[...])
+        return tokens
 
     @staticmethod
     def _table(config: VisionConfig) -> LearnedPositions2D:

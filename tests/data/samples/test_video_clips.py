@@ -56,7 +56,7 @@ def test_an_image_is_repeated_as_a_still_clip():
 
 @pytest.mark.parametrize("class_token", [False, True])
 def test_frames_are_shown_as_images(class_token):
-    patch_format = dataclasses.replace(FORMAT, class_token=class_token)
+    patch_format = dataclasses.replace(FORMAT, prefix_tokens=int(class_token))
     frames = np.random.default_rng(1).integers(0, 256, (3, 8, 16, 3), np.uint8)
     items = [frame_inputs(list(frames[:2]), patch_format), frame_inputs(list(frames[2:]), patch_format)]
     inputs = concatenate_encoder_inputs(items, patch_format)
@@ -103,7 +103,7 @@ formats = st.builds(
     merge=st.integers(1, 3),
     temporal_patch=st.integers(1, 3),
     max_length=st.integers(2, 200).map(lambda cells: 36 * cells),
-    class_token=st.booleans(),
+    prefix_tokens=st.integers(0, 5),
 )
 
 

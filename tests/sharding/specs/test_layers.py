@@ -57,6 +57,7 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
             qk_norm="width",
             layer_scale=0.1,
             class_token=True,
+            registers=5,
             positions="learned",
             grid=4,
             patch_bias=False,

@@ -128,6 +128,12 @@ def class_token_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...]
     return Rule(tensor, "embed/class_token", Reshaped((*leading, config.width)) if leading else IDENTITY)
 
 
+def register_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]:
+    """The rule of the registers, `[1, n, d]` in the checkpoint; none if the encoder has none."""
+    layout = Reshaped((1, config.registers, config.width))
+    return (Rule(tensor, "embed/registers", layout),) if config.registers else ()
+
+
 def unused_block_patterns(block: str, config: VisionConfig) -> tuple[str, ...]:
     """Patterns of the tensors of blocks after the last one that is used; `block` has `{layer}` for the number."""
     numbers = range(config.depth, config.depth + config.unused_blocks)
@@ -179,10 +185,20 @@ def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **fields
         merge=1,
         pixel_mean=tuple(2 * value - 1 for value in mean),  # pixels are in [-1, 1] here, in [0, 1] there
         pixel_std=tuple(2 * value for value in std),
-        positions="learned",
         grid=values["image_size"] // values["patch_size"],
-        **fields,
+        **{"positions": "learned", **fields},
     )
+
+
+def read_layer_scale(key: str, value: Any) -> float:
+    """The initial value of layer scales, which is not 0: 0 stands for no layer scales here.
+
+    Raises:
+        ValueError: It is no number or 0.
+    """
+    if not isinstance(value, int | float) or not value:
+        raise ValueError(f"{key} is {value!r}; only a number other than 0 can be computed")
+    return float(value)
 
 
 def write_encoder(config: VisionConfig) -> dict[str, Any]:

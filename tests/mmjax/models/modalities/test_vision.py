@@ -70,6 +70,7 @@ PLACES = 24
 WITH_CLASS_TOKEN = dataclasses.replace(
     VISION,
     class_token=True,
+    registers=2,
     positions="learned",
     grid=3,
     input_norm=True,

@@ -113,7 +113,8 @@ def test_an_image_has_the_same_tokens_alone_and_in_a_row_and_windows_matter():
     [
         ({"merge": 3}, "AttentionWindows.side = 4; it must be a multiple of merge = 3"),
         ({"depth": 1}, r"AttentionWindows.full_layers = \(1,\); the last of the 1 layers is 0"),
-        ({"class_token": True}, "a class token is in no window"),
+        ({"class_token": True}, "a class token and registers are in no window"),
+        ({"registers": 4}, "a class token and registers are in no window"),
     ],
 )
 def test_windows_that_do_not_fit_the_encoder_are_refused(fields, message):
