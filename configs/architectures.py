@@ -61,7 +61,11 @@ class ModelConfig:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"ModelConfig: module names must differ, but {', '.join(repeated)} is used more than once")
-
+        if self.early_blocks >= self.backbone.depth:
+            raise ValueError(
+                f"ModelConfig: the first {self.early_blocks} blocks of {self.backbone.name} take features of encoders "
+                f"(deepstack_layers), and it has {self.backbone.depth}; it needs one more"
+            )
         adapted = [lora.part for lora in self.lora]
         for part in adapted:
             if part not in names:
@@ -74,6 +78,11 @@ class ModelConfig:
     def lora_of(self, name: str) -> LoraConfig | None:
         """The adapters of a module; None if it has none."""
         return next((lora for lora in self.lora if lora.part == name), None)
+
+    @property
+    def early_blocks(self) -> int:
+        """Number of the backbone's first blocks to whose outputs features of encoders are added."""
+        return max((len(encoder.tapped_layers) for encoder in self.encoders), default=0)
 
     @property
     def element_bytes(self) -> int:

@@ -2,13 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.rope import RopeScaling
 from configs.transformer import ExpertsConfig, TransformerConfig
 
 POSITIONS = ("rotary", "learned")
+Bidirectional = Literal["none", "images", "prompt"]
+"""Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,14 @@ class BackboneConfig(TransformerConfig):
             sample may fill a row.
         rope_base: Base of the rotary frequencies.
         rope_scaling: How the frequencies are scaled for longer sequences; None for no scaling.
+        rope_sections: Pairs of channels of a head that rotate by time, row and column (Qwen2-VL's multimodal positions,
+            arXiv 2409.12191, section 2.1); empty where all pairs rotate by one position.
+        rope_interleaved: Whether pairs rotate by time, row and column in turn (Qwen3-VL), while sections last, and the
+            rest by time; else each section is a run of pairs.
+        positions_per_second: Positions along time that a second of a video clip takes where its frames follow one
+            another (Qwen2.5-VL); 0 for one each group of frames (Qwen2-VL).
+        bidirectional: Tokens that attend to each other both ways: `none`, those of one image (`images`, Gemma 3), or
+            those of the trunk, and of each branch, before its first target (`prompt`, PaliGemma).
         tie_embeddings: Whether the output head is the input embedding.
         experts: A mixture of experts in place of the feed-forward layer of every block; None for none. Experts are
             gated and have no biases, and `ffn` is ignored.
@@ -42,6 +54,10 @@ class BackboneConfig(TransformerConfig):
     max_positions: int = 2048
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    rope_sections: tuple[int, ...] = ()
+    rope_interleaved: bool = False
+    positions_per_second: float = 0.0
+    bidirectional: Bidirectional = "none"
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
     loss: Callable[[Any], Any] | None = None
@@ -55,3 +71,41 @@ class BackboneConfig(TransformerConfig):
             raise ValueError(f"BackboneConfig: head width {self.head_width} is odd; rotary positions need pairs")
         if self.experts and (not self.gated or "mlp" in (*self.biases, *self.inner_norms)):
             raise ValueError("BackboneConfig.experts are gated, without biases and inner norms; leave those of mlp out")
+        self._check_sections()
+
+    def _check_sections(self) -> None:
+        """Raises ValueError for sections of rotary positions that do not fit a head, or each other."""
+        sections = self.rope_sections
+        if not sections:
+            if self.rope_interleaved or self.positions_per_second:
+                raise ValueError(
+                    "BackboneConfig.rope_interleaved and positions_per_second are of multimodal positions; give "
+                    "rope_sections"
+                )
+            return
+        if self.positions != "rotary":
+            raise ValueError(f"BackboneConfig.rope_sections need rotary positions, and positions = {self.positions!r}")
+        if self.positions_per_second < 0:
+            raise ValueError(
+                f"BackboneConfig.positions_per_second is {self.positions_per_second}; it must be at least 0"
+            )
+        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.head_width // 2:
+            raise ValueError(
+                f"BackboneConfig.rope_sections = {sections}; it must be three numbers of pairs, for time, row and "
+                f"column, which sum to half of the head width {self.head_width}"
+            )
+        if np.bincount(self.rope_axes, minlength=3).tolist() != list(sections):
+            raise ValueError(
+                f"BackboneConfig.rope_sections = {sections} cannot be interleaved: a pair of row or column would come "
+                "after the last one of a head; make the first section larger"
+            )
+
+    @property
+    def rope_axes(self) -> np.ndarray:
+        """int[e/2], the axis (0 time, 1 row, 2 column) by whose position each pair of channels of a head rotates."""
+        if not self.rope_interleaved:
+            return np.repeat(np.arange(3), self.rope_sections)
+        axes = np.zeros(sum(self.rope_sections), np.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * self.rope_sections[axis] : 3] = axis
+        return axes

@@ -1,14 +1,17 @@
 """Encoders: what every kind has, and the kinds that mmjax has itself, for images and for audio."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from configs.attention_windows import AttentionWindows
 from configs.checks import require_one_of, require_positive
 from configs.errors import UserError
 from configs.projectors import MLPProjectorConfig, ProjectorConfig
 from configs.transformer import TransformerConfig
+from configs.vision_rope import VisionRope
 
-_VISION_POSITIONS = ("sine", "learned")
+_VISION_POSITIONS = ("none", "sine", "learned")
+_INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased", "bilinear_corners")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,12 +25,50 @@ class EncoderConfig(TransformerConfig):
         field: Name of what it reads: of the array in a batch, and of that array's capacity in a row. Encoders of one
             field read the same items.
         final_norm: Whether a norm follows the last block.
+        pool: Number of neighbouring positions that are averaged before that norm (Qwen2-Audio, arXiv 2407.10759); of
+            those of one backbone token, the averages are projected.
         projector: The projector between the encoder and the backbone.
     """
 
     field: ClassVar[str]
     final_norm: bool = True
+    pool: int = 1
     projector: ProjectorConfig = MLPProjectorConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "pool")
+        if self.pool == 1:
+            return
+        if self.positions_per_token % self.pool:
+            raise ValueError(
+                f"{type(self).__name__}.pool = {self.pool} does not divide the {self.positions_per_token} positions of "
+                "a backbone token"
+            )
+        if not self.final_norm:
+            raise ValueError(
+                f"{type(self).__name__}.pool = {self.pool}, but there is no final norm that it would precede; set "
+                "final_norm = True or pool = 1"
+            )
+
+    @property
+    def projected_positions(self) -> int:
+        """Number of neighbouring outputs of the encoder that the projector joins to one backbone token."""
+        return self.positions_per_token // self.pool
+
+    def with_depth(self, depth: int) -> Self:
+        """The encoder with another number of layers."""
+        return dataclasses.replace(self, depth=depth)
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """Layers whose outputs reach the backbone too (`mmjax.models.modalities.deepstack`); most kinds have none."""
+        return ()
+
+    @property
+    def tap_projector(self) -> ProjectorConfig:
+        """The projector of each tapped layer's outputs."""
+        return self.projector
 
     @property
     def positions_per_token(self) -> int:
@@ -43,19 +84,30 @@ class VisionConfig(EncoderConfig):
         patch: Side of a patch in pixels.
         channels: Colour channels of a pixel.
         merge: Side of the pixel shuffle: merge² neighbouring patches become one backbone token.
+        temporal_patch: Frames of a video clip in a patch (Qwen2-VL, arXiv 2409.12191, section 2.1). An image counts as
+            that many equal frames.
         pixel_mean: Mean per channel, of pixels in [-1, 1]; pixels are normalised by mean and standard deviation.
         pixel_std: Standard deviation per channel.
         patch_bias: Whether the projection of pixels has a bias.
         class_token: Whether a learned token precedes the patches of every image. It becomes no backbone token; with
             learned positions it has a position of its own.
-        positions: Position embedding: `sine`, fixed, or `learned`, a table interpolated for images of another size.
+        registers: Learned tokens without positions before the patches of every image, behind the class token
+            (arXiv 2309.16588). They become no backbone tokens.
+        positions: Position embedding: `none`, `sine`, fixed, or `learned`, a table interpolated for images of another
+            size.
         grid: Side of the learned table in patches.
-        rope_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
-        rope_grid: Side in patches to which the rotary positions of every image are rescaled (EVA-02, which treats
-            images of any size like those it was first trained on); 0 for no rescaling.
+        interpolation: How the table is interpolated: `bicubic` as in PyTorch, between four cells along each side;
+            `bicubic_antialiased` or `bilinear_antialiased`, whose filter covers a patch where that is larger than a
+            cell (DINOv2 with registers, arXiv 2309.16588; SigLIP 2, arXiv 2502.14786); `bilinear_corners`, between
+            two cells along each side, with the corners of table and image in the same places (Qwen3-VL).
+        rope: Rotary positions inside attention; None for none.
+        windows: Windows within which the patches of most layers attend; None for attention within whole images.
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
+        deepstack_layers: Layers, in order from 0, whose outputs are added to those of the backbone's first blocks, one
+            each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
+        deepstack_projector: That projector; None for one like `projector`.
         unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
             last block but one. They are in published checkpoints, but not in the model.
     """
@@ -65,40 +117,93 @@ class VisionConfig(EncoderConfig):
     patch: int = 8
     channels: int = 3
     merge: int = 2
+    temporal_patch: int = 1
     pixel_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     pixel_std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch_bias: bool = True
     class_token: bool = False
+    registers: int = 0
     positions: str = "sine"
     grid: int = 16
-    rope_base: float = 0.0
-    rope_grid: int = 0
+    interpolation: str = "bicubic"
+    rope: VisionRope | None = None
+    windows: AttentionWindows | None = None
     post_norm: bool = False
     input_norm: bool = False
+    deepstack_layers: tuple[int, ...] = ()
+    deepstack_projector: ProjectorConfig | None = None
     unused_blocks: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "patch", "channels", "merge", "grid")
+        require_positive(self, "patch", "channels", "merge", "temporal_patch", "grid")
         require_one_of(self, "positions", _VISION_POSITIONS)
-        for name in ("unused_blocks", "rope_grid"):
+        require_one_of(self, "interpolation", _INTERPOLATIONS)
+        for name in ("registers", "unused_blocks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
         for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
+        layers = self.deepstack_layers
+        if list(layers) != sorted(layers) or any(not 0 <= layer < self.depth for layer in layers):
+            raise ValueError(
+                f"VisionConfig.deepstack_layers = {layers}; they must be in order and lie between 0 and "
+                f"{self.depth - 1}, the last layer"
+            )
+        if self.windows:
+            self._check_windows(self.windows)
         if self.parallel_block and self.post_norm:
             raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
-        if self.rope_base and self.head_width % 4:
+        if self.rope and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
+
+    def _check_windows(self, windows: AttentionWindows) -> None:
+        if windows.side % self.merge:
+            raise ValueError(f"AttentionWindows.side = {windows.side}; it must be a multiple of merge = {self.merge}")
+        if any(layer >= self.depth for layer in windows.full_layers):
+            raise ValueError(
+                f"AttentionWindows.full_layers = {windows.full_layers}; the last of the {self.depth} layers is "
+                f"{self.depth - 1}"
+            )
+        if self.prefix_tokens:
+            raise ValueError(
+                "VisionConfig: a class token and registers are in no window; have none of them, or windows = None"
+            )
+
+    def with_depth(self, depth: int) -> Self:
+        """The encoder with another number of layers; those that differ from others are in about the same places."""
+        layers = tuple(layer * depth // self.depth for layer in self.deepstack_layers)
+        windows = self.windows and self.windows.with_depth(self.depth, depth)
+        return dataclasses.replace(self, depth=depth, deepstack_layers=layers, windows=windows)
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """`deepstack_layers`."""
+        return self.deepstack_layers
+
+    @property
+    def tap_projector(self) -> ProjectorConfig:
+        """The projector of each tapped layer's outputs."""
+        return self.deepstack_projector or self.projector
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches of an image: the class token and registers."""
+        return self.class_token + self.registers
+
+    @property
+    def prefix_cells(self) -> int:
+        """Cells of merge x merge positions that these tokens take in a row, none of which is a backbone token."""
+        return -(-self.prefix_tokens // self.positions_per_token)
 
     @property
     def patch_width(self) -> int:
-        """Elements of a flattened patch."""
-        return self.patch * self.patch * self.channels
+        """Elements of a flattened patch, of all its frames."""
+        return self.temporal_patch * self.patch * self.patch * self.channels
 
     @property
     def positions_per_token(self) -> int:
@@ -113,16 +218,21 @@ class AudioConfig(EncoderConfig):
     Attributes:
         mels: Mel bands of a frame. Two frames become one position of the encoder.
         merge: Number of neighbouring positions that become one backbone token.
+        chunk: Number of positions after which a clip is cut into chunks: convolutions, positions and attention begin
+            anew with every chunk (Qwen2.5-Omni, arXiv 2503.20215); 0 for whole clips.
     """
 
     field: ClassVar[str] = "frames"
     name: str = "audio"
     mels: int = 80
     merge: int = 2
+    chunk: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "mels", "merge")
+        if self.chunk < 0:
+            raise ValueError(f"AudioConfig.chunk is {self.chunk}; it must be at least 0")
         if self.width % 4:
             raise ValueError(f"AudioConfig.width = {self.width}; sine positions need a multiple of 4")
 

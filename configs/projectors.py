@@ -5,6 +5,8 @@ import dataclasses
 from configs.checks import require_one_of, require_positive, require_types
 from configs.transformer import ACTIVATIONS
 
+_HIDDEN_WIDTHS = ("backbone", "positions")
+
 
 @dataclasses.dataclass(frozen=True)
 class MLPProjectorConfig:
@@ -13,14 +15,38 @@ class MLPProjectorConfig:
     Attributes:
         norm: Whether a LayerNorm comes first (InternVL).
         activation: Activation function between the matmuls.
+        hidden: Width between the matmuls: the backbone's, or that of the concatenated positions (Qwen2-VL's patch
+            merger, arXiv 2409.12191).
+        norm_epsilon: Added to the variance by that norm.
     """
 
     norm: bool = False
     activation: str = "gelu_tanh"
+    hidden: str = "backbone"
+    norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
         require_types(self)
         require_one_of(self, "activation", ACTIVATIONS)
+        require_one_of(self, "hidden", _HIDDEN_WIDTHS)
+
+    def hidden_width(self, inputs: int, outputs: int) -> int:
+        """Width between the matmuls, given that of the concatenated positions and that of the backbone."""
+        return outputs if self.hidden == "backbone" else inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProjectorConfig:
+    """Concatenates adjacent positions and applies one matmul (Qwen2-Audio, arXiv 2407.10759).
+
+    Attributes:
+        bias: Whether it has a bias.
+    """
+
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,4 +67,4 @@ class ResamplerConfig:
         require_positive(self, "heads")
 
 
-ProjectorConfig = MLPProjectorConfig | ResamplerConfig
+ProjectorConfig = MLPProjectorConfig | LinearProjectorConfig | ResamplerConfig

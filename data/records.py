@@ -15,7 +15,7 @@ ROLES = ("system", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class Media:
-    """Reference to an encoded image or audio clip: a file, a range of a file (such as a tar member), or bytes.
+    """Reference to an encoded image or clip: a file, a range of a file (such as a tar member), or bytes.
 
     Attributes:
         where: Name in messages.
@@ -113,8 +113,42 @@ class EncoderPart:
         return self.field
 
 
-MediaPart = ImagePart | AudioPart | EncoderPart
+@dataclasses.dataclass(frozen=True)
+class VideoPart:
+    """A video clip within a turn: model input, of which the vision encoder reads frames as it reads images."""
+
+    media: Media
+
+    field: ClassVar[str] = VisionConfig.field
+    content: ClassVar[str] = "video"
+
+
+@dataclasses.dataclass(frozen=True)
+class FramesPart:
+    """Frames of a clip that the vision encoder reads together; a `VideoPart` becomes several once they are chosen.
+
+    Attributes:
+        media: The file of the clip.
+        clip: Number of the clip in its record, from 0.
+        group: Number of these frames in their clip, from 0.
+    """
+
+    media: Media
+    clip: int
+    group: int
+
+    field: ClassVar[str] = VisionConfig.field
+    content: ClassVar[str] = VideoPart.content
+
+
+StoredPart = ImagePart | AudioPart | VideoPart
+"""A medium that sources read, by the types of `MEDIA_PARTS`."""
+
+MediaPart = StoredPart | EncoderPart | FramesPart
 ContentPart = TextPart | MediaPart
+
+MEDIA_PARTS: dict[str, type[StoredPart]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
+"""By name, the media of sources and prompts; `<name>` is a placeholder in their texts."""
 
 
 @dataclasses.dataclass(frozen=True)

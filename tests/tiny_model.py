@@ -60,9 +60,10 @@ def _vision(config: VisionConfig, rows: int, random: np.random.Generator) -> dic
     segments = (np.arange(PATCHES, dtype=np.int32) // cell + 1)[None].repeat(rows, axis=0)
     segments[1::3, cell:] = 0
     positions = random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32)
-    if config.class_token:  # one image behind the cell of its token, or none
-        segments[:, cell:] = segments[:, :1]
-        segments[1::3], segments[:, 1:cell], positions[:, 0] = 0, 0, -1
+    if tokens := config.prefix_tokens:  # one image behind the cells of its tokens, or none
+        segments[:] = 1
+        segments[1::3], segments[:, tokens : config.prefix_cells * cell] = 0, 0
+        positions[:, :tokens] = -1 - np.arange(tokens)[:, None]
     return {
         "patches": random.uniform(-1, 1, (rows, PATCHES, config.patch_width)).astype(np.float32),
         "segments": segments,
@@ -89,6 +90,10 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
     segments = np.array([1] * 4 + [2] * 6 + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     branches = np.array([0] * 4 + [0, 0, 1, 1, 2, 2] + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     positions = np.array([0, 1, 2, 3, 0, 1, 2, 3, 2, 3, 0, 0], np.int32)[None].repeat(rows, axis=0)
+    if config.backbone.rope_sections:  # of the first sample two tokens share a time, in other rows and columns
+        positions = positions[:, :, None].repeat(3, axis=2)
+        positions[:, 2, 0] -= 1
+        positions[1::2, 1:3, 1:] += random.integers(0, 3, (len(positions[1::2]), 2, 2)).astype(np.int32)
     weights = (random.random((rows, TOKENS)) < 0.7) * (segments > 0)
     fields = {
         "tokens": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
@@ -98,12 +103,14 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
         "targets": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
         "weights": (weights / max(1, weights.sum())).astype(np.float32),
     }
+    if config.backbone.bidirectional != "none":
+        fields["blocks"] = np.array([0, 1, 1, 0, 2, 2, 3, 3, 0, 4] + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     if config.backbone.experts:
         real = segments > 0
         fields["shares"] = (real / max(1, real.sum())).astype(np.float32)
     for place, encoder in enumerate(config.encoders):
         index = np.full((rows, TOKENS), -1, np.int32)
-        index[:, 1 + place] = int(isinstance(encoder, VisionConfig) and encoder.class_token)
+        index[:, 1 + place] = encoder.prefix_cells if isinstance(encoder, VisionConfig) else 0
         index[::3, 4] = 1
         fields[f"{encoder.name}_index"] = index
     for generator in config.generators:

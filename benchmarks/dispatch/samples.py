@@ -50,8 +50,8 @@ class StepSamples:
         tokens = {}
         for encoder in self.model.encoders:
             items = self.loads[encoder.name][:, LoadColumn.ITEMS].astype(np.int64)
-            has_class_token = getattr(encoder, "class_token", False)
-            tokens[encoder.name] = self._tokens[encoder.name] // encoder.positions_per_token - items * has_class_token
+            prefix_cells = getattr(encoder, "prefix_cells", 0)
+            tokens[encoder.name] = self._tokens[encoder.name] // encoder.positions_per_token - items * prefix_cells
         return tokens
 
     @functools.cached_property

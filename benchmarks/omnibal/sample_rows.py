@@ -107,7 +107,7 @@ class SampleSource:
         return float(np.round(TOKENS * sizes[:, 0].sum() / sizes[:, 1].sum())), TOKENS
 
     def _loads(self, tiles: Float[np.ndarray, " g"], backbone: Loads) -> LoadsByModule:
-        attended = (self.kind.tile_side // self.encoder.patch) ** 2 + self.encoder.class_token
+        attended = (self.kind.tile_side // self.encoder.patch) ** 2 + self.encoder.prefix_tokens
         return {
             self.encoder.name: make_loads(tiles * attended, tiles * attended**2, tiles),
             self.model.backbone.name: backbone,

@@ -1,18 +1,21 @@
 """Conversations: records of one or several sources as samples, laid out by a chat template."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
+from data.datasets.clips import Clips, expand_clips
 from data.datasets.dataset import RandomAccessSamples
 from data.errors import BadSampleError, DataError
 from data.media.images import image_size, read_image
 from data.media.patches import resize_to_square
 from data.media.tiling import ImageTiling
-from data.records import Media, MediaPart, Record, RecordSource
+from data.records import FramesPart, Media, MediaPart, Record, RecordSource
 from data.samples.encoder_format import EncoderFormat, MediaItem
+from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.samples.sample_metadata import SampleMetadata, TargetImage, with_sample_key
 from data.samples.token_layout import lay_out_tokens
@@ -28,6 +31,7 @@ from data.text.chat_template import (
 )
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
+from data.text.video_layout import VideoLayout
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -45,6 +49,7 @@ class Conversations:
         template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
         tiling: How an input image becomes encoder images; None for one at its own resolution, as large as a row
             allows.
+        video: How the frames of a video clip are chosen and laid out.
         join_tokens: Number of tokens up to which consecutive records are joined into one sample, as interleaved
             documents are; 0 makes every record a sample.
     """
@@ -56,6 +61,7 @@ class Conversations:
     tokenizer: Tokenizer = ByteTokenizer()
     template: str = "question"
     tiling: ImageTiling | None = None
+    video: VideoLayout = VideoLayout()
     join_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -82,8 +88,8 @@ class Conversations:
 
     @property
     def prompt_format(self) -> PromptFormat:
-        """The template, for answers in text and in images, and the tiling."""
-        return PromptFormat(self.template, self.template, self.tiling)
+        """The template, for answers in text and in images, and how images and clips are laid out."""
+        return PromptFormat(self.template, self.template, self.tiling, self.video)
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
         """The samples of every kind; raises DataError if the tokenizer lacks a token that the model's modules need."""
@@ -92,7 +98,7 @@ class Conversations:
             *(("generate",) if sample_format.target_images else ()),
         ):
             self.tokenizer.special_tokens.require(role)
-        builder = SampleBuilder(CHAT_TEMPLATES[self.template], self.tokenizer, sample_format, self.tiling)
+        builder = SampleBuilder(CHAT_TEMPLATES[self.template], self.tokenizer, sample_format, self.tiling, self.video)
         return {
             kind: join_records(records, builder, kind, self.join_tokens)
             if self.join_tokens
@@ -180,7 +186,7 @@ class SampleBuilder:
         template: Chat template.
         tokenizer: Encodes texts.
         sample_format: What the model requires.
-        tiling: See `Conversations`.
+        tiling, video: See `Conversations`.
 
     Raises:
         DataError: Two encoders have the same special token.
@@ -190,6 +196,7 @@ class SampleBuilder:
     tokenizer: Tokenizer
     sample_format: SampleFormat
     tiling: ImageTiling | None
+    video: VideoLayout = VideoLayout()
 
     def __post_init__(self) -> None:
         encoder_of_token: dict[str, EncoderFormat] = {}
@@ -217,6 +224,16 @@ class SampleBuilder:
         """The metadata of a conversation up to the assistant's next image, with the place of that image."""
         return self._build(record, "image_prompt", render_prompt, generates_image=True)
 
+    @functools.cached_property
+    def _placeholders(self) -> dict[str, tuple[int, ...]]:
+        """By encoder field, the tokens that stand for its outputs."""
+        special = self.tokenizer.special_tokens
+        of_clips = () if special.video is None else (special.video,)
+        return {
+            field: (special.require(encoder.special_token), *(of_clips if isinstance(encoder, PatchFormat) else ()))
+            for field, encoder in self.sample_format.encoder_formats.items()
+        }
+
     def _build(
         self,
         record: Record,
@@ -224,22 +241,18 @@ class SampleBuilder:
         render: Callable[[Record, ChatTemplate, Tokenizer], list[ChatElement]],
         generates_image: bool = False,
     ) -> SampleMetadata:
-        draft = _SampleDraft(self, record.key)
         try:
+            record, clips = expand_clips(record, self.video, self.sample_format.encoder_of(PatchFormat))
+            draft = _SampleDraft(self, record.key, clips)
             for element in render(record, self.template, self.tokenizer):
                 draft.add(element)
             if generates_image:
                 draft.add_empty_target_image()
         except BadSampleError as error:
             raise with_sample_key(record.key, error) from error
-        special_tokens = self.tokenizer.special_tokens
-        placeholders = {
-            field: special_tokens.require(encoder.special_token)
-            for field, encoder in self.sample_format.encoder_formats.items()
-        }
         if 0 in draft.loss_positions:
             raise BadSampleError(record.key, "it begins with an answer, which nothing predicts without a bos token")
-        layout = lay_out_tokens(draft.tokens, [], [draft.loss_positions], placeholders)
+        layout = lay_out_tokens(draft.tokens, [], [draft.loss_positions], self._placeholders)
         return SampleMetadata(
             kind=kind,
             layout=layout,
@@ -253,8 +266,9 @@ class SampleBuilder:
 class _SampleDraft:
     """A sample under construction, element by element."""
 
-    def __init__(self, builder: SampleBuilder, key: str) -> None:
-        self._format, self._tiling, self._key = builder.sample_format, builder.tiling, key
+    def __init__(self, builder: SampleBuilder, key: str, clips: Clips) -> None:
+        self._format, self._key, self._clips = builder.sample_format, key, clips
+        self._tiling, self._video = builder.tiling, builder.video
         self._special_tokens = builder.tokenizer.special_tokens
         self.tokens: list[int] = []
         self.loss_positions: list[int] = []
@@ -268,6 +282,8 @@ class _SampleDraft:
             self.tokens += element.ids
         elif element.generated:
             self._add_target_image(element.part.media)
+        elif isinstance(element.part, FramesPart):
+            self._add_frames(element.part)
         else:
             self._add_items(element.part)
 
@@ -293,13 +309,29 @@ class _SampleDraft:
         encoder = self._format.encoder_formats.get(part.field) or self._refuse(
             f"it contains {part.content}, and the model has no encoder of {part.field}"
         )
-        role, items = encoder.special_token, encoder.media_items(part.media, self._tiling)
-        start, end = (getattr(self._special_tokens, f"{role}_{side}", None) for side in ("start", "end"))
-        for item in items:
-            self.tokens += [token for token in (start,) if token is not None]
-            self.tokens += [self._special_tokens.require(role)] * encoder.token_count(item.length)
-            self.tokens += [token for token in (end,) if token is not None]
-        self.items += items
+        role = encoder.special_token
+        for item in encoder.media_items(part.media, self._tiling):
+            self._add_delimiter(role, "start")
+            self._add_item(item, self._special_tokens.require(role))
+            self._add_delimiter(role, "end")
+
+    def _add_frames(self, part: FramesPart) -> None:
+        """Adds the placeholders of frames that one temporal patch covers, with the delimiters of images."""
+        items, special = self._clips[part.clip], self._special_tokens
+        each, role = self._video.delimiters == "frames", PatchFormat.special_token
+        if each or part.group == 0:
+            self._add_delimiter(role, "start")
+        self._add_item(items[part.group], special.require(role) if special.video is None else special.video)
+        if each or part.group == len(items) - 1:
+            self._add_delimiter(role, "end")
+
+    def _add_item(self, item: MediaItem, placeholder: int) -> None:
+        self.tokens += [placeholder] * self._format.encoder_formats[item.field].token_count(item.length)
+        self.items.append(item)
+
+    def _add_delimiter(self, role: str, side: Literal["start", "end"]) -> None:
+        token = getattr(self._special_tokens, f"{role}_{side}", None)
+        self.tokens += [] if token is None else [token]
 
     def _refuse(self, reason: str) -> NoReturn:
         raise BadSampleError(self._key, reason)

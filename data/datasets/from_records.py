@@ -8,8 +8,10 @@ from data.media.tiling import ImageTiling
 from data.sources.record_list import IndexedDictionaries, RecordList
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.tokenizer import Tokenizer
+from data.text.video_layout import VideoLayout
 
 _BYTES = ByteTokenizer()
+_ONE_AFTER_ANOTHER = VideoLayout()
 
 
 def from_records(
@@ -19,12 +21,14 @@ def from_records(
     tokenizer: Tokenizer = _BYTES,
     template: str = "question",
     tiling: ImageTiling | None = None,
+    video: VideoLayout = _ONE_AFTER_ANOTHER,
     kind: str = "records",
 ) -> Conversations:
     """A data set (`data.datasets.dataset.Dataset`) of dictionaries `{"image": ..., "question": ..., "answer": ...}`.
 
-    An image is a path, the bytes of a file, a PIL image or an array of uint8; `data.sources.record_list.RecordList`
-    describes all fields. In a configuration, a function of the split returns it:
+    An image is a path, the bytes of a file, a PIL image or an array of uint8, `audio` and `video` a path or the bytes
+    of a file; `data.sources.record_list.RecordList` describes all fields. In a configuration, a function of the split
+    returns it:
 
         def my_data(split):
             return from_records(train_records if split == "train" else test_records)
@@ -38,8 +42,11 @@ def from_records(
         tokenizer: Encodes the texts.
         template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
         tiling: How an image becomes encoder images; see `Conversations`.
+        video: How the frames of a video clip are chosen and laid out.
         kind: Kind of the samples, for `DataConfig.mixture`.
     """
     listed = records if isinstance(records, IndexedDictionaries) else list(records)
     sources = ((kind, RecordList(listed, folder, kind)),) if len(listed) else ()
-    return Conversations(split="train", train=sources, tokenizer=tokenizer, template=template, tiling=tiling)
+    return Conversations(
+        split="train", train=sources, tokenizer=tokenizer, template=template, tiling=tiling, video=video
+    )

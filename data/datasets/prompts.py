@@ -1,34 +1,34 @@
 """Prompts for a trained model: texts with placeholders for images and other media, laid out as training samples."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from data.datasets.conversations import SampleBuilder
 from data.errors import DataError
-from data.records import AudioPart, ContentPart, EncoderPart, ImagePart, Media, Record, TextPart, Turn
+from data.records import MEDIA_PARTS, ContentPart, EncoderPart, Media, Record, TextPart, Turn
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.text.chat_template import CHAT_TEMPLATES
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
-_PARTS: dict[str, Callable[[Media], ContentPart]] = {"image": ImagePart, "audio": AudioPart}
-_PLURALS = {"image": "images", "audio": "audio clips"}
+_PLURALS = {"image": "images", "audio": "audio clips", "video": "video clips"}
 
 
 def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None) -> Record:
     """A prompt as a record of one user turn, with placeholders such as `<image>` where media stand.
 
-    Media of a kind without placeholders in the text precede it: images, then audio clips, then the others.
+    Media of a kind without placeholders in the text precede it: images, audio clips, video clips, then the others.
 
     Args:
-        text: Text with `<image>`, `<audio>` and, of encoders of other kinds, the field of each in angle brackets.
-        media: `image`, `audio` and fields of other encoders, with the media of each in the order of placeholders.
+        text: Text with `<image>`, `<audio>`, `<video>` and, of encoders of other kinds, the field of each in brackets.
+        media: `image`, `audio`, `video` and fields of other encoders, with the media of each in the order of their
+            placeholders.
 
     Raises:
         DataError: The number of placeholders differs from that of media, or the prompt is empty.
     """
-    unplaced: dict[str, list[Media]] = {name: [] for name in _PARTS}
+    unplaced: dict[str, list[Media]] = {name: [] for name in MEDIA_PARTS}
     unplaced |= {name: list(of_kind) for name, of_kind in (media or {}).items()}
     parts: list[ContentPart] = []
     for name, of_kind in unplaced.items():
@@ -52,7 +52,7 @@ def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None)
 
 
 def _media_part(name: str, medium: Media) -> ContentPart:
-    return _PARTS[name](medium) if name in _PARTS else EncoderPart(medium, name)
+    return MEDIA_PARTS[name](medium) if name in MEDIA_PARTS else EncoderPart(medium, name)
 
 
 def prompt_metadata(
@@ -65,7 +65,7 @@ def prompt_metadata(
         DataError: The tokenizer lacks a token that the template spells.
     """
     template = CHAT_TEMPLATES[prompt_format.template]
-    return SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling).prompt(record)
+    return SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling, prompt_format.video).prompt(record)
 
 
 def image_prompt_metadata(
@@ -73,4 +73,5 @@ def image_prompt_metadata(
 ) -> SampleMetadata:
     """The conversation up to the image that the model generates, with its place; errors as of `prompt_metadata`."""
     template = CHAT_TEMPLATES[prompt_format.generation_template]
-    return SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling).image_prompt(record)
+    builder = SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling, prompt_format.video)
+    return builder.image_prompt(record)

@@ -32,8 +32,10 @@ class GlobalBatch:
             - `audio`: `frames` float32[n, f, mels]; `segments` int32[n, f/2], number of the clip; `positions`.
             - any other encoder: likewise, its values under the name of its field.
             - `backbone`, each [n, s]: `tokens`; `segments`, 0 for padding, else number of the sample within the row;
-              `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the index within the row
-              of the encoder output that replaces the token's embedding; `targets`; `weights` float32, the weight of
+              `branches`; `positions` in the sample, [n, s, 3] where they are (time, row, column); where some tokens
+              attend both ways, `blocks`, the number of such a block within the sample, 0 for causal; for every
+              encoder `{name}_index`, -1 or the index within the row of the encoder output that replaces the token's
+              embedding; `targets`; `weights` float32, the weight of
               each token in the loss: they sum to `language_weight`; where the backbone has experts, `shares` float32,
               the weight of each token in their balancing loss: they sum to 1. For every generator,
               `{name}_conditions` int32[n, g, q], positions in the row.
@@ -152,11 +154,13 @@ def _backbone_arrays(rows: PackedRows, sample_format: SampleFormat) -> dict[str,
     indices = {
         f"{sample_format.encoder_formats[field].module}_index": index for field, index in layout.encoder_indices.items()
     }
+    blocks = {} if sample_format.tokens.bidirectional == "none" else {"blocks": layout.blocks}
     return {
         "tokens": layout.tokens,
         "segments": rows.token_segments,
         "branches": layout.branches,
         "positions": layout.positions,
+        **blocks,
         **indices,
         "targets": layout.targets,
     }

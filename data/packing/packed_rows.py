@@ -18,7 +18,7 @@ class PackedRows:
     """Rows of packed samples; dimensions as in `data.packing.global_batch`.
 
     Attributes:
-        layout: The token columns, each [n, s].
+        layout: The token columns, each [n, s]; positions with the shape of a position behind that.
         token_segments: int32[n, s], 0 for padding, else 1-based number of the sample within the row.
         encoder_inputs: By field: `values` [n, p, w]; `item_ids` [n, positions], 0 for padding, else 1-based number of
             the item within the row; `positions` [n, positions, ...].
@@ -53,9 +53,10 @@ def empty_rows(count: int, capacity: RowCapacity, sample_format: SampleFormat) -
     size, conditions = (target.size, target.conditions) if target else (1, 1)
     images = capacity.images if target else 0
     shape = (count, capacity.tokens)
+    shapes = dict.fromkeys(TOKEN_COLUMNS, shape) | {"positions": shape + sample_format.tokens.position_shape}
     return PackedRows(
         layout=TokenLayout(
-            **{column: np.zeros(shape, np.int32) for column in TOKEN_COLUMNS},
+            **{column: np.zeros(of_column, np.int32) for column, of_column in shapes.items()},
             encoder_indices={field: np.full(shape, -1, np.int32) for field in sample_format.encoder_formats},
         ),
         token_segments=np.zeros(shape, np.int32),

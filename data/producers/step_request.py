@@ -121,7 +121,11 @@ def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, 
     The order of rows is not part of it, because it comes with the request.
     """
     sample_format = pipeline.sample_index.sample_format
-    formats = {**sample_format.encoder_formats, "target_images": sample_format.target_images}
+    formats = {
+        **sample_format.encoder_formats,
+        "target_images": sample_format.target_images,
+        "backbone_tokens": sample_format.tokens,
+    }
     tokenizer = pipeline.sample_index.dataset.tokenizer.to_json().encode()
     fingerprint = {
         **pipeline.fingerprint,

@@ -9,11 +9,11 @@ from jaxtyping import Float32, Int, UInt8
 from PIL import Image
 
 from data.datasets.dataset import SampleIndex
-from data.media.patches import to_uint8, unpatchify
+from data.media.patches import to_uint8
 from data.packing.refusals import Refusal, call_or_refuse
 from data.report.dataset_statistics import DatasetStatistics
 from data.samples.encoder_format import EncoderFormat, EncoderInputs
-from data.samples.image_format import PatchFormat
+from data.samples.image_format import PatchFormat, first_frame
 from data.samples.sample import Sample
 from data.samples.token_layout import TokenLayout
 from data.text.tokenizer import Tokenizer
@@ -158,8 +158,7 @@ def _media(sample: Sample, encoder_formats: Mapping[str, EncoderFormat]) -> Iter
 def _picture(inputs: EncoderInputs, item: int, encoder_format: EncoderFormat) -> Image.Image:
     """An image as its encoder reads it, or the values of another medium over time as a spectrogram."""
     if isinstance(encoder_format, PatchFormat):
-        own = (inputs.item_ids == item) & (inputs.positions[:, 0] >= 0)  # without class tokens
-        return _reduced(unpatchify(inputs.values[own], inputs.positions[own], encoder_format.patch))
+        return _reduced(first_frame(inputs, item, encoder_format))
     own = np.repeat(inputs.item_ids == item, encoder_format.values_per_position)
     return Image.fromarray(_grey_levels(inputs.values[own].T[::-1])).resize(_SPECTROGRAM)
 

@@ -39,12 +39,18 @@ class MediaItem:
         length: Number of values that it takes.
         load: Decodes it.
         where: Name in messages.
+        times: Of frames of a video clip, the seconds from its start at which they are shown; empty for other items.
+        group: Number of these frames in their clip, from 0: a clip's items follow one another, and 0 begins the next.
+        grid: Of an image or of frames, rows and columns of the cells that become backbone tokens; None for other items.
     """
 
     field: str
     length: int
     load: Callable[[], EncoderInputs]
     where: str
+    times: tuple[float, ...] = ()
+    group: int = 0
+    grid: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,11 +152,12 @@ def encoder_format(config: EncoderConfig, max_length: int) -> EncoderFormat:
 
 
 def require_positive_fields(sample_format: Any) -> None:
-    """Raises DataError, naming the field, if a whole number of a format is below 1."""
+    """Raises DataError, naming the field, if a whole number of a format is below 1, or the field's own `minimum`."""
     for field in dataclasses.fields(sample_format):
         value = getattr(sample_format, field.name)
-        if field.type is int and value < 1:
-            raise DataError(f"{type(sample_format).__name__}.{field.name} is {value}; it must be at least 1")
+        minimum = field.metadata.get("minimum", 1)
+        if field.type is int and value < minimum:
+            raise DataError(f"{type(sample_format).__name__}.{field.name} is {value}; it must be at least {minimum}")
 
 
 def empty_encoder_inputs(encoder_format: EncoderFormat) -> EncoderInputs:

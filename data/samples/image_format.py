@@ -1,15 +1,16 @@
 """Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import UInt8
 
 from configs.encoders import VisionConfig
 from data.errors import DataError
 from data.media.images import image_size, read_image
-from data.media.patches import patchify
+from data.media.patches import patchify, unpatchify
 from data.media.tiling import ImageTiling, NativeResolution
 from data.records import Media
 from data.samples.decoded_once import DecodedOnce
@@ -20,21 +21,23 @@ from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem,
 class PatchFormat(EncoderFormat):
     """Inputs of a vision encoder: flattened patches, of which a cell of merge x merge becomes one backbone token.
 
-    A class token occupies a whole cell before the patches of its image, so that cells stay aligned: the first value
-    of that cell is the token's, at position (-1, -1), and the others belong to no image. Images of more than
-    `max_length` patches are scaled down.
+    A class token and registers occupy whole cells before the patches of their image, so that cells stay aligned: the
+    first values are the tokens', at positions (-1, -1), (-2, -2), ..., and the others belong to no image. Images of
+    more than `max_length` patches are scaled down.
 
     Attributes:
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
-        class_token: Whether a class token precedes the patches of every image.
+        temporal_patch: Frames of a video clip in a patch; an image is repeated that often.
+        prefix_tokens: Number of tokens before the patches of every image: a class token and registers.
     """
 
     module: str = "vision"
     patch: int = 8
     merge: int = 2
     max_length: int = 128
-    class_token: bool = False
+    temporal_patch: int = 1
+    prefix_tokens: int = dataclasses.field(default=0, metadata={"minimum": 0})
 
     field: ClassVar[str] = VisionConfig.field
     special_token: ClassVar[str] = "image"
@@ -44,7 +47,7 @@ class PatchFormat(EncoderFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.token_count(self.max_length):
-            raise DataError(f"a row of {self.max_length} patches holds a class token and no image; raise it")
+            raise DataError(f"a row of {self.max_length} patches holds no image behind its class token; raise it")
 
     @property
     def values_per_token(self) -> int:
@@ -53,16 +56,21 @@ class PatchFormat(EncoderFormat):
 
     @property
     def prefix_length(self) -> int:
-        """Values before the patches of an image: those of the class token's cell."""
-        return self.values_per_token * self.class_token
+        """Values before the patches of an image: those of the cells of its class token and registers."""
+        return -(-self.prefix_tokens // self.values_per_token) * self.values_per_token
 
     def attended_positions(self, length: int) -> int:
         """Number of positions that attend to each other in an image with `length` values, prefix included."""
-        return length - self.prefix_length + self.class_token
+        return length - self.prefix_length + self.prefix_tokens
 
     @property
     def value_width(self) -> int:
-        """Numbers in a flattened patch."""
+        """Numbers in a flattened patch, of all its frames."""
+        return self.temporal_patch * self.frame_width
+
+    @property
+    def frame_width(self) -> int:
+        """Numbers in a flattened patch of one frame."""
         return self.patch * self.patch * 3
 
     @property
@@ -83,8 +91,9 @@ def _(config: VisionConfig, max_length: int) -> PatchFormat:
         module=config.name,
         patch=config.patch,
         merge=config.merge,
+        temporal_patch=config.temporal_patch,
         max_length=max_length,
-        class_token=config.class_token,
+        prefix_tokens=config.prefix_tokens,
     )
 
 
@@ -118,24 +127,59 @@ def image_items(
 
     def loader(number: int) -> Callable[[], EncoderInputs]:
         def load() -> EncoderInputs:
-            values, positions = patchify(images()[number], patch_format.patch, patch_format.merge)
-            return prepend_class_token(EncoderInputs(values, np.ones(len(values), np.int32), positions), patch_format)
+            return frame_inputs([images()[number]], patch_format)
 
         return load
 
-    lengths = [patch_format.prefix_length + height * width // patch_format.patch**2 for height, width in sizes]
-    return [MediaItem(patch_format.field, length, loader(number), where) for number, length in enumerate(lengths)]
+    cell_size = patch_format.cell_size
+    grids = [(height // cell_size, width // cell_size) for height, width in sizes]
+    return [
+        MediaItem(
+            patch_format.field,
+            patch_format.prefix_length + rows * columns * patch_format.values_per_token,
+            loader(number),
+            where,
+            grid=(rows, columns),
+        )
+        for number, (rows, columns) in enumerate(grids)
+    ]
 
 
-def prepend_class_token(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
-    """An image's patches preceded by the cell of its class token; unchanged for an encoder without one.
+def frame_inputs(frames: Sequence[UInt8[np.ndarray, "h w 3"]], patch_format: PatchFormat) -> EncoderInputs:
+    """The encoder inputs of one item: an image, or up to `temporal_patch` frames of a clip, the last one repeated.
 
-    The class token's patch is zero, its position (-1, -1); the rest of the cell belongs to no image.
+    A patch has the values of its first frame, then those of the next. Cells of class token and registers come first.
     """
-    if not patch_format.class_token:
+    values, (positions, *_) = zip(
+        *(patchify(frame, patch_format.patch, patch_format.merge) for frame in frames), strict=True
+    )
+    repeated = (values[-1],) * (patch_format.temporal_patch - len(frames))
+    stacked = np.concatenate([*values, *repeated], axis=1)
+    return prepend_tokens(EncoderInputs(stacked, np.ones(len(stacked), np.int32), positions), patch_format)
+
+
+def first_frame(inputs: EncoderInputs, item: int, patch_format: PatchFormat) -> UInt8[np.ndarray, "h w 3"]:
+    """An item of a sample as an image; of several frames the first.
+
+    Args:
+        inputs: The encoder inputs of the sample.
+        item: Number of the item, from 1.
+        patch_format: What they were made for.
+    """
+    own = (inputs.item_ids == item) & (inputs.positions[:, 0] >= 0)  # without class tokens
+    return unpatchify(inputs.values[own, : patch_format.frame_width], inputs.positions[own], patch_format.patch)
+
+
+def prepend_tokens(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
+    """An image's patches preceded by the cells of its class token and registers; unchanged for an encoder without any.
+
+    The patch of token i is zero, its position (-1 - i, -1 - i); the rest of the cells belongs to no image.
+    """
+    tokens = patch_format.prefix_tokens
+    if not tokens:
         return image
     values, item_ids, positions = (
         np.zeros((patch_format.prefix_length, *column.shape[1:]), column.dtype) for column in image
     )
-    item_ids[0], positions[0] = 1, -1
+    item_ids[:tokens], positions[:tokens] = 1, -1 - np.arange(tokens)[:, None]
     return EncoderInputs(*map(np.concatenate, zip((values, item_ids, positions), image, strict=True)))

@@ -9,6 +9,7 @@ from data.errors import DataError
 from data.samples import audio_format  # noqa: F401  (importing it registers the format of its encoder)
 from data.samples.encoder_format import EncoderFormat, encoder_format, require_positive_fields
 from data.samples.image_format import PatchFormat
+from data.samples.token_format import TokenFormat
 
 _Format = TypeVar("_Format", bound=EncoderFormat)
 
@@ -38,10 +39,12 @@ class SampleFormat:
     Attributes:
         encoders: Inputs of every encoder.
         target_images: Targets of the generator; None without one.
+        tokens: What the backbone requires of tokens.
     """
 
     encoders: tuple[EncoderFormat, ...] = (PatchFormat(),)
     target_images: TargetImageFormat | None = TargetImageFormat()
+    tokens: TokenFormat = TokenFormat()
 
     @classmethod
     def for_model(cls, model: ModelConfig, capacities: Mapping[str, int]) -> "SampleFormat":
@@ -81,7 +84,7 @@ class SampleFormat:
                     f"DataConfig.capacities = (({encoder.field!r}, ...),)"
                 )
         encoders = tuple(encoder_format(encoder, capacities[encoder.field]) for encoder in model.encoders)
-        return cls(encoders, target_images)
+        return cls(encoders, target_images, TokenFormat.for_backbone(model.backbone))
 
     @property
     def encoder_formats(self) -> dict[str, EncoderFormat]:

@@ -94,7 +94,7 @@ class SampleMetadata:
         return Sample(
             id=sample_id,
             kind=self.kind,
-            layout=self._layout_over_cells(),
+            layout=self._decoded_layout(),
             encoder_inputs={
                 field: concatenate_encoder_inputs(inputs_of_items[field], encoder_format)
                 for field, encoder_format in encoder_formats.items()
@@ -103,15 +103,16 @@ class SampleMetadata:
             condition_positions=conditions,
         )
 
-    def _layout_over_cells(self) -> TokenLayout:
-        """The layout with indices that count all cells of an encoder, those of class tokens too."""
-        indices = dict(self.layout.encoder_indices)
+    def _decoded_layout(self) -> TokenLayout:
+        """The layout as the backbone reads it, with indices that count all cells of an encoder, class tokens' too."""
+        layout = self.sample_format.tokens.complete(self.layout, self.items, self.sample_format.encoder_formats)
+        indices = dict(layout.encoder_indices)
         for field, encoder_format in self.sample_format.encoder_formats.items():
             if encoder_format.prefix_length:
                 cells = cells_with_tokens(self._item_lengths(field), encoder_format)
                 # Index -1 selects the appended -1, so tokens without an encoder output stay as they are.
                 indices[field] = np.append(cells, np.int32(-1))[indices[field]]
-        return dataclasses.replace(self.layout, encoder_indices=indices)
+        return dataclasses.replace(layout, encoder_indices=indices)
 
 
 def cells_with_tokens(lengths: Sequence[int], encoder_format: EncoderFormat) -> np.ndarray:

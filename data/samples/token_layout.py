@@ -8,7 +8,7 @@ import numpy as np
 from data.errors import DataError
 from data.text.word_tokenizer import PAD
 
-TOKEN_COLUMNS = ("tokens", "branches", "positions", "targets", "target_mask")
+TOKEN_COLUMNS = ("tokens", "branches", "positions", "targets", "target_mask", "blocks")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,9 +18,11 @@ class TokenLayout:
     Attributes:
         tokens: Token ids.
         branches: 0 for the trunk, b > 0 for branch b, which attends to the trunk and to itself.
-        positions: Position in the sample; every branch continues from the end of the trunk.
+        positions: Position in the sample; every branch continues from the end of the trunk. In a decoded sample the
+            backbone may want (time, row, column) instead, along a last dimension (`data.samples.token_format`).
         targets: The next token of the same branch, `PAD` at its end.
         target_mask: 1 where predicting the target counts in the loss, else 0.
+        blocks: Tokens of a sample with one number above 0 attend to each other both ways; 0 for causal attention.
         encoder_indices: By encoder field, for every token -1 or the index of the encoder output that replaces its
             embedding. In sample metadata the index counts outputs of images and clips; in a decoded sample it counts
             all cells, those of class tokens too.
@@ -31,6 +33,7 @@ class TokenLayout:
     positions: np.ndarray
     targets: np.ndarray
     target_mask: np.ndarray
+    blocks: np.ndarray
     encoder_indices: Mapping[str, np.ndarray]
 
 
@@ -38,7 +41,7 @@ def lay_out_tokens(
     trunk: Sequence[int],
     branches: Iterable[Sequence[int]],
     loss_positions: Sequence[Iterable[int]],
-    placeholders: Mapping[str, int],
+    placeholders: Mapping[str, int | Sequence[int]],
 ) -> TokenLayout:
     """Lays out a trunk and the branches that follow it.
 
@@ -46,7 +49,7 @@ def lay_out_tokens(
         trunk: Token ids; each placeholder takes the next output of its encoder.
         branches: Token ids of each branch.
         loss_positions: For the trunk and then every branch, the positions within it whose *token is a target*.
-        placeholders: By encoder field, the token id that stands for an encoder output.
+        placeholders: By encoder field, the token id or ids that stand for an encoder output.
 
     Raises:
         DataError: The first token of the trunk or of a branch is a target: no token predicts it.
@@ -68,7 +71,7 @@ def lay_out_tokens(
         target_mask[start - 1 + target_positions] = 1
     encoder_indices = {}
     for field, placeholder in placeholders.items():
-        is_placeholder = tokens == placeholder
+        is_placeholder = np.isin(tokens, placeholder)
         encoder_indices[field] = np.where(is_placeholder, np.cumsum(is_placeholder) - 1, -1).astype(np.int32)
     return TokenLayout(
         tokens=tokens,
@@ -76,5 +79,6 @@ def lay_out_tokens(
         positions=positions.astype(np.int32),
         targets=targets,
         target_mask=target_mask,
+        blocks=np.zeros(len(tokens), np.int32),
         encoder_indices=encoder_indices,
     )

@@ -26,10 +26,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from data.errors import BadSampleError, DataError
 from data.quarantine import Quarantine
 from data.records import (
+    MEDIA_PARTS,
     ROLES,
-    AudioPart,
     ContentPart,
-    ImagePart,
     Media,
     Record,
     RecordSource,
@@ -42,7 +41,6 @@ from data.sources.paths import find_files
 
 _MAGIC = b"MMR1"
 _PREFIX = struct.Struct("<4sI")
-_MEDIA: dict[str, type[ImagePart] | type[AudioPart]] = {"image": ImagePart, "audio": AudioPart}
 
 
 class ArrayRecord:
@@ -137,7 +135,7 @@ def encode_record(record: Record) -> bytes:
         if isinstance(part, TextPart):
             return {"text": part.text}
         payloads.append(part.media.read())
-        kind = next(kind for kind, medium in _MEDIA.items() if isinstance(part, medium))
+        kind = next(kind for kind, medium in MEDIA_PARTS.items() if isinstance(part, medium))
         return {kind: len(payloads[-1]), "where": part.media.where}
 
     turns = [{"role": turn.role, "parts": [entry(part) for part in turn.parts]} for turn in record.turns]
@@ -173,7 +171,7 @@ def _part(where: str, item: Mapping[str, object], content: bytes, start: int) ->
     text = item.get("text")
     if isinstance(text, str):
         return TextPart(require_encodable(where, "a text", text)), start
-    for kind, medium in _MEDIA.items():
+    for kind, medium in MEDIA_PARTS.items():
         size = item.get(kind)
         if isinstance(size, int) and 0 <= size <= len(content) - start:
             payload = Media(str(item.get("where", where)), content=content[start : start + size])

@@ -41,6 +41,7 @@ class HuggingFaceDataset:
         answer: str = "answer",
         image: str = "",
         audio: str = "",
+        video: str = "",
         subset: str = "",
         revision: str = "",
         name: str = "hugging_face",
@@ -52,7 +53,7 @@ class HuggingFaceDataset:
                 with metadata), or a name on the hub, `owner/name`.
             split: Name of the split, also a part of it such as `train[:1000]` for anything but `save_to_disk`.
             task: What a row trains, and which columns it needs: see `data.sources.record_columns.RecordColumns`.
-            text, question, answer, image, audio: Names of the columns.
+            text, question, answer, image, audio, video: Names of the columns.
             subset: Configuration of a data set that has several.
             revision: Branch, tag or commit on the hub; a commit makes runs repeatable.
             name: Name of the source.
@@ -61,7 +62,14 @@ class HuggingFaceDataset:
             DataError: The data set cannot be loaded, has no such split or column, or no rows.
         """
         self._columns = RecordColumns(
-            "HuggingFaceDataset", task, text=text, question=question, answer=answer, image=image, audio=audio
+            "HuggingFaceDataset",
+            task,
+            text=text,
+            question=question,
+            answer=answer,
+            image=image,
+            audio=audio,
+            video=video,
         )
         loaded = _load(path, split, subset, revision)
         self._columns.check(f"{path} ({split})", loaded.column_names)

@@ -1,26 +1,25 @@
-"""LLaVA's layout: a JSON array or JSON lines of conversations, and a folder of images or audio."""
+"""LLaVA's layout: a JSON array or JSON lines of conversations, and a folder of images, audio or video."""
 
 import pathlib
 from collections.abc import Mapping
 from typing import SupportsIndex
 
 from data.errors import BadSampleError, DataError
-from data.records import Media, Record, check_index
+from data.records import MEDIA_PARTS, Media, Record, StoredPart, check_index
 from data.sources.json_index import index_json_array, index_json_lines, starts_with_json_array
 from data.sources.messages import parse_messages
 from data.sources.parsing import decode_utf8, media_from_path, parse_json
 from data.sources.paths import check_file, check_folder
 
-_UNSUPPORTED_FIELDS = ("video", "videos")
-
 
 class LlavaJson:
-    r"""Conversations about images or audio, or of text alone.
+    r"""Conversations about images, audio or video, or of text alone.
 
     An entry is `{"id": ..., "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat is it?"},
-    {"from": "gpt", "value": "A ship."}]}`. `image` and `audio` name one file, a list of files, or none; `<image>` and
-    `<audio>` in the texts are their placeholders; files of a kind without placeholders precede the user's first text.
-    See `data.sources.messages.parse_messages` for other forms of messages.
+    {"from": "gpt", "value": "A ship."}]}`. `image`, `audio` and `video` name one file, a list of files, or none;
+    `<image>`, `<audio>` and `<video>` in the texts are their placeholders; files of a kind without placeholders precede
+    the user's first text. Where an entry has clips and no images, `<image>` stands for the clips too (LLaVA-Video). See
+    `data.sources.messages.parse_messages` for other forms of messages.
 
     Only the index is kept in memory, 24 bytes an entry; entries are read on access. A malformed line of JSON lines is
     an unreadable sample, a malformed array an error at the start.
@@ -62,12 +61,12 @@ class LlavaJson:
         entry = parse_json(key, decode_utf8(key, Media(key, self._path, offset, size).read()))
         if not isinstance(entry, Mapping):
             raise BadSampleError(key, "the entry is not an object")
-        unsupported = [field for field in _UNSUPPORTED_FIELDS if entry.get(field)]
-        if unsupported:
-            raise BadSampleError(key, f"it has {unsupported[0]}, which this source does not read")
-        images, clips = (self._media(key, entry.get(field)) for field in ("image", "audio"))
-        return Record(key, parse_messages(key, entry.get("conversations"), images, clips))
+        messages = entry.get("conversations")
+        media = {kind: self._parts(key, kind, entry.get(kind)) for kind in MEDIA_PARTS}
+        if media["video"] and not media["image"] and "<image>" in str(messages):
+            media |= {"image": media["video"], "video": []}
+        return Record(key, parse_messages(key, messages, media))
 
-    def _media(self, key: str, value: object) -> list[Media]:
+    def _parts(self, key: str, kind: str, value: object) -> list[StoredPart]:
         values = value if isinstance(value, list) else [value] if value else []
-        return [media_from_path(key, self._folder, path) for path in values]
+        return [MEDIA_PARTS[kind](media_from_path(key, self._folder, path)) for path in values]

@@ -4,30 +4,28 @@ import re
 from collections.abc import Mapping, Sequence
 
 from data.errors import BadSampleError
-from data.records import AudioPart, ContentPart, ImagePart, Media, TextPart, Turn
+from data.records import MEDIA_PARTS, ContentPart, StoredPart, TextPart, Turn
 from data.sources.parsing import require_text
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-_PLACEHOLDERS: dict[str, type[ImagePart] | type[AudioPart]] = {"<image>": ImagePart, "<audio>": AudioPart}
-_PLACEHOLDER_PATTERN = re.compile("|".join(map(re.escape, _PLACEHOLDERS)))
+_PLACEHOLDER_PATTERN = re.compile(f"<({'|'.join(MEDIA_PARTS)})>")
 
-# A text, or the kind of medium that a placeholder stands for.
-_Piece = TextPart | type[ImagePart] | type[AudioPart]
+# A text, or the name of the media that a placeholder stands for.
+_Piece = TextPart | str
 
 
-def parse_messages(where: str, messages: object, images: Sequence[Media], clips: Sequence[Media]) -> tuple[Turn, ...]:
+def parse_messages(where: str, messages: object, media: Mapping[str, Sequence[StoredPart]]) -> tuple[Turn, ...]:
     """The turns of a list of messages.
 
     A message is {"from": "human", "value": ...} as in LLaVA, or {"role": "user", "content": ...}, where the content
-    may also be a list of {"type": "text", "text": ...}, {"type": "image"} and {"type": "audio"}. The n-th placeholder
-    of a kind stands for the n-th medium of that kind, newlines next to a placeholder are dropped, and media of a kind
-    without placeholders precede the first user's text. An empty system message is left out.
+    may also be a list of {"type": "text", "text": ...}, {"type": "image"}, {"type": "audio"} and {"type": "video"}. The
+    n-th placeholder of a kind stands for the n-th medium of that kind, newlines next to a placeholder are dropped, and
+    media of a kind without placeholders precede the first user's text. An empty system message is left out.
 
     Args:
         where: Name of the sample.
         messages: The value in the file.
-        images: Images in the order of their `<image>` placeholders.
-        clips: Audio clips in the order of their `<audio>` placeholders.
+        media: By name of their placeholders (`data.records.MEDIA_PARTS`), media in the order of these.
 
     Raises:
         BadSampleError: The messages have another form, one is empty, none is the assistant's, or the number of
@@ -40,14 +38,14 @@ def parse_messages(where: str, messages: object, images: Sequence[Media], clips:
     if all(role != "assistant" for role, _ in drafts):
         raise BadSampleError(where, "no message is the assistant's, so there is nothing to predict")
     first = next((pieces for role, pieces in drafts if role == "user"), drafts[0][1])
-    media = {ImagePart: [ImagePart(medium) for medium in images], AudioPart: [AudioPart(medium) for medium in clips]}
     unplaced_kinds: list[_Piece] = []
-    for placeholder, kind in _PLACEHOLDERS.items():
-        count = sum(piece is kind for _, pieces in drafts for piece in pieces)
+    for kind in MEDIA_PARTS:
+        files = len(media.get(kind, ()))
+        count = sum(piece == kind for _, pieces in drafts for piece in pieces)
         if not count:
-            unplaced_kinds += [kind] * len(media[kind])
-        elif count != len(media[kind]):
-            raise BadSampleError(where, f"{count} {placeholder} placeholders for {len(media[kind])} files")
+            unplaced_kinds += [kind] * files
+        elif count != files:
+            raise BadSampleError(where, f"{count} <{kind}> placeholders for {files} files")
     first[:0] = unplaced_kinds
     unplaced = {kind: iter(parts) for kind, parts in media.items()}
 
@@ -79,15 +77,16 @@ def _draft(where: str, number: int, message: object) -> tuple[str, list[_Piece]]
 
 def _split_at_placeholders(where: str, what: str, text: str) -> list[_Piece]:
     """A text split at its placeholders."""
-    placeholders = _PLACEHOLDER_PATTERN.findall(text)
     pieces: list[_Piece] = []
-    for number, span in enumerate(_PLACEHOLDER_PATTERN.split(text)):
+    spans = _PLACEHOLDER_PATTERN.split(text)  # texts and, in every second place, names
+    for number, span in enumerate(spans):
+        if number % 2:
+            pieces.append(span)
+            continue
         span = span.lstrip("\n") if number else span
-        span = span.rstrip("\n") if number < len(placeholders) else span
+        span = span.rstrip("\n") if number < len(spans) - 1 else span
         if span and not span.isspace():
             pieces.append(TextPart(require_text(where, what, span)))
-        if number < len(placeholders):
-            pieces.append(_PLACEHOLDERS[placeholders[number]])
     return pieces
 
 
@@ -97,7 +96,6 @@ def _item(where: str, what: str, item: object) -> _Piece:
     kind = fields.get("type")
     if kind == "text":
         return TextPart(require_text(where, what, fields.get("text")))
-    placeholder = _PLACEHOLDERS.get(f"<{kind}>")
-    if placeholder is None:
-        raise BadSampleError(where, f"{what} has an item of type {kind!r}; known are text, image and audio")
-    return placeholder
+    if not isinstance(kind, str) or kind not in MEDIA_PARTS:
+        raise BadSampleError(where, f"{what} has an item of type {kind!r}; known are text, {', '.join(MEDIA_PARTS)}")
+    return kind

@@ -1,11 +1,11 @@
-"""Pair tasks: an image or an audio clip and its text as the turns of a conversation."""
+"""Pair tasks: an image, an audio clip or a video clip and its text as the turns of a conversation."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
 from data.errors import DataError
-from data.records import AudioPart, ImagePart, Media, TextPart, Turn
+from data.records import AudioPart, ImagePart, Media, TextPart, Turn, VideoPart
 
 
 def image_to_text_turns(media: Media, text: str) -> tuple[Turn, ...]:
@@ -23,6 +23,11 @@ def audio_to_text_turns(media: Media, text: str) -> tuple[Turn, ...]:
     return Turn("user", (AudioPart(media),)), Turn("assistant", (TextPart(text),))
 
 
+def video_to_text_turns(media: Media, text: str) -> tuple[Turn, ...]:
+    """The user plays the video clip, the assistant answers with the text."""
+    return Turn("user", (VideoPart(media),)), Turn("assistant", (TextPart(text),))
+
+
 @dataclasses.dataclass(frozen=True)
 class PairTask:
     """A task over pairs of a medium and a text.
@@ -32,7 +37,7 @@ class PairTask:
         turns: Makes the turns from the medium and the text.
     """
 
-    media: Literal["image", "audio"]
+    media: Literal["image", "audio", "video"]
     turns: Callable[[Media, str], tuple[Turn, ...]]
 
 
@@ -40,6 +45,7 @@ PAIR_TASKS = {
     "describe": PairTask("image", image_to_text_turns),
     "generate": PairTask("image", text_to_image_turns),
     "transcribe": PairTask("audio", audio_to_text_turns),
+    "describe_video": PairTask("video", video_to_text_turns),
 }
 
 

@@ -41,6 +41,7 @@ class ParquetTable:
         answer: str = "answer",
         image: str = "",
         audio: str = "",
+        video: str = "",
         folder: str = "",
         cached_row_groups: int = 4,
         name: str = "parquet",
@@ -50,7 +51,7 @@ class ParquetTable:
         Args:
             files: Paths, with braces and wildcards.
             task: What a row trains, and which columns it needs: see `data.sources.record_columns.RecordColumns`.
-            text, question, answer, image, audio: Names of the columns.
+            text, question, answer, image, audio, video: Names of the columns.
             folder: Folder of the media that rows name by a path; that of the Parquet file by default.
             cached_row_groups: Number of row groups of this source that stay in memory.
             name: Name of the source.
@@ -59,7 +60,14 @@ class ParquetTable:
             DataError: A file is missing or not Parquet, a column is missing, there are no rows, or the task is unknown.
         """
         self._columns = RecordColumns(
-            "ParquetTable", task, text=text, question=question, answer=answer, image=image, audio=audio
+            "ParquetTable",
+            task,
+            text=text,
+            question=question,
+            answer=answer,
+            image=image,
+            audio=audio,
+            video=video,
         )
         if cached_row_groups < 1:
             raise DataError(f"ParquetTable.cached_row_groups is {cached_row_groups}; it must be at least 1")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.errors import BadSampleError, DataError
-from data.records import Media, Record
+from data.records import MEDIA_PARTS, Media, Record
 from data.sources.messages import parse_messages
 from data.sources.pair_tasks import PAIR_TASKS
 from data.sources.parsing import media_from_path, parse_json, require_text
@@ -33,20 +33,22 @@ class RecordColumns:
         answer: str = "answer",
         image: str = "",
         audio: str = "",
+        video: str = "",
     ) -> None:
         """Chooses the columns of a task.
 
         Args:
             owner: Class whose parameters these are, for messages.
-            task: `describe` and `generate` take an image and a text, `transcribe` an audio clip and a text (see
-                `data.sources.pair_tasks`), `answer` a question, its answer and any media, and `converse` a conversation
-                and any media.
+            task: `describe` and `generate` take an image and a text, `transcribe` an audio clip and a text,
+                `describe_video` a video clip and a text (see `data.sources.pair_tasks`), `answer` a question, its
+                answer and any media, and `converse` a conversation and any media.
             text: Column of the text or the conversation, as `data.sources.messages.parse_messages` reads it, or a JSON
                 text of that.
-            question: Column of the question; `<image>` and `<audio>` in it are placeholders of the media.
+            question: Column of the question; `<image>`, `<audio>` and `<video>` in it are placeholders of the media.
             answer: Column of the answer.
             image: Column of images; `image` by default where the task needs one, else none.
             audio: Column of audio clips; `audio` by default where the task needs one, else none.
+            video: Column of video clips; `video` by default where the task needs one, else none.
 
         Raises:
             DataError: The task is unknown, or takes no such column.
@@ -54,13 +56,13 @@ class RecordColumns:
         if task not in TABLE_TASKS:
             raise DataError(f"{owner}.task is {task!r}; choose one of {', '.join(TABLE_TASKS)}")
         needed = PAIR_TASKS[task].media if task in PAIR_TASKS else ""
-        if needed == "image" and audio or needed == "audio" and image:
+        named = {"image": image, "audio": audio, "video": video}
+        if needed and any(column for kind, column in named.items() if kind != needed):
             raise DataError(f"{owner}: the task {task} takes one {needed} and its text; leave the other column out")
         self._task = task
         self._texts = (question, answer) if task == "answer" else (text,)
-        self._image = image or ("image" if needed == "image" else "")
-        self._audio = audio or ("audio" if needed == "audio" else "")
-        self.names = tuple(column for column in (*self._texts, self._image, self._audio) if column)
+        self._columns = {kind: column or (kind if kind == needed else "") for kind, column in named.items()}
+        self.names = tuple(column for column in (*self._texts, *self._columns.values()) if column)
 
     def check(self, where: str, columns: list[str]) -> None:
         """Raises DataError unless a table has the columns."""
@@ -79,21 +81,22 @@ class RecordColumns:
         Raises:
             BadSampleError: The row is incomplete; `where` is its key.
         """
-        images, clips = (self._media(key, row, column, folder) for column in (self._image, self._audio))
+        media = {kind: self._media(key, row, column, folder) for kind, column in self._columns.items()}
+        parts = {kind: [MEDIA_PARTS[kind](medium) for medium in of_kind] for kind, of_kind in media.items()}
         if self._task == "converse":
             messages = row[self._texts[0]]
             messages = parse_json(key, messages) if isinstance(messages, str) else messages
-            return Record(key, parse_messages(key, messages, images, clips))
+            return Record(key, parse_messages(key, messages, parts))
         texts = [require_text(key, f"column {column}", row[column]) for column in self._texts]
         if self._task == "answer":
             messages = [
                 {"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)
             ]
-            return Record(key, parse_messages(key, messages, images, clips))
-        media = images or clips
-        if len(media) != 1:
-            raise BadSampleError(key, f"it has {len(media)} media where the task {self._task} takes one")
-        return Record(key, PAIR_TASKS[self._task].turns(media[0], texts[0]))
+            return Record(key, parse_messages(key, messages, parts))
+        paired = media[PAIR_TASKS[self._task].media]
+        if len(paired) != 1:
+            raise BadSampleError(key, f"it has {len(paired)} media where the task {self._task} takes one")
+        return Record(key, PAIR_TASKS[self._task].turns(paired[0], texts[0]))
 
     def _media(self, key: str, row: Mapping[str, Any], column: str, folder: str) -> list[Media]:
         """The media in a column of a row; none without a column or with an empty cell."""

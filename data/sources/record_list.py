@@ -1,4 +1,4 @@
-"""Records from Python: a sequence of dictionaries with questions about images or clips, and their answers."""
+"""Records from Python: a sequence of dictionaries with questions about images, audio or video, and their answers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from PIL import Image
 
 from data.errors import BadSampleError
 from data.media.images import encode_image
-from data.records import Media, Record, check_index
+from data.records import MEDIA_PARTS, Media, Record, check_index
 from data.sources.messages import parse_messages
 from data.sources.parsing import require_text
 
-_FIELDS = ("question", "answer", "image", "audio")
+_FIELDS = ("question", "answer", *MEDIA_PARTS)
 
 
 @runtime_checkable
@@ -29,9 +29,9 @@ class RecordList:
     """A sequence of dictionaries `{"image": ..., "question": ..., "answer": ...}` as records.
 
     An image is the path of a file, the bytes of one, a PIL image, or uint8[height, width, 3] or uint8[height, width];
-    `audio` is the path or the bytes of a clip. Either may be a list or left out; `<image>` and `<audio>` in the
-    question are their placeholders. The sequence may make its dictionaries on access. Worker processes get a pickled
-    copy of it.
+    `audio` and `video` are the path or the bytes of a clip. Each may be a list or left out; `<image>`, `<audio>` and
+    `<video>` in the question are their placeholders. The sequence may make its dictionaries on access. Worker
+    processes get a pickled copy of it.
 
     Attributes:
         name: Name of the source.
@@ -62,14 +62,15 @@ class RecordList:
         if not isinstance(fields, Mapping) or not set(fields) <= set(_FIELDS):
             found = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else type(fields).__name__
             raise BadSampleError(key, f"a record is a dictionary of {', '.join(_FIELDS)}; this one is of {found}")
-        images, clips = (
-            [self._medium(key, field, value) for value in _listed(fields.get(field))] for field in ("image", "audio")
-        )
+        media = {
+            kind: [part(self._medium(key, kind, value)) for value in _listed(fields.get(kind))]
+            for kind, part in MEDIA_PARTS.items()
+        }
         messages = [
             {"role": role, "content": require_text(key, f"the {field}", fields.get(field))}
             for role, field in (("user", "question"), ("assistant", "answer"))
         ]
-        return Record(key, parse_messages(key, messages, images, clips))
+        return Record(key, parse_messages(key, messages, media))
 
     def _medium(self, key: str, field: str, value: object) -> Media:
         if isinstance(value, str | os.PathLike):

@@ -15,7 +15,7 @@ from data.sources.parsing import decode_utf8, parse_json, require_text
 from data.sources.paths import find_files
 from data.sources.tar_index import TarIndex, TarMember, index_tar
 
-_SUFFIXES = {"image": ("jpg", "jpeg", "png", "webp"), "audio": ("wav", "flac")}
+_SUFFIXES = {"image": ("jpg", "jpeg", "png", "webp"), "audio": ("wav", "flac"), "video": ("mp4", "webm", "mkv", "mov")}
 _TEXT, _JSON = "txt", "json"
 _SCAN_THREADS = 8  # they mostly wait for the file system
 
@@ -31,11 +31,11 @@ class _ShardSample:
 
 
 class WebDataset:
-    """Pairs of an image or an audio clip and its text from tar shards.
+    """Pairs of an image, an audio clip or a video clip and its text from tar shards.
 
     A sample is the members of one key, `000012.jpg`, `000012.txt`, `000012.json`: a medium (jpg, jpeg, png, webp; wav,
-    flac) and a text, which is the txt or, without one, the caption in the json. Other members are skipped, and so
-    are names without a key, such as `.DS_Store`. The members of a sample need not be adjacent.
+    flac; mp4, webm, mkv, mov) and a text, which is the txt or, without one, the caption in the json. Other members are
+    skipped, and so are names without a key, such as `.DS_Store`. The members of a sample need not be adjacent.
 
     Of a truncated tar, complete samples are used, and the truncated one is an unreadable sample.
 
@@ -50,7 +50,8 @@ class WebDataset:
 
         Args:
             shards: Paths of uncompressed tars, with braces (`shards-{0000..0012}.tar`) and wildcards.
-            task: `describe` and `generate` take images, `transcribe` takes audio; see `data.sources.pair_tasks`.
+            task: `describe` and `generate` take images, `transcribe` audio, `describe_video` video; see
+                `data.sources.pair_tasks`.
             caption: Field of the json with the text of a sample without txt.
             name: Name of the source.
 

@@ -34,6 +34,7 @@ class SpecialTokenNames:
     answer: str | None = None
     image: str | None = None
     audio: str | None = None
+    video: str | None = None
     generate: str | None = None
     unknown: str | None = None
     image_start: str | None = None

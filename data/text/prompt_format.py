@@ -5,9 +5,12 @@ import json
 
 from configs.strict_json import parse_json
 from data.errors import DataError
+from data.media.pixel_range import PixelRange
 from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
+from data.media.video_sampling import VideoSampling
+from data.text.video_layout import VideoLayout
 
-_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution)}
+_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution, PixelRange)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,16 +21,23 @@ class PromptFormat:
         template: Name of the chat template (`data.text.chat_template.CHAT_TEMPLATES`) of prompts answered by text.
         generation_template: Name of the chat template of prompts answered by an image.
         tiling: How an input image becomes encoder images; None for one image at its own resolution.
+        video: How the frames of a video clip are chosen and laid out.
     """
 
     template: str = "question"
     generation_template: str = "plain"
     tiling: ImageTiling | None = None
+    video: VideoLayout = VideoLayout()
 
     def to_json(self) -> str:
         """Text for `from_json`."""
         tiling = self.tiling and {"kind": type(self.tiling).__name__, **dataclasses.asdict(self.tiling)}
-        fields = {"template": self.template, "generation_template": self.generation_template, "tiling": tiling}
+        fields = {
+            "template": self.template,
+            "generation_template": self.generation_template,
+            "tiling": tiling,
+            "video": dataclasses.asdict(self.video),
+        }
         return json.dumps(fields, indent=1)
 
     @classmethod
@@ -35,13 +45,14 @@ class PromptFormat:
         """The format that `to_json` wrote; raises DataError for another text."""
         try:
             fields = parse_json(text, "the prompt format", DataError)
-            tiling, template, generation_template = (
-                fields[name] for name in ("tiling", "template", "generation_template")
+            tiling, template, generation_template, video = (
+                fields[name] for name in ("tiling", "template", "generation_template", "video")
             )
             if tiling is not None:
                 tiling = _TILINGS[tiling.pop("kind")](**tiling)
             if not (isinstance(template, str) and isinstance(generation_template, str)):
                 raise TypeError("a template's name is a text")
-            return cls(template, generation_template, tiling)
+            layout = VideoLayout(**{**video, "sampling": VideoSampling(**video["sampling"])})
+            return cls(template, generation_template, tiling, layout)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not written by PromptFormat.to_json: {error!r}") from error

@@ -22,9 +22,10 @@ class SpecialTokens:
         answer: Ends a question where no chat template does.
         image: Placeholder for one backbone token of the vision encoder.
         audio: Placeholder for one backbone token of the audio encoder.
+        video: Placeholder for one backbone token of frames of a clip; `image` where there is none.
         generate: Token whose hidden state conditions a generated image.
         unknown: Stands for text outside the vocabulary; the only special token that `encode` may return.
-        image_start, image_end: Delimit the tokens of an image.
+        image_start, image_end: Delimit the tokens of an image, and of a clip or its frames.
         audio_start, audio_end: Delimit the tokens of an audio clip.
     """
 
@@ -34,6 +35,7 @@ class SpecialTokens:
     answer: int | None = None
     image: int | None = None
     audio: int | None = None
+    video: int | None = None
     generate: int | None = None
     unknown: int | None = None
     image_start: int | None = None

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from configs.architectures import BackboneConfig, EncoderConfig, ModelConfig
 from configs.errors import UserError
+from data.records import MEDIA_PARTS
 from data.samples.encoder_format import EncoderFormat, encoder_format
 from mmjax.api.registration import check_kind, check_parameters
 from mmjax.models.modalities.encoder import encoder_module
@@ -14,7 +15,7 @@ from sharding.specs.encoders import encoder_spec
 from sharding.specs.module_spec import ModuleSpec
 
 # Names of capacities and batch arrays, and of other placeholders in prompts.
-_RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions", "image", "audio")
+_RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions", *MEDIA_PARTS)
 
 Config = TypeVar("Config", bound=EncoderConfig)
 

@@ -46,6 +46,7 @@ def generate(
     prompt: str = "",
     image: ImageInput | Sequence[ImageInput] = (),
     audio: Path | Sequence[Path] = (),
+    video: Path | Sequence[Path] = (),
     *,
     items: Mapping[str, Path | Sequence[Path]] | None = None,
     seed: int = 0,
@@ -62,6 +63,7 @@ def generate(
         prompt: Text, with placeholders such as `<image>` where media stand; media without any come first.
         image: One image or several, in the order of their placeholders `<image>`.
         audio: One file or several, likewise, of `<audio>`.
+        video: One file or several, likewise, of `<video>`.
         items: By field of an encoder of another kind, such as `windows`, one file or several, of `<windows>`.
         seed: Seed of sampled tokens.
         temperature: Sampling temperature; 0 for the most likely tokens.
@@ -73,7 +75,11 @@ def generate(
             row.
     """
     media = {field: _file_media(files) for field, files in (items or {}).items()}
-    media |= {"image": tuple(_image_media(one) for one in _as_tuple(image)), "audio": _file_media(audio)}
+    media |= {
+        "image": tuple(_image_media(one) for one in _as_tuple(image)),
+        "audio": _file_media(audio),
+        "video": _file_media(video),
+    }
     trained = _as_model(model)
     (answer,) = trained.answers([Prompt(prompt, media, seed)], Sampling(temperature, top_p), max_tokens)
     return answer.text

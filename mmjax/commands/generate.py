@@ -31,7 +31,8 @@ class GenerateArguments(cli.BindingArguments):
         None, "Step of the checkpoint in --workdir; without the flag, the newest.", metavar="N", parse=cli.integer(0)
     )
     prompt: str = cli.flag(
-        "", "Question, with <image> and <audio> where they stand; with --output, description of an image."
+        "",
+        "Question, with <image>, <audio> and <video> where they stand; with --output, description of an image.",
     )
     image: tuple[str, ...] = cli.flag(
         (),
@@ -42,6 +43,12 @@ class GenerateArguments(cli.BindingArguments):
     audio: tuple[str, ...] = cli.flag(
         (),
         "Audio file that the question is about. Repeatable, in the order of placeholders.",
+        metavar="FILE",
+        repeatable=True,
+    )
+    video: tuple[str, ...] = cli.flag(
+        (),
+        "Video file that the question is about. Repeatable, in the order of placeholders.",
         metavar="FILE",
         repeatable=True,
     )
@@ -56,8 +63,8 @@ class GenerateArguments(cli.BindingArguments):
     output: str = cli.flag("", "File to write a generated image to; its suffix gives the format.", metavar="FILE")
     requests: str = cli.flag(
         "",
-        'JSONL file of many requests: {"prompt": ..., "image": [...], "audio": [...], "items": {FIELD: [...]}, '
-        '"output": ..., "seed": ...}.',
+        'JSONL file of many requests: {"prompt": ..., "image": [...], "audio": [...], "video": [...], '
+        '"items": {FIELD: [...]}, "output": ..., "seed": ...}.',
         metavar="FILE",
     )
     temperature: float = cli.flag(
@@ -130,11 +137,13 @@ def generate(
 def _read_requests(arguments: GenerateArguments) -> "list[Request]":
     from mmjax.generation.requests import Request, read_requests
 
+    files = {"image": arguments.image, "audio": arguments.audio, "video": arguments.video}
     if arguments.requests:
-        if arguments.prompt or arguments.image or arguments.audio or arguments.item or arguments.output:
-            raise cli.UserError("--requests gives all requests: leave --prompt, --image, --audio, --item, --output out")
+        if arguments.prompt or any(files.values()) or arguments.item or arguments.output:
+            flags = "--prompt, --image, --audio, --video, --item, --output"
+            raise cli.UserError(f"--requests gives all requests: leave {flags} out")
         return read_requests(pathlib.Path(arguments.requests))
-    if not (arguments.prompt.strip() or arguments.image or arguments.audio or arguments.item):
+    if not (arguments.prompt.strip() or any(files.values()) or arguments.item):
         raise cli.UserError("--prompt is missing: a question, or with --output the description of an image")
     items: dict[str, tuple[str, ...]] = {}
     for field, file in arguments.item:
@@ -142,8 +151,7 @@ def _read_requests(arguments: GenerateArguments) -> "list[Request]":
     return [
         Request(
             prompt=arguments.prompt,
-            image=arguments.image,
-            audio=arguments.audio,
+            **files,
             items=items,
             output=arguments.output,
             seed=arguments.seed,
@@ -167,6 +175,7 @@ COMMAND = cli.Command(
     summary="Asks a trained model about images and other media, or lets it generate images.",
     examples=(
         '--workdir=runs/short --image=shape.png --prompt="what color is it?"',
+        '--workdir=runs/clips --video=clip.mp4 --prompt="which way does it move?"',
         '--workdir=runs/short --prompt="a blue circle" --output=circle.png',
     ),
     arguments=GenerateArguments,

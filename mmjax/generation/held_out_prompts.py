@@ -9,7 +9,7 @@ import numpy as np
 from data.data_config import RowCapacity
 from data.datasets.dataset import Dataset, RandomAccessSamples
 from data.errors import BadSampleError
-from data.media.patches import unpatchify
+from data.samples.image_format import PatchFormat, first_frame
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TokenLayout
@@ -47,7 +47,7 @@ def held_out_questions(
     scored = [kinds[kind] for kind in dataset.evaluated_kinds if kind in kinds]
     found = []
     for number, sample in enumerate(_spread(scored, capacity, count)):
-        if (prompt := _question(sample, number, dataset.tokenizer)) is not None:
+        if (prompt := _question(sample, number, dataset.tokenizer, sample_format)) is not None:
             found.append(prompt)
         if len(found) == count:
             break
@@ -64,7 +64,7 @@ def held_out_descriptions(
     found = []
     for sample in _spread(kinds, capacity, count):
         if len(sample.target_images):
-            found.append(_description(sample, dataset.tokenizer))
+            found.append(_description(sample, dataset.tokenizer, sample_format))
         if len(found) == count:
             break
     return found
@@ -94,7 +94,7 @@ def _has_target_image(samples: RandomAccessSamples) -> bool:
         return False
 
 
-def _question(sample: Sample, number: int, tokenizer: Tokenizer) -> HeldOutPrompt | None:
+def _question(sample: Sample, number: int, tokenizer: Tokenizer, sample_format: SampleFormat) -> HeldOutPrompt | None:
     """A sample up to its first answer, or up to that of one of its branches; None if it has no answer in text."""
     layout = sample.layout
     branches = np.unique(layout.branches[layout.target_mask > 0])
@@ -110,15 +110,17 @@ def _question(sample: Sample, number: int, tokenizer: Tokenizer) -> HeldOutPromp
         sample=_cut(sample, column[: first + 1]),
         text=_text(layout.tokens[column[: first + 1]], tokenizer),
         answer=_text(layout.targets[column[first:last]], tokenizer),
-        images=_encoder_images(sample),
+        images=_encoder_images(sample, sample_format),
     )
 
 
-def _description(sample: Sample, tokenizer: Tokenizer) -> HeldOutPrompt:
+def _description(sample: Sample, tokenizer: Tokenizer, sample_format: SampleFormat) -> HeldOutPrompt:
     """A sample up to the positions that condition its first target image."""
     last = int(sample.condition_positions[0].max())
     cut = _cut(sample, np.flatnonzero(sample.layout.branches[: last + 1] == 0), images=1)
-    return HeldOutPrompt(sample=cut, text=_text(cut.layout.tokens, tokenizer), images=_encoder_images(sample))
+    return HeldOutPrompt(
+        sample=cut, text=_text(cut.layout.tokens, tokenizer), images=_encoder_images(sample, sample_format)
+    )
 
 
 def _cut(sample: Sample, column: np.ndarray, images: int = 0) -> Sample:
@@ -133,6 +135,7 @@ def _cut(sample: Sample, column: np.ndarray, images: int = 0) -> Sample:
             positions=layout.positions[column],
             targets=zeros,
             target_mask=zeros,
+            blocks=layout.blocks[column],
             encoder_indices={field: indices[column] for field, indices in layout.encoder_indices.items()},
         ),
         target_images=sample.target_images[:images],
@@ -147,14 +150,10 @@ def _text(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(tokens[shown]).strip()
 
 
-def _encoder_images(sample: Sample) -> list[np.ndarray]:
-    """The images of a sample as its vision encoder reads them, uint8[height, width, 3]."""
-    images = []
-    for inputs in sample.encoder_inputs.values():
-        if inputs.positions.ndim != 2 or len(inputs.values) != len(inputs.item_ids):
-            continue  # not patches
-        side = math.isqrt(inputs.values.shape[1] // 3)
-        for number in range(1, int(inputs.item_ids.max(initial=0)) + 1):
-            of_image = (inputs.item_ids == number) & (inputs.positions[:, 0] >= 0)
-            images.append(unpatchify(inputs.values[of_image], inputs.positions[of_image], side))
-    return images
+def _encoder_images(sample: Sample, sample_format: SampleFormat) -> list[np.ndarray]:
+    """What the vision encoder reads, uint8[height, width, 3]: images, and the first of the frames in one patch."""
+    patch_format = sample_format.encoder_of(PatchFormat)
+    if patch_format is None:
+        return []
+    inputs = sample.encoder_inputs[patch_format.field]
+    return [first_frame(inputs, item, patch_format) for item in range(1, int(inputs.item_ids.max(initial=0)) + 1)]

@@ -10,6 +10,7 @@ from configs.architectures import ModelConfig
 from mmjax.models.layers.positions import RotaryCosSin
 from mmjax.models.layers.transformer import TransformerBlock
 from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding, backbone_rotary, causal_mask
+from mmjax.models.modalities.deepstack import EarlyActivations
 from mmjax.models.model import run_module, with_tied_parameters
 from mmjax.models.structure.module import Module, ModuleInputs
 from mmjax.models.structure.parameters import layer_name, piece_definition
@@ -38,7 +39,7 @@ class DecodeState(NamedTuple):
     Attributes:
         caches: KV cache of each layer.
         lengths: Number of tokens in the caches of each row.
-        positions: Position of the next token of each row.
+        positions: Position of the next token of each row, along all axes alike.
     """
 
     caches: tuple[KVCache, ...]
@@ -59,7 +60,8 @@ class CachedBackbone:
         encoder_names = {encoder.name for encoder in config.encoders}
         self._encoders = [module for module in modules if module.name in encoder_names]
         (self._module,) = (module for module in modules if module.name == self.name)
-        self._embed, self._blocks, self._head = self._module.compute_pieces
+        self._embed, *early, self._blocks, self._head = self._module.compute_pieces
+        self._layers = [(piece, 0) for piece in early] + [(self._blocks, n) for n in range(self._blocks.layers or 1)]
 
     def prefill(
         self, parameters: Tree, arrays: dict[str, ModuleInputs], lengths: Int[Array, " r"]
@@ -79,15 +81,22 @@ class CachedBackbone:
             encoder.name: run_module(encoder, parameters[encoder.name], {}, arrays[encoder.name]).activations[self.name]
             for encoder in self._encoders
         }
-        x = self._token_embedding(parameters)(encoder_outputs, batch, SINGLE_DEVICE)  # [r, s, d]
-        rows, length, _ = x.shape
+        x = self._token_embedding(parameters)(encoder_outputs, batch, SINGLE_DEVICE)
+        activations = x if isinstance(x, EarlyActivations) else EarlyActivations(x, ())
+        rows, length, _ = activations.x.shape
         shape = (rows, length, self._config.kv_heads, self._config.head_width)
-        empty = KVCache(jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype))
+        empty = KVCache(*(jnp.zeros(shape, activations.x.dtype) for _ in range(2)))
         rotary = backbone_rotary(self._config, batch["positions"])
         x, caches = self._run_blocks(
-            parameters, x, causal_mask(batch), rotary, (empty,) * self._config.depth, jnp.zeros((rows,), jnp.int32)
+            parameters,
+            activations,
+            causal_mask(batch),
+            rotary,
+            (empty,) * self._config.depth,
+            jnp.zeros((rows,), jnp.int32),
         )
-        last_positions = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
+        positions = batch["positions"].reshape(rows, length, -1)  # [r, s, 1], or [r, s, 3] of (time, row, column)
+        last_positions = jnp.take_along_axis(positions, lengths[:, None, None] - 1, axis=1)[:, 0].max(axis=-1)
         return DecodeState(caches, lengths, last_positions + 1), self._language_head(parameters).norm(x)
 
     def decode(
@@ -99,7 +108,8 @@ class CachedBackbone:
         is_visible = (slots[None, :] <= state.lengths[:, None]).astype(jnp.int32)  # [r, t]
         mask = make_segment_mask(jnp.ones_like(is_visible[:, :1]), keys=is_visible)
         rotary = backbone_rotary(self._config, state.positions[:, None])
-        x, caches = self._run_blocks(parameters, x, mask, rotary, state.caches, state.lengths)  # [r, 1, d]
+        text = EarlyActivations(x, ())
+        x, caches = self._run_blocks(parameters, text, mask, rotary, state.caches, state.lengths)  # [r, 1, d]
         head = self._language_head(parameters)
         next_state = DecodeState(caches, state.lengths + 1, state.positions + 1)
         return next_state, head.logits(head.norm(x))[:, 0]
@@ -114,18 +124,18 @@ class CachedBackbone:
     def _run_blocks(
         self,
         parameters: Tree,
-        x: Float[Array, "r s d"],
+        activations: EarlyActivations,
         mask: SegmentMask,
         rotary: RotaryCosSin | None,
         caches: tuple[KVCache, ...],
         start: Int[Array, " r"],
     ) -> tuple[Float[Array, "r s d"], tuple[KVCache, ...]]:
         """Runs all blocks over s new positions of each row, which begin at slot `start` of the caches."""
-        definition, layers = piece_definition(self._blocks), parameters[self.name][self._blocks.name]
-        new_caches = []
-        for number, cache in enumerate(caches):
-            block = definition.bind(layers[layer_name(number)])
+        x, features, new_caches = activations.x, list(activations.features), []
+        for (piece, number), cache in zip(self._layers, caches, strict=True):
+            block = piece_definition(piece).bind(parameters[self.name][piece.name][layer_name(number)])
             x, cache = block_with_cache(block, x, mask, rotary, cache, start)
+            x = x + features.pop(0) if features else x
             new_caches.append(cache)
         return x, tuple(new_caches)
 

@@ -16,7 +16,7 @@ from configs.errors import UserError
 from configs.strict_json import parse_json, read_bounded
 from data.datasets.prompts import prompt_record
 from data.media.images import save_image
-from data.records import Media
+from data.records import MEDIA_PARTS, Media
 from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
 from mmjax.generation.trained_model import Answer, Prompt, TrainedModel
@@ -32,6 +32,7 @@ class Request:
         prompt: Text, with placeholders such as `<image>` where media stand.
         image: Image files in the order of their placeholders.
         audio: Audio files in the order of their placeholders.
+        video: Video files in the order of their placeholders.
         items: By field of an encoder of another kind (`EncoderConfig.field`), files in the order of placeholders.
         output: File to write the generated image to; empty for a question.
         seed: Seed of an image's noise, and of tokens that are sampled.
@@ -40,6 +41,7 @@ class Request:
     prompt: str
     image: tuple[str, ...] = ()
     audio: tuple[str, ...] = ()
+    video: tuple[str, ...] = ()
     items: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     output: str = ""
     seed: int = 0
@@ -47,7 +49,7 @@ class Request:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed {self.seed} is not between 0 and {MAX_SEED}")
-        if reserved := [field for field in self.items if field in ("image", "audio")]:
+        if reserved := [field for field in self.items if field in MEDIA_PARTS]:
             raise UserError(f"items are files of encoders of other kinds; give {reserved[0]} beside them, not in them")
         prompt_record(self.prompt, self._media)  # raises if placeholders and files do not match
         if self.output:
@@ -58,7 +60,7 @@ class Request:
 
     @property
     def _files(self) -> dict[str, tuple[str, ...]]:
-        return {"image": self.image, "audio": self.audio, **self.items}
+        return {**{name: getattr(self, name) for name in MEDIA_PARTS}, **self.items}
 
     @property
     def _media(self) -> dict[str, tuple[Media, ...]]:
@@ -87,8 +89,8 @@ class Request:
 def read_requests(path: pathlib.Path) -> list[Request]:
     """Reads a JSONL file of requests.
 
-    A line is `{"prompt": ..., "image": [...], "audio": [...], "items": {FIELD: [...]}, "output": ..., "seed": ...}`.
-    Everything but the prompt may be left out, and a single file needs no list.
+    A line is `{"prompt": ..., "image": [...], "audio": [...], "video": [...], "items": {FIELD: [...]}, "output": ...,
+    "seed": ...}`. Everything but the prompt may be left out, and a single file needs no list.
 
     Raises:
         UserError: A line is not a request; the message names the file and the line.
@@ -114,7 +116,7 @@ def _parse_request(values: Any) -> Request:
         raise UserError("a request is an object with a text as prompt")
     if unknown := sorted(set(values) - known):
         raise UserError(f"a request has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    files: dict[str, Any] = {name: _file_names(values[name]) for name in ("image", "audio") if name in values}
+    files: dict[str, Any] = {name: _file_names(values[name]) for name in MEDIA_PARTS if name in values}
     if "items" in values:
         if not isinstance(values["items"], dict):
             raise UserError(

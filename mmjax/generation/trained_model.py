@@ -16,7 +16,7 @@ from data.data_config import RowCapacity
 from data.datasets.prompts import prompt_metadata, prompt_record
 from data.packing.global_batch import build_global_batch, capacity_for_model
 from data.packing.packed_rows import pack_samples
-from data.records import AudioPart, ImagePart, Media
+from data.records import MEDIA_PARTS, Media
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 from data.text.chat_template import CHAT_TEMPLATES
@@ -47,7 +47,8 @@ class Prompt:
 
     Attributes:
         text: Text with placeholders such as `<image>` where media stand; media without any come first.
-        media: `image`, `audio` and fields of other encoders, with the media of each in the order of placeholders.
+        media: `image`, `audio`, `video` and fields of other encoders, with the media of each in the order of their
+            placeholders.
         seed: Seed of tokens that are sampled.
     """
 
@@ -190,9 +191,11 @@ class TrainedModel:
 
     @property
     def _other_fields(self) -> list[str]:
-        """Fields of encoders that read neither images nor audio: placeholders of prompts."""
+        """Fields of encoders that read none of `MEDIA_PARTS`: placeholders of prompts."""
         return [
-            field for field in self.sample_format.encoder_formats if field not in (ImagePart.field, AudioPart.field)
+            field
+            for field in self.sample_format.encoder_formats
+            if field not in {part.field for part in MEDIA_PARTS.values()}
         ]
 
     @functools.cached_property

@@ -59,10 +59,11 @@ def run_module(
     for piece in module.compute_pieces:
         definition, adapters = piece_definition(piece), parameters.get(module.adapter_piece(piece.name), {})
         shared = piece.shared_inputs(batch) if piece.shared_inputs else batch
-        for layer in map(layer_name, range(piece.layers or 1)):
+        for number in range(piece.layers or 1):
+            layer = layer_name(number)
             layer_parameters = join_adapters(parameters[piece.name][layer], adapters.get(layer, {}))
             layer_parameters = with_tied_parameters(parameters, piece, layer_parameters)
-            x = definition.apply(layer_parameters, x, shared, axes)
+            x = definition.apply(layer_parameters, x, piece.inputs_of_layer(shared, number), axes)
             if isinstance(x, LayerOutput):
                 auxiliary_losses.append(x.auxiliary_loss)
                 x = x.x

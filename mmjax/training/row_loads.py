@@ -60,7 +60,7 @@ def filled_row_loads(arrays: HostArrays, graph: ModuleGraph) -> dict[str, np.nda
 def _segment_loads(segments: np.ndarray, module: ModuleSpec) -> np.ndarray:
     """Tokens, sum of squared lengths, and number of the segments of a row [s]; 0 is padding.
 
-    A class token attends as one position and takes a whole cell.
+    Class tokens and registers attend as one position each and take whole cells.
     """
     lengths = np.bincount(segments[segments > 0])
     lengths = lengths[lengths > 0].astype(float)

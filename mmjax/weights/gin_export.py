@@ -18,11 +18,13 @@ WEIGHTS_COMMENT = (
 class _ScopedConfig:
     """A configuration and the gin scope that it is bound in.
 
-    The scope is the configuration's name where a tuple has several of its kind, else empty.
+    The scope is the configuration's name where a tuple has several of its kind, and ends in the name of its field where
+    the model has other values of its kind; else it is empty.
     """
 
     config: Any
     scope: str
+    repeated: frozenset[type]
 
     @property
     def selector(self) -> str:
@@ -33,21 +35,43 @@ class _ScopedConfig:
         """Fields that differ from their defaults (all fields of a ModelConfig), with configurations scoped."""
         values = {field.name: (getattr(self.config, field.name), field.default) for field in _fields(self.config)}
         return {
-            name: self._scope_value(value)
+            name: self._scope_value(name, value)
             for name, (value, default) in values.items()
             if value != default or isinstance(self.config, ModelConfig)
         }
 
-    def _scope_value(self, value: Any) -> Any:
+    def _scope_value(self, field: str, value: Any) -> Any:
         if isinstance(value, tuple):
             kinds = [type(element) for element in value]
             return tuple(
-                _ScopedConfig(element, f"{element.name}/")
+                _ScopedConfig(element, f"{element.name}/", self.repeated)
                 if _fields(element) and kinds.count(type(element)) > 1
-                else self._scope_value(element)
+                else self._scope_value("", element)
                 for element in value
             )
-        return _ScopedConfig(value, self.scope) if _fields(value) else value
+        if not _fields(value):
+            return value
+        scope = self.scope
+        if field and type(value) in self.repeated:
+            name = getattr(self.config, "name", "")
+            scope = f"{self.scope or (name and f'{name}/')}{field}/"
+        return _ScopedConfig(value, scope, self.repeated)
+
+
+def _repeated_kinds(config: Config) -> frozenset[type]:
+    """The kinds of which a configuration has several values within it."""
+    values = list(dict.fromkeys(_configs_within(config)))
+    kinds = [type(value) for value in values]
+    return frozenset(kind for kind in kinds if kinds.count(kind) > 1)
+
+
+def _configs_within(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for element in value:
+            yield from _configs_within(element)
+    elif _fields(value):
+        yield value
+        yield from _configs_within(tuple(getattr(value, field.name) for field in _fields(value)))
 
 
 def _fields(value: Any) -> tuple[dataclasses.Field, ...]:
@@ -63,7 +87,7 @@ def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
         config: Configuration of a module, or a ModelConfig.
         weights: Value of `TrainConfig.pretrained_weights`.
     """
-    configs = list(_nested_configs(_ScopedConfig(config, "")))
+    configs = list(_nested_configs(_ScopedConfig(config, "", _repeated_kinds(config))))
     blocks = [block for block in map(_binding_block, configs) if block]
     imports = {_import_line(type(scoped.config)) for scoped in configs}
     if weights:

@@ -225,4 +225,5 @@ def as_model(config: Config) -> ModelConfig:
         return ModelConfig((), config, ())
     if isinstance(config, GeneratorConfig):
         return ModelConfig((), BackboneConfig(), (config,))
-    return ModelConfig((config,), BackboneConfig(), ())
+    depth = max(BackboneConfig.depth, len(config.tapped_layers) + 1)  # blocks that take the tapped layers' outputs
+    return ModelConfig((config,), BackboneConfig(depth=depth), ())

@@ -67,6 +67,7 @@ def make_segment_mask(
     causal: bool = False,
     positions: jax.Array | np.ndarray | None = None,
     window: int | None = None,
+    ordered: bool = True,
     block: int | None = None,
 ) -> SegmentMask:
     """The mask of packed rows.
@@ -84,6 +85,8 @@ def make_segment_mask(
         positions: `[r, s]`, the position of each token in its segment, from 0 on, where a branch continues from the end
             of the trunk; for a window.
         window: How many positions, itself included, a position attends to; needs `positions` and `causal`.
+        ordered: Whether segments are in ascending order and their positions adjacent. If not, more blocks are computed,
+            those between the least and the greatest segment of a block.
         block: Positions of a block; by default the size that was fastest where it was measured.
 
     Raises:
@@ -104,7 +107,7 @@ def make_segment_mask(
             raise ValueError(
                 f"branches are {_describe(branches)} and segments {_describe(segments)}; give one for each position"
             )
-    for name, ids in (("segments", segments), ("keys", key_segments)):
+    for name, ids in (("segments", segments), ("keys", key_segments)) if ordered else ():
         _check_order(name, ids)
     if window is not None:
         _check_window(window, causal, positions, segments)

@@ -15,10 +15,23 @@ from sharding.specs.layer import (
     saved_by_policy,
 )
 from sharding.specs.module_spec import ModuleSpec
-from sharding.specs.projectors import projector_layer, projector_splits
+from sharding.specs.projectors import projector_splits, projector_with_taps
 from sharding.specs.transformer import block_layer, norm_parameters
 
 _FRAMES_PER_POSITION = 2  # of audio: the stride of its second convolution
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalAttention:
+    """Attention to the positions of a window or a chunk.
+
+    Attributes:
+        positions: Positions of a whole window or chunk; those at the end of an item may have fewer.
+        share: Share of the layers whose attention is local; the others attend to the whole item.
+    """
+
+    positions: int
+    share: float = 1.0
 
 
 @functools.singledispatch
@@ -34,6 +47,7 @@ def transformer_encoder_spec(
     values_per_position: int = 1,
     *,
     rotary: bool = False,
+    local: LocalAttention | None = None,
 ) -> ModuleSpec:
     """The costs of an encoder that is a stack of blocks.
 
@@ -43,21 +57,58 @@ def transformer_encoder_spec(
         embedding: The layer before the blocks.
         values_per_position: Values that become one position.
         rotary: Whether attention rotates queries and keys by their positions.
+        local: Attention to a part of an item; None where all layers attend to all of it.
     """
+    block = block_layer(config, causal=False, rotary=rotary)
+    block = _with_local_attention(block, config.width, local) if local else block
     kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
     final_norm = (_norm(config),) if config.final_norm else ()
     return ModuleSpec(
         config.name,
         config.depth,
         tensor_splits=(
-            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector, backbone),
+            ("heads", config.heads), *kv_heads, ("ffn", config.ffn),
+            *projector_splits(config.projector, config, backbone),
+            *(projector_splits(config.tap_projector, config, backbone) if config.tapped_layers else ()),
         ),
-        leading_layers=(embedding,),
-        layer=block_layer(config, causal=False, rotary=rotary),
-        trailing_layers=(*final_norm, projector_layer(config.projector, config, backbone)),
+        leading_layers=(_with_taps(embedding, config),),
+        layer=_with_taps(block, config),
+        trailing_layers=(
+            *(_with_taps(norm, config) for norm in final_norm), projector_with_taps(config, backbone),
+        ),
         values_per_position=values_per_position,
         values_per_cell=values_per_position * config.positions_per_token,
     )  # fmt: skip
+
+
+def _with_local_attention(layer: LayerSpec, width: int, local: LocalAttention) -> LayerSpec:
+    """A layer with the mean over the stack of attention's FLOPs, as if every window or chunk were whole."""
+
+    def flops(kernel: Kernel) -> PerLoad:
+        return kernel.flops * (1 - local.share) + PerLoad(4 * width * local.positions * local.share)
+
+    kernels = (
+        dataclasses.replace(kernel, flops=flops(kernel)) if kernel.kind == "attention" else kernel
+        for kernel in layer.kernels
+    )
+    return dataclasses.replace(layer, kernels=tuple(kernels))
+
+
+def _with_taps(layer: LayerSpec, config: EncoderConfig) -> LayerSpec:
+    """A layer that hands on the outputs of tapped layers too; where layers are computed again, it saves them as inputs.
+
+    See `mmjax.models.modalities.deepstack`.
+    """
+    channels = len(config.tapped_layers) * config.width
+    if not channels:
+        return layer
+    inputs = SavedActivations(replicated=PerLoad(channels * (layer.name == "blocks")))
+    return dataclasses.replace(
+        layer,
+        kernels=(*layer.kernels, memory_bound("taps", 2 * (config.width + channels), split=False)),
+        saved={policy: saved if policy == "none" else saved.plus(inputs) for policy, saved in layer.saved.items()},
+        output_elements=layer.output_elements + PerLoad(channels),
+    )
 
 
 def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int = 1) -> LayerSpec:
@@ -84,20 +135,37 @@ def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int
 
 @encoder_spec.register
 def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
-    return transformer_encoder_spec(config, backbone, _patch_embedding(config), rotary=config.rope_base > 0)
+    local = None
+    if config.windows:
+        full = len(config.windows.full_layers) / config.depth
+        local = LocalAttention(config.windows.side**2, 1 - full)
+    return transformer_encoder_spec(
+        config, backbone, _patch_embedding(config), rotary=config.rope is not None, local=local
+    )
 
 
 @encoder_spec.register
 def _audio(config: AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
-    return transformer_encoder_spec(config, backbone, _frame_embedding(config), _FRAMES_PER_POSITION)
+    local = LocalAttention(config.chunk) if config.chunk else None
+    return transformer_encoder_spec(config, backbone, _frame_embedding(config), _FRAMES_PER_POSITION, local=local)
 
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:
     learned = config.positions == "learned"
-    vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
+    vectors = config.patch_bias + config.class_token * (1 + learned) + config.registers + config.grid**2 * learned
     layer = linear_embedding_layer(config, config.patch_width, vectors)
     input_norm = norm_parameters(config, config.width) if config.input_norm else 0
-    return dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)
+    layer = dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)
+    return _with_matmul_of_table(layer, config) if learned and config.interpolation.endswith("antialiased") else layer
+
+
+def _with_matmul_of_table(layer: LayerSpec, config: VisionConfig) -> LayerSpec:
+    """An embedding whose antialiased position table is weighted by one matmul, for which the weights are saved."""
+    cells = config.grid**2
+    inputs = SavedActivations(replicated=PerLoad(config.patch_width))
+    saved = SavedActivations(replicated=PerLoad(config.patch_width + cells))
+    kernel = matmul("position_table", cells, config.width, split=False)
+    return dataclasses.replace(layer, kernels=(*layer.kernels, kernel), saved=saved_by_policy(saved, inputs))
 
 
 def _frame_embedding(config: AudioConfig) -> LayerSpec:
@@ -141,14 +209,17 @@ def _frame_embedding(config: AudioConfig) -> LayerSpec:
 
 
 def _norm(config: EncoderConfig) -> LayerSpec:
-    width = config.width
-    inputs = SavedActivations(replicated=PerLoad(width))
+    """The norm behind the blocks; positions that are averaged before it need nothing saved for that."""
+    width, averages = config.width, config.width / config.pool
+    inputs = SavedActivations(replicated=PerLoad(averages))
+    pooling = (memory_bound("pooling", width + averages, split=False),) if config.pool > 1 else ()
     return LayerSpec(
         name="norm",
         part=config.name,
-        kernels=(memory_bound("norm", 2 * width, split=False),),
+        kernels=(*pooling, memory_bound("norm", 2 * averages, split=False)),
         parameters=0,
         replicated_parameters=norm_parameters(config, width),
-        saved=saved_by_policy(inputs, inputs),
-        output_elements=PerLoad(width),
+        saved=saved_by_policy(inputs, SavedActivations(replicated=PerLoad(width))),
+        output_elements=PerLoad(averages),
+        sequence_parallel=config.pool == 1,
     )

@@ -171,6 +171,11 @@ class SavedActivations:
     pair_split: PerLoad = ZERO
     pair_replicated: PerLoad = ZERO
 
+    def plus(self, other: "SavedActivations") -> "SavedActivations":
+        """What both save."""
+        fields = [field.name for field in dataclasses.fields(self)]
+        return SavedActivations(*(getattr(self, name) + getattr(other, name) for name in fields))
+
     def minus(self, other: "SavedActivations") -> "SavedActivations":
         """What is saved here and not there."""
         fields = [field.name for field in dataclasses.fields(self)]

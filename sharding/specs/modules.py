@@ -6,6 +6,7 @@ from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
 from sharding.specs.encoders import encoder_spec
 from sharding.specs.experts import expert_splits
 from sharding.specs.generator import generator_spec
+from sharding.specs.layer import LayerSpec
 from sharding.specs.lora import adapter_layer
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.transformer import backbone_layers
@@ -65,7 +66,13 @@ def _with_adapters(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -
     lora = model.lora_of(spec.name)
     if lora is None:
         return spec
-    return dataclasses.replace(spec, adapters=(adapter_layer(config, spec.layer.name, lora),))
+    leading: list[LayerSpec] = []
+    for layer in spec.leading_layers:
+        adapters = (adapter_layer(config, layer.name, lora),) if layer.name.startswith("early_") else ()
+        leading += (*adapters, layer)
+    return dataclasses.replace(
+        spec, leading_layers=tuple(leading), adapters=(adapter_layer(config, spec.layer.name, lora),)
+    )
 
 
 def _backbone_spec(model: ModelConfig) -> ModuleSpec:
@@ -74,7 +81,7 @@ def _backbone_spec(model: ModelConfig) -> ModuleSpec:
     hidden = expert_splits(config.experts) if config.experts else (("ffn", config.ffn),)
     return ModuleSpec(
         config.name,
-        config.depth,
+        config.depth - model.early_blocks,
         inputs=tuple(encoder.name for encoder in model.encoders),
         tensor_splits=(
             ("heads", config.heads), ("kv_heads", config.kv_heads), *hidden, ("vocabulary", config.vocabulary),

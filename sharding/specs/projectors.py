@@ -1,11 +1,12 @@
 """Projectors between encoders and the backbone as layers."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, EncoderConfig
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
@@ -20,6 +21,23 @@ from sharding.specs.layer import (
 )
 
 
+def projector_with_taps(encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    """The layer of an encoder's projector, and of those of its tapped layers: one token has the channels of all."""
+    layer = projector_layer(encoder.projector, encoder, backbone)
+    for number in range(len(encoder.tapped_layers)):
+        tap = projector_layer(encoder.tap_projector, encoder, backbone)
+        renamed = (dataclasses.replace(kernel, name=f"tap_{number}_{kernel.name}") for kernel in tap.kernels)
+        layer = dataclasses.replace(
+            layer,
+            kernels=(*layer.kernels, *renamed),
+            parameters=layer.parameters + tap.parameters,
+            replicated_parameters=layer.replicated_parameters + tap.replicated_parameters,
+            saved={policy: saved.plus(tap.saved[policy]) for policy, saved in layer.saved.items()},
+            output_elements=layer.output_elements + tap.output_elements,
+        )
+    return layer
+
+
 @functools.singledispatch
 def projector_layer(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
     """The layer of a projector. A new kind of projector registers its own, by its configuration's type."""
@@ -29,21 +47,22 @@ def projector_layer(config: Any, encoder: EncoderConfig, backbone: BackboneConfi
 @projector_layer.register
 def _mlp(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
     tokens_per_position = 1 / encoder.positions_per_token
-    merged, out = encoder.positions_per_token * encoder.width, backbone.width
+    merged, out = encoder.projected_positions * encoder.width, backbone.width
+    hidden, entering = config.hidden_width(merged, out), encoder.width / encoder.pool
     kernels = (
-        *((memory_bound("norm", 2 * encoder.width, split=False),) if config.norm else ()),
-        all_gather(encoder.width),
-        matmul("up", merged, out, tokens_per_position),
-        memory_bound("activation", 2 * out * tokens_per_position),
-        matmul("down", out, out, tokens_per_position, split_by="rows"),
+        *((memory_bound("norm", 2 * entering, split=False),) if config.norm else ()),
+        all_gather(entering),
+        matmul("up", merged, hidden, tokens_per_position),
+        memory_bound("activation", 2 * hidden * tokens_per_position),
+        matmul("down", hidden, out, tokens_per_position, split_by="rows"),
         reduce_scatter(out * tokens_per_position),
     )
-    inputs = SavedActivations(replicated=PerLoad(encoder.width))
-    saved = SavedActivations(PerLoad(2 * out * tokens_per_position), PerLoad(encoder.width * (1 + config.norm)))
+    inputs = SavedActivations(replicated=PerLoad(entering))
+    saved = SavedActivations(PerLoad(2 * hidden * tokens_per_position), PerLoad(entering * (1 + config.norm)))
     return _layer(
         encoder,
         kernels,
-        parameters=merged * out + out + out * out,
+        parameters=merged * hidden + hidden + hidden * out,
         replicated_parameters=out + 2 * merged * config.norm,
         saved=saved_by_policy(saved, inputs),
         output_width=out * tokens_per_position,
@@ -51,20 +70,36 @@ def _mlp(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneC
 
 
 @projector_layer.register
+def _linear(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position = 1 / encoder.positions_per_token
+    merged, out = encoder.projected_positions * encoder.width, backbone.width
+    inputs = SavedActivations(replicated=PerLoad(encoder.width / encoder.pool))
+    return _layer(
+        encoder,
+        (matmul("linear", merged, out, tokens_per_position, split=False),),
+        parameters=0,
+        replicated_parameters=out * (merged + config.bias),
+        saved=saved_by_policy(inputs, inputs),
+        output_width=out * tokens_per_position,
+    )
+
+
+@projector_layer.register
 def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
     tokens_per_position, width = 1 / encoder.positions_per_token, backbone.width
-    scores = PerLoad(squared_lengths=4 * width * tokens_per_position)
+    entering = 1 / encoder.pool  # averaged positions per position
+    scores = PerLoad(squared_lengths=4 * width * tokens_per_position * entering)
     kernels = (
-        matmul("input_proj", encoder.width, width, split=False),
-        memory_bound("norms", 4 * width + 2 * width * tokens_per_position, split=False),
-        all_gather(width * (1 + tokens_per_position)),
+        matmul("input_proj", encoder.width, width, entering, split=False),
+        memory_bound("norms", 4 * width * entering + 2 * width * tokens_per_position, split=False),
+        all_gather(width * (entering + tokens_per_position)),
         matmul("query", width, width, tokens_per_position),
-        matmul("key_value", width, 2 * width),
+        matmul("key_value", width, 2 * width, entering),
         Kernel(
             "attention",
             "attention",
             scores,
-            PerLoad(2 * width + 2 * width * tokens_per_position),
+            PerLoad(2 * width * entering + 2 * width * tokens_per_position),
             head_width=width // config.heads,
         ),
         matmul("output", width, width, tokens_per_position, split_by="rows"),
@@ -72,10 +107,10 @@ def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: Backbo
         memory_bound("output_norm", 2 * width * tokens_per_position, split=False),
         matmul("output_proj", width, width, tokens_per_position, split=False),
     )
-    inputs = SavedActivations(replicated=PerLoad(encoder.width))
+    inputs = SavedActivations(replicated=PerLoad(encoder.width * entering))
     saved = SavedActivations(
-        PerLoad(2 * width + 2 * width * tokens_per_position),
-        PerLoad(encoder.width + 3 * width + 4 * width * tokens_per_position),
+        PerLoad(2 * width * entering + 2 * width * tokens_per_position),
+        PerLoad((encoder.width + 3 * width) * entering + 4 * width * tokens_per_position),
     )
     return _layer(
         encoder,
@@ -88,18 +123,23 @@ def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: Backbo
 
 
 @functools.singledispatch
-def projector_splits(config: Any, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
+def projector_splits(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
     """What tensor parallelism divides in a projector: pairs (name, size); nothing by default."""
     return ()
 
 
 @projector_splits.register
-def _mlp_splits(config: MLPProjectorConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
-    return (("projector width", backbone.width),)
+def _mlp_splits(
+    config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig
+) -> tuple[tuple[str, int], ...]:
+    merged = encoder.projected_positions * encoder.width
+    return (("projector width", config.hidden_width(merged, backbone.width)),)
 
 
 @projector_splits.register
-def _resampler_splits(config: ResamplerConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
+def _resampler_splits(
+    config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig
+) -> tuple[tuple[str, int], ...]:
     return (("projector heads", config.heads),)
 
 

@@ -208,7 +208,7 @@ def encoder_items(encoder: EncoderConfig, kind: SampleKind, drawn: DrawnItems) -
 
 @encoder_items.register
 def _images(encoder: VisionConfig, kind: SampleKind, drawn: DrawnItems) -> list[ItemSize]:
-    """Every image, or every tile where images are tiled, behind the cell of its class token."""
+    """Every image, or every tile where images are tiled, behind the cells of its class token and registers."""
     cell_side = encoder.patch * encoder.merge
     tokens = [max(1, int(side) // cell_side) ** 2 for side in drawn.sides]
     if kind.tile_side:
@@ -216,10 +216,9 @@ def _images(encoder: VisionConfig, kind: SampleKind, drawn: DrawnItems) -> list[
         tile_counts = [min(kind.max_tiles, max(1, round((side / kind.tile_side) ** 2))) for side in drawn.sides]
         tokens = [tile_tokens for count in tile_counts for _ in range(count + (count > 1))]
     images = [_item_size(count, encoder) for count in tokens]
-    if not encoder.class_token:
-        return images
+    prefix = encoder.prefix_cells * encoder.positions_per_token
     return [
-        ItemSize(image.positions + encoder.positions_per_token, image.attended + 1, image.tokens) for image in images
+        ItemSize(image.positions + prefix, image.attended + encoder.prefix_tokens, image.tokens) for image in images
     ]
 
 

@@ -1,5 +1,7 @@
 """Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from."""
 
+import dataclasses
+
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
@@ -18,12 +20,24 @@ from sharding.specs.layer import (
 
 
 def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
-    """The embedding, one layer of the stack, and the final norm with the language-model head."""
+    """The embedding with the first blocks that are no part of the stack, one layer of that, and the norm with the head.
+
+    The embedding hands on the features that are added to the outputs of those blocks (DeepStack).
+    """
     backbone = config.backbone
     block = block_layer(backbone, causal=True, rotary=backbone.positions == "rotary")
     if backbone.experts:
         block = with_experts(block, backbone, backbone.experts)
-    return (_token_embedding(backbone),), block, (_head(backbone),)
+    width, early = backbone.width, config.early_blocks
+    embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
+    first = (_with_feature(block, f"early_{layer}", width, early - layer) for layer in range(early))
+    return (embedding, *first), block, (_head(backbone),)
+
+
+def _with_feature(block: LayerSpec, name: str, width: int, features: int) -> LayerSpec:
+    """A block to whose output the first of some features is added; it hands on the others."""
+    kernels = (*block.kernels, memory_bound("feature", 3 * width, split=False))
+    return dataclasses.replace(block, name=name, kernels=kernels, output_elements=PerLoad(features * width))
 
 
 def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> LayerSpec:

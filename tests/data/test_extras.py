@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-EXTRAS = ("datasets", "pyarrow", "soundfile", "soxr")
+EXTRAS = ("av", "datasets", "pyarrow", "soundfile", "soxr")
 BLOCKED = f"""
 import sys
 for name in {EXTRAS}:
@@ -24,7 +24,7 @@ def test_easy_vqa_batches_need_no_extra():
     program = """
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
-from data.datasets import conversations, prompts
+from data.datasets import conversations, moving_shapes, prompts
 from data.packing.pipeline import training_batches
 from data.report import description
 from data.sources import array_record, librispeech, llava, webdataset
@@ -46,6 +46,8 @@ batches.close()
             "data.media.audio",
             "decoding audio needs the package soundfile, which is not installed: pip install 'mmjax[audio]'",
         ),
+        ("data.media.video", "decoding video needs the package av, which is not installed: pip install 'mmjax[video]'"),
+        ("data.media.video_writing", "writing video needs the package av"),
         ("data.datasets.spoken_easy_vqa", "pip install 'mmjax[audio]'"),
         (
             "data.sources.parquet",

@@ -1,5 +1,6 @@
 """The transformer block of encoders and backbones: pre-norm attention and a pre-norm feed-forward layer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +49,12 @@ class TransformerBlock(PieceModule):
         """Computes from the batch what all blocks of a stage read; each kind of block has its own."""
         raise NotImplementedError
 
+    @staticmethod
+    def inputs_of_layer(config: Any, shared: Any, layer: int | jax.Array) -> Any:
+        """What the layer of a number reads of that, for kinds of blocks whose layers differ; all of it here."""
+        del config, layer
+        return shared
+
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
         """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all s."""
@@ -77,13 +84,27 @@ class TransformerBlock(PieceModule):
         return x, normed if self.mlp_norm is None else self.mlp_norm(x)
 
 
-def block_stack(config: TransformerConfig, block: type[TransformerBlock]) -> Piece:
-    """The stack of a module's blocks, as a piece."""
+def block_stack(
+    config: TransformerConfig,
+    block: type[TransformerBlock],
+    *,
+    before: int = 0,
+    layer_inputs: Callable[[Any, Any], Any] | None = None,
+) -> Piece:
+    """The stack of a module's blocks, as a piece.
+
+    Args:
+        config: The module.
+        block: Kind of the blocks.
+        before: Number of blocks that are pieces of their own before the stack.
+        layer_inputs: See `Piece`.
+    """
     return Piece(
         name="blocks",
         part=config.name,
         build=lambda: block(config),
-        layers=config.depth,
+        layers=config.depth - before,
+        layer_inputs=layer_inputs,
         shared_inputs=lambda batch: block.shared_inputs(config, batch),
         sequence_parallel=True,
     )

@@ -10,8 +10,10 @@ from mmjax.models.layers.activations import ACTIVATIONS
 from mmjax.models.layers.linear import add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.positions import sinusoidal_positions_1d
 from mmjax.models.layers.tensor_parallel import WeightSplit, reduce_row_parallel
-from mmjax.models.modalities.encoder import encoder_module, transformer_encoder_module
+from mmjax.models.layers.transformer import SharedInputs
+from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
+from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
 TAPS = 3
@@ -55,6 +57,35 @@ class TemporalConvolution(nnx.Module):
         return add_bias(reduce_row_parallel(y, self.split, axes), self.bias[...])
 
 
+def cut_into_chunks(
+    segments: Int[Array, "r p"], positions: Int[Array, "r p"], chunk: int
+) -> tuple[Int[Array, "r p"], Int[Array, "r p"]]:
+    """Numbers of the chunks of a row's clips, ascending from 1 and 0 outside of clips, and positions in each chunk.
+
+    Args:
+        segments: Number of the clip that each position belongs to.
+        positions: Number of each position in its clip.
+        chunk: Positions of a chunk; 0 for whole clips, which leaves both as they are.
+    """
+    if not chunk:
+        return segments, positions
+    most = segments.shape[1] // chunk + 1  # chunks of a clip
+    numbers = (segments - 1) * most + positions // chunk + 1
+    return jnp.where(segments > 0, numbers, 0), positions % chunk
+
+
+class FrameBlock(EncoderBlock):
+    """An encoder block whose positions attend to all positions of their own chunk of a clip."""
+
+    batch_keys = ("segments", "positions")
+
+    @staticmethod
+    def shared_inputs(config: AudioConfig, batch: ModuleInputs) -> SharedInputs:
+        """The mask that separates chunks; there is no rotation."""
+        chunks, _ = cut_into_chunks(batch["segments"], batch["positions"], config.chunk)
+        return SharedInputs(make_segment_mask(chunks), None)
+
+
 class FrameEmbedding(PieceModule):
     """Embeds mel frames by two convolutions, the second of which halves their number, and adds their positions."""
 
@@ -63,6 +94,7 @@ class FrameEmbedding(PieceModule):
     def __init__(self, config: AudioConfig) -> None:
         """Creates the two convolutions."""
         self.width, self.activation = config.width, ACTIVATIONS[config.activation]
+        self.chunk = config.chunk
         self.first = TemporalConvolution(config.mels, config.width, split="columns")
         self.second = TemporalConvolution(config.width, config.width, split="rows", stride=STRIDE)
 
@@ -76,13 +108,14 @@ class FrameEmbedding(PieceModule):
                 its number of positions is a multiple of `AudioConfig.merge`.
             axes: Mesh axes.
         """
-        clips = jnp.repeat(batch["segments"], STRIDE, axis=1)  # [r, f]
+        chunks, positions = cut_into_chunks(batch["segments"], batch["positions"], self.chunk)
+        clips = jnp.repeat(chunks, STRIDE, axis=1)  # [r, f]
         x = batch["frames"].astype(self.first.kernel[...].dtype)
         x = self.activation(self.first(x, clips, axes))  # [r, f, d]
         x = self.activation(self.second(x, clips, axes))  # [r, f / 2, d]
-        return x + sinusoidal_positions_1d(batch["positions"], self.width).astype(x.dtype)
+        return x + sinusoidal_positions_1d(positions, self.width).astype(x.dtype)
 
 
 @encoder_module.register
 def _(config: AudioConfig, model: ModelConfig) -> Module:
-    return transformer_encoder_module(config, model, FrameEmbedding)
+    return transformer_encoder_module(config, model, FrameEmbedding, FrameBlock if config.chunk else EncoderBlock)

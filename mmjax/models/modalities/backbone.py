@@ -21,6 +21,7 @@ from mmjax.models.layers.tensor_parallel import (
     vocabulary_parallel_logits,
 )
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, apply_layer_scale, block_stack
+from mmjax.models.modalities.deepstack import EarlyActivations, early_block, split_tokens
 from mmjax.models.modalities.losses import cross_entropy, token_predictions, weighted_loss
 from mmjax.models.structure.module import (
     ActivationsByModule,
@@ -38,11 +39,13 @@ from sharding.axes import Axes
 def backbone_module(config: ModelConfig) -> Module:
     """The backbone: token embedding, blocks, language head."""
     backbone = config.backbone
+    block = ExpertBlock if backbone.experts else BackboneBlock
     return Module(
         backbone.name,
         (
             Piece(name="embed", part=backbone.name, build=lambda: TokenEmbedding(config), sequence_parallel=True),
-            block_stack(backbone, ExpertBlock if backbone.experts else BackboneBlock),
+            *(_early_piece(backbone, block, layer) for layer in range(config.early_blocks)),
+            block_stack(backbone, block, before=config.early_blocks),
             Piece(
                 name="head",
                 part=backbone.name,
@@ -52,6 +55,18 @@ def backbone_module(config: ModelConfig) -> Module:
             ),
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),
+    )
+
+
+def _early_piece(backbone: BackboneConfig, block: type[TransformerBlock], layer: int) -> Piece:
+    """One of the first blocks, to whose outputs features of encoders are added."""
+    kind = early_block(block)
+    return Piece(
+        name=f"early_{layer}",
+        part=backbone.name,
+        build=lambda: kind(backbone),
+        shared_inputs=lambda batch: kind.shared_inputs(backbone, batch),
+        sequence_parallel=True,
     )
 
 
@@ -80,6 +95,7 @@ class TokenEmbedding(PieceModule):
     def __init__(self, config: ModelConfig) -> None:
         """Creates the embedding table `[v, d]` and, if positions are learned, their table `[max_positions, d]`."""
         self.encoders = tuple(encoder.name for encoder in config.encoders)
+        self.early_blocks = config.early_blocks
         learned = config.backbone.positions == "learned"
         self.batch_keys = ("tokens", *(("positions",) * learned), *(f"{name}_index" for name in self.encoders))
         self.embedding = embedding_table(config.backbone)
@@ -87,12 +103,20 @@ class TokenEmbedding(PieceModule):
         self.positions = normal_parameter(shape, (None, None), 0.02) if learned else None
 
     @jax.named_scope("embedding")
-    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r q d"]:
+    def __call__(
+        self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes
+    ) -> Float[Array, "r q d"] | EarlyActivations:
         """Embeds this rank's positions q; all s where `axes.sequence` is empty."""
         x = local_positions(self._look_up(batch["tokens"], axes), axes)
+        features = [jnp.zeros_like(x)] * self.early_blocks
         for name in self.encoders:
-            x = insert_encoder_tokens(x, inputs[name], local_positions(batch[f"{name}_index"], axes))
-        return x if self.positions is None else x + self.positions[...][local_positions(batch["positions"], axes)]
+            index = local_positions(batch[f"{name}_index"], axes)
+            tokens, *more = split_tokens(inputs[name], x.shape[-1])
+            x = insert_encoder_tokens(x, tokens, index)
+            features[: len(more)] = [insert_encoder_tokens(*of, index) for of in zip(features, more, strict=False)]
+        if self.positions is not None:
+            x = x + self.positions[...][local_positions(batch["positions"], axes)]
+        return EarlyActivations(x, tuple(features)) if features else x
 
     @jax.named_scope("embedding")
     def embed_tokens(
@@ -174,11 +198,19 @@ def causal_mask(batch: ModuleInputs) -> SegmentMask:
     return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True)
 
 
-def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s"]) -> RotaryCosSin | None:
-    """Rotation of queries and keys at these positions; None where the backbone has learned positions."""
+def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s *axes"]) -> RotaryCosSin | None:
+    """Rotation of queries and keys; None where the backbone has learned positions.
+
+    Args:
+        config: The backbone.
+        positions: `[r, s]`, or `[r, s, 3]` of (time, row, column), of which each pair of channels rotates by one. Where
+            all three are alike, as in text, that is the rotation at `[r, s]`.
+    """
     if config.positions != "rotary":
         return None
     scaling = config.rope_scaling
+    if positions.ndim == 3:
+        positions = positions[:, :, config.rope_axes]  # [r, s, half]
     if scaling is None:
         return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.rope_base))
     frequencies = scaling.frequencies(config.head_width, config.rope_base)

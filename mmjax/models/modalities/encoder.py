@@ -3,12 +3,14 @@
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import EncoderConfig, ModelConfig
 from configs.encoders import unregistered_encoder
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
+from mmjax.models.modalities.deepstack import tapped_block
 from mmjax.models.modalities.projectors import build_projector
 from mmjax.models.structure.module import Module, ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
@@ -27,17 +29,28 @@ class EncoderBlock(TransformerBlock):
 
 
 class EncoderNorm(PieceModule):
-    """The norm after an encoder's last block."""
+    """The norm after an encoder's last block, before which neighbouring positions may be averaged."""
 
     batch_keys = ()
 
     def __init__(self, config: EncoderConfig) -> None:
         """Creates the norm."""
-        self.norm = build_norm(config, config.width)
+        self.norm, self.width, self.pool = build_norm(config, config.width), config.width, config.pool
 
-    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
-        """Normalises the encoder's width."""
-        return self.norm(x)
+    def __call__(self, x: Float[Array, "r p c"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r q c"]:
+        """Averages `pool` positions each and normalises the last hidden states, not outputs of tapped layers."""
+        x = average_positions(x, self.pool)
+        if x.shape[-1] == self.width:
+            return self.norm(x)
+        return jnp.concatenate([self.norm(x[..., : self.width]), x[..., self.width :]], axis=-1)
+
+
+def average_positions(x: Float[Array, "r p c"], pool: int) -> Float[Array, "r q c"]:
+    """Averages every `pool` neighbouring positions."""
+    if pool == 1:
+        return x
+    rows, positions, channels = x.shape
+    return jnp.mean(x.reshape(rows, positions // pool, pool, channels), axis=2)
 
 
 @functools.singledispatch
@@ -59,12 +72,20 @@ def transformer_encoder_module(
     """
     # A type checker knows only that `embedding` is some module, not that its constructor takes a configuration.
     build_embedding: Any = embedding
+    kind = tapped_block(block) if config.tapped_layers else block
     pieces = [
         Piece(name="embed", part=config.name, build=lambda: build_embedding(config)),
-        block_stack(config, block),
+        block_stack(config, kind, layer_inputs=functools.partial(kind.inputs_of_layer, config)),
     ]
     if config.final_norm:
-        pieces.append(Piece(name="norm", part=config.name, build=lambda: EncoderNorm(config), sequence_parallel=True))
+        pieces.append(
+            Piece(
+                name="norm",
+                part=config.name,
+                build=lambda: EncoderNorm(config),
+                sequence_parallel=config.pool == 1,  # a rank's share of the positions may not be whole groups
+            )
+        )
     pieces.append(
         Piece(
             name="projector",

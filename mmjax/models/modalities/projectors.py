@@ -11,20 +11,25 @@ import jax
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear, add_bias, normal_parameter
 from mmjax.models.layers.normalization import LayerNorm
 from mmjax.models.layers.positions import sinusoidal_positions
+from mmjax.models.modalities.deepstack import DeepStackProjector
 from mmjax.models.structure.module import ActivationsByModule, ModuleInputs, ModuleOutput, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
 
 def build_projector(config: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
-    """Builds the projector that an encoder's configuration names."""
-    return projector_from_config(config.projector, config, backbone)
+    """Builds the projector that an encoder's configuration names, with one for each layer that is tapped."""
+    last = projector_from_config(config.projector, config, backbone)
+    if not config.tapped_layers:
+        return last
+    taps = [projector_from_config(config.tap_projector, config, backbone) for _ in config.tapped_layers]
+    return DeepStackProjector(last, taps, config.width)
 
 
 @functools.singledispatch
@@ -48,22 +53,49 @@ class MLPProjector(PieceModule):
 
     def __init__(self, config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
         """Creates the MLP and, if the configuration has one, the norm before it."""
-        self.positions_per_token, self.target = encoder.positions_per_token, backbone.name
-        inputs = self.positions_per_token * encoder.width
-        self.norm = LayerNorm(inputs, epsilon=1e-5) if config.norm else None
-        self.mlp = MLP(inputs, backbone.width, backbone.width, activation=config.activation)
+        self.group, self.target = encoder.projected_positions, backbone.name
+        inputs = self.group * encoder.width
+        self.norm = LayerNorm(inputs, epsilon=config.norm_epsilon) if config.norm else None
+        hidden = config.hidden_width(inputs, backbone.width)
+        self.mlp = MLP(inputs, hidden, backbone.width, activation=config.activation)
 
     @jax.named_scope("projector")
     def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """Projects `[r, p, d]`; the data side orders patches so that a group is adjacent, and grouping is a reshape."""
-        rows, positions, width = x.shape
-        groups = x.reshape(rows, positions // self.positions_per_token, self.positions_per_token * width)
+        groups = join_positions(x, self.group)
         return ModuleOutput({self.target: self.mlp(groups if self.norm is None else self.norm(groups), axes)})
 
 
 @projector_from_config.register
 def _(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
     return MLPProjector(config, encoder, backbone)
+
+
+def join_positions(x: Float[Array, "r p d"], group: int) -> Float[Array, "r t c"]:
+    """Concatenates the channels of every `group` neighbouring positions."""
+    rows, positions, width = x.shape
+    return x.reshape(rows, positions // group, group * width)
+
+
+class LinearProjector(PieceModule):
+    """Maps each group of adjacent encoder positions to one backbone token by one matmul."""
+
+    batch_keys = ()
+
+    def __init__(self, config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        """Creates the projection, whose outputs are not divided by the tensor ranks."""
+        self.group, self.target = encoder.projected_positions, backbone.name
+        self.linear = Linear(self.group * encoder.width, backbone.width, bias=config.bias)
+
+    @jax.named_scope("projector")
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
+        """Projects `[r, p, d]` to one token per group."""
+        return ModuleOutput({self.target: self.linear(join_positions(x, self.group), axes)})
+
+
+@projector_from_config.register
+def _(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
+    return LinearProjector(config, encoder, backbone)
 
 
 class Resampler(PieceModule):
@@ -78,7 +110,7 @@ class Resampler(PieceModule):
     def __init__(self, config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
         """Creates input projection `enter`, norms, the learned query, attention and output projection `leave`."""
         width = backbone.width
-        self.positions_per_token, self.target = encoder.positions_per_token, backbone.name
+        self.pool, self.group, self.target = encoder.pool, encoder.projected_positions, backbone.name
         self.enter = Linear(encoder.width, width)
         self.source_norm, self.query_norm, self.leave_norm = (LayerNorm(width) for _ in range(3))
         self.query = normal_parameter((width,), (None,), 0.02)
@@ -88,11 +120,11 @@ class Resampler(PieceModule):
     @jax.named_scope("projector")
     def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """Projects `[r, p, d]` to one token per group."""
-        segments, positions = batch["segments"], batch["positions"]
+        segments, positions = batch["segments"][:, :: self.pool], batch["positions"][:, :: self.pool]
         encoder_outputs = self.source_norm(self.enter(x, axes))  # [r, p, width]
         embedded_positions = sinusoidal_positions(positions, encoder_outputs.shape[-1]).astype(encoder_outputs.dtype)
-        queries = self.query_norm(add_bias(embedded_positions[:, :: self.positions_per_token], self.query[...]))
-        mask = make_segment_mask(segments[:, :: self.positions_per_token], keys=segments)
+        queries = self.query_norm(add_bias(embedded_positions[:, :: self.group], self.query[...]))
+        mask = make_segment_mask(segments[:, :: self.group], keys=segments)
         attended = self.attention(queries, axes, mask=mask, context=encoder_outputs + embedded_positions)
         return ModuleOutput({self.target: self.leave(self.leave_norm(attended), axes)})
 

@@ -1,20 +1,20 @@
 """The front end of vision transformers, over packed patches of images of any size (NaViT, arXiv 2307.06304)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import ModelConfig, VisionConfig
-from mmjax.models.layers.linear import Linear, constant_parameter
+from mmjax.models.layers.linear import Linear, constant_parameter, normal_parameter
 from mmjax.models.layers.normalization import build_norm
-from mmjax.models.layers.positions import (
-    LearnedPositions2D,
-    image_grid_sizes,
-    rotary_cos_sin_2d,
-    sinusoidal_positions_2d,
-)
+from mmjax.models.layers.position_table import LearnedPositions2D
+from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_positions_2d
 from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
+from mmjax.models.modalities.deepstack import add_room_for_taps
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
+from mmjax.models.modalities.windows import inputs_of_layer, window_inputs
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
 
@@ -34,57 +34,80 @@ class PatchEmbedding(PieceModule):
     batch_keys = ("patches", "positions", "segments")
 
     def __init__(self, config: VisionConfig) -> None:
-        """Creates the projection and, as the configuration says, position table, class token and norm."""
-        self.width = config.width
+        """Creates the projection and, as the configuration says, position table, class token, registers and norm."""
+        self.width, self.taps = config.width, len(config.tapped_layers)
         self.pixel_mean, self.pixel_std = config.pixel_mean, config.pixel_std
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
-        self.table = LearnedPositions2D(config.grid, config.width) if config.positions == "learned" else None
+        self.sines = config.positions == "sine"
+        self.table = self._table(config) if config.positions == "learned" else None
         self.class_token = constant_parameter(0.0, config.width) if config.class_token else None
+        self.registers = (
+            normal_parameter((config.registers, config.width), (None, None), 0.02) if config.registers else None
+        )
         self.class_position = constant_parameter(0.0, config.width) if config.class_token and self.table else None
         self.norm = build_norm(config, config.width) if config.input_norm else None
 
     @jax.named_scope("embedding")
-    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
-        """Embeds the patches of a batch.
+    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r p c"]:
+        """Embeds the patches of a batch, in the first d of c channels where outputs of layers follow (DeepStack).
 
         Args:
             inputs: Not used: an encoder takes nothing from other modules.
-            batch: `patches` [r, p, c], `positions` [r, p, 2] (row and column, negative for a class token) and
-                `segments` [r, p].
+            batch: `patches` [r, p, c], `positions` [r, p, 2] (row and column; -1 - i for token i before the
+                patches) and `segments` [r, p].
             axes: Mesh axes.
         """
         pixels = normalise_pixels(batch["patches"], self.pixel_mean, self.pixel_std)
         x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)  # [r, p, d]
-        x = x + self._embed_positions(batch).astype(x.dtype)
-        if self.class_token is not None:
-            is_class_token = batch["positions"][:, :, :1] < 0  # [r, p, 1]
-            token = self.class_token[...]
-            token = token if self.class_position is None else token + self.class_position[...]
-            x = jnp.where(is_class_token, token[None, None, :], x)
-        return x if self.norm is None else self.norm(x)
+        x = self._add_positions(x, batch)
+        if tokens := self._prefix_tokens():
+            number = -1 - batch["positions"][:, :, 0]  # [r, p]; negative for patches
+            chosen = jnp.concatenate(tokens)[jnp.maximum(number, 0)]  # [r, p, d]
+            x = jnp.where(number[:, :, None] < 0, x, chosen.astype(x.dtype))
+        return add_room_for_taps(x if self.norm is None else self.norm(x), self.taps)
 
-    def _embed_positions(self, batch: ModuleInputs) -> Float[Array, "r p d"]:
-        if self.table is None:
-            return sinusoidal_positions_2d(batch["positions"], self.width)
-        return self.table(batch["positions"], batch["segments"])
+    def _prefix_tokens(self) -> list[Float[Array, "n d"]]:
+        """What precedes the patches of every image: the class token, then registers."""
+        tokens = []
+        if self.class_token is not None:
+            token = self.class_token[...]
+            tokens.append((token if self.class_position is None else token + self.class_position[...])[None])
+        if self.registers is not None:
+            tokens.append(self.registers[...])
+        return tokens
+
+    @staticmethod
+    def _table(config: VisionConfig) -> LearnedPositions2D:
+        return LearnedPositions2D(config.grid, config.width, config.interpolation)
+
+    def _add_positions(self, x: Float[Array, "r p d"], batch: ModuleInputs) -> Float[Array, "r p d"]:
+        if self.table is not None:
+            return x + self.table(batch["positions"], batch["segments"]).astype(x.dtype)
+        if self.sines:
+            return x + sinusoidal_positions_2d(batch["positions"], self.width).astype(x.dtype)
+        return x
 
 
 class PatchBlock(EncoderBlock):
-    """An encoder block whose queries and keys may be rotated by patch row and column."""
+    """An encoder block whose attention may be rotated by patch row and column, and kept within windows."""
 
     batch_keys = ("segments", "positions")
 
     @staticmethod
-    def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> SharedInputs:
-        """The mask that separates images, and the rotation; a class token is not rotated."""
+    def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> Any:
+        """The mask that separates images, and the rotation; with windows, also the mask that separates those."""
         mask, _ = EncoderBlock.shared_inputs(config, batch)
-        if not config.rope_base:
-            return SharedInputs(mask, None)
-        positions = jnp.maximum(batch["positions"], 0).astype(jnp.float32)
-        if config.rope_grid:
-            grid_sizes = image_grid_sizes(batch["positions"], batch["segments"])
-            positions = positions * (config.rope_grid / grid_sizes.astype(jnp.float32))
-        return SharedInputs(mask, rotary_cos_sin_2d(positions, config.head_width, config.rope_base))
+        positions, segments = batch["positions"], batch["segments"]
+        rotary = rotary_cos_sin_2d(positions, segments, config.head_width, config.rope) if config.rope else None
+        image = SharedInputs(mask, rotary)
+        if config.windows is None:
+            return image
+        return window_inputs(image, positions, segments, config.windows.side, config.merge)
+
+    @staticmethod
+    def inputs_of_layer(config: VisionConfig, shared: Any, layer: int | jax.Array) -> SharedInputs:
+        """The mask of the layer, and the rotation."""
+        return shared if config.windows is None else inputs_of_layer(shared, config.windows, layer)
 
 
 class PostNormBlock(PatchBlock):
@@ -101,6 +124,6 @@ class PostNormBlock(PatchBlock):
 
 @encoder_module.register
 def _(config: VisionConfig, model: ModelConfig) -> Module:
-    pre_norm_block = PatchBlock if config.rope_base else EncoderBlock
+    pre_norm_block = PatchBlock if config.rope or config.windows else EncoderBlock
     block = PostNormBlock if config.post_norm else pre_norm_block
     return transformer_encoder_module(config, model, PatchEmbedding, block)

@@ -80,7 +80,8 @@ class Piece:
         part: Name under which a user trains or freezes it, such as `vision` or `vision_projector`.
         build: Builds the Flax module (of one layer, for a stack).
         layers: Number of layers of a stack; None for a single layer.
-        shared_inputs: For a stack, computes from the batch what all of its layers read; called once a stage.
+        shared_inputs: Computes from the batch what all layers of a stack read; called once a stage. None for the batch.
+        layer_inputs: What the layer of a number (an int or a traced one) of a stack reads of that; None for all of it.
         tied_parameters: Parameters owned by another piece: (path here, name of the other piece, path there).
         parameter_filter: Whether this piece owns a parameter of the Flax module, by its path; None for all of them.
         adapter_of: Name of the piece whose LoRA adapters this piece holds; empty for a piece that computes by itself.
@@ -93,10 +94,15 @@ class Piece:
     build: Callable[[], PieceModule]
     layers: int | None = None
     shared_inputs: Callable[[Any], Any] | None = None
+    layer_inputs: Callable[[Any, Any], Any] | None = None
     tied_parameters: tuple[tuple[str, str, str], ...] = ()
     parameter_filter: Callable[[str], bool] | None = None
     adapter_of: str = ""
     sequence_parallel: bool = False
+
+    def inputs_of_layer(self, shared: Any, layer: Any) -> Any:
+        """What a layer reads of what all layers read, given its number."""
+        return self.layer_inputs(shared, layer) if self.layer_inputs else shared
 
 
 @dataclasses.dataclass(frozen=True)

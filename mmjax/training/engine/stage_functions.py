@@ -144,11 +144,13 @@ def _apply_layers(
     of_layer = jax.tree.map(lambda spec: P(*spec[1:]), own_specs, is_leaf=is_partition_spec)
     layer = gather_weights_of(layer, of_layer, axes)
 
-    def scan_layer(x: jax.Array, weights: Tree) -> tuple[jax.Array, jax.Array | None]:
-        output = layer(weights, x, shared)
+    def scan_layer(x: jax.Array, of_layer: tuple[Tree, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
+        weights, number = of_layer
+        output = layer(weights, x, run.piece.inputs_of_layer(shared, number))
         return (output.x, output.auxiliary_loss) if isinstance(output, LayerOutput) else (output, None)
 
-    x, auxiliary_losses = jax.lax.scan(scan_layer, x, own_parameters)  # [r, s, d], [l]
+    numbers = jnp.arange(run.first, run.last)
+    x, auxiliary_losses = jax.lax.scan(scan_layer, x, (own_parameters, numbers))  # [r, s, d], [l]
     return x if auxiliary_losses is None else LayerOutput(x, jnp.sum(auxiliary_losses))
 
 

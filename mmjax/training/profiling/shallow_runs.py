@@ -118,8 +118,8 @@ def _build_engine(
     depths = {name: sum(layers) for name, layers in model.layers_per_stage.items()}
     config = dataclasses.replace(
         config,
-        encoders=tuple(dataclasses.replace(encoder, depth=depths[encoder.name]) for encoder in config.encoders),
-        backbone=dataclasses.replace(config.backbone, depth=depths[config.backbone.name]),
+        encoders=tuple(encoder.with_depth(depths[encoder.name]) for encoder in config.encoders),
+        backbone=dataclasses.replace(config.backbone, depth=depths[config.backbone.name] + config.early_blocks),
     )
     model_batch = jax.tree.map(lambda array: array[: model.rows * model.dp * MICROBATCHES], batch)
     return Engine(config, _plan(model, jax.local_device_count()), model_batch, settings), model_batch

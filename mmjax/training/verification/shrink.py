@@ -28,6 +28,7 @@ from sharding.specs.modules import ModuleGraph, module_graph
 
 DEPTH = 4
 HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
+ROPE_SECTIONS = (2, 1, 1)  # of heads twice as wide: pairs that rotate by time, row and column
 CONDITION_WIDTH = 16
 MAX_GROUPS = 8  # groups of GroupNorm: as many as there are tensor ranks on one host
 
@@ -59,7 +60,7 @@ def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = (
     return dataclasses.replace(
         config,
         encoders=tuple(_encoder(encoder, depths[encoder.name]) for encoder in config.encoders),
-        backbone=_backbone(config.backbone, depths[config.backbone.name], vocabulary),
+        backbone=_backbone(config.backbone, depths[config.backbone.name] + config.early_blocks, vocabulary),
         generators=tuple(map(_generator, config.generators)),
     )
 
@@ -131,14 +132,17 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
 def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
     """A smaller encoder of the same kind."""
     width = min(config.width, HEAD_WIDTH * config.heads)
-    return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
+    return dataclasses.replace(config.with_depth(depth), width=width, ffn=_ffn(config.ffn, config.heads))
 
 
 def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:
     smallest_vocabulary = math.ceil(vocabulary / config.heads) * config.heads
+    sections = ROPE_SECTIONS if config.rope_sections else ()
+    head_width = 2 * sum(sections) or HEAD_WIDTH
     return dataclasses.replace(
         config,
-        width=min(config.width, HEAD_WIDTH * config.heads),
+        width=head_width * config.heads if sections else min(config.width, head_width * config.heads),
+        rope_sections=sections,
         depth=depth,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, smallest_vocabulary),

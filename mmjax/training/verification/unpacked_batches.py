@@ -67,17 +67,19 @@ def _backbone(
     size = (shape.samples, shape.tokens)
     target_count = sum(int(sample.layout.target_mask.sum()) for sample in samples)
 
-    def column(name: str) -> np.ndarray:
-        return _padded([getattr(sample.layout, name) for sample in samples], size)
+    def column(name: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+        return _padded([getattr(sample.layout, name) for sample in samples], size + shape)
 
     fields = {
         "tokens": column("tokens"),
         "segments": _padded([np.ones(len(sample.layout.tokens), np.int32) for sample in samples], size),
         "branches": column("branches"),
-        "positions": column("positions"),
+        "positions": column("positions", sample_format.tokens.position_shape),
         "targets": column("targets"),
         "weights": column("target_mask") * np.float32(data.language_weight / max(1, target_count)),
     }
+    if sample_format.tokens.bidirectional != "none":
+        fields["blocks"] = column("blocks")
     if experts:
         token_count = sum(len(sample.layout.tokens) for sample in samples)
         fields["shares"] = (fields["segments"] > 0) * np.float32(1 / max(1, token_count))

@@ -9,7 +9,7 @@ several modules (LLaVA) has the rules of its modules under prefixed names (`with
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mmjax.weights.published.tensor_layouts import IDENTITY, Shape, TensorLayout
@@ -25,11 +25,13 @@ class Rule:
         tensors: Name of the tensor, or names; `{layer}` stands for the number of a layer of a stack.
         parameters: Path of the parameter in the module, `piece/path` without the layer, or several paths of one piece.
         layout: How the tensors are converted to the parameters.
+        first_layer: Number by which tensors name the first layer of the stack: of layers before that are other pieces.
     """
 
     tensors: str | tuple[str, ...]
     parameters: str | tuple[str, ...]
     layout: TensorLayout = IDENTITY
+    first_layer: int = 0
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -109,6 +111,27 @@ def with_prefix(rules: Iterable[Rule], prefix: str) -> tuple[Rule, ...]:
     return tuple(
         dataclasses.replace(rule, tensors=tuple(prefix + name for name in rule.tensor_names)) for rule in rules
     )
+
+
+def with_first_layers(rules: Iterable[Rule], stack: str, pieces: Sequence[str]) -> tuple[Rule, ...]:
+    """Rules of a stack whose first layers are pieces of their own, such as those that take an encoder's features.
+
+    Args:
+        rules: Rules of a module all of whose layers are in the stack.
+        stack: Name of the piece that is the stack.
+        pieces: Names of the pieces of its first layers, in order.
+    """
+    found: list[Rule] = []
+    for rule in rules:
+        if rule.piece != stack:
+            found.append(rule)
+            continue
+        for number, piece in enumerate(pieces):
+            tensors = tuple(name.replace(LAYER, str(number)) for name in rule.tensor_names)
+            paths = tuple(f"{piece}/{path.partition('/')[2]}" for path in rule.parameter_paths)
+            found.append(dataclasses.replace(rule, tensors=tensors, parameters=paths))
+        found.append(dataclasses.replace(rule, first_layer=rule.first_layer + len(pieces)))
+    return tuple(found)
 
 
 def linear_rules(tensor: str, parameter: str, layout: TensorLayout, bias: bool) -> tuple[Rule, ...]:
@@ -194,7 +217,7 @@ def match_rules(rules: Rules, shapes: Mapping[str, Shape]) -> tuple[TensorMatch,
 
 
 def _match_layer(rule: Rule, module: str, layer: str, shapes: Mapping[str, Shape]) -> TensorMatch:
-    names = tuple(name.replace(LAYER, str(int(layer))) for name in rule.tensor_names)
+    names = tuple(name.replace(LAYER, str(int(layer) + rule.first_layer)) for name in rule.tensor_names)
     paths = tuple(f"{module}/{path.replace('/', f'/{layer}/', 1)}" for path in rule.parameter_paths)
     return TensorMatch(names, paths, tuple(shapes.get(path, ()) for path in paths), rule.layout)
 

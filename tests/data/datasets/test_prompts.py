@@ -10,10 +10,12 @@ from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.datasets.prompts import image_prompt_metadata, prompt_metadata, prompt_record
 from data.errors import DataError
 from data.media.tiling import DynamicTiling
+from data.media.video_sampling import VideoSampling
 from data.records import AudioPart, EncoderPart, ImagePart, Media, TextPart
 from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.text.prompt_format import PromptFormat
+from data.text.video_layout import VideoLayout
 from data.text.word_tokenizer import WordTokenizer
 
 TOKENIZER = WordTokenizer(("blue", "circle", "is", "it", "what", "?"))
@@ -103,7 +105,14 @@ def test_marks_without_media_are_refused(text, pictures, clips, message):
 
 
 @pytest.mark.parametrize(
-    "prompting", [PromptFormat(), PromptFormat("chatml", "chatml", DynamicTiling(tile_size=8, max_tiles=4))]
+    "prompting",
+    [
+        PromptFormat(),
+        PromptFormat("chatml", "chatml", DynamicTiling(tile_size=8, max_tiles=4)),
+        PromptFormat(
+            video=VideoLayout(sampling=VideoSampling(rate=1.5, side=16), label="<{seconds:.1f}>", delimiters="frames")
+        ),
+    ],
 )
 def test_prompt_formats_are_written_and_read(prompting):
     assert PromptFormat.from_json(prompting.to_json()) == prompting

@@ -29,14 +29,16 @@ def test_the_format_follows_the_model():
     assert list(form.encoder_formats) == ["patches", "frames"]
 
 
-def test_a_class_token_has_a_cell_of_its_own():
+def test_class_tokens_and_registers_have_cells_of_their_own():
     model = ModelConfig((VisionConfig(merge=3, class_token=True),), generators=())
     (form,) = SampleFormat.for_model(model, {"patches": 36}).encoders
     assert (form.prefix_length, form.token_count(36), form.attended_positions(36)) == (9, 3, 28)
+    registers = PatchFormat(module="vision", merge=2, max_length=36, prefix_tokens=5)
+    assert (registers.prefix_length, registers.token_count(36), registers.attended_positions(36)) == (8, 7, 33)
     plain = PatchFormat(module="vision", merge=3, max_length=36)
     assert (plain.prefix_length, plain.token_count(36), plain.attended_positions(36)) == (0, 4, 36)
-    with pytest.raises(DataError, match="a row of 9 patches holds a class token and no image"):
-        PatchFormat(merge=3, max_length=9, class_token=True)
+    with pytest.raises(DataError, match="a row of 9 patches holds no image behind its class token"):
+        PatchFormat(merge=3, max_length=9, prefix_tokens=1)
 
 
 def test_a_model_without_a_modality_has_no_format_for_it():

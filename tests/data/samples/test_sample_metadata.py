@@ -23,7 +23,7 @@ CAPACITY = RowCapacity(tokens=24, lengths={"patches": 96}, images=0, samples=4)
 
 def form(class_token):
     return SampleFormat(
-        (PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=96, class_token=class_token),), None
+        (PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=96, prefix_tokens=int(class_token)),), None
     )
 
 
@@ -43,9 +43,9 @@ def outline(pictures, of):
 
 
 def test_the_cells_of_class_tokens_give_no_backbone_token():
-    assert cells_with_tokens([8, 20], PatchFormat(merge=2, class_token=True)).tolist() == [1, 3, 4, 5, 6]
+    assert cells_with_tokens([8, 20], PatchFormat(merge=2, prefix_tokens=1)).tolist() == [1, 3, 4, 5, 6]
     assert cells_with_tokens([8, 20], PatchFormat(merge=2)).tolist() == list(range(7))
-    assert cells_with_tokens([], PatchFormat(merge=2, class_token=True)).tolist() == []
+    assert cells_with_tokens([], PatchFormat(merge=2, prefix_tokens=1)).tolist() == []
 
 
 def test_a_class_token_is_the_first_value_of_its_cell():
@@ -58,13 +58,23 @@ def test_a_class_token_is_the_first_value_of_its_cell():
     assert sample.layout.encoder_indices["patches"].tolist() == [-1, -1, -1, 1, 2]
 
 
+def test_registers_follow_the_class_token_over_as_many_cells_as_they_need():
+    patches = PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=96, prefix_tokens=5)
+    sample = outline([picture(0, 1, 1)], SampleFormat((patches,), None)).load(0)
+    values, items, positions = sample.encoder_inputs["patches"]
+    assert items.tolist() == [1] * 5 + [0] * 3 + [1] * 4
+    assert positions[:6].tolist() == [[-1, -1], [-2, -2], [-3, -3], [-4, -4], [-5, -5], [0, 0]]
+    assert not values[:8].any() and values[8:].any()
+    assert sample.layout.encoder_indices["patches"].tolist() == [-1, -1, -1, 2]
+
+
 def test_a_text_sample_has_no_cells():
     sample = outline([], form(True)).load(0)
     assert sample.layout.encoder_indices["patches"].tolist() == [-1]
 
 
 def test_images_are_scaled_down_to_leave_room_for_the_class_token():
-    of = SampleFormat((PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=16, class_token=True),), None)
+    of = SampleFormat((PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=16, prefix_tokens=1),), None)
     shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), of.encoder_formats["patches"])
     assert shrunk.length <= 16 and len(shrunk.load().values) == shrunk.length
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
-from data.records import RecordSource
+from data.records import Media, RecordSource, TextPart, Turn, VideoPart
 from data.sources.json_index import index_json_array, index_json_lines
 from data.sources.llava import LlavaJson
 from tests.data.sources.media import image_of, photographs, told
@@ -90,7 +90,7 @@ def test_audio_files_are_read(folder):
         (json.dumps(ONE | {"image": "\ud800"}).encode(), "surrogate"),
         (json.dumps(ONE | {"image": {"a": 1}}).encode(), "path of a file is not a text"),
         (json.dumps(ONE | {"image": None}).encode(), "1 <image> placeholders for 0 files"),
-        (json.dumps(TEXT_ONLY | {"video": "v.mp4"}).encode(), "it has video"),
+        (json.dumps(ONE | {"image": None, "video": ["a.mp4", "b.mp4"]}).encode(), "1 <image> placeholders for 2 files"),
     ],
 )
 def test_invalid_lines_are_bad_samples(folder, line, reason):
@@ -177,3 +177,10 @@ def test_the_index_finds_every_entry(tmp_path_factory, values, data):
     index = index_json_array(path) if text.lstrip("\ufeff \n").startswith("[") else index_json_lines(path)
     assert [json.loads(content[at : at + size].decode("utf-8-sig")) for at, size, _ in index] == values
     assert [content.count(b"\n", 0, at) + 1 for at, _, _ in index] == index[:, 2].tolist()
+
+
+@pytest.mark.parametrize("placeholder", ["<video>", "<image>"])
+def test_video_files_are_read_whichever_placeholder_stands_for_them(folder, placeholder):
+    entry = {"video": "v.mp4", "conversations": said(("human", f"{placeholder}\nWhat happens?"), ("gpt", "It rains."))}
+    turn = LlavaJson(written(folder, json.dumps([entry])))[0].turns[0]
+    assert turn == Turn("user", (VideoPart(Media.from_file(str(folder / "v.mp4"))), TextPart("What happens?")))

@@ -1,9 +1,11 @@
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError
-from data.records import AudioPart, ImagePart, Media, Record, TextPart
+from data.records import MEDIA_PARTS, AudioPart, ImagePart, Media, Record, TextPart
 from data.sources.messages import parse_messages
 from tests.data.sources.media import told
 
@@ -14,16 +16,20 @@ json_values = st.recursive(
 )
 
 
-def files(count, kind="image"):
-    return [Media.from_file(f"{kind}{number}") for number in range(count)]
+def files(**counts):
+    """Parts by kind, as many as the counts say."""
+    return {
+        kind: [MEDIA_PARTS[kind](Media.from_file(f"{kind}{number}")) for number in range(count)]
+        for kind, count in counts.items()
+    }
 
 
 def said(*messages):
     return [{"from": speaker, "value": text} for speaker, text in messages]
 
 
-def in_short(messages, images=0, clips=0):
-    return told(Record("key", parse_messages("key", messages, files(images), files(clips, "audio"))))
+def in_short(messages, images=0, clips=0, videos=0):
+    return told(Record("key", parse_messages("key", messages, files(image=images, audio=clips, video=videos))))
 
 
 def test_marks_are_replaced_by_media_and_their_newlines_dropped():
@@ -39,7 +45,7 @@ def test_media_are_placed_at_their_marks_in_order():
     messages = said(
         ("human", "First <image>, then\n<image>\n<audio>"), ("gpt", "I see."), ("human", "<image>"), ("gpt", "<image>")
     )
-    turns = parse_messages("key", messages, files(4), files(1, "audio"))
+    turns = parse_messages("key", messages, files(image=4, audio=1))
     parts = [part for turn in turns for part in turn.parts]
     assert [part.media.path for part in parts if isinstance(part, ImagePart)] == [
         "image0",
@@ -82,7 +88,7 @@ def test_messages_with_roles_and_lists_of_contents():
         (said(("human", "<image> <image>"), ("gpt", "a")), 1, "2 <image> placeholders for 1 files"),
         (said(("human", "<image>"), ("gpt", "a")), 0, "1 <image> placeholders for 0 files"),
         (said(("human", "\ud800"), ("gpt", "a")), 0, "lone surrogate"),
-        ([{"role": "user", "content": [{"type": "video"}]}], 0, "item of type 'video'"),
+        ([{"role": "user", "content": [{"type": "table"}]}], 0, "item of type 'table'"),
         ([{"role": "user", "content": [3]}], 0, "item of type None"),
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], 0, "message 1 is not a text: 3"),
     ],
@@ -92,7 +98,7 @@ def test_invalid_conversations_are_refused_with_the_reason(messages, images, rea
         in_short(messages, images)
 
 
-texts = st.lists(st.sampled_from(["<image>", "<audio>", "a", "b c", "\n", " "]), max_size=6).map("".join)
+texts = st.lists(st.sampled_from(["<image>", "<audio>", "<video>", "a", "b c", "\n", " "]), max_size=6).map("".join)
 
 
 @given(messages=st.lists(st.tuples(st.sampled_from(["human", "gpt", "system"]), texts), max_size=5), data=st.data())
@@ -101,24 +107,39 @@ def test_every_medium_and_every_text_is_kept_in_order(messages, data):
     whole = "".join(text for _, text in messages)
     images = data.draw(st.sampled_from([whole.count("<image>"), 2]))
     try:
-        turns = parse_messages("key", said(*messages), files(images), files(whole.count("<audio>"), "audio"))
+        turns = parse_messages(
+            "key",
+            said(*messages),
+            files(image=images, **{kind: whole.count(f"<{kind}>") for kind in ("audio", "video")}),
+        )
     except BadSampleError:
         return
     parts = [part for turn in turns for part in turn.parts]
-    for kind, name in ((ImagePart, "image"), (AudioPart, "audio")):
+    for kind, name in ((part, name) for name, part in MEDIA_PARTS.items()):
         found = [part.media.path for part in parts if isinstance(part, kind)]
         assert found == [f"{name}{number}" for number in range(len(found))]
     assert sum(isinstance(part, ImagePart) for part in parts) == images
     kept = "".join(part.text for part in parts if isinstance(part, TextPart))
-    assert "".join(kept.split()) == "".join(whole.replace("<image>", "").replace("<audio>", "").split())
+    assert "".join(kept.split()) == "".join(re.sub("<(image|audio|video)>", "", whole).split())
 
 
 @given(messages=json_values | st.lists(st.dictionaries(st.sampled_from(["from", "value", "role"]), json_values)))
 @settings(max_examples=50, deadline=None)
 def test_any_value_gives_turns_or_bad_sample_error(messages):
     try:
-        turns = parse_messages("key", messages, files(1), [])
+        turns = parse_messages("key", messages, files(image=1))
     except BadSampleError as error:
         assert error.where == "key"
     else:
         assert turns
+
+
+def test_clips_stand_at_their_placeholders_and_items_or_first():
+    said_twice = said(("human", "<video>\nWhat happens?"), ("gpt", "It rains."))
+    as_items = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What happens?"}]}]
+    expected = [("user", ["<VideoPart>", "What happens?"]), ("assistant", ["It rains."])]
+    assert in_short(said_twice, videos=1) == expected
+    assert in_short([*as_items, {"role": "assistant", "content": "It rains."}], videos=1) == expected
+    assert in_short(said(("human", "What happens?"), ("gpt", "It rains.")), videos=1) == expected
+    with pytest.raises(BadSampleError, match="1 <video> placeholders for 2 files"):
+        in_short(said_twice, videos=2)

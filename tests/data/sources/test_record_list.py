@@ -74,7 +74,10 @@ def test_several_images_clips_and_none():
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"img": PIXELS, "question": "?", "answer": "!"}, "dictionary of question, answer, image, audio; .* of 'img'"),
+        (
+            {"img": PIXELS, "question": "?", "answer": "!"},
+            "dictionary of question, answer, image, audio, video; .* of 'img'",
+        ),
         (("?", "!"), "this one is of tuple"),
         ({"question": "?"}, "the answer is not a text: None"),
         ({"question": " ", "answer": "!"}, "the question is empty"),

@@ -17,6 +17,7 @@ TRAINING = [
     "tiny.gin",
     "tiny_encoders.gin",
     "tiny_experts.gin",
+    "tiny_features.gin",
     "quickstart.gin",
     "easy_vqa.gin",
     "llava.gin",

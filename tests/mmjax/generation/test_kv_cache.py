@@ -102,3 +102,29 @@ def test_decoding_stops_where_the_row_is_full():
     _, counts, ended = written(lengths)
     assert all(count <= room for count, room in zip(counts, (1, 2, 6), strict=True))
     assert (ended | (counts == (1, 2, 6))).all()
+
+
+def test_positions_along_three_axes_go_on_after_the_largest():
+    """A prompt with a picture of 2 x 3 cells, then text: decoding equals computing the whole again."""
+    kind = dataclasses.replace(PLAIN, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
+    modules = model_modules(ModelConfig((), kind, ()))
+    parameters = {"backbone": jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, init_module_parameters(0, modules[-1]))}
+    backbone = CachedBackbone(ModelConfig((), kind, ()), modules)
+    cells = np.indices((2, 3)).reshape(2, -1).T
+    picture = np.concatenate([np.zeros((6, 1), int), cells], axis=1) + 1
+    places = np.concatenate([np.zeros((1, 3), int), picture, np.arange(4, 9)[:, None].repeat(3, axis=1)])
+
+    def read(length: int):
+        column = arrays(TEXTS, np.full(3, length))
+        inside = np.arange(ROW)[:, None] < length
+        column["backbone"]["positions"] = jnp.asarray(np.where(inside, places, 0)[None].repeat(3, axis=0), jnp.int32)
+        return backbone.prefill(parameters, column, jnp.full(3, length))
+
+    _, hidden = read(ROW)
+    for start in (7, 9):  # right behind the picture, and in the text
+        texts, _ = read(start)
+        np.testing.assert_array_equal(texts.positions, places[start, 0])
+        for step in range(3):
+            texts, logits = backbone.decode(parameters, texts, jnp.asarray(TEXTS[:, start + step], jnp.int32))
+            expected = backbone.logits_at(parameters, hidden, jnp.full(3, start + step))
+            np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)

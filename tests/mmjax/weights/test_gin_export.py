@@ -6,6 +6,8 @@ import gin
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.attention_windows import AttentionWindows
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.weights.gin_export import gin_text
@@ -18,6 +20,21 @@ MODELS = {
         BACKBONE,
         (),
         "bfloat16",
+    ),
+    "projectors of one kind": ModelConfig(
+        (
+            VisionConfig(
+                depth=4,
+                windows=AttentionWindows(4, full_layers=(1, 3)),
+                projector=MLPProjectorConfig(hidden="positions"),
+                deepstack_layers=(0,),
+                deepstack_projector=MLPProjectorConfig(norm=True, norm_epsilon=1e-6),
+            ),
+            AudioConfig(pool=2, chunk=100, projector=MLPProjectorConfig(activation="gelu")),
+            AudioConfig(name="other", pool=2, projector=LinearProjectorConfig()),
+        ),
+        dataclasses.replace(BACKBONE, depth=3),
+        (),
     ),
     "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),
 }

@@ -19,7 +19,8 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.attention_windows import AttentionWindows
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -42,7 +43,7 @@ GENERATOR = UNetConfig(
 MODELS = {
     "gated": ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)),
     "plain, tied": ModelConfig(
-        (VISION,),
+        (dataclasses.replace(VISION, temporal_patch=2),),
         dataclasses.replace(BACKBONE, gated=False, biases=("mlp",), activation="gelu_tanh", tie_embeddings=True),
         (dataclasses.replace(GENERATOR, attention_levels=(0, 2), blocks=1),),
     ),
@@ -56,6 +57,7 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
             qk_norm="width",
             layer_scale=0.1,
             class_token=True,
+            registers=5,
             positions="learned",
             grid=4,
             patch_bias=False,
@@ -96,6 +98,28 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         ),
     ),
 )
+MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
+    (
+        dataclasses.replace(
+            VISION,
+            norm="rmsnorm",
+            gated=True,
+            activation="silu",
+            pool=2,
+            windows=AttentionWindows(4, full_layers=(1,)),  # the row of patches is one window
+            projector=MLPProjectorConfig(activation="gelu", hidden="positions"),
+        ),
+        dataclasses.replace(AUDIO, pool=2, chunk=16, projector=LinearProjectorConfig()),
+    ),
+    BACKBONE,
+    (),
+)
+MODELS["a resampler of averages"] = ModelConfig(
+    (VISION, dataclasses.replace(AUDIO, pool=2, projector=ResamplerConfig(heads=4))), BACKBONE, ()
+)
+MODELS["patches of an antialiased table"] = ModelConfig(
+    (dataclasses.replace(VISION, positions="learned", grid=3, interpolation="bilinear_antialiased"),), BACKBONE, ()
+)
 MODELS["a generator of spectrograms"] = ModelConfig(
     (),
     BACKBONE,
@@ -117,6 +141,12 @@ MODELS["adapted"] = dataclasses.replace(
         LoraConfig("generator", rank=2),
     ),
 )
+MODELS["features of two layers in the first two blocks, adapted"] = ModelConfig(
+    (dataclasses.replace(VISION, deepstack_layers=(0, 2), deepstack_projector=MLPProjectorConfig(norm=True)), AUDIO),
+    dataclasses.replace(BACKBONE, rope_sections=(2, 1, 1)),
+    (),
+    lora=(LoraConfig("backbone", rank=4),),
+)
 POSITIONS, TOKENS, IMAGES = 16, 20, 3
 
 
@@ -124,7 +154,7 @@ def flops(model, name):
     """FLOPs of the Flax module's forward over one row that is one segment."""
     modules = {module.name: module for module in model_modules(model)}
     batch = {
-        "patches": ((1, POSITIONS, VISION.patch_width), jnp.float32),
+        "patches": ((1, POSITIONS, model.encoders[0].patch_width if model.encoders else 0), jnp.float32),
         "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
         "images": ((1, IMAGES, *model.generators[0].image_sides, 3) if model.generators else (), jnp.float32),
         "weights": ((1, IMAGES if name == "generator" else TOKENS), jnp.float32),
@@ -134,13 +164,14 @@ def flops(model, name):
     }
     length = TOKENS if name == "backbone" else POSITIONS
     positions = (1, length, 2) if name == "vision" else (1, length)
+    positions = (*positions, 3) if name == "backbone" and model.backbone.rope_sections else positions
     batch |= {"positions": (positions, jnp.int32)}
     batch |= dict.fromkeys(
         ("segments", "tokens", "branches", "targets", "vision_index", "audio_index"), ((1, length), jnp.int32)
     )
     inputs = {
         "backbone": {
-            "vision": (1, POSITIONS // 4, BACKBONE.width),
+            "vision": (1, POSITIONS // 4, BACKBONE.width * (1 + model.early_blocks)),
             "audio": (1, POSITIONS // 2, BACKBONE.width),
         },
         "generator": {"backbone": (1, IMAGES, GENERATOR.conditions, BACKBONE.width)},

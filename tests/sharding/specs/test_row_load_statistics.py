@@ -39,11 +39,12 @@ def test_an_image_becomes_patches_and_merged_patches_become_backbone_tokens():
     np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (50, 1)))
 
 
-def test_a_class_token_takes_the_positions_of_one_token_and_attends_as_one():
+@pytest.mark.parametrize(("registers", "positions", "attended"), [(0, 260.0, 257.0), (4, 264.0, 261.0)])
+def test_class_tokens_and_registers_take_whole_cells_and_attend_as_one_position_each(registers, positions, attended):
     kind = SampleKind(text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
-    model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True),), BackboneConfig(), ())
+    model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True, registers=registers),), BackboneConfig(), ())
     loads = draw_row_loads(SyntheticData(row_tokens=100, kinds=((kind, 1.0),)), model, 3).loads
-    np.testing.assert_array_equal(loads["vision"], np.tile([260.0, 257.0**2, 1.0], (3, 1)))
+    np.testing.assert_array_equal(loads["vision"], np.tile([positions, attended**2, 1.0], (3, 1)))
     np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (3, 1)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
+from configs.vision_rope import VisionRope
 from mmjax.weights.published.encoders.vision_transformer import (
     CLIP_PIXELS,
     block_rules,
@@ -181,11 +182,15 @@ def read_config(values: Mapping[str, Any]) -> VisionConfig:
         class_token=True,
         positions="learned",
         grid=_square_side("img_size", arguments["img_size"]) // arguments["patch_size"],
-        rope_base=float(arguments["rope_temperature"]) if rotary else 0.0,
-        rope_grid=_square_side("ref_feat_shape", arguments["ref_feat_shape"] or 0) if rotary else 0,
+        rope=_rope(arguments) if rotary else None,
         post_norm=arguments["use_post_norm"],
         final_norm=arguments["global_pool"] != "avg",
     )
+
+
+def _rope(arguments: Mapping[str, Any]) -> VisionRope:
+    grid = _square_side("ref_feat_shape", arguments["ref_feat_shape"] or 0)
+    return VisionRope(float(arguments["rope_temperature"]), grid=grid)
 
 
 def _square_side(key: str, sides: Any) -> int:
@@ -221,6 +226,7 @@ def _is_described_by(config: VisionConfig, values: Mapping[str, Any]) -> bool:
 
 
 def _model_arguments(config: VisionConfig) -> dict[str, Any]:
+    rope = config.rope or VisionRope(DEFAULTS["rope_temperature"])
     return {
         "img_size": config.grid * config.patch,
         "patch_size": config.patch,
@@ -234,9 +240,9 @@ def _model_arguments(config: VisionConfig) -> dict[str, Any]:
         "swiglu_mlp": config.gated,
         "scale_mlp": "mlp" in config.inner_norms,
         "scale_attn_inner": "attention" in config.inner_norms,
-        "use_rot_pos_emb": config.rope_base > 0,
-        "rope_temperature": config.rope_base or DEFAULTS["rope_temperature"],
-        "ref_feat_shape": [config.rope_grid] * 2 if config.rope_grid else None,
+        "use_rot_pos_emb": config.rope is not None,
+        "rope_temperature": rope.base,
+        "ref_feat_shape": [rope.grid] * 2 if rope.grid else None,
         "use_post_norm": config.post_norm,
     }
 

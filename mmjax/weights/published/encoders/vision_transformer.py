@@ -102,8 +102,9 @@ def norm_bias(config: TransformerConfig) -> bool:
 
 
 def patch_embedding_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the projection of pixels, which is a convolution in the checkpoint."""
-    layout = PatchConvolution((config.patch, config.patch))
+    """Rules of the projection of pixels: a convolution in the checkpoint, over frames too where a patch has several."""
+    frames = (config.temporal_patch,) if config.temporal_patch > 1 else ()
+    layout = PatchConvolution((*frames, config.patch, config.patch))
     return linear_rules(tensor, "embed/pixels", layout, bias=config.patch_bias)
 
 
@@ -125,6 +126,12 @@ def position_table_rule(tensor: str, config: VisionConfig, leading: tuple[int, .
 def class_token_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...] = ()) -> Rule:
     """The rule of the class token; `leading` are leading dimensions of 1 that the tensor has."""
     return Rule(tensor, "embed/class_token", Reshaped((*leading, config.width)) if leading else IDENTITY)
+
+
+def register_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]:
+    """The rule of the registers, `[1, n, d]` in the checkpoint; none if the encoder has none."""
+    layout = Reshaped((1, config.registers, config.width))
+    return (Rule(tensor, "embed/registers", layout),) if config.registers else ()
 
 
 def unused_block_patterns(block: str, config: VisionConfig) -> tuple[str, ...]:
@@ -178,10 +185,20 @@ def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **fields
         merge=1,
         pixel_mean=tuple(2 * value - 1 for value in mean),  # pixels are in [-1, 1] here, in [0, 1] there
         pixel_std=tuple(2 * value for value in std),
-        positions="learned",
         grid=values["image_size"] // values["patch_size"],
-        **fields,
+        **{"positions": "learned", **fields},
     )
+
+
+def read_layer_scale(key: str, value: Any) -> float:
+    """The initial value of layer scales, which is not 0: 0 stands for no layer scales here.
+
+    Raises:
+        ValueError: It is no number or 0.
+    """
+    if not isinstance(value, int | float) or not value:
+        raise ValueError(f"{key} is {value!r}; only a number other than 0 can be computed")
+    return float(value)
 
 
 def write_encoder(config: VisionConfig) -> dict[str, Any]:

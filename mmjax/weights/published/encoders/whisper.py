@@ -12,6 +12,7 @@ from configs.architectures import AudioConfig
 from mmjax.weights.published.encoders.vision_transformer import ACTIVATIONS, block_rules, published_activation
 from mmjax.weights.published.rules import (
     PublishedArchitecture,
+    Rule,
     Rules,
     linear_rules,
     norm_rules,
@@ -19,7 +20,6 @@ from mmjax.weights.published.rules import (
 )
 from mmjax.weights.published.tensor_layouts import CONVOLUTION_1D
 
-BLOCK = "encoder.layers.{layer}"
 NAMES = {
     "attention_norm": "self_attn_layer_norm",
     "attention/query": "self_attn.q_proj",
@@ -45,24 +45,33 @@ DEFAULTS = {
 """Values that transformers assumes where a file leaves them out."""
 
 
+def encoder_rules(config: AudioConfig, prefix: str, norm: str) -> tuple[Rule, ...]:
+    """Rules of an encoder of Whisper's kind: its tensors' prefix, and the name of its final norm."""
+    return (
+        *linear_rules(f"{prefix}conv1", "embed/first", CONVOLUTION_1D, bias=True),
+        *linear_rules(f"{prefix}conv2", "embed/second", CONVOLUTION_1D, bias=True),
+        *block_rules(f"{prefix}layers.{{layer}}", NAMES, config),
+        *norm_rules(f"{prefix}{norm}", "norm/norm", bias=True),
+    )
+
+
 def rules(config: AudioConfig) -> Rules:
     """Rules of the encoder."""
-    encoder = (
-        *linear_rules("encoder.conv1", "embed/first", CONVOLUTION_1D, bias=True),
-        *linear_rules("encoder.conv2", "embed/second", CONVOLUTION_1D, bias=True),
-        *block_rules(BLOCK, NAMES, config),
-        *norm_rules("encoder.layer_norm", "norm/norm", bias=True),
-    )
-    return {config.name: encoder}
+    return {config.name: encoder_rules(config, "encoder.", "layer_norm")}
 
 
-def read_config(values: Mapping[str, Any]) -> AudioConfig:
-    """Reads transformers' WhisperConfig.
+def read_encoder(values: Mapping[str, Any], **fields: Any) -> AudioConfig:
+    """The configuration of an encoder of Whisper's kind, by transformers' keys for it.
+
+    Args:
+        values: Contents of config.json with its defaults.
+        **fields: Fields of the configuration that these keys do not describe.
 
     Raises:
-        ValueError: The activation cannot be computed.
+        ValueError: A value cannot be computed.
     """
-    values = {**DEFAULTS, **values}
+    if values.get("scale_embedding"):
+        raise ValueError("scale_embedding is true; only embeddings that are not scaled can be computed")
     if values["activation_function"] not in ACTIVATIONS:
         raise ValueError(
             f"activation_function is {values['activation_function']!r}; choose one of {', '.join(ACTIVATIONS)}"
@@ -76,13 +85,22 @@ def read_config(values: Mapping[str, Any]) -> AudioConfig:
         activation=ACTIVATIONS[values["activation_function"]],
         biases=BIASES,
         mels=values["num_mel_bins"],
-        merge=1,
+        **fields,
     )
 
 
-def write_config(config: AudioConfig) -> dict[str, Any]:
-    """Writes transformers' WhisperConfig, without the decoder."""
-    values = {
+def read_config(values: Mapping[str, Any]) -> AudioConfig:
+    """Reads transformers' WhisperConfig.
+
+    Raises:
+        ValueError: A value cannot be computed.
+    """
+    return read_encoder({**DEFAULTS, **values}, merge=1)
+
+
+def write_encoder(config: AudioConfig) -> dict[str, Any]:
+    """The keys that `read_encoder` reads, and the number of positions."""
+    return {
         "d_model": config.width,
         "encoder_layers": config.depth,
         "encoder_attention_heads": config.heads,
@@ -91,6 +109,11 @@ def write_config(config: AudioConfig) -> dict[str, Any]:
         "num_mel_bins": config.mels,
         "max_source_positions": POSITIONS,
     }
+
+
+def write_config(config: AudioConfig) -> dict[str, Any]:
+    """Writes transformers' WhisperConfig, without the decoder."""
+    values = write_encoder(config)
     require_round_trip(config, read_config(values), ("merge", "projector"))
     return values
 

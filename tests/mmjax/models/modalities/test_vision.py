@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
+from configs.vision_rope import VisionRope
 from data.data_config import RowCapacity
 from data.media.patches import patchify
 from data.packing.global_batch import build_global_batch
@@ -69,14 +70,15 @@ PLACES = 24
 WITH_CLASS_TOKEN = dataclasses.replace(
     VISION,
     class_token=True,
+    registers=2,
     positions="learned",
     grid=3,
     input_norm=True,
-    rope_base=100.0,
-    rope_grid=5,
+    rope=VisionRope(100.0, grid=5),
     qk_norm="head",
 )
-NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rope_base=100.0, layer_scale=0.5)
+PAIRS_OF_FRAMES = dataclasses.replace(VISION, temporal_patch=2)
+NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rope=VisionRope(100.0), layer_scale=0.5)
 
 
 @functools.cache
@@ -109,7 +111,9 @@ def encode(config, *pictures):
 
 
 @pytest.mark.parametrize(
-    "config", [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND], ids=["plain", "class token", "norms behind"]
+    "config",
+    [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND, PAIRS_OF_FRAMES],
+    ids=["plain", "class token", "norms behind", "pairs of frames"],
 )
 def test_tokens_of_an_image_do_not_depend_on_the_rest_of_the_row(config):
     first, second = image(0, 8, 4), image(1, 4, 4)
@@ -123,7 +127,11 @@ def test_tokens_of_an_image_do_not_depend_on_the_rest_of_the_row(config):
 
 @pytest.mark.parametrize(
     ("changed", "said"),
-    [({"post_norm": True, "parallel_block": True}, "post_norm norms none"), ({"rope_grid": -1}, "rope_grid is -1")],
+    [
+        ({"post_norm": True, "parallel_block": True}, "post_norm norms none"),
+        ({"rope": VisionRope(), "heads": 4}, "head width 2; 2-D rotary positions need"),
+        ({"positions": "rotary"}, "positions is 'rotary'; choose from none, sine, learned"),
+    ],
 )
 def test_contradictory_vision_configurations_are_refused(changed, said):
     with pytest.raises(ValueError, match=said):
@@ -135,7 +143,7 @@ def test_rotary_positions_are_scaled_to_the_pretraining_grid():
     positions = jnp.asarray([[[0, 0], [3, 1], [-1, -1]]])
     prepared = [
         PatchBlock.shared_inputs(
-            dataclasses.replace(VISION, rope_base=100.0, rope_grid=grid),
+            dataclasses.replace(VISION, rope=VisionRope(100.0, grid=grid)),
             {"positions": positions, "segments": jnp.asarray([[1, 1, 1]])},
         )[1]
         for grid in (0, 4, 8)
@@ -148,3 +156,15 @@ def test_rotary_positions_are_scaled_to_the_pretraining_grid():
     np.testing.assert_allclose(angles[2][1, half], 4.0 - 2 * np.pi, atol=1e-6)
     for turned in angles:
         np.testing.assert_array_equal(turned[[0, 2]], 0)
+
+
+def test_centred_coordinates_reach_from_one_side_of_the_image_to_the_other():
+    """Centres of 4 rows are at -3/4, -1/4, 1/4 and 3/4 of half the image, times 2π; a class token does not rotate."""
+    positions = jnp.asarray([[[-1, -1], [0, 0], [1, 0], [2, 0], [3, 1]]])
+    rope = VisionRope(100.0, coordinates="centred")
+    batch = {"positions": positions, "segments": jnp.ones((1, 5), jnp.int32)}
+    cosines, sines = PatchBlock.shared_inputs(dataclasses.replace(VISION, rope=rope), batch).rotary
+    angles = np.array([0, -1.5, -0.5, 0.5, 1.5]) * np.pi
+    np.testing.assert_allclose(np.asarray(cosines)[0, :, 0, 0], np.cos(angles), atol=1e-6)
+    np.testing.assert_allclose(np.asarray(sines)[0, :, 0, 0], np.sin(angles), atol=1e-6)
+    np.testing.assert_allclose(np.asarray(cosines)[0, 1:, 0, VISION.head_width // 4], -1, atol=1e-6)

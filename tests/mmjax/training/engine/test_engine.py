@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import ModelConfig
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.architectures import ExpertsConfig, ModelConfig
+from configs.attention_windows import AttentionWindows
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.vision_rope import VisionRope
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.mmjax.training.engines import (
+    BACKBONE_UNIT,
     STEP,
     TIED_EMBEDDINGS,
     TWO_UNITS,
@@ -67,8 +70,7 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
         patch_bias=False,
         input_norm=True,
         final_norm=False,
-        rope_base=100.0,
-        rope_grid=5,
+        rope=VisionRope(100.0, grid=5),
         post_norm=True,
         qk_norm="width",
         inner_norms=("attention", "mlp"),
@@ -98,6 +100,54 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
         microbatches=2,
     )
     assert_step_of_one_device(shared_engine(plan, config))
+
+
+def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
+    """Which layers attend within windows is known by their numbers, which a stage begins anywhere."""
+    vision = dataclasses.replace(
+        VISION,
+        depth=3,
+        positions="none",
+        rope=VisionRope(100.0),
+        windows=AttentionWindows(2, full_layers=(1,)),
+        projector=MLPProjectorConfig(activation="gelu", hidden="positions"),
+    )
+    audio = dataclasses.replace(AUDIO, pool=2, chunk=2, projector=LinearProjectorConfig())
+    config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1), ())
+    plan = Plan(
+        (
+            UnitPlan("vision", ("vision",), (0, 1, 2, 3), tp=2, layers=(1, 2), recompute=("full", "none")),
+            UnitPlan(
+                "audio",
+                ("audio",),
+                (4, 5, 6, 7),
+                tp=2,
+                layers=(1, 1),
+                recompute=("none", "selective"),
+                collectives="gather",
+            ),
+            UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+        ),
+        microbatches=2,
+    )
+    assert_step_of_one_device(shared_engine(plan, config))
+
+
+def test_positions_along_three_axes():
+    backbone = dataclasses.replace(BACKBONE, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
+    assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
+
+
+@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, top_k=2, ffn=16)], ids=["plain", "experts"])
+def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(experts):
+    """Taps cross from one stage of the encoder to the next; tensor ranks divide the backbone's positions."""
+    vision = dataclasses.replace(VISION, depth=3, deepstack_layers=(0, 2))
+    config = ModelConfig((vision,), dataclasses.replace(BACKBONE, depth=4, experts=experts), ())
+    units = (
+        UnitPlan("vision", ("vision",), (0, 1), layers=(1, 2), recompute=("full", "none")),
+        dataclasses.replace(BACKBONE_UNIT, layers=(1, 1), collectives="gather"),
+    )
+    assert_step_of_one_device(shared_engine(Plan(units, 2), config))
 
 
 def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():

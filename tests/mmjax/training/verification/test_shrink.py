@@ -71,6 +71,22 @@ def test_encoders_of_every_kind_become_small():
     assert small == AudioConfig(width=80, depth=4, heads=20, ffn=160, merge=4)
 
 
+def test_heads_that_rotate_by_three_axes_keep_pairs_for_each():
+    large = dataclasses.replace(
+        LARGE, backbone=dataclasses.replace(LARGE.backbone, rope_sections=(24, 20, 20), rope_interleaved=True)
+    )
+    small = shrink_model(large, 40)
+    assert (small.backbone.head_width, small.backbone.rope_sections) == (8, (2, 1, 1))
+    assert small.backbone.rope_interleaved and shrink_model(small, 40) == small
+
+
+def test_features_of_encoder_layers_stay():
+    vision = dataclasses.replace(LARGE.encoders[0], deepstack_layers=(8, 16, 24))
+    small = shrink_model(dataclasses.replace(LARGE, encoders=(vision,)), 40)
+    assert small.encoders[0].deepstack_layers == (0, 1, 2)
+    assert small.backbone.depth == 7 and module_graph(small)["backbone"].layer_count == 4
+
+
 def test_a_small_model_stays_as_it_is():
     small = shrink_model(LARGE, 40)
     assert shrink_model(small, 40) == small

@@ -11,7 +11,9 @@ from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import layer_name
 from mmjax.weights.export import export_checkpoint, export_target_like
 from mmjax.weights.initialization import parameter_initializer
-from mmjax.weights.published_checkpoint import open_checkpoint
+from mmjax.weights.published.rules import match_rules
+from mmjax.weights.published_checkpoint import as_model, is_ignored_tensor, open_checkpoint, parameter_shapes
+from mmjax.weights.registry import find_architecture
 from sharding.trees import Tree
 
 
@@ -68,3 +70,21 @@ def assert_close(values: np.ndarray, expected: np.ndarray, tolerance: float = 1e
     """Fails where values differ by more than a share of the largest expected value, or where all expected are alike."""
     assert np.std(expected) > 0.1
     np.testing.assert_allclose(values, expected, atol=tolerance * np.abs(expected).max())
+
+
+def assert_names_and_shapes(theirs: Any, part: str) -> None:
+    """Fails where the rules of a torch model's own configuration name other tensors than it has, or of other shapes.
+
+    Args:
+        theirs: The model; on the device `meta` it may be of any size.
+        part: Name of the module that it is.
+    """
+    published = find_architecture(theirs.config.model_type)
+    config = published.read_config(theirs.config.to_dict())
+    shapes = parameter_shapes(as_model(config))
+    own_shapes = {path: shape for path, shape in shapes.items() if path.startswith(f"{part}/")}
+    found: dict[str, tuple[int, ...]] = {}
+    for match in match_rules(published.rules(config), own_shapes):
+        found |= zip(match.tensor_names, match.tensor_shapes, strict=True)
+    tensors = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    assert found == {name: shape for name, shape in tensors.items() if not is_ignored_tensor(published, config, name)}

@@ -2,7 +2,15 @@
 
 import pytest
 
-from mmjax.weights.published.rules import Rule, expand_numbers, linear_rules, match_rules, norm_rules, with_prefix
+from mmjax.weights.published.rules import (
+    Rule,
+    expand_numbers,
+    linear_rules,
+    match_rules,
+    norm_rules,
+    with_first_layers,
+    with_prefix,
+)
 from mmjax.weights.published.tensor_layouts import LINEAR, Stacked
 
 SHAPES = {
@@ -36,6 +44,23 @@ def test_experts_are_stacked():
     (found,) = match_rules({"m": (rule,)}, {"m/blocks/000/experts/kernel": (3, 4, 5)})
     assert found.tensor_names == tuple(f"layers.0.experts.{expert}.weight" for expert in range(3))
     assert found.tensor_shapes == ((5, 4),) * 3
+
+
+def test_first_layers_that_are_pieces_of_their_own_keep_their_numbers():
+    rules = with_first_layers((Rule("h.{layer}.w", "blocks/w"), Rule("e", "embed/e")), "blocks", ("early_0", "early_1"))
+    shapes = dict.fromkeys(
+        (f"m/{layer}/w" for layer in ("early_0/000", "early_1/000", "blocks/000", "blocks/001")), (2,)
+    )
+    found = {
+        of.parameter_paths[0]: of.tensor_names[0] for of in match_rules({"m": rules}, shapes | {"m/embed/000/e": ()})
+    }
+    assert found == {
+        "m/early_0/000/w": "h.0.w",
+        "m/early_1/000/w": "h.1.w",
+        "m/blocks/000/w": "h.2.w",
+        "m/blocks/001/w": "h.3.w",
+        "m/embed/000/e": "e",
+    }
 
 
 def test_rules_of_a_module_get_the_prefix_of_a_larger_checkpoint():

@@ -56,7 +56,8 @@ def hidden_states(module: Module, parameters: Tree, arrays: dict[str, np.ndarray
         for piece in pieces:
             shared = piece.shared_inputs(batch) if piece.shared_inputs else batch
             for layer in range(piece.layers or 1):
-                x = piece_definition(piece).apply(parameters[piece.name][layer_name(layer)], x, shared, Axes())
+                own = piece.inputs_of_layer(shared, layer)
+                x = piece_definition(piece).apply(parameters[piece.name][layer_name(layer)], x, own, Axes())
         return x
 
     return np.asarray(run(jax.tree.map(jnp.asarray, parameters), jax.tree.map(jnp.asarray, arrays)))[0]

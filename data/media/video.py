@@ -1,0 +1,207 @@
+"""Video files of common formats: headers, and exact frames by time, for any order and spacing of frames in the file."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from data.errors import BadSampleError
+from data.extras import missing_extra
+from data.media.images import MAX_PIXELS
+from data.media.video_sampling import VideoHeader
+from data.records import Media
+
+try:
+    import av
+    import av.container
+    import av.error
+    import av.video.stream
+except ImportError as error:
+    raise missing_extra("decoding video", "video", error) from error
+
+VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg")
+"""FFmpeg's names of the containers that are read. Others stay disabled: playlists open further files and addresses."""
+
+_SEEK_SECONDS = 1.0  # frames nearer than this are reached by decoding
+_STEPS_BACK = (0.0, 1.0, 4.0, 16.0, 64.0)  # seconds; where a seek lands behind its target, an earlier one is tried
+
+
+def read_header(media: Media) -> VideoHeader:
+    """The header of a clip. The first frame is decoded for its rotation, and no other.
+
+    Raises:
+        BadSampleError: The file is missing, not of `VIDEO_FORMATS`, has no video stream, no frame, no frame rate or no
+            length, or has frames of more than `MAX_PIXELS`.
+    """
+    with _open_video(media) as (container, stream):
+        rate = stream.average_rate or stream.guessed_rate
+        if not rate:
+            raise BadSampleError(media.where, "its video has no frame rate")
+        frames = stream.frames or round(_seconds(container, stream, media) * rate)
+        if frames < 1:
+            raise BadSampleError(media.where, "its video has no frames")
+        first = next(container.decode(stream), None)
+        if first is None:
+            raise BadSampleError(media.where, f"none of its {frames} frames is there: the file is truncated")
+        height, width = first.height, first.width
+        if _quarter_turns(first) % 2:
+            height, width = width, height
+        return VideoHeader(frames, float(rate), height, width)
+
+
+def read_frames(media: Media, header: VideoHeader, times: Sequence[float]) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """Decodes the frame that is shown at each time, upright.
+
+    A frame is shown from its own time until that of the next one; times count from the first frame of the stream.
+
+    Args:
+        media: The file.
+        header: What `read_header` returned for it.
+        times: Seconds, ascending.
+
+    Raises:
+        BadSampleError: Where `read_header` raises it, where the file ends before one of the times, and where the frame
+            is damaged or of another size than the first.
+    """
+    with contextlib.ExitStack() as opened:
+        reader = _FrameReader(lambda: opened.enter_context(_open_video(media))[1], header, media.where)
+        for time in times:
+            frame = reader.frame_at(time)
+            if frame.is_corrupt:
+                raise BadSampleError(media.where, f"the frame at {time:.2f} s is damaged")
+            pixels = np.rot90(frame.to_ndarray(format="rgb24"), _quarter_turns(frame))
+            if pixels.shape[:2] != (header.height, header.width):
+                height, width = pixels.shape[:2]
+                raise BadSampleError(
+                    media.where,
+                    f"the frame at {time:.2f} s has {height}x{width} pixels, the first {header.height}x{header.width}",
+                )
+            yield np.ascontiguousarray(pixels)
+
+
+class _FrameReader:
+    """Decodes forward, and seeks where the next frame that is wanted lies far ahead."""
+
+    def __init__(self, opened: Callable[[], av.video.stream.VideoStream], header: VideoHeader, where: str) -> None:
+        self._open, self._header, self._where = opened, header, where
+        self._stream = opened()
+        self._start = self._stream.start_time or 0
+        self._reach = _SEEK_SECONDS  # jumps of less are decoded
+        self._gap = 0.0  # seconds between the last two frames
+        self._frames = self._decode()
+        self._shown = self._ahead = self._pull()  # the frame shown last, and the first one after it
+
+    def frame_at(self, time: float) -> av.VideoFrame:
+        """The frame that is shown at a time, not before that of the last call."""
+        if self._ahead is not None and time - self._time(self._ahead) > self._reach:
+            self._seek(time)
+        while self._ahead is not None and self._time(self._ahead) <= time:
+            self._step()
+        if self._shown is None:
+            raise BadSampleError(self._where, f"none of its {self._header.frames} frames is there")
+        if self._ahead is None and time >= self._end(self._shown):
+            raise BadSampleError(
+                self._where,
+                f"its frames end at {self._end(self._shown):.2f} s where the header announces {self._header.frames} "
+                f"frames of {self._header.duration:.2f} s: the file is truncated",
+            )
+        return self._shown
+
+    def _seek(self, time: float) -> None:
+        """Moves to a key frame that is shown at the time or before.
+
+        Containers seek by decoding time, so where frames are reordered the key frame found may be shown later. Frames
+        that are decoded before the first key frame refer to others that were not decoded, and are passed over.
+        """
+        before = self._time(self._ahead) if self._ahead is not None else 0.0
+        for back in _STEPS_BACK:
+            if time - back <= before:
+                break
+            self._jump(time - back)
+            key_frame = next((frame for frame in self._frames if frame.key_frame), None)
+            if key_frame is not None and self._time(key_frame) <= time:
+                if self._time(key_frame) <= before:  # no nearer than decoding would have been
+                    self._reach = max(self._reach, 2 * (time - before))
+                self._ahead = key_frame
+                self._step()
+                return
+        # Seeking finds no such frame, as in containers without an index: all frames are decoded, from the first.
+        self._reach = float("inf")
+        self._stream = self._open()
+        self._frames = self._decode()
+        self._shown = self._ahead = self._pull()
+
+    def _jump(self, time: float) -> None:
+        offset = self._start + int(time / float(self._time_base))
+        self._stream.container.seek(offset, stream=self._stream, backward=True)
+        self._frames = self._decode()
+
+    def _decode(self) -> Iterator[av.VideoFrame]:
+        return self._stream.container.decode(self._stream)
+
+    def _step(self) -> None:
+        """Shows the next frame."""
+        assert self._ahead is not None, "checked by the caller"
+        self._shown, self._ahead = self._ahead, self._pull()
+        if self._ahead is not None:
+            self._gap = self._time(self._ahead) - self._time(self._shown)
+
+    def _pull(self) -> av.VideoFrame | None:
+        return next(self._frames, None)
+
+    @property
+    def _time_base(self) -> float:
+        assert self._stream.time_base is not None, "of an opened stream"
+        return float(self._stream.time_base)
+
+    def _time(self, frame: av.VideoFrame) -> float:
+        """Seconds at which a frame begins to be shown."""
+        timestamp = frame.pts if frame.pts is not None else frame.dts
+        if timestamp is None:
+            raise BadSampleError(self._where, "its frames have no times")
+        return (timestamp - self._start) * self._time_base
+
+    def _end(self, frame: av.VideoFrame) -> float:
+        """Seconds until which the last frame is shown; as long as the one before where the file does not say."""
+        return self._time(frame) + max((frame.duration or 0) * self._time_base, 1 / self._header.rate, self._gap)
+
+
+@contextlib.contextmanager
+def _open_video(
+    media: Media,
+) -> Iterator[tuple[av.container.InputContainer, av.video.stream.VideoStream]]:
+    """Opens a clip and its first video stream; every error inside the context becomes BadSampleError."""
+    options = {"format_whitelist": ",".join(VIDEO_FORMATS)}
+    try:
+        with media.open() as file, av.open(file, options=options, metadata_errors="ignore") as container:
+            if not container.streams.video:
+                raise BadSampleError(media.where, "it has no video stream")
+            stream = container.streams.video[0]
+            if not 1 <= stream.width * stream.height <= MAX_PIXELS:
+                raise BadSampleError(
+                    media.where, f"frames of {stream.height}x{stream.width} pixels; 1 to {MAX_PIXELS} are read"
+                )
+            stream.codec_context.thread_count = 1  # samples are decoded side by side
+            yield container, stream
+    except BadSampleError:
+        raise
+    except av.error.FFmpegError as error:
+        raise BadSampleError(media.where, error.strerror or type(error).__name__) from error
+    # A damaged header leads to others: ValueError, MemoryError, OverflowError.
+    except Exception as error:
+        raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
+
+
+def _seconds(container: av.container.InputContainer, stream: av.video.stream.VideoStream, media: Media) -> float:
+    """Length of the stream, or of the file where its streams have none."""
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    if container.duration:
+        return container.duration / av.time_base
+    raise BadSampleError(media.where, "its header has neither a number of frames nor a length")
+
+
+def _quarter_turns(frame: av.VideoFrame) -> int:
+    """Counterclockwise quarter turns that make a frame upright."""
+    return round(frame.rotation / 90) % 4

@@ -1,0 +1,132 @@
+"""DeepStack (arXiv 2406.04334): features of several encoder layers, added to outputs of the backbone's first blocks.
+
+An encoder's activations are [r, p, (1 + K) d]: the hidden states, and room for the outputs of K layers of it ("taps").
+Room from the first layer on, because the layers of a stack hand on activations of one shape, which a pipeline may cut
+anywhere; it costs K times the hidden states in what layers save and stages send. The projector has a part for each.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mmjax.models.layers.transformer import TransformerBlock
+from mmjax.models.structure.module import LayerOutput, ModuleInputs, ModuleOutput, PieceModule
+from sharding.axes import Axes
+
+
+class TapInputs(NamedTuple):
+    """What a block whose output may be a tap reads in addition to its activations.
+
+    Attributes:
+        block: What the block itself reads.
+        layer: Number of its layer.
+    """
+
+    block: Any
+    layer: int | jax.Array
+
+
+def add_room_for_taps(x: Float[Array, "r p d"], taps: int) -> Float[Array, "r p c"]:
+    """Activations with zeros for the taps behind their channels."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, taps * x.shape[-1]))) if taps else x
+
+
+@functools.cache
+def tapped_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
+    """A kind of block that keeps its output as a tap where it is one of `EncoderConfig.tapped_layers`."""
+
+    class TappedBlock(block):
+        """The block, on the hidden states within [r, p, (1 + K) d]."""
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.width, self.tapped_layers = config.width, config.tapped_layers
+
+        @staticmethod
+        def shared_inputs(config: Any, batch: ModuleInputs) -> TapInputs:
+            """What the block reads; the layer is set for each."""
+            return TapInputs(block.shared_inputs(config, batch), -1)
+
+        @staticmethod
+        def inputs_of_layer(config: Any, shared: TapInputs, layer: int | jax.Array) -> TapInputs:
+            """What the block of a layer reads, and the layer's number."""
+            return TapInputs(block.inputs_of_layer(config, shared.block, layer), layer)
+
+        def __call__(self, x: Float[Array, "r q c"], shared: TapInputs, axes: Axes) -> Float[Array, "r q c"]:
+            hidden = super().__call__(x[..., : self.width], shared.block, axes)
+            taps = [
+                jnp.where(shared.layer == layer, hidden, x[..., number * self.width : (number + 1) * self.width])
+                for number, layer in enumerate(self.tapped_layers, start=1)
+            ]
+            return jnp.concatenate([hidden, *taps], axis=-1)
+
+    return TappedBlock
+
+
+class DeepStackProjector(PieceModule):
+    """A projector of the last hidden states, and one for each tap; their outputs share the channels of a token."""
+
+    def __init__(self, last: PieceModule, taps: list[PieceModule], width: int) -> None:
+        """Takes the projectors.
+
+        Args:
+            last: Of the last hidden states.
+            taps: Of the taps.
+            width: Width of the encoder.
+        """
+        self.last, self.taps, self.width = last, nnx.List(taps), width
+        self.batch_keys = tuple(dict.fromkeys(key for piece in (last, *taps) for key in piece.batch_keys))
+
+    def __call__(self, x: Float[Array, "r p c"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
+        """Projects `[r, p, (1 + K) d]` to one token of (1 + K) times the backbone's width for each group."""
+        projectors: Any = (self.last, *self.taps)
+        outputs = [
+            projector(x[..., number * self.width : (number + 1) * self.width], batch, axes).activations
+            for number, projector in enumerate(projectors)
+        ]
+        return ModuleOutput(
+            {target: jnp.concatenate([output[target] for output in outputs], axis=-1) for target in outputs[0]}
+        )
+
+
+class EarlyActivations(NamedTuple):
+    """Activations between the first blocks of the backbone, which one stage holds together with the embedding.
+
+    Attributes:
+        x: Hidden states.
+        features: What is added to the outputs of the blocks that follow, in their order; zero where a text token is.
+    """
+
+    x: Float[Array, "r q d"]
+    features: tuple[Float[Array, "r q d"], ...]
+
+    def after_block(self, x: Float[Array, "r q d"]) -> "EarlyActivations | Float[Array, 'r q d']":
+        """The activations behind the next block, whose output is x; hidden states alone where no features are left."""
+        if self.features:
+            x = x + self.features[0]
+        return EarlyActivations(x, self.features[1:]) if len(self.features) > 1 else x
+
+
+def split_tokens(tokens: Float[Array, "r t c"], width: int) -> list[Float[Array, "r t d"]]:
+    """An encoder's tokens, and the features behind their first `width` channels."""
+    return jnp.split(tokens, tokens.shape[-1] // width, axis=-1)
+
+
+@functools.cache
+def early_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
+    """A kind of block to whose output features are added."""
+
+    class EarlyBlock(block):
+        """The block within `EarlyActivations`."""
+
+        def __call__(self, x: EarlyActivations, shared: Any, axes: Axes) -> Any:
+            output = super().__call__(x.x, shared, axes)
+            if isinstance(output, LayerOutput):
+                return output._replace(x=x.after_block(output.x))
+            return x.after_block(output)
+
+    return EarlyBlock
