@@ -41,7 +41,7 @@ def test_shapes_move_the_way_that_is_asked_for_and_come_back_on_the_other_side()
 
 
 def _pixels_changed(frames, rows, columns):
-    """The share of pixels that differ if each frame is moved onto the next; a side of the picture continues the other."""
+    """The share of pixels that differ if each frame is moved onto the next, and around the edges."""
     return (np.roll(frames[:-1], (rows, columns), axis=(1, 2)) != frames[1:]).mean()
 
 
