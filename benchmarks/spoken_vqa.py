@@ -36,7 +36,9 @@ def main(arguments: SpokenVQAArguments) -> int:
     workdir = pathlib.Path(arguments.workdir)
     config = cli.run_config(workdir, arguments)
     print(f"{'commonest answer to each question':<36}{commonest_answer_accuracy():.1%}", flush=True)
-    score = _scorer(config, workdir, jax.devices()[:1])
+    # Other questions may be longer than those of any sample.
+    longer = dataclasses.replace(config.data, frames=2 * config.data.frames)
+    score = make_scorer(config, workdir, jax.devices()[:1], longer)
     with tempfile.TemporaryDirectory() as scratch:
         for name, source in sources(arguments.speech, scratch):
             begin = time.perf_counter()
@@ -97,17 +99,14 @@ def deranged(items: Sequence[Item]) -> list[Item]:
     return found
 
 
-def _scorer(config, workdir: pathlib.Path, devices):
-    """Scores a source by the newest checkpoint, on one device."""
+def make_scorer(config, workdir: pathlib.Path, devices, data):
+    """What scores a source by the newest checkpoint, on one device, in rows of a data configuration."""
     from data.packing.pipeline import evaluation_batches
     from mmjax.training.checkpoints.manager import CheckpointManager
     from mmjax.training.engine.engine import Engine
     from mmjax.training.evaluation import evaluate_answers
     from sharding.plans.plan import single_device_plan
     from sharding.specs.modules import module_graph
-
-    # Other questions may be longer than those of any sample.
-    data = dataclasses.replace(config.data, frames=2 * config.data.frames)
 
     def batches(source):
         return evaluation_batches(data, config.model, source)

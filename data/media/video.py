@@ -23,6 +23,8 @@ except ImportError as error:
 VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg")
 """FFmpeg's names of the containers that are read. Others stay disabled: playlists open further files and addresses."""
 
+_OpenVideo = tuple[av.container.InputContainer, av.video.stream.VideoStream]
+
 _SEEK_SECONDS = 1.0  # frames nearer than this are reached by decoding
 _STEPS_BACK = (0.0, 1.0, 4.0, 16.0, 64.0)  # seconds; where a seek lands behind its target, an earlier one is tried
 
@@ -65,7 +67,7 @@ def read_frames(media: Media, header: VideoHeader, times: Sequence[float]) -> It
             is damaged or of another size than the first.
     """
     with contextlib.ExitStack() as opened:
-        reader = _FrameReader(lambda: opened.enter_context(_open_video(media))[1], header, media.where)
+        reader = _FrameReader(lambda: opened.enter_context(_open_video(media)), header, media.where)
         for time in times:
             frame = reader.frame_at(time)
             if frame.is_corrupt:
@@ -83,9 +85,9 @@ def read_frames(media: Media, header: VideoHeader, times: Sequence[float]) -> It
 class _FrameReader:
     """Decodes forward, and seeks where the next frame that is wanted lies far ahead."""
 
-    def __init__(self, opened: Callable[[], av.video.stream.VideoStream], header: VideoHeader, where: str) -> None:
+    def __init__(self, opened: Callable[[], _OpenVideo], header: VideoHeader, where: str) -> None:
         self._open, self._header, self._where = opened, header, where
-        self._stream = opened()
+        self._container, self._stream = opened()
         self._start = self._stream.start_time or 0
         self._reach = _SEEK_SECONDS  # jumps of less are decoded
         self._gap = 0.0  # seconds between the last two frames
@@ -128,17 +130,17 @@ class _FrameReader:
                 return
         # Seeking finds no such frame, as in containers without an index: all frames are decoded, from the first.
         self._reach = float("inf")
-        self._stream = self._open()
+        self._container, self._stream = self._open()
         self._frames = self._decode()
         self._shown = self._ahead = self._pull()
 
     def _jump(self, time: float) -> None:
         offset = self._start + int(time / float(self._time_base))
-        self._stream.container.seek(offset, stream=self._stream, backward=True)
+        self._container.seek(offset, stream=self._stream, backward=True)
         self._frames = self._decode()
 
     def _decode(self) -> Iterator[av.VideoFrame]:
-        return self._stream.container.decode(self._stream)
+        return self._container.decode(self._stream)
 
     def _step(self) -> None:
         """Shows the next frame."""
@@ -168,13 +170,11 @@ class _FrameReader:
 
 
 @contextlib.contextmanager
-def _open_video(
-    media: Media,
-) -> Iterator[tuple[av.container.InputContainer, av.video.stream.VideoStream]]:
+def _open_video(media: Media) -> Iterator[_OpenVideo]:
     """Opens a clip and its first video stream; every error inside the context becomes BadSampleError."""
     options = {"format_whitelist": ",".join(VIDEO_FORMATS)}
     try:
-        with media.open() as file, av.open(file, options=options, metadata_errors="ignore") as container:
+        with media.open() as file, av.open(file, "r", options=options, metadata_errors="ignore") as container:
             if not container.streams.video:
                 raise BadSampleError(media.where, "it has no video stream")
             stream = container.streams.video[0]

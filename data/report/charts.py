@@ -25,6 +25,8 @@ COLOURS = {
     "patches": ORANGE,
     "vision": ORANGE,
     "encoder_images": ORANGE,
+    "video_clips": ORANGE,
+    "video_frames": ORANGE,
     "frames": GREEN,
     "audio": GREEN,
     "encoder_clips": GREEN,

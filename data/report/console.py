@@ -17,8 +17,10 @@ _UNIT_LABELS = {
     "patches": "patches",
     "frames": "mel frames",
     "images": "images to generate",
-    "encoder_images": "encoder images, tiles",
+    "encoder_images": "encoder images, tiles, frames",
     "encoder_clips": "audio clips",
+    "video_clips": "video clips",
+    "video_frames": "frames of video",
 }
 
 _LEGEND = """PadRatio: padding between the samples of a batch; packed rows have none. DistRatio: how long replicas idle

@@ -30,7 +30,8 @@ class DatasetStatistics:
     Attributes:
         sample_ids: Global id of every readable sample, in the order in which they were drawn.
         units: By name, int64[n]: units of every readable sample. First what it takes of a row (`RowCapacity.names`),
-            then its backbone tokens by modality, then the items that each encoder reads (`EncoderFormat.item_name`).
+            then its backbone tokens by modality, then the items that each encoder reads (`EncoderFormat.item_name`),
+            then video clips and the frames that are read of them.
         items: By encoder field, and `images` to generate, the lengths of the items of every readable sample.
         token_modalities: Modalities of backbone tokens: text and delimiters, outputs of every encoder, conditions of
             target images (`generation`).
@@ -116,6 +117,7 @@ def collect_statistics(
         distributed=(
             *("tokens", "text", *(encoder.field for encoder in encoders), "images"),
             *(encoder.item_name for encoder in encoders),
+            *("video_clips", "video_frames"),
         ),
         kinds=kinds,
         counts=dict(sample_index.counts),
@@ -149,7 +151,12 @@ def _sample_units(metadata: SampleMetadata) -> dict[str, int]:
     items = {
         encoder.item_name: sum(item.field == field for item in metadata.items) for field, encoder in formats.items()
     }
-    return {**sizes.row_units, "text": text, **tokens, **items}
+    frames = [item for item in metadata.items if item.times]
+    of_clips = {
+        "video_clips": sum(not item.group for item in frames),
+        "video_frames": sum(len(f.times) for f in frames),
+    }
+    return {**sizes.row_units, "text": text, **tokens, **items, **of_clips}
 
 
 def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:

@@ -20,8 +20,10 @@ _TITLES = {
     "patches": "Patches",
     "frames": "Mel frames",
     "images": "Images to generate",
-    "encoder_images": "Encoder images (tiles count each)",
+    "encoder_images": "Encoder images (tiles count each, frames of one patch together)",
     "encoder_clips": "Audio clips",
+    "video_clips": "Video clips",
+    "video_frames": "Frames read of video clips",
 }
 _SHOWN_REFUSALS = 10  # without opening the list
 

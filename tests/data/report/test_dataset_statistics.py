@@ -6,12 +6,17 @@ import pytest
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.datasets.easy_vqa import text_sample
+from data.datasets.from_records import from_records
 from data.errors import BadSampleError, DataError
+from data.media.video_sampling import VideoSampling
 from data.packing.refusals import Refusal
 from data.report.dataset_statistics import collect_statistics, flops_per_unit, square_weights
+from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat
 from data.text.prompt_format import PromptFormat
+from data.text.video_layout import VideoLayout
 from data.text.word_tokenizer import WordTokenizer
+from tests.clips import clip_file
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import AUDIO, VISION, tiny_model
 
@@ -119,3 +124,17 @@ def test_a_square_weight_divides_the_flops_of_an_item_as_the_encoder_has_them(en
     assert weight > 0
     attention = 4 * encoder.width * encoder.depth * positions**2  # scores and values, 2 FLOPs a multiply-add
     np.testing.assert_allclose(weight * length**2 * linear, attention, rtol=1e-12)
+
+
+def test_clips_and_their_frames_are_counted():
+    rows = [
+        {"video": [clip_file(12, 6), clip_file(6, 6)], "question": "Alike?", "answer": "no"},
+        {"question": "What?", "answer": "nothing"},
+    ]
+    form = SampleFormat((PatchFormat(patch=4, temporal_patch=2, max_length=512),), None)
+    data = from_records(rows, video=VideoLayout(sampling=VideoSampling(rate=3.0, min_frames=1)))
+    capacity = RowCapacity(tokens=999, lengths={"patches": 999}, samples=9)
+    statistics = collect_statistics(SampleIndex(data, form), capacity, {"records": 1.0}, 2, 0)
+    counted = statistics.columns("tokens", "video_clips", "video_frames", "encoder_images")
+    order = np.argsort(counted[:, 0])
+    assert counted[order, 1:].tolist() == [[0, 0, 0], [2, 9, 5]]  # 6 and 3 frames, two of them an item

@@ -36,6 +36,7 @@ from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.evaluation import count_answers
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
+from tests.clips import clip_file
 from tests.commands import call_command
 from tests.small_vqa import SmallVQA
 
@@ -199,15 +200,19 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
         {"prompt": f"<image>{QUESTION}", "image": [PICTURE]},
         {"prompt": "a blue circle", "output": "many.png", "seed": 3},
         {"prompt": "is there a blue circle?"},
+        {"prompt": f"<video>{QUESTION}", "video": "clip.mp4"},
     ]
+    (workdir.parent / "clip.mp4").write_bytes(clip_file())
     (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
     done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3", "--guidance=2")
     assert done.returncode == 0, done.stderr
     assert "warning: --guidance needs GeneratorConfig.condition_dropout" in done.stderr
-    first, drawn, last = map(json.loads, done.stdout.splitlines())
+    first, drawn, second, last = map(json.loads, done.stdout.splitlines())
     assert first["answer"] == trained.answer(QUESTION, {"image": [SHOWN]}).text and first["ended"]
     assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()
-    assert last["answer"] == trained.answer("is there a blue circle?").text
+    assert second["answer"] == trained.answer("is there a blue circle?").text
+    clip = Media("a clip", content=clip_file())
+    assert last["answer"] == trained.answer(QUESTION, {"video": [clip]}).text
 
 
 def test_sampled_tokens_depend_on_the_seed(trained):
@@ -249,6 +254,7 @@ def test_an_image_depends_on_its_own_description_and_seed_alone(trained):
     [
         (("--image=nowhere.png", f"--prompt={QUESTION}"), "nowhere.png"),
         (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json: no complete header"),
+        (("--video=plan.json", f"--prompt={QUESTION}"), "plan.json: Invalid data"),
         (("--prompt= ",), "--prompt is missing"),
         (("--prompt=a circle", "--gin_file=tiny.gin"), "there is no flag --gin_file"),
         (("--image=a.png", "--prompt=a circle", "--output=b.png"), "make two requests for both"),

@@ -33,6 +33,7 @@ CASES = {
     "2-D": (4, lambda *shape: (CONVOLUTION, (shape,))),
     "reshaped": (2, lambda *shape: (Reshaped((1, *shape, 1)), (shape,))),
     "patches": (4, lambda h, w, c, d: (PatchConvolution((h, w)), ((h * w * c, d),))),
+    "patches of frames": (5, lambda t, h, w, c, d: (PatchConvolution((t, h, w)), ((t * h * w * c, d),))),
     "windows": (3, lambda w, c, d: (PatchConvolution((w,)), ((w * c, d),))),
     "c_attn": (2, lambda *shape: (Fused(axis=1, part_layout=IDENTITY), (shape,) * 3)),
     "fused biases": (2, lambda a, b: (Fused(part_layout=IDENTITY), ((a,), (b,)))),
