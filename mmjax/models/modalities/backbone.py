@@ -136,9 +136,15 @@ class TokenEmbedding(PieceModule):
 
 
 class BackboneBlock(TransformerBlock):
-    """A transformer block with causal attention within each segment and branch."""
+    """A transformer block with causal attention within each segment and branch; some tokens may attend both ways."""
 
     batch_keys = ("segments", "branches", "positions")
+
+    def __init__(self, config: BackboneConfig) -> None:
+        """Creates the layers of one block."""
+        super().__init__(config)
+        if config.bidirectional != "none":
+            self.batch_keys = (*type(self).batch_keys, "blocks")
 
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> SharedInputs:
@@ -193,9 +199,11 @@ class ExpertBlock(BackboneBlock):
 def causal_mask(batch: ModuleInputs) -> SegmentMask:
     """Each position attends to earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
 
-    So several questions can follow one image, which is encoded once, and no answer leaks into another question.
+    So several questions can follow one image, which is encoded once, and no answer leaks into another question. Where
+    the batch has `blocks`, the positions of a block attend to later ones of it too.
     """
-    return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True)
+    blocks = {"blocks": batch["blocks"]} if "blocks" in batch else {}
+    return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True, **blocks)
 
 
 def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s *axes"]) -> RotaryCosSin | None:
