@@ -41,4 +41,22 @@ class ResamplerConfig:
         require_positive(self, "heads")
 
 
-ProjectorConfig = MLPProjectorConfig | ResamplerConfig
+@dataclasses.dataclass(frozen=True)
+class LinearProjectorConfig:
+    """Averages adjacent positions and applies one matmul (PaliGemma, arXiv 2407.07726; Gemma 3, arXiv 2503.19786).
+
+    Attributes:
+        norm: Whether an RMSNorm, with scales of 1 + its parameter, follows the average (Gemma 3).
+        norm_epsilon: Added to its mean square.
+        bias: Whether the matmul has a bias (PaliGemma).
+    """
+
+    norm: bool = False
+    norm_epsilon: float = 1e-6
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_types(self)
+
+
+ProjectorConfig = MLPProjectorConfig | ResamplerConfig | LinearProjectorConfig

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, EncoderConfig
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
@@ -84,6 +84,27 @@ def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: Backbo
         replicated_parameters=encoder.width * width + 6 * width + width + width + width * width + width,
         saved=saved_by_policy(saved, inputs),
         output_width=width * tokens_per_position,
+    )
+
+
+@projector_layer.register
+def _linear(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position, width, out = 1 / encoder.positions_per_token, encoder.width, backbone.width
+    norm = memory_bound("norm", 2 * width * tokens_per_position, split=False)
+    kernels = (
+        memory_bound("average", width * (1 + tokens_per_position), split=False),
+        *((norm,) if config.norm else ()),
+        matmul("linear", width, out, tokens_per_position, split=False),
+    )
+    inputs = SavedActivations(replicated=PerLoad(width))
+    saved = SavedActivations(replicated=PerLoad(width * (1 + config.norm) * tokens_per_position))
+    return _layer(
+        encoder,
+        kernels,
+        parameters=0,
+        replicated_parameters=width * (out + config.norm) + out * config.bias,
+        saved=saved_by_policy(saved, inputs),
+        output_width=out * tokens_per_position,
     )
 
 

@@ -11,11 +11,11 @@ import jax
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear, add_bias, normal_parameter
-from mmjax.models.layers.normalization import LayerNorm
+from mmjax.models.layers.normalization import LayerNorm, RMSNorm
 from mmjax.models.layers.positions import sinusoidal_positions
 from mmjax.models.structure.module import ActivationsByModule, ModuleInputs, ModuleOutput, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
@@ -100,6 +100,30 @@ class Resampler(PieceModule):
 @projector_from_config.register
 def _(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
     return Resampler(config, encoder, backbone)
+
+
+class LinearProjector(PieceModule):
+    """Maps the average of each group of adjacent encoder positions to one backbone token by one matmul."""
+
+    batch_keys = ()
+
+    def __init__(self, config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        """Creates the matmul, which every tensor rank holds, and the norm before it if there is one."""
+        self.positions_per_token, self.target = encoder.positions_per_token, backbone.name
+        self.norm = RMSNorm(encoder.width, epsilon=config.norm_epsilon, unit_offset=True) if config.norm else None
+        self.linear = Linear(encoder.width, backbone.width, bias=config.bias)
+
+    @jax.named_scope("projector")
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
+        """Projects `[r, p, d]`; the data side orders patches so that a group is adjacent."""
+        rows, positions, width = x.shape
+        means = x.reshape(rows, positions // self.positions_per_token, self.positions_per_token, width).mean(axis=2)
+        return ModuleOutput({self.target: self.linear(means if self.norm is None else self.norm(means), axes)})
+
+
+@projector_from_config.register
+def _(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
+    return LinearProjector(config, encoder, backbone)
 
 
 class ConditionProjector(PieceModule):

@@ -19,7 +19,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -97,8 +97,19 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         ),
     ),
 )
-MODELS["patches of an antialiased table"] = ModelConfig(
-    (dataclasses.replace(VISION, positions="learned", grid=3, interpolation="bilinear_antialiased"),), BACKBONE, ()
+MODELS["averaged patches of an antialiased table"] = ModelConfig(
+    (
+        dataclasses.replace(
+            VISION,
+            positions="learned",
+            grid=3,
+            interpolation="bilinear_antialiased",
+            projector=LinearProjectorConfig(norm=True),
+        ),
+        dataclasses.replace(AUDIO, projector=LinearProjectorConfig(bias=False)),
+    ),
+    BACKBONE,
+    (),
 )
 MODELS["a generator of spectrograms"] = ModelConfig(
     (),
