@@ -59,4 +59,19 @@ class LinearProjectorConfig:
         require_types(self)
 
 
-ProjectorConfig = MLPProjectorConfig | ResamplerConfig | LinearProjectorConfig
+@dataclasses.dataclass(frozen=True)
+class AdapterProjectorConfig:
+    """Concatenates adjacent positions and applies three matmuls without biases, a GELU between them (Llama 4).
+
+    Attributes:
+        width: Width between the matmuls.
+    """
+
+    width: int = 4096
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_positive(self, "width")
+
+
+ProjectorConfig = MLPProjectorConfig | ResamplerConfig | LinearProjectorConfig | AdapterProjectorConfig

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, EncoderConfig
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
@@ -108,6 +108,33 @@ def _linear(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: Bac
     )
 
 
+@projector_layer.register
+def _adapter(config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position = 1 / encoder.positions_per_token
+    merged, width, out = encoder.positions_per_token * encoder.width, config.width, backbone.width
+    kernels = (
+        all_gather(encoder.width),
+        matmul("up", merged, width, tokens_per_position),
+        memory_bound("activation", 2 * width * tokens_per_position),
+        matmul("down", width, width, tokens_per_position, split_by="rows"),
+        reduce_scatter(width * tokens_per_position),
+        memory_bound("second_activation", 2 * width * tokens_per_position, split=False),
+        matmul("linear", width, out, tokens_per_position, split=False),
+    )
+    inputs = SavedActivations(replicated=PerLoad(encoder.width))
+    saved = SavedActivations(
+        PerLoad(2 * width * tokens_per_position), PerLoad(encoder.width + 2 * width * tokens_per_position)
+    )
+    return _layer(
+        encoder,
+        kernels,
+        parameters=merged * width + width * width,
+        replicated_parameters=width * out,
+        saved=saved_by_policy(saved, inputs),
+        output_width=out * tokens_per_position,
+    )
+
+
 @functools.singledispatch
 def projector_splits(config: Any, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
     """What tensor parallelism divides in a projector: pairs (name, size); nothing by default."""
@@ -117,6 +144,11 @@ def projector_splits(config: Any, backbone: BackboneConfig) -> tuple[tuple[str, 
 @projector_splits.register
 def _mlp_splits(config: MLPProjectorConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
     return (("projector width", backbone.width),)
+
+
+@projector_splits.register
+def _adapter_splits(config: AdapterProjectorConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
+    return (("projector width", config.width),)
 
 
 @projector_splits.register

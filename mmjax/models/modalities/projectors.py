@@ -11,7 +11,8 @@ import jax
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from mmjax.models.layers.activations import ACTIVATIONS, recomputed
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear, add_bias, normal_parameter
@@ -124,6 +125,32 @@ class LinearProjector(PieceModule):
 @projector_from_config.register
 def _(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
     return LinearProjector(config, encoder, backbone)
+
+
+class AdapterProjector(PieceModule):
+    """Maps each group of adjacent encoder positions to one backbone token by an MLP, a GELU and one more matmul."""
+
+    batch_keys = ()
+
+    def __init__(self, config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        """Creates the MLP and the matmul behind it, which every tensor rank holds."""
+        self.positions_per_token, self.target = encoder.positions_per_token, backbone.name
+        inputs = self.positions_per_token * encoder.width
+        self.mlp = MLP(inputs, config.width, config.width, activation="gelu", bias=False)
+        self.linear = Linear(config.width, backbone.width)
+
+    @jax.named_scope("projector")
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
+        """Projects `[r, p, d]`; the data side orders patches so that a group is adjacent."""
+        rows, positions, width = x.shape
+        groups = x.reshape(rows, positions // self.positions_per_token, self.positions_per_token * width)
+        adapted = recomputed(ACTIVATIONS["gelu"])(self.mlp(groups, axes))
+        return ModuleOutput({self.target: self.linear(adapted, axes)})
+
+
+@projector_from_config.register
+def _(config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
+    return AdapterProjector(config, encoder, backbone)
 
 
 class ConditionProjector(PieceModule):

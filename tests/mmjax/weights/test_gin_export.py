@@ -6,6 +6,8 @@ import gin
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.projectors import LinearProjectorConfig
+from configs.vision_rope import VisionRope
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.weights.gin_export import gin_text
@@ -18,6 +20,11 @@ MODELS = {
         BACKBONE,
         (),
         "bfloat16",
+    ),
+    "rotary patches": ModelConfig(
+        (VisionConfig(rope=VisionRope(100.0, coordinates="centred"), projector=LinearProjectorConfig(norm=True)),),
+        BACKBONE,
+        (),
     ),
     "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),
 }

@@ -19,7 +19,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -104,9 +104,9 @@ MODELS["averaged patches of an antialiased table"] = ModelConfig(
             positions="learned",
             grid=3,
             interpolation="bilinear_antialiased",
-            projector=LinearProjectorConfig(norm=True),
+            projector=LinearProjectorConfig(norm=True, bias=False),
         ),
-        dataclasses.replace(AUDIO, projector=LinearProjectorConfig(bias=False)),
+        dataclasses.replace(AUDIO, projector=AdapterProjectorConfig(width=20)),
     ),
     BACKBONE,
     (),

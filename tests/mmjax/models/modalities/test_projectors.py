@@ -1,6 +1,7 @@
-"""Linear projectors beside Gemma 3's and PaliGemma's."""
+"""Projectors beside those of Gemma 3, PaliGemma and Llama 4."""
 
 import dataclasses
+import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from flax import nnx
 
 from configs.architectures import BackboneConfig, VisionConfig
-from configs.projectors import LinearProjectorConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig
 from data.media.patches import patchify
 from mmjax.models.modalities.projectors import build_projector
 from sharding.axes import Axes
@@ -23,7 +24,7 @@ def project(vision, values, parameters):
     projector = build_projector(vision, BACKBONE)
     for path, value in parameters.items():
         part, leaf = path.split("/")
-        getattr(getattr(projector, part), leaf).set_value(jnp.asarray(value))
+        getattr(operator.attrgetter(part)(projector), leaf).set_value(jnp.asarray(value))
     assert len(nnx.to_flat_state(nnx.state(projector))) == len(parameters)
     blank = np.zeros((SIDE * vision.patch, SIDE * vision.patch, 3), np.uint8)
     _, places = patchify(blank, vision.patch, vision.merge)
@@ -63,4 +64,25 @@ def test_every_patch_is_projected_as_in_paligemma():
     vision = dataclasses.replace(VISION, merge=1, projector=LinearProjectorConfig())
     found = project(vision, values, {"linear/kernel": weight, "linear/bias": bias})
     expected = values.reshape(-1, VISION.width) @ weight + bias
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_squares_of_patches_are_projected_as_in_llama_4():
+    torch = pytest.importorskip("torch")
+    llama4 = pytest.importorskip("transformers.models.llama4.modeling_llama4")
+    sizes = {"hidden_size": VISION.width, "intermediate_size": POOL**2 * VISION.width}
+    width = 16
+    config = llama4.Llama4VisionConfig(
+        **sizes, vision_output_dim=width, projector_input_dim=width, projector_output_dim=width
+    )
+    adapter = llama4.Llama4VisionPixelShuffleMLP(config)
+    values, last = random(SIDE, SIDE, VISION.width), random(width, BACKBONE.width)
+    up, down = random(POOL**2 * VISION.width, width), random(width, width)
+    with torch.no_grad():
+        adapter.mlp.fc1.weight.copy_(torch.from_numpy(up.T.copy()))
+        adapter.mlp.fc2.weight.copy_(torch.from_numpy(down.T.copy()))
+        adapted = adapter(torch.from_numpy(values.reshape(1, -1, VISION.width)))[0].numpy()
+    vision = dataclasses.replace(VISION, projector=AdapterProjectorConfig(width))
+    found = project(vision, values, {"mlp.up/kernel": up, "mlp.down/kernel": down, "linear/kernel": last})
+    expected = adapted @ last  # Llama4MultiModalProjector
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())

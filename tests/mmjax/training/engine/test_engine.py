@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from configs.vision_rope import VisionRope
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
@@ -41,9 +41,10 @@ def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches,
 
 def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
     """One generator has an autoencoder, which is frozen; the other draws pixels."""
-    projector = LinearProjectorConfig(norm=True)
-    other = dataclasses.replace(VISION, name="document", width=16, depth=1, ffn=8, projector=projector)
-    config = ModelConfig((VISION, other), BACKBONE, (GENERATOR, LATENT_GENERATOR))
+    adapted = dataclasses.replace(VISION, projector=AdapterProjectorConfig(width=6))
+    averaged = LinearProjectorConfig(norm=True)
+    other = dataclasses.replace(VISION, name="document", width=16, depth=1, ffn=8, projector=averaged)
+    config = ModelConfig((adapted, other), BACKBONE, (GENERATOR, LATENT_GENERATOR))
     plan = Plan(
         (
             UnitPlan("eyes", ("vision", "backbone"), (3, 2, 1, 0), dp=2, layers=(3, 2), recompute=("full", "none")),
