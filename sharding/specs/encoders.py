@@ -98,7 +98,7 @@ def _patch_embedding(config: VisionConfig) -> LayerSpec:
     layer = linear_embedding_layer(config, config.patch_width, vectors)
     input_norm = norm_parameters(config, config.width) if config.input_norm else 0
     layer = dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)
-    return _with_matmul_of_table(layer, config) if learned and config.interpolation != "bicubic" else layer
+    return _with_matmul_of_table(layer, config) if learned and config.interpolation.endswith("antialiased") else layer
 
 
 def _with_matmul_of_table(layer: LayerSpec, config: VisionConfig) -> LayerSpec:

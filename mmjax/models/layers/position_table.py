@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from mmjax.models.layers.linear import normal_parameter
 from mmjax.models.layers.positions import image_grid_sizes
 
-Kernel = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
+InterpolationFilter = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
 
 class LearnedPositions2D(nnx.Module):
@@ -56,7 +56,7 @@ def _antialiased(
     table: Float[Array, "side side d"],
     coordinates: Float[Array, "r p 2"],
     scales: Float[Array, "r p 2"],
-    interpolation_filter: Kernel,
+    interpolation_filter: InterpolationFilter,
 ) -> Float[Array, "r p d"]:
     """Interpolation with a filter as wide as a patch where patches are larger than cells.
 
@@ -86,7 +86,7 @@ def linear_filter(distance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 PYTORCH_CUBIC, PILLOW_CUBIC = -0.75, -0.5
 """The parameter a of bicubic interpolation in PyTorch, and in Pillow, which PyTorch's antialiased one follows."""
 
-ANTIALIASING_FILTERS: dict[str, Kernel] = {
+ANTIALIASING_FILTERS: dict[str, InterpolationFilter] = {
     "bicubic_antialiased": functools.partial(cubic_filter, a=PILLOW_CUBIC),
     "bilinear_antialiased": linear_filter,
 }
