@@ -36,20 +36,6 @@ class MLPProjectorConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearProjectorConfig:
-    """Concatenates adjacent positions and applies one matmul (Qwen2-Audio, arXiv 2407.10759).
-
-    Attributes:
-        bias: Whether it has a bias.
-    """
-
-    bias: bool = True
-
-    def __post_init__(self) -> None:
-        require_types(self)
-
-
-@dataclasses.dataclass(frozen=True)
 class ResamplerConfig:
     """Cross-attention from one query per group of adjacent positions to all of its image or clip (as in 2308.12966).
 
@@ -67,4 +53,39 @@ class ResamplerConfig:
         require_positive(self, "heads")
 
 
-ProjectorConfig = MLPProjectorConfig | LinearProjectorConfig | ResamplerConfig
+@dataclasses.dataclass(frozen=True)
+class LinearProjectorConfig:
+    """Averages adjacent positions and applies one matmul (PaliGemma, arXiv 2407.07726; Gemma 3, arXiv 2503.19786).
+
+    Where one position becomes one token there is no average (Qwen2-Audio, arXiv 2407.10759).
+
+    Attributes:
+        norm: Whether an RMSNorm, with scales of 1 + its parameter, follows the average (Gemma 3).
+        norm_epsilon: Added to its mean square.
+        bias: Whether the matmul has a bias (PaliGemma).
+    """
+
+    norm: bool = False
+    norm_epsilon: float = 1e-6
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_types(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterProjectorConfig:
+    """Concatenates adjacent positions and applies three matmuls without biases, a GELU between them (Llama 4).
+
+    Attributes:
+        width: Width between the matmuls.
+    """
+
+    width: int = 4096
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_positive(self, "width")
+
+
+ProjectorConfig = MLPProjectorConfig | ResamplerConfig | LinearProjectorConfig | AdapterProjectorConfig

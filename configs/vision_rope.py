@@ -8,7 +8,7 @@ from configs.checks import require_one_of, require_types
 from configs.rope import Frequencies, rotary_frequencies
 
 _FREQUENCIES = ("shared", "alternate")
-_COORDINATES = ("index", "centred")
+_COORDINATES = ("index", "number", "centred")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,9 @@ class VisionRope:
         base: Base b of the frequencies.
         frequencies: Angles per unit of the pairs i of a head of width e: `shared`, b^(-4i/e) for rows and columns
             alike, or `alternate`, b^(-2j/e) with even j for rows and odd j for columns (Pixtral).
-        coordinates: Where a patch is: `index`, the number of its row and column, or `centred`, 2π times its centre in
-            an image that reaches from -1 to 1 (DINOv3).
+        coordinates: Where a patch is: `index`, its row and column from 0; `number`, both from 1, so that a class token,
+            which is not rotated, is nowhere in the image (Llama 4); or `centred`, 2π times its centre in an image that
+            reaches from -1 to 1 (DINOv3).
         grid: Side in patches to which the indices of every image are rescaled (EVA-02, which treats images of any size
             like those it was first trained on); 0 for no rescaling.
     """

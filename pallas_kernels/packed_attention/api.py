@@ -99,7 +99,7 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: Segm
         raise ValueError(f"{shapes}: give [rows, positions, heads, width], none of them 0")
     if key.shape[:3] != value.shape[:3] or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
         raise ValueError(
-            f"{shapes}: rows must be the same, queries as wide as keys, and keys and values of as many positions and heads"
+            f"{shapes}: rows must be the same, queries as wide as keys, and as many keys and key heads as values"
         )
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"{shapes}: {key.shape[2]} key heads do not divide {query.shape[2]} query heads")

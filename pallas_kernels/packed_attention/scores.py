@@ -1,4 +1,4 @@
-"""Scores of attention: scaled products of queries and keys, perhaps limited by a soft cap, and how they are weighted."""
+"""Scores of attention: scaled products of queries and keys, perhaps limited by a soft cap."""
 
 import dataclasses
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, EncoderConfig
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
@@ -70,21 +70,6 @@ def _mlp(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneC
 
 
 @projector_layer.register
-def _linear(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
-    tokens_per_position = 1 / encoder.positions_per_token
-    merged, out = encoder.projected_positions * encoder.width, backbone.width
-    inputs = SavedActivations(replicated=PerLoad(encoder.width / encoder.pool))
-    return _layer(
-        encoder,
-        (matmul("linear", merged, out, tokens_per_position, split=False),),
-        parameters=0,
-        replicated_parameters=out * (merged + config.bias),
-        saved=saved_by_policy(inputs, inputs),
-        output_width=out * tokens_per_position,
-    )
-
-
-@projector_layer.register
 def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
     tokens_per_position, width = 1 / encoder.positions_per_token, backbone.width
     entering = 1 / encoder.pool  # averaged positions per position
@@ -122,6 +107,57 @@ def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: Backbo
     )
 
 
+@projector_layer.register
+def _linear(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position, width, out = 1 / encoder.positions_per_token, encoder.width, backbone.width
+    entering = width / encoder.pool
+    averages = encoder.projected_positions > 1
+    norm = memory_bound("norm", 2 * width * tokens_per_position, split=False)
+    kernels = (
+        *((memory_bound("average", entering + width * tokens_per_position, split=False),) if averages else ()),
+        *((norm,) if config.norm else ()),
+        matmul("linear", width, out, tokens_per_position, split=False),
+    )
+    inputs = SavedActivations(replicated=PerLoad(entering))
+    saved = SavedActivations(replicated=PerLoad(width * (1 + config.norm) * tokens_per_position))
+    return _layer(
+        encoder,
+        kernels,
+        parameters=0,
+        replicated_parameters=width * (out + config.norm) + out * config.bias,
+        saved=saved_by_policy(saved, inputs),
+        output_width=out * tokens_per_position,
+    )
+
+
+@projector_layer.register
+def _adapter(config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position = 1 / encoder.positions_per_token
+    merged, width, out = encoder.projected_positions * encoder.width, config.width, backbone.width
+    entering = encoder.width / encoder.pool
+    kernels = (
+        all_gather(entering),
+        matmul("up", merged, width, tokens_per_position),
+        memory_bound("activation", 2 * width * tokens_per_position),
+        matmul("down", width, width, tokens_per_position, split_by="rows"),
+        reduce_scatter(width * tokens_per_position),
+        memory_bound("second_activation", 2 * width * tokens_per_position, split=False),
+        matmul("linear", width, out, tokens_per_position, split=False),
+    )
+    inputs = SavedActivations(replicated=PerLoad(entering))
+    saved = SavedActivations(
+        PerLoad(2 * width * tokens_per_position), PerLoad(entering + 2 * width * tokens_per_position)
+    )
+    return _layer(
+        encoder,
+        kernels,
+        parameters=merged * width + width * width,
+        replicated_parameters=width * out,
+        saved=saved_by_policy(saved, inputs),
+        output_width=out * tokens_per_position,
+    )
+
+
 @functools.singledispatch
 def projector_splits(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
     """What tensor parallelism divides in a projector: pairs (name, size); nothing by default."""
@@ -134,6 +170,13 @@ def _mlp_splits(
 ) -> tuple[tuple[str, int], ...]:
     merged = encoder.projected_positions * encoder.width
     return (("projector width", config.hidden_width(merged, backbone.width)),)
+
+
+@projector_splits.register
+def _adapter_splits(
+    config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig
+) -> tuple[tuple[str, int], ...]:
+    return (("projector width", config.width),)
 
 
 @projector_splits.register

@@ -19,7 +19,7 @@ def test_rows_and_columns_share_frequencies_or_take_them_in_turn():
     [
         ({"base": 0.0}, "base is 0.0"),
         ({"frequencies": "rows"}, "frequencies is 'rows'; choose from shared, alternate"),
-        ({"coordinates": "pixels"}, "coordinates is 'pixels'; choose from index, centred"),
+        ({"coordinates": "pixels"}, "coordinates is 'pixels'; choose from index, number, centred"),
         ({"grid": -1}, "grid is -1"),
         ({"grid": 4, "coordinates": "centred"}, "grid is 4, but only coordinates = 'index'"),
     ],

@@ -12,12 +12,14 @@ from sharding.axes import Axes
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x²) + epsilon) * scale (arXiv 1910.07467)."""
+    """x / sqrt(mean(x²) + epsilon) * (offset + scale) (arXiv 1910.07467); the offset is 0, or 1 in Gemma."""
 
-    def __init__(self, width: int, *, epsilon: float = 1e-5, split: str | None = None) -> None:
+    def __init__(
+        self, width: int, *, epsilon: float = 1e-5, split: str | None = None, unit_offset: bool = False
+    ) -> None:
         """Creates scale `[width]`; with `split` "tensor" the tensor ranks divide the last dimension."""
-        self.epsilon, self.split = epsilon, split
-        self.scale = constant_parameter(1.0, width, split)
+        self.epsilon, self.split, self.offset = epsilon, split, float(unit_offset)
+        self.scale = constant_parameter(1.0 - self.offset, width, split)
 
     def __call__(self, x: Activations, axes: Axes = NO_AXES) -> Activations:
         """Normalises the last dimension of `[..., width]`."""
@@ -25,6 +27,7 @@ class RMSNorm(nnx.Module):
         def normalise(x: Activations, scale: jax.Array) -> Activations:
             wide = x.astype(jnp.float32)
             mean_square = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
+            scale = self.offset + scale.astype(jnp.float32) if self.offset else scale
             return scale_channels(wide * jax.lax.rsqrt(mean_square + self.epsilon), scale).astype(x.dtype)
 
         return recomputed(normalise)(x, self.scale[...])

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from mmjax.models.layers.linear import normal_parameter
 from mmjax.models.layers.positions import image_grid_sizes
 
-Kernel = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
+InterpolationFilter = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
 
 class LearnedPositions2D(nnx.Module):
@@ -45,7 +45,10 @@ class LearnedPositions2D(nnx.Module):
 
 
 def _nearest_cells(
-    table: Float[Array, "side side d"], coordinates: Float[Array, "r p 2"], taps: range, interpolation_filter: Kernel
+    table: Float[Array, "side side d"],
+    coordinates: Float[Array, "r p 2"],
+    taps: range,
+    interpolation_filter: InterpolationFilter,
 ) -> Float[Array, "r p d"]:
     """Interpolation between the nearest cells along rows and along columns, `taps` from the last one before a patch."""
     nearest = jnp.floor(coordinates)
@@ -66,7 +69,7 @@ def _antialiased(
     table: Float[Array, "side side d"],
     coordinates: Float[Array, "r p 2"],
     scales: Float[Array, "r p 2"],
-    interpolation_filter: Kernel,
+    interpolation_filter: InterpolationFilter,
 ) -> Float[Array, "r p d"]:
     """Interpolation with a filter as wide as a patch where patches are larger than cells.
 
@@ -96,7 +99,7 @@ def linear_filter(distance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 PYTORCH_CUBIC, PILLOW_CUBIC = -0.75, -0.5
 """The parameter a of bicubic interpolation in PyTorch, and in Pillow, which PyTorch's antialiased one follows."""
 
-ANTIALIASING_FILTERS: dict[str, Kernel] = {
+ANTIALIASING_FILTERS: dict[str, InterpolationFilter] = {
     "bicubic_antialiased": functools.partial(cubic_filter, a=PILLOW_CUBIC),
     "bilinear_antialiased": linear_filter,
 }

@@ -89,6 +89,8 @@ def _patch_coordinates(
     if rope.coordinates == "centred":
         sizes = image_grid_sizes(positions, segments).astype(jnp.float32)
         index = 2 * jnp.pi * (2 * ((index + 0.5) / sizes) - 1)
+    elif rope.coordinates == "number":
+        index = index + 1
     elif rope.grid:
         index = index * (rope.grid / image_grid_sizes(positions, segments).astype(jnp.float32))
     return jnp.where(positions < 0, 0.0, index)

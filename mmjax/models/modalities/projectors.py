@@ -11,11 +11,12 @@ import jax
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from mmjax.models.layers.activations import ACTIVATIONS, recomputed
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear, add_bias, normal_parameter
-from mmjax.models.layers.normalization import LayerNorm
+from mmjax.models.layers.normalization import LayerNorm, RMSNorm
 from mmjax.models.layers.positions import sinusoidal_positions
 from mmjax.models.modalities.deepstack import DeepStackProjector
 from mmjax.models.structure.module import ActivationsByModule, ModuleInputs, ModuleOutput, PieceModule
@@ -77,27 +78,6 @@ def join_positions(x: Float[Array, "r p d"], group: int) -> Float[Array, "r t c"
     return x.reshape(rows, positions // group, group * width)
 
 
-class LinearProjector(PieceModule):
-    """Maps each group of adjacent encoder positions to one backbone token by one matmul."""
-
-    batch_keys = ()
-
-    def __init__(self, config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
-        """Creates the projection, whose outputs are not divided by the tensor ranks."""
-        self.group, self.target = encoder.projected_positions, backbone.name
-        self.linear = Linear(self.group * encoder.width, backbone.width, bias=config.bias)
-
-    @jax.named_scope("projector")
-    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
-        """Projects `[r, p, d]` to one token per group."""
-        return ModuleOutput({self.target: self.linear(join_positions(x, self.group), axes)})
-
-
-@projector_from_config.register
-def _(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
-    return LinearProjector(config, encoder, backbone)
-
-
 class Resampler(PieceModule):
     """Cross-attention with one query for each group of adjacent positions, after Qwen-VL's (arXiv 2308.12966).
 
@@ -132,6 +112,53 @@ class Resampler(PieceModule):
 @projector_from_config.register
 def _(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
     return Resampler(config, encoder, backbone)
+
+
+class LinearProjector(PieceModule):
+    """Maps the average of each group of adjacent encoder positions to one backbone token by one matmul."""
+
+    batch_keys = ()
+
+    def __init__(self, config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        """Creates the matmul, which every tensor rank holds, and the norm before it if there is one."""
+        self.group, self.target = encoder.projected_positions, backbone.name
+        self.norm = RMSNorm(encoder.width, epsilon=config.norm_epsilon, unit_offset=True) if config.norm else None
+        self.linear = Linear(encoder.width, backbone.width, bias=config.bias)
+
+    @jax.named_scope("projector")
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
+        """Projects `[r, p, d]`; the data side orders patches so that a group is adjacent."""
+        rows, positions, width = x.shape
+        means = x.reshape(rows, positions // self.group, self.group, width).mean(axis=2)  # [r, t, d]
+        return ModuleOutput({self.target: self.linear(means if self.norm is None else self.norm(means), axes)})
+
+
+@projector_from_config.register
+def _(config: LinearProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
+    return LinearProjector(config, encoder, backbone)
+
+
+class AdapterProjector(PieceModule):
+    """Maps each group of adjacent encoder positions to one backbone token by an MLP, a GELU and one more matmul."""
+
+    batch_keys = ()
+
+    def __init__(self, config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        """Creates the MLP and the matmul behind it, which every tensor rank holds."""
+        self.group, self.target = encoder.projected_positions, backbone.name
+        self.mlp = MLP(self.group * encoder.width, config.width, config.width, activation="gelu", bias=False)
+        self.linear = Linear(config.width, backbone.width)
+
+    @jax.named_scope("projector")
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
+        """Projects `[r, p, d]`; the data side orders patches so that a group is adjacent."""
+        adapted = recomputed(ACTIVATIONS["gelu"])(self.mlp(join_positions(x, self.group), axes))
+        return ModuleOutput({self.target: self.linear(adapted, axes)})
+
+
+@projector_from_config.register
+def _(config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> PieceModule:
+    return AdapterProjector(config, encoder, backbone)
 
 
 class ConditionProjector(PieceModule):

@@ -147,6 +147,42 @@ class InterleavedRotary(TensorLayout):
         return (_swap_inner(tensor, (self.heads, 2, -1)),)
 
 
+@dataclasses.dataclass(frozen=True)
+class ColumnsFirst(TensorLayout):
+    """Channels of heads that rotate by columns before those that rotate by rows; the parameter has rows first.
+
+    The channels are pairs (i, i + e/2); where the tensor pairs neighbours, this is within `InterleavedRotary`.
+
+    Attributes:
+        heads: Number of heads.
+        base_layout: Layout apart from that; the first dimension of the tensor is that of the channels.
+    """
+
+    heads: int
+    base_layout: TensorLayout = LINEAR
+
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        (shape,) = self.base_layout.published_shapes(parameter_shapes)
+        if shape[0] % (4 * self.heads):
+            raise ValueError(f"{shape[0]} channels are not pairs for rows and for columns of {self.heads} heads")
+        return (shape,)
+
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = tensors
+        return self.base_layout.to_parameters((self._exchanged(tensor),), parameter_shapes)
+
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = self.base_layout.to_published(parameters)
+        return (self._exchanged(tensor),)
+
+    def _exchanged(self, array: np.ndarray) -> np.ndarray:
+        """Exchanges the two halves of both halves of every head."""
+        return array.reshape((2 * self.heads, 2, -1, *array.shape[1:]))[:, ::-1].reshape(array.shape)
+
+
 def _swap_inner(array: np.ndarray, factors: tuple[int, int, int]) -> np.ndarray:
     """Views the first dimension as three, and swaps the last two of them."""
     return array.reshape((*factors, *array.shape[1:])).swapaxes(1, 2).reshape(array.shape)
@@ -189,9 +225,11 @@ class PatchConvolution(TensorLayout):
 
     Attributes:
         window: Sides of the window, such as `(14, 14)` for patches of 14 pixels.
+        flattened: Whether the tensor is a matrix, `[outputs, channels * window positions]` (Llama 4).
     """
 
     window: tuple[int, ...]
+    flattened: bool = False
 
     def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """See `TensorLayout`."""
@@ -199,20 +237,22 @@ class PatchConvolution(TensorLayout):
         channels, remainder = divmod(inputs, math.prod(self.window))
         if remainder:
             raise ValueError(f"{inputs} inputs are not whole windows of {self.window}")
-        return ((outputs, channels, *self.window),)
+        return ((outputs, inputs),) if self.flattened else ((outputs, channels, *self.window),)
 
     def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
         """See `TensorLayout`."""
         (tensor,), (shape,) = tensors, parameter_shapes
         sides = range(2, 2 + len(self.window))
-        return (tensor.transpose((*sides, 1, 0)).reshape(shape),)
+        windows = tensor.reshape((tensor.shape[0], -1, *self.window))  # [outputs, channels, *window]
+        return (windows.transpose((*sides, 1, 0)).reshape(shape),)
 
     def to_published(self, parameters: Arrays) -> Arrays:
         """See `TensorLayout`."""
         (parameter,) = parameters
         windows = parameter.reshape((*self.window, -1, parameter.shape[-1]))  # [*window, channels, outputs]
         sides = len(self.window)
-        return (windows.transpose((sides + 1, sides, *range(sides))),)
+        tensor = windows.transpose((sides + 1, sides, *range(sides)))
+        return (tensor.reshape((tensor.shape[0], -1)) if self.flattened else tensor,)
 
 
 @dataclasses.dataclass(frozen=True)

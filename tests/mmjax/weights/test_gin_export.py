@@ -8,6 +8,7 @@ import pytest
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.attention_windows import AttentionWindows
 from configs.projectors import LinearProjectorConfig, MLPProjectorConfig
+from configs.vision_rope import VisionRope
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.weights.gin_export import gin_text
@@ -34,6 +35,11 @@ MODELS = {
             AudioConfig(name="other", pool=2, projector=LinearProjectorConfig()),
         ),
         dataclasses.replace(BACKBONE, depth=3),
+        (),
+    ),
+    "rotary patches": ModelConfig(
+        (VisionConfig(rope=VisionRope(100.0, coordinates="centred"), projector=LinearProjectorConfig(norm=True)),),
+        BACKBONE,
         (),
     ),
     "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),

@@ -20,7 +20,7 @@ from configs.architectures import (
     VisionConfig,
 )
 from configs.attention_windows import AttentionWindows
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -119,6 +119,20 @@ MODELS["a resampler of averages"] = ModelConfig(
 )
 MODELS["patches of an antialiased table"] = ModelConfig(
     (dataclasses.replace(VISION, positions="learned", grid=3, interpolation="bilinear_antialiased"),), BACKBONE, ()
+)
+MODELS["averaged patches of an antialiased table"] = ModelConfig(
+    (
+        dataclasses.replace(
+            VISION,
+            positions="learned",
+            grid=3,
+            interpolation="bilinear_antialiased",
+            projector=LinearProjectorConfig(norm=True, bias=False),
+        ),
+        dataclasses.replace(AUDIO, projector=AdapterProjectorConfig(width=20)),
+    ),
+    BACKBONE,
+    (),
 )
 MODELS["a generator of spectrograms"] = ModelConfig(
     (),

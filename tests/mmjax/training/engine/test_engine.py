@@ -10,7 +10,7 @@ import pytest
 
 from configs.architectures import ExpertsConfig, ModelConfig
 from configs.attention_windows import AttentionWindows
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from configs.vision_rope import VisionRope
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
@@ -43,12 +43,14 @@ def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches,
 
 def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
     """One generator has an autoencoder, which is frozen; the other draws pixels."""
-    other = dataclasses.replace(VISION, name="document", width=16, depth=1, ffn=8)
-    config = ModelConfig((VISION, other), BACKBONE, (GENERATOR, LATENT_GENERATOR))
+    adapted = dataclasses.replace(VISION, projector=AdapterProjectorConfig(width=6))
+    averaged = LinearProjectorConfig(norm=True)
+    other = dataclasses.replace(VISION, name="document", width=16, depth=1, ffn=8, projector=averaged)
+    config = ModelConfig((adapted, other), BACKBONE, (GENERATOR, LATENT_GENERATOR))
     plan = Plan(
         (
             UnitPlan("eyes", ("vision", "backbone"), (3, 2, 1, 0), dp=2, layers=(3, 2), recompute=("full", "none")),
-            UnitPlan("document", ("document",), (4,), recompute=("selective",)),
+            UnitPlan("document", ("document",), (4, 5), tp=2, recompute=("selective",)),
             UnitPlan("generator", ("generator",), (0,), recompute=("full",)),
             UnitPlan("painter", ("painter",), (4, 5, 6, 7), dp=2, tp=2),
         ),
@@ -65,8 +67,10 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     vision = dataclasses.replace(
         VISION,
         class_token=True,
+        registers=2,
         positions="learned",
         grid=3,
+        interpolation="bicubic_antialiased",
         patch_bias=False,
         input_norm=True,
         final_norm=False,

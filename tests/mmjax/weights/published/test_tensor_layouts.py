@@ -13,6 +13,7 @@ from mmjax.weights.published.tensor_layouts import (
     CONVOLUTION_1D,
     IDENTITY,
     LINEAR,
+    ColumnsFirst,
     Fused,
     InterleavedRotary,
     PatchConvolution,
@@ -34,11 +35,13 @@ CASES = {
     "reshaped": (2, lambda *shape: (Reshaped((1, *shape, 1)), (shape,))),
     "patches": (4, lambda h, w, c, d: (PatchConvolution((h, w)), ((h * w * c, d),))),
     "patches of frames": (5, lambda t, h, w, c, d: (PatchConvolution((t, h, w)), ((t * h * w * c, d),))),
+    "patches in a matrix": (4, lambda h, w, c, d: (PatchConvolution((h, w), flattened=True), ((h * w * c, d),))),
     "windows": (3, lambda w, c, d: (PatchConvolution((w,)), ((w * c, d),))),
     "c_attn": (2, lambda *shape: (Fused(axis=1, part_layout=IDENTITY), (shape,) * 3)),
     "fused biases": (2, lambda a, b: (Fused(part_layout=IDENTITY), ((a,), (b,)))),
     "pairs": (3, lambda h, e, d: (InterleavedRotary(h), ((d, 2 * h * e),))),
     "pairs of biases": (2, lambda h, e: (InterleavedRotary(h, IDENTITY), ((2 * h * e,),))),
+    "columns first": (3, lambda h, e, d: (InterleavedRotary(h, ColumnsFirst(h)), ((d, 4 * h * e),))),
     "wqkv": (4, lambda k, q, e, d: (Fused(groups=k), ((d, k * q * e), (d, k * e), (d, k * e)))),
     "class and patches": (
         2,
@@ -77,6 +80,12 @@ def test_round_trips_are_bit_identical(case, data):
 def test_interleaved_rotary_pairs_become_half_a_head_apart():
     (found,) = InterleavedRotary(2, IDENTITY).to_parameters((np.arange(12),), ((12,),))
     assert found.tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+
+
+def test_channels_that_rotate_by_columns_follow_those_that_rotate_by_rows():
+    """A head of 8 channels: two pairs for columns, then two for rows, whose first and second channels are apart."""
+    (found,) = InterleavedRotary(1, ColumnsFirst(1, IDENTITY)).to_parameters((np.arange(8),), ((8,),))
+    assert found.tolist() == [4, 6, 0, 2, 5, 7, 1, 3]
 
 
 @pytest.mark.parametrize("layout", [IDENTITY, LINEAR, CONVOLUTION_1D, CONVOLUTION], ids=repr)
