@@ -9,6 +9,7 @@ from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
     GeneratorConfig,
+    RectifiedFlowSchedule,
     ScaledLinearSchedule,
     UNetConfig,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "UNetConfig",
     "LoraConfig",
     "ModelConfig",
+    "RectifiedFlowSchedule",
     "ScaledLinearSchedule",
     "VisionConfig",
 ]
