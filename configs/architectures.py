@@ -4,10 +4,12 @@ import dataclasses
 
 from configs.backbone import BackboneConfig
 from configs.checks import require_types
+from configs.diffusion_transformer import DiTConfig
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
 from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
+    DenoisingConfig,
     GeneratorConfig,
     RectifiedFlowSchedule,
     ScaledLinearSchedule,
@@ -22,6 +24,8 @@ __all__ = [
     "AutoencoderConfig",
     "BackboneConfig",
     "CosineSchedule",
+    "DenoisingConfig",
+    "DiTConfig",
     "EncoderConfig",
     "ExpertsConfig",
     "GeneratorConfig",
