@@ -42,7 +42,7 @@ def assert_spec_of_batches(config: TrainConfig, dataset) -> None:
         batches.close()
 
 
-@pytest.mark.parametrize("gin_file", ["quickstart.gin", "easy_vqa.gin", "tiny.gin", "tiny_experts.gin"])
+@pytest.mark.parametrize("gin_file", ["quickstart.gin", "easy_vqa.gin", "tiny.gin", "tiny_dit.gin", "tiny_experts.gin"])
 def test_spec_of_easy_vqa_configurations(gin_file):
     assert_spec_of_batches(configured(gin_file), SmallVQA("train"))
 
