@@ -112,13 +112,13 @@ class ImageGenerator:
 
         def sample(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int, guidance: float) -> jax.Array:
             layers = parameters[self._module.name]
-            bound = {name: _bound_piece(piece, layers[name]) for name, piece in pieces.items()}
+            bound = {name: bound_piece(piece, layers[name]) for name, piece in pieces.items()}
             return generate_images(self.config, bound, conditions, jax.vmap(jax.random.key)(seeds), steps, guidance)
 
         return jax.jit(sample, static_argnums=(3, 4))
 
 
-def _bound_piece(piece: Piece, layers: Tree) -> Any:
+def bound_piece(piece: Piece, layers: Tree) -> Any:
     """The Flax module of a piece with its parameters; of a stack, one for each layer."""
     bound = [piece_definition(piece).bind(layers[layer_name(layer)]) for layer in range(piece.layers or 1)]
     return bound if piece.layers else bound[0]
