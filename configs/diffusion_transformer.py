@@ -166,6 +166,17 @@ class DiTConfig(DenoisingConfig):
         """Number of blocks."""
         return self.double_layers + self.single_layers + self.plain_layers
 
+    def with_layers(self, count: int) -> "DiTConfig":
+        """A copy with so many blocks, of each kind at least one, and otherwise in about the same proportion."""
+        kinds = [name for name in ("double_layers", "single_layers", "plain_layers") if getattr(self, name)][:count]
+        counts = dict.fromkeys(kinds, 1)
+        for _ in range(count - len(kinds)):
+            fullest = max(kinds, key=lambda name: getattr(self, name) / counts[name])
+            counts[fullest] += 1
+        counts = {"double_layers": 0, "single_layers": 0, "plain_layers": 0} | counts
+        image_attention = min(self.image_attention_layers, counts["double_layers"])
+        return dataclasses.replace(self, **counts, image_attention_layers=image_attention)
+
     @property
     def block_runs(self) -> tuple[DiTBlockRun, ...]:
         """Runs of equal blocks, in order. A last block with two streams has no output for the conditions."""

@@ -51,6 +51,11 @@ class GeneratorConfig:
         """Height and width of the image in pixels."""
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
+    def with_layers(self, count: int) -> "GeneratorConfig":
+        """A copy with so many layers; a kind whose layers cannot be divided among stages stays as it is."""
+        del count
+        return self
+
 
 def unregistered_generator(config: GeneratorConfig) -> UserError:
     """The error for a generator of a kind that nothing is registered for."""
