@@ -92,7 +92,7 @@ def test_a_diffusion_transformer_keeps_its_kinds_of_blocks_and_a_layer_for_every
     small = shrink_model(large, 40).generators[0]
     assert (small.double_layers, small.single_layers, small.plain_layers) == (2, 2, 0)
     assert (small.width, small.heads, small.rotary_axes, small.image_size) == (96, 24, (0, 2, 2), 4)
-    eight = UnitPlan("generator", ("generator",), tuple(range(8)), layers=(8, 7, 7, 7, 7, 7, 7, 7))
+    eight = UnitPlan("generator", ("generator",), tuple(range(8)), layers=(8, *(7,) * 7), recompute=("full",) * 8)
     plan = dataclasses.replace(PLAN, units=(*PLAN.units[:2], eight))
     cut = shrink_model(large, 40, (plan,))
     assert (cut.generators[0].double_layers, cut.generators[0].single_layers) == (3, 6)
