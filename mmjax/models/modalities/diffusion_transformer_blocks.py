@@ -100,7 +100,7 @@ def rotary_of_images(config: DiTConfig, images: int) -> RotaryCosSin | None:
         return None
     rows, columns = config.patch_grid
     positions = np.zeros((config.conditions + config.patches, 3))
-    positions[config.conditions :, 1:] = np.stack(np.mgrid[:rows, :columns], axis=-1).reshape(-1, 2)
+    positions[config.conditions :, 1:] = np.indices((rows, columns)).reshape(2, -1).T
     angles = np.concatenate(
         [
             positions[:, axis, None] * rotary_frequencies(width, ROTARY_BASE)[None]
@@ -198,7 +198,7 @@ class TokenStream(nnx.Module):
         self.modulation = Modulation(config.width, (9 if has_own_attention else 6) if is_updated else 2)
         self.attention = _full_attention(config)
         if not is_updated:
-            self.attention.output = None
+            self.attention.output = None  # pyright: ignore[reportAttributeAccessIssue]  (no output is projected)
         self.own_attention = _full_attention(config) if has_own_attention else None
         self.mlp = _mlp(config) if is_updated else None
 
