@@ -4,11 +4,14 @@ import dataclasses
 
 from configs.backbone import BackboneConfig
 from configs.checks import require_types
+from configs.diffusion_transformer import DiTConfig
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
 from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
+    DenoisingConfig,
     GeneratorConfig,
+    RectifiedFlowSchedule,
     ScaledLinearSchedule,
     UNetConfig,
 )
@@ -21,12 +24,15 @@ __all__ = [
     "AutoencoderConfig",
     "BackboneConfig",
     "CosineSchedule",
+    "DenoisingConfig",
+    "DiTConfig",
     "EncoderConfig",
     "ExpertsConfig",
     "GeneratorConfig",
     "UNetConfig",
     "LoraConfig",
     "ModelConfig",
+    "RectifiedFlowSchedule",
     "ScaledLinearSchedule",
     "VisionConfig",
 ]

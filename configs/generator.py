@@ -1,4 +1,4 @@
-"""Generators of images: what every kind has, and mmjax's own kind, latent diffusion by a U-Net."""
+"""Generators of images: what every kind has, what those that denoise have, and latent diffusion by a U-Net."""
 
 import dataclasses
 from collections.abc import Callable
@@ -51,6 +51,11 @@ class GeneratorConfig:
         """Height and width of the image in pixels."""
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
+    def with_layers(self, count: int) -> "GeneratorConfig":
+        """A copy with so many layers; a kind whose layers cannot be divided among stages stays as it is."""
+        del count
+        return self
+
 
 def unregistered_generator(config: GeneratorConfig) -> UserError:
     """The error for a generator of a kind that nothing is registered for."""
@@ -92,7 +97,32 @@ class ScaledLinearSchedule:
         require_one_of(self, "prediction", PREDICTIONS)
 
 
-NoiseSchedule = CosineSchedule | ScaledLinearSchedule
+@dataclasses.dataclass(frozen=True)
+class RectifiedFlowSchedule:
+    """Straight lines from images to noise, along which the network predicts noise - image (arXiv 2403.03206).
+
+    A time t between 0 and 1 is the sigmoid of a normal variable, shifted to shift * t / (1 + (shift - 1) * t).
+
+    Attributes:
+        logit_mean: Mean of the normal variable; above 0 there is more noise in training.
+        logit_std: Its standard deviation; 0 for times that are uniform instead.
+        shift: Moves the times of training and sampling towards noise, above 1 for many pixels: the square root of how
+            many times as many there are as where 1 fits. Stable Diffusion 3 has 3 for images of 1024 pixels.
+    """
+
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    shift: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        if self.logit_std < 0:
+            raise ValueError(f"RectifiedFlowSchedule.logit_std is {self.logit_std}; give 0 or more")
+        if self.shift <= 0:
+            raise ValueError(f"RectifiedFlowSchedule.shift is {self.shift}; it must be above 0")
+
+
+NoiseSchedule = CosineSchedule | ScaledLinearSchedule | RectifiedFlowSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +135,8 @@ class AutoencoderConfig:
         blocks: Residual blocks per resolution of the encoder; the decoder has one more.
         groups: Groups of every GroupNorm.
         scaling_factor: Factor that gives latents about unit variance; the generator denoises scaled latents.
+        shift: Subtracted from latents before they are scaled (Stable Diffusion 3, Flux.1).
+        quantise: Whether a 1 x 1 convolution ends the encoder and another begins the decoder (Stable Diffusion 1, 2).
     """
 
     latent_channels: int = 4
@@ -112,6 +144,8 @@ class AutoencoderConfig:
     blocks: int = 2
     groups: int = 32
     scaling_factor: float = 0.18215
+    shift: float = 0.0
+    quantise: bool = True
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -130,18 +164,45 @@ class AutoencoderConfig:
         return 2 ** (len(self.widths) - 1)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DenoisingConfig(GeneratorConfig):
+    """A generator that denoises pixels, or the latents of an autoencoder.
+
+    Sizes are a side, or (height, width): frames and mel bands where the image is a spectrogram.
+
+    Attributes:
+        patch: Side of the squares of pixels or latents that are folded into channels.
+        schedule: The noise schedule.
+        autoencoder: Encodes images to the latents that are denoised; None for pixels.
+    """
+
+    patch: int = 2
+    schedule: NoiseSchedule = CosineSchedule()
+    autoencoder: AutoencoderConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "patch")
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what is denoised: latents, or pixels without an autoencoder."""
+        height, width = self.image_sides
+        if self.autoencoder is None:
+            return height, width, self.channels
+        reduction = self.autoencoder.downsampling_factor
+        return height // reduction, width // reduction, self.autoencoder.latent_channels
+
+
 SECOND_ATTENTIONS = ("conditions", "map")
 POOLED = ("added", "concatenated", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UNetConfig(GeneratorConfig):
-    """A conditional U-Net that denoises pixels, or the latents of an autoencoder.
-
-    Sizes are a side, or (height, width): frames and mel bands where the image is a spectrogram.
+class UNetConfig(DenoisingConfig):
+    """A conditional U-Net.
 
     Attributes:
-        patch: Side of the pixels or latents folded into channels before the first convolution.
         widths: Channels of each resolution, finest first; each resolution halves the one before.
         blocks: Residual blocks per resolution and direction.
         attention_levels: Resolutions, 0 the finest, where a transformer block follows every residual block; the middle
@@ -154,11 +215,8 @@ class UNetConfig(GeneratorConfig):
             or equivalent 1 x 1 convolutions (Stable Diffusion 1.x, AudioLDM); the shapes of published weights differ.
         pooled: How the mean of the conditions joins the time embedding: `added` to it, `concatenated`
             (arXiv 2301.12503), or `none`.
-        schedule: The noise schedule.
-        autoencoder: Encodes images to the latents that the U-Net denoises; None for pixels.
     """
 
-    patch: int = 2
     widths: tuple[int, ...] = (32, 64)
     blocks: int = 1
     attention_levels: tuple[int, ...] = ()
@@ -167,12 +225,10 @@ class UNetConfig(GeneratorConfig):
     second_attention: str = "conditions"
     linear_projection: bool = True
     pooled: str = "added"
-    schedule: NoiseSchedule = CosineSchedule()
-    autoencoder: AutoencoderConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "patch", "blocks", "groups")
+        require_positive(self, "blocks", "groups")
         require_one_of(self, "second_attention", SECOND_ATTENTIONS)
         require_one_of(self, "pooled", POOLED)
         self._check_size()
@@ -213,15 +269,6 @@ class UNetConfig(GeneratorConfig):
     def heads(self, level: int) -> int:
         """Attention heads at a resolution."""
         return self.widths[level] // self.head_widths[level]
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what the U-Net denoises: latents, or pixels without an autoencoder."""
-        height, width = self.image_sides
-        if self.autoencoder is None:
-            return height, width, self.channels
-        reduction = self.autoencoder.downsampling_factor
-        return height // reduction, width // reduction, self.autoencoder.latent_channels
 
     @property
     def embedding_width(self) -> int:

@@ -43,8 +43,9 @@ class MinSNR:
         """The value of every image."""
         ratio = predictions.signal_to_noise
         of_image = jnp.minimum(ratio, self.gamma)  # the weight if the U-Net predicted the image itself
-        weights = of_image / (ratio + 1.0 if predictions.prediction == "velocity" else ratio)
-        return weights * predictions.mean_squared_errors
+        of_noise = of_image / ratio
+        of_velocity = of_image * jnp.square(predictions.noise_scale)
+        return (of_noise if predictions.prediction == "epsilon" else of_velocity) * predictions.mean_squared_errors
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ class GeneratedColoursArguments(cli.BindingArguments, cli.JsonArguments):
         "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.", metavar="FOLDER"
     )
     images: int = cli.flag(100, "Pictures to draw.", metavar="N", parse=cli.integer(1))
-    sampling_steps: int = cli.flag(50, "DDIM steps of a picture.", metavar="N", parse=cli.integer(1))
+    sampling_steps: int = cli.flag(50, "Sampling steps of a picture.", metavar="N", parse=cli.integer(1))
+    guidance: float = cli.flag(1.0, "Scale of classifier-free guidance; 1 for none.", metavar="X", parse=cli.number(0))
     seed: int = cli.flag(0, "Seed of the first picture; each has the next.", metavar="N", parse=cli.integer(0))
 
 
@@ -37,12 +38,28 @@ def main(arguments: GeneratedColoursArguments) -> int:
     from mmjax.generation.trained_model import load_trained_model
 
     model = load_trained_model(workdir, config)
-    result = measure(ImageGenerator(model), model.step, arguments.images, arguments.sampling_steps, arguments.seed)
+    sampling = Sampling(arguments.sampling_steps, arguments.guidance, arguments.seed)
+    result = measure(ImageGenerator(model), model.step, arguments.images, sampling)
     print(json.dumps(result) if arguments.json else format_result(result))
     return 0 if result["judge"]["colour"] > MIN_CLASSIFIER_ACCURACY else 1
 
 
-def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, seed: int) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How pictures are drawn.
+
+    Attributes:
+        steps: Sampling steps of a picture.
+        guidance: Scale of classifier-free guidance.
+        seed: Seed of the first picture.
+    """
+
+    steps: int
+    guidance: float = 1.0
+    seed: int = 0
+
+
+def measure(drawer: Any, trained_steps: int, images: int, sampling: Sampling) -> dict[str, Any]:
     """How many of the pictures that an `ImageGenerator` draws have the colour and the shape asked for."""
     import numpy as np
 
@@ -60,7 +77,7 @@ def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, s
     pairs = itertools.cycle(itertools.product(range(len(colours)), range(len(shapes))))
     asked = np.array(list(itertools.islice(pairs, images)), np.int32)
     texts = [description(colours[colour], shapes[shape]) for colour, shape in asked]
-    pictures = drawer.generate(texts, range(seed, seed + images), sampling_steps)
+    pictures = drawer.generate(texts, range(sampling.seed, sampling.seed + images), sampling.steps, sampling.guidance)
     drawn = time.perf_counter()
     right = judge(pictures) == asked
     return {
@@ -77,8 +94,9 @@ def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, s
         },
         "judge": {"images": len(held_out.images), "colour": round(trusted[0], 4), "shape": round(trusted[1], 4)},
         "trained_steps": trained_steps,
-        "sampling_steps": sampling_steps,
-        "seed": seed,
+        "sampling_steps": sampling.steps,
+        "guidance": sampling.guidance,
+        "seed": sampling.seed,
         "seconds": {"judge": round(judged - begin, 1), "draw": round(drawn - judged, 1)},
     }
 

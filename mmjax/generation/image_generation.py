@@ -14,6 +14,7 @@ from data.samples.sample import Sample
 from mmjax.generation.trained_model import TrainedModel
 from mmjax.models.modalities.backbone import hidden_states_at
 from mmjax.models.modalities.generator import generate_images
+from mmjax.models.structure.module import Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.axes import Axes
 from sharding.trees import Tree
@@ -40,12 +41,12 @@ class ImageGenerator:
     def generate(
         self, descriptions: Sequence[str], seeds: Sequence[int], steps: int = 50, guidance: float = 1.0
     ) -> np.ndarray:
-        """Generates images by DDIM, all in one program.
+        """Generates images by DDIM (of a rectified flow, by Euler's method), all in one program.
 
         Args:
             descriptions: Description of each image.
             seeds: Seed of each image's noise. An image depends on its own description and seed alone.
-            steps: Number of DDIM steps, at least 1.
+            steps: Number of sampling steps, at least 1.
             guidance: Scale of classifier-free guidance (arXiv 2207.12598); 1 for none. Another scale needs a model that
                 was trained with GeneratorConfig.condition_dropout.
 
@@ -74,7 +75,7 @@ class ImageGenerator:
         )
 
     def _conditions(self, samples: Sequence[Sample]) -> Float[np.ndarray, "b q c"]:
-        """The U-Net's conditions for each sample."""
+        """The conditions of each sample's image."""
         model = self._model
         arrays = model.batch_arrays(samples, model.capacity.tokens)
         lengths = np.asarray([len(sample.layout.tokens) for sample in samples], np.int32)
@@ -111,9 +112,13 @@ class ImageGenerator:
 
         def sample(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int, guidance: float) -> jax.Array:
             layers = parameters[self._module.name]
-            bound: dict[str, Any] = {
-                name: piece_definition(piece).bind(layers[name][layer_name(0)]) for name, piece in pieces.items()
-            }
+            bound = {name: bound_piece(piece, layers[name]) for name, piece in pieces.items()}
             return generate_images(self.config, bound, conditions, jax.vmap(jax.random.key)(seeds), steps, guidance)
 
         return jax.jit(sample, static_argnums=(3, 4))
+
+
+def bound_piece(piece: Piece, layers: Tree) -> Any:
+    """The Flax module of a piece with its parameters; of a stack, one for each layer."""
+    bound = [piece_definition(piece).bind(layers[layer_name(layer)]) for layer in range(piece.layers or 1)]
+    return bound if piece.layers else bound[0]

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from configs.architectures import AutoencoderConfig, UNetConfig
+from configs.architectures import AutoencoderConfig, DenoisingConfig
 from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
 from sharding.specs.layer import LayerSpec, PerLoad, SavedActivations, saved_by_policy
 
 
-def autoencoder_layer(config: UNetConfig, autoencoder: AutoencoderConfig) -> LayerSpec:
+def autoencoder_layer(config: DenoisingConfig, autoencoder: AutoencoderConfig) -> LayerSpec:
     """The autoencoder, counted per image. It is frozen unless its part is named.
 
     Args:
@@ -48,13 +48,15 @@ def _encoder(config: AutoencoderConfig, channels: int, area: int) -> Iterator[Im
     yield from _middle_block(width, area)
     yield norm("norm_out", width, area)
     yield convolution("conv_out", width, moments, area, split=False)
-    yield convolution("quantize", moments, moments, area, taps=1, split=False)
+    if config.quantise:
+        yield convolution("quantise", moments, moments, area, taps=1, split=False)
 
 
 def _decoder(config: AutoencoderConfig, channels: int, pixels: int) -> Iterator[ImageKernel]:
     """The kernels in the order of `mmjax.models.modalities.autoencoder.Decoder`."""
     area, width, latents = pixels // config.downsampling_factor**2, config.widths[-1], config.latent_channels
-    yield convolution("post_quantize", latents, latents, area, taps=1, split=False)
+    if config.quantise:
+        yield convolution("quantise", latents, latents, area, taps=1, split=False)
     yield convolution("conv_in", latents, width, area, split=False)
     yield from _middle_block(width, area)
     for level in reversed(range(len(config.widths))):

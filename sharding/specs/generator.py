@@ -4,9 +4,10 @@ import functools
 import math
 from collections.abc import Iterable, Iterator
 
-from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
+from configs.architectures import BackboneConfig, DiTConfig, GeneratorConfig, UNetConfig
 from configs.generator import unregistered_generator
 from sharding.specs.autoencoder import autoencoder_layer
+from sharding.specs.diffusion_transformer import dit_block_runs, dit_embedding, dit_head, dit_splits
 from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
 from sharding.specs.layer import (
     ZERO,
@@ -60,6 +61,23 @@ def image_generator_spec(
 def _unet_spec(config: UNetConfig, backbone: BackboneConfig) -> ModuleSpec:
     autoencoder = (autoencoder_layer(config, config.autoencoder),) if config.autoencoder else ()
     return image_generator_spec(config, backbone, _unet(config), before=autoencoder, tensor_splits=_unet_splits(config))
+
+
+@generator_spec.register
+def _dit_spec(config: DiTConfig, backbone: BackboneConfig) -> ModuleSpec:
+    autoencoder = (autoencoder_layer(config, config.autoencoder),) if config.autoencoder else ()
+    (layer, _), *later_runs = dit_block_runs(config)
+    return ModuleSpec(
+        config.name,
+        config.layer_count,
+        inputs=(backbone.name,),
+        tensor_splits=(*dit_splits(config), ("projector width", 2 * config.condition_width)),
+        leading_layers=(_projector(config, backbone), *autoencoder, dit_embedding(config)),
+        layer=layer,
+        later_runs=tuple(later_runs),
+        trailing_layers=(dit_head(config),),
+        extra_input=PerLoad(items=config.conditions * backbone.width),
+    )
 
 
 def _unet_splits(config: UNetConfig) -> tuple[tuple[str, int], ...]:

@@ -1,4 +1,4 @@
-"""The costs of one module, for planners: a stack of equal layers, with some before and after it."""
+"""The costs of one module, for planners: a stack of layers, with some before and after it."""
 
 import dataclasses
 
@@ -14,7 +14,9 @@ _NO_LAYER = LayerSpec(
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSpec:
-    """The costs of one module, for planners: a stack of equal layers, with some before and after it.
+    """The costs of one module, for planners: a stack of layers, with some before and after it.
+
+    The layers of a stack are equal, or runs of equal ones follow each other.
 
     Attributes:
         name: Name of the module, as in its configuration.
@@ -23,7 +25,8 @@ class ModuleSpec:
         tensor_splits: What tensor parallelism divides: pairs (name, size).
         divisible: Whether its layers may be divided among several stages.
         leading_layers: Layers on the stage of its first layer, before the stack.
-        layer: Each layer of the stack.
+        layer: Each layer of the stack, or of its first run.
+        later_runs: Further runs of equal layers of the stack: pairs (layer, how many of `layer_count`).
         trailing_layers: Layers on the stage of its last layer, after the stack.
         values_per_position: Values of a row, as plans count capacities, that a position takes: frames, of audio two.
         values_per_cell: Values of which a capacity is a multiple: those of a token of the backbone.
@@ -41,6 +44,7 @@ class ModuleSpec:
     divisible: bool = True
     leading_layers: tuple[LayerSpec, ...] = ()
     layer: LayerSpec = _NO_LAYER
+    later_runs: tuple[tuple[LayerSpec, int], ...] = ()
     trailing_layers: tuple[LayerSpec, ...] = ()
     values_per_position: int = 1
     values_per_cell: int = 1
@@ -52,6 +56,8 @@ class ModuleSpec:
     def __post_init__(self) -> None:
         if self.layer_count < 1:
             raise ValueError(f"module {self.name} has {self.layer_count} layers; it must have at least 1")
+        if self.stack[0][1] < 1:
+            raise ValueError(f"module {self.name} has {self.layer_count} layers, no more than its later runs alone")
 
     def supports_tp(self, tp: int) -> bool:
         """Whether `tp` divides every size that tensor parallelism divides."""
@@ -62,12 +68,22 @@ class ModuleSpec:
         """Whether context-parallel ranks can divide its tokens: its attention sends keys and values around a ring."""
         return any(kernel.ring_elements != ZERO for layer, _ in self.all_layers for kernel in layer.kernels)
 
+    @property
+    def stack(self) -> tuple[tuple[LayerSpec, int], ...]:
+        """The runs of equal layers of the stack: pairs (layer, count)."""
+        return ((self.layer, self.layer_count - sum(count for _, count in self.later_runs)), *self.later_runs)
+
     def layers_between(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
         """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count)."""
         leading = self.leading_layers if first == 0 else ()
         trailing = self.trailing_layers if last == self.layer_count else ()
         # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
-        stack = ((layer, last - first) for layer in (*self.adapters, self.layer))
+        stack = [(layer, last - first) for layer in self.adapters]
+        begin = 0
+        for layer, count in self.stack:
+            own = min(last, begin + count) - max(first, begin)
+            stack += [(layer, own)] if own > 0 else []
+            begin += count
         return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
 
     def layer_named(self, name: str) -> LayerSpec:

@@ -47,14 +47,16 @@ def add_bias(x: Activations, bias: Float[Array, " f"]) -> Activations:
 class Linear(nnx.Module):
     """y = x W + b, with W split over the tensor axes by columns, by rows or not at all."""
 
-    def __init__(self, inputs: int, outputs: int, *, split: WeightSplit = None, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *, split: WeightSplit = None, bias: bool = False, zero: bool = False
+    ) -> None:
         """Creates the parameters: kernel `[inputs, outputs]` and, if asked for, bias `[outputs]`.
 
-        The bias of a row-parallel projection is added after the sum over ranks.
+        The bias of a row-parallel projection is added after the sum over ranks. With `zero`, the kernel starts at 0.
         """
         kernel_split = _KERNEL_SPLITS[split]
         self.split: WeightSplit = split
-        self.kernel = normal_parameter((inputs, outputs), kernel_split, inputs**-0.5)
+        self.kernel = normal_parameter((inputs, outputs), kernel_split, 0.0 if zero else inputs**-0.5)
         self.bias = constant_parameter(0.0, outputs, kernel_split[1]) if bias else None
         self.adapter: nnx.Module | None = nnx.data(None)
 

@@ -81,7 +81,7 @@ class LatentEncoder(nnx.Module):
         self.middle = MiddleBlock(width, config.groups)
         self.leave_norm = GroupNorm(width, config.groups, epsilon=EPSILON)
         self.leave = Convolution(width, outputs)
-        self.quantise = Convolution(outputs, outputs, side=1)
+        self.quantise = Convolution(outputs, outputs, side=1) if config.quantise else None
 
     @jax.named_scope("encode")
     def __call__(self, x: FeatureMaps, axes: Axes) -> OutputMaps:
@@ -93,7 +93,8 @@ class LatentEncoder(nnx.Module):
             for block in blocks:
                 x = block(x, axes)
         x = self.middle(x, axes)
-        return self.quantise(self.leave(jax.nn.silu(self.leave_norm(x)), axes), axes)
+        moments = self.leave(jax.nn.silu(self.leave_norm(x)), axes)
+        return moments if self.quantise is None else self.quantise(moments, axes)
 
 
 class LatentDecoder(nnx.Module):
@@ -102,7 +103,7 @@ class LatentDecoder(nnx.Module):
     def __init__(self, config: AutoencoderConfig, channels: int) -> None:
         """Creates the layers, which are named as in `LatentEncoder`; `grow` are the convolutions between levels."""
         width, latents = config.widths[-1], config.latent_channels
-        self.quantise = Convolution(latents, latents, side=1)
+        self.quantise = Convolution(latents, latents, side=1) if config.quantise else None
         self.enter = Convolution(latents, width)
         self.middle = MiddleBlock(width, config.groups)
         grow, up = [], []
@@ -118,7 +119,8 @@ class LatentDecoder(nnx.Module):
     @jax.named_scope("decode")
     def __call__(self, x: FeatureMaps, axes: Axes) -> OutputMaps:
         """Decodes latents."""
-        x = self.middle(self.enter(self.quantise(x, axes), axes), axes)
+        x = x if self.quantise is None else self.quantise(x, axes)
+        x = self.middle(self.enter(x, axes), axes)
         for number, blocks in enumerate(self.up):
             if number:
                 x = self.grow[number - 1](upsample_nearest(x), axes)  # twice the height and width
@@ -132,21 +134,21 @@ class Autoencoder(nnx.Module):
 
     def __init__(self, config: AutoencoderConfig, channels: int) -> None:
         """Creates encoder and decoder."""
-        self.scaling_factor = config.scaling_factor
+        self.scaling_factor, self.shift = config.scaling_factor, config.shift
         self.encoder = LatentEncoder(config, channels)
         self.decoder = LatentDecoder(config, channels)
 
     @jax.named_scope("autoencoder")
     def encode(self, images: FeatureMaps, axes: Axes) -> Posterior:
-        """Distribution of the latents of images in [-1, 1], in the scale that the U-Net works on."""
+        """Distribution of the latents of images in [-1, 1], in the scale that the generator works on."""
         mean, log_variance = jnp.split(self.encoder(images, axes), 2, axis=-1)
         std = jnp.exp(0.5 * jnp.clip(log_variance, MIN_LOG_VARIANCE, MAX_LOG_VARIANCE))
-        return Posterior(self.scaling_factor * mean, self.scaling_factor * std)
+        return Posterior(self.scaling_factor * (mean - self.shift), self.scaling_factor * std)
 
     @jax.named_scope("autoencoder")
     def decode(self, latents: FeatureMaps, axes: Axes) -> OutputMaps:
         """Images of latents in the scale of `encode`; a few pixels may be slightly outside [-1, 1]."""
-        return self.decoder(latents / self.scaling_factor, axes)
+        return self.decoder(latents / self.scaling_factor + self.shift, axes)
 
 
 def _residual_blocks(inputs: int, outputs: int, count: int, groups: int) -> list[ResidualBlock]:

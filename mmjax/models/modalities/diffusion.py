@@ -1,7 +1,7 @@
 """Diffusion: noisy images and their targets, DDIM sampling (arXiv 2010.02502), guidance (arXiv 2207.12598).
 
-A noisy image at time t is x_t = a_t x + s_t noise, with a_t² + s_t² = 1. The network predicts the noise (`epsilon`) or
-the velocity v = a_t noise - s_t x.
+A noisy image at time t is x_t = a_t x + s_t noise. The network predicts the noise (`epsilon`), the velocity
+v = a_t noise - s_t x where a_t² + s_t² = 1, or the velocity noise - x of a rectified `flow`, where a_t + s_t = 1.
 """
 
 from collections.abc import Callable
@@ -32,22 +32,29 @@ def standard_normals(keys: Keys, shape: tuple[int, ...]) -> Images:
 def add_noise(schedule: NoiseSchedule, images: Images, noise: Images, time: Times) -> tuple[Images, Images]:
     """Noisy images x_t at the times, and the targets that the network is to predict."""
     signal_scale, noise_scale = _scales_per_image(schedule, time)
-    target = noise if schedule.prediction == "epsilon" else signal_scale * noise - noise_scale * images
-    return signal_scale * images + noise_scale * noise, target
+    targets = {
+        "epsilon": lambda: noise,
+        "velocity": lambda: signal_scale * noise - noise_scale * images,
+        "flow": lambda: noise - images,
+    }
+    return signal_scale * images + noise_scale * noise, targets[schedule.prediction]()
 
 
 def image_and_noise(schedule: NoiseSchedule, x: Images, predicted: Images, time: Times) -> tuple[Images, Images]:
     """The image and the noise that noisy images x consist of, according to the network's prediction."""
     signal_scale, noise_scale = _scales_per_image(schedule, time)
-    if schedule.prediction == "epsilon":
-        return (x - noise_scale * predicted) / signal_scale, predicted
-    return signal_scale * x - noise_scale * predicted, noise_scale * x + signal_scale * predicted
+    solutions = {
+        "epsilon": lambda: ((x - noise_scale * predicted) / signal_scale, predicted),
+        "velocity": lambda: (signal_scale * x - noise_scale * predicted, noise_scale * x + signal_scale * predicted),
+        "flow": lambda: (x - noise_scale * predicted, x + signal_scale * predicted),
+    }
+    return solutions[schedule.prediction]()
 
 
 def ddim_sample(
     schedule: NoiseSchedule, predict: Callable[[Images, Times], Images], noise: Images, steps: int, *, clip: bool
 ) -> Images:
-    """Deterministic DDIM sampling from pure noise.
+    """Deterministic DDIM sampling from pure noise; of a rectified flow it is Euler's method.
 
     Args:
         schedule: Noise schedule of the network's training.
@@ -64,7 +71,7 @@ def ddim_sample(
     """
     if steps < 1:
         raise ValueError(f"DDIM needs at least 1 step, not {steps}")
-    times = jnp.asarray(schedule.ddim_times(steps), jnp.float32)
+    times = jnp.asarray(schedule.sampling_times(steps), jnp.float32)
 
     def step(x: jax.Array, interval: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         time, next_time = (jnp.full(x.shape[:1], end) for end in interval)

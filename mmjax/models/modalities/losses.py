@@ -98,9 +98,9 @@ class DenoisingPredictions:
     """A generator's predictions for noisy images x_t = a_t x + s_t noise, float32; with an autoencoder, of latents.
 
     Attributes:
-        predicted: What the U-Net predicts.
-        target: What it should predict: the noise (`epsilon`), or the velocity a_t noise - s_t x.
-        prediction: Which of them, `epsilon` or `velocity`.
+        predicted: What the network predicts.
+        target: What it should predict: the noise (`epsilon`), the velocity a_t noise - s_t x, or noise - x (`flow`).
+        prediction: Which of them, `epsilon`, `velocity` or `flow`.
         images: The images x.
         noise: Their noise, standard normal.
         signal_scale: a_t of each image.

@@ -1,21 +1,24 @@
-"""Noise schedules: the scales of signal and noise at each time, and the times that DDIM steps through.
+"""Noise schedules: the scales of signal and noise at each time, and the times that a sampler steps through.
 
-Times count steps from 0 (no noise) to `timesteps` (pure noise); a U-Net takes them as they are.
+Times count steps from 0 (no noise) to `timesteps` (pure noise); a network takes them as they are.
 """
 
 import functools
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from configs.architectures import CosineSchedule, ScaledLinearSchedule
+from configs.architectures import CosineSchedule, RectifiedFlowSchedule, ScaledLinearSchedule
 
 Times = Float[Array, " b"]
 
-COSINE_TIMESTEPS = 1000
+Prediction = Literal["velocity", "epsilon", "flow"]
+"""What a network predicts, of an image x and its noise n: a n - s x, n, or n - x."""
+
+CONTINUOUS_TIMESTEPS = 1000  # of the schedules whose times need not be whole
 STEPS_OFFSET = 1  # the last DDIM step starts at this time, as in Stable Diffusion and AudioLDM
 
 
@@ -24,41 +27,41 @@ class NoiseSchedule(Protocol):
     """A noise schedule.
 
     Attributes:
-        prediction: What the U-Net predicts, `velocity` or `epsilon`.
+        prediction: What the network predicts.
     """
 
-    prediction: str
+    prediction: Prediction
 
     def sample_time(self, key: jax.Array) -> Float[Array, ""]:
         """Draws a time to train at."""
         ...
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """Scales a_t of the signal and s_t of the noise, with a_t² + s_t² = 1."""
+        """Scales a_t of the signal and s_t of the noise."""
         ...
 
-    def ddim_times(self, steps: int) -> Float[np.ndarray, " times"]:
-        """The `steps` + 1 times of DDIM from pure noise to image, both ends included."""
+    def sampling_times(self, steps: int) -> Float[np.ndarray, " times"]:
+        """The `steps` + 1 times from pure noise to image, both ends included."""
         ...
 
 
 class CosineNoiseSchedule:
     """a_t = cos(π t / 2T) and s_t = sin(π t / 2T) at continuous times (arXiv 2202.00512)."""
 
-    prediction = "velocity"
+    prediction: Prediction = "velocity"
 
     def sample_time(self, key: jax.Array) -> Float[Array, ""]:
         """Draws a time uniformly."""
-        return COSINE_TIMESTEPS * jax.random.uniform(key)
+        return CONTINUOUS_TIMESTEPS * jax.random.uniform(key)
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
         """Scales of signal and noise."""
-        angle = time * (np.pi / 2 / COSINE_TIMESTEPS)
+        angle = time * (np.pi / 2 / CONTINUOUS_TIMESTEPS)
         return jnp.cos(angle), jnp.sin(angle)
 
-    def ddim_times(self, steps: int) -> Float[np.ndarray, " times"]:
+    def sampling_times(self, steps: int) -> Float[np.ndarray, " times"]:
         """Evenly spaced times."""
-        return np.linspace(COSINE_TIMESTEPS, 0.0, steps + 1)
+        return np.linspace(CONTINUOUS_TIMESTEPS, 0.0, steps + 1)
 
 
 class ScaledLinearNoiseSchedule:
@@ -66,7 +69,8 @@ class ScaledLinearNoiseSchedule:
 
     def __init__(self, config: ScaledLinearSchedule) -> None:
         """Computes the table of a_t² for every time."""
-        self.timesteps, self.prediction = config.timesteps, config.prediction
+        self.timesteps = config.timesteps
+        self.prediction: Prediction = "velocity" if config.prediction == "velocity" else "epsilon"
         betas = np.linspace(config.beta_start**0.5, config.beta_end**0.5, config.timesteps) ** 2
         self.signal_squared = np.cumprod(1 - betas)
 
@@ -82,7 +86,7 @@ class ScaledLinearNoiseSchedule:
         )
         return jnp.asarray(signal)[step], jnp.asarray(noise)[step]
 
-    def ddim_times(self, steps: int) -> Float[np.ndarray, " times"]:
+    def sampling_times(self, steps: int) -> Float[np.ndarray, " times"]:
         """Equally spaced whole times that start below the last one ("leading" in arXiv 2305.08891, table 2).
 
         Raises:
@@ -92,6 +96,34 @@ class ScaledLinearNoiseSchedule:
             raise ValueError(f"DDIM in {steps} steps needs more than the {self.timesteps} time steps of the schedule")
         interval = self.timesteps // steps
         return np.append(np.arange(steps)[::-1] * interval + STEPS_OFFSET, 0).astype(float)
+
+
+class RectifiedFlowNoiseSchedule:
+    """a_t = 1 - t / T and s_t = t / T at continuous times (arXiv 2209.03003), most of them far from both ends."""
+
+    prediction: Prediction = "flow"
+
+    def __init__(self, config: RectifiedFlowSchedule) -> None:
+        """Takes the distribution of training times and the shift."""
+        self.config = config
+
+    def sample_time(self, key: jax.Array) -> Float[Array, ""]:
+        """Draws a time whose logit is normal (arXiv 2403.03206, section 3.1), and shifts it."""
+        mean, std = self.config.logit_mean, self.config.logit_std
+        time = jax.nn.sigmoid(mean + std * jax.random.normal(key)) if std else jax.random.uniform(key)
+        return CONTINUOUS_TIMESTEPS * self._shifted(time)
+
+    def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
+        """Scales of signal and noise, which sum to 1."""
+        noise = time / CONTINUOUS_TIMESTEPS
+        return 1.0 - noise, noise
+
+    def sampling_times(self, steps: int) -> Float[np.ndarray, " times"]:
+        """Evenly spaced times, shifted (arXiv 2403.03206, equation 23)."""
+        return CONTINUOUS_TIMESTEPS * self._shifted(np.linspace(1.0, 0.0, steps + 1))
+
+    def _shifted(self, time: Any) -> Any:
+        return self.config.shift * time / (1.0 + (self.config.shift - 1.0) * time)
 
 
 @functools.singledispatch
@@ -113,3 +145,8 @@ def _(config: CosineSchedule) -> NoiseSchedule:
 @noise_schedule.register
 def _(config: ScaledLinearSchedule) -> NoiseSchedule:
     return ScaledLinearNoiseSchedule(config)
+
+
+@noise_schedule.register
+def _(config: RectifiedFlowSchedule) -> NoiseSchedule:
+    return RectifiedFlowNoiseSchedule(config)

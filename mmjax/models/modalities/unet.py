@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -20,7 +21,9 @@ MAX_PERIOD = 10_000.0  # steps that the slowest wave takes to turn by one radian
 def timestep_embedding(time: Float[Array, " b"], width: int) -> Float[Array, "b {width}"]:
     """Sinusoidal embedding of time steps (arXiv 1706.03762), cosines first."""
     half = width // 2
-    frequencies = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-math.log(MAX_PERIOD) / half))
+    # Rounded as published models round them: a time of 1000 multiplies the differences.
+    exponents = np.float32(-math.log(MAX_PERIOD)) * np.arange(half, dtype=np.float32) / np.float32(half)
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
     angles = time[:, None] * frequencies[None, :]  # [b, width / 2]
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 

@@ -73,7 +73,7 @@ class PieceModule(nnx.Module):
 class Piece:
     """Part of a module: a single layer that one pipeline stage holds whole, or a stack of equal layers.
 
-    A pipeline may cut a stack between any two of its layers.
+    A pipeline may cut a stack between any two of its layers, and between two stacks that follow each other.
 
     Attributes:
         name: Name, unique within the module.
@@ -126,6 +126,12 @@ class Module:
         Adapter pieces have parameters but no forward; the piece that they adapt uses them.
         """
         return tuple(piece for piece in self.pieces if not piece.adapter_of)
+
+    def layers_before(self, piece: Piece) -> int:
+        """Layers of the stacks that compute before a stack; adapters are counted as what they adapt."""
+        name = piece.adapter_of or piece.name
+        names = [each.name for each in self.compute_pieces]
+        return sum(each.layers or 0 for each in self.compute_pieces[: names.index(name)])
 
     def adapter_piece(self, name: str) -> str:
         """Name of the piece that holds the adapters of the piece `name`; empty if it has none."""

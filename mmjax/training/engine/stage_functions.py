@@ -91,7 +91,7 @@ def make_stage_function(layout: StageLayout, specs: Tree) -> Callable:
                 metrics |= {f"{module}/{name}": array for name, array in output.auxiliary_metrics.items()}
                 losses |= module_losses(module, output)
             else:
-                channels[f"{module}#{run.last if run.piece.layers else 0}"] = output
+                channels[run.output_channel] = output
         return StageOutput({name: channels[name] for name in layout.outputs}, losses, metrics)
 
     return apply

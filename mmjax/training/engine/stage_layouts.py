@@ -25,8 +25,8 @@ class PieceRun:
     Attributes:
         module: The module.
         piece: The piece.
-        first: Its first layer.
-        last: The layer after its last.
+        first: Its first layer, counted within the piece.
+        last: The layer after its last, likewise.
         recompute: Recomputation policy of its layers, a key of `RECOMPUTATION_POLICIES`.
         is_continued: Whether the stage has a run of the piece's layers before these.
     """
@@ -58,6 +58,12 @@ class PieceRun:
             return self.piece
         number = self.module.compute_pieces.index(self.piece)
         return self.module.compute_pieces[number - 1] if number else None
+
+    @property
+    def output_channel(self) -> str:
+        """Channel of the activations behind its layers; layers of several stacks of a module are counted together."""
+        before = self.module.layers_before(self.piece) if self.piece.layers else -self.last
+        return f"{self.module.name}#{before + self.last}"
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -169,16 +175,21 @@ def _stage_layout(
 def _piece_runs(module: Module, first: int, policies: Sequence[RecomputePolicy], layer_count: int) -> list[PieceRun]:
     """The runs of a module's layers from `first`, of which `policies` has one policy each.
 
-    Pieces before the stack are placed with its first layer, pieces after it with its last, and have the policy of that.
+    Pieces before the stacks are placed with the first layer, pieces after them with the last, and have the policy of
+    that.
     """
     runs: list[PieceRun] = []
+    last = first + len(policies)
     stack = next((number for number, piece in enumerate(module.pieces) if piece.layers), len(module.pieces))
     for number, piece in enumerate(module.pieces):
         if piece.layers:
-            runs += _policy_runs(module, piece, first, policies)
+            before = module.layers_before(piece)
+            begin, end = max(first, before), min(last, before + piece.layers)
+            if begin < end:
+                runs += _policy_runs(module, piece, begin - before, policies[begin - first : end - first])
         elif number < stack and first == 0:
             runs.append(PieceRun(module, piece, 0, 1, recompute=policies[0]))
-        elif number > stack and first + len(policies) == layer_count:
+        elif number > stack and last == layer_count:
             runs.append(PieceRun(module, piece, 0, 1, recompute=policies[-1]))
     return runs
 

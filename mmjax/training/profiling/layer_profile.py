@@ -138,10 +138,11 @@ def _layer_profiles(
             for kind in PASS_KINDS
         }
         contention = {kind: _contention(module, runs, kind, tp) for kind in PASS_KINDS}
-        for position, layers in enumerate((module.leading_layers, (module.layer,), module.trailing_layers)):
+        kinds = tuple(layer for layer, _ in module.stack)
+        for position, layers in enumerate((module.leading_layers, kinds, module.trailing_layers)):
             representative = _representative(layers, layer_gradients)
             for layer in layers:
-                share = float(layer is representative)
+                share = float(layer is representative or layers is kinds)  # runs of a stack share its mean time
                 passes = {
                     kind: PassTimes(
                         tuple(share * times[position][0] for times in separated[kind]),

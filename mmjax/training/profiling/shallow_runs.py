@@ -120,6 +120,7 @@ def _build_engine(
         config,
         encoders=tuple(encoder.with_depth(depths[encoder.name]) for encoder in config.encoders),
         backbone=dataclasses.replace(config.backbone, depth=depths[config.backbone.name] + config.early_blocks),
+        generators=tuple(generator.with_layers(depths[generator.name]) for generator in config.generators),
     )
     model_batch = jax.tree.map(lambda array: array[: model.rows * model.dp * MICROBATCHES], batch)
     return Engine(config, _plan(model, jax.local_device_count()), model_batch, settings), model_batch

@@ -12,6 +12,7 @@ from fractions import Fraction
 from configs.architectures import (
     AutoencoderConfig,
     BackboneConfig,
+    DiTConfig,
     EncoderConfig,
     GeneratorConfig,
     ModelConfig,
@@ -30,6 +31,7 @@ DEPTH = 4
 HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
 ROPE_SECTIONS = (2, 1, 1)  # of heads twice as wide: pairs that rotate by time, row and column
 CONDITION_WIDTH = 16
+MAX_CONDITIONS = 8  # of a diffusion transformer, whose attention is quadratic in them
 MAX_GROUPS = 8  # groups of GroupNorm: as many as there are tensor ranks on one host
 
 
@@ -61,7 +63,7 @@ def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = (
         config,
         encoders=tuple(_encoder(encoder, depths[encoder.name]) for encoder in config.encoders),
         backbone=_backbone(config.backbone, depths[config.backbone.name] + config.early_blocks, vocabulary),
-        generators=tuple(map(_generator, config.generators)),
+        generators=tuple(_generator(generator, depths[generator.name]) for generator in config.generators),
     )
 
 
@@ -157,13 +159,36 @@ def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
 
 
 @functools.singledispatch
-def _generator(config: GeneratorConfig) -> GeneratorConfig:
+def _generator(config: GeneratorConfig, depth: int) -> GeneratorConfig:
     """Kinds of a user's own keep their sizes."""
+    del depth
     return config
 
 
 @_generator.register
-def _unet(config: UNetConfig) -> UNetConfig:
+def _dit(config: DiTConfig, depth: int) -> DiTConfig:
+    autoencoder = _autoencoder(config.autoencoder) if config.autoencoder else None
+    multiple = config.patch * (autoencoder.downsampling_factor if autoencoder else 1)
+    sides = tuple(min(side, 2 * multiple) for side in config.image_sides)
+    width = min(config.width, HEAD_WIDTH * config.heads)
+    condition_width = min(config.condition_width, CONDITION_WIDTH)
+    head_width = width // config.heads
+    return dataclasses.replace(
+        config.with_layers(depth),
+        width=width,
+        ffn=_ffn(config.ffn, config.heads),
+        rotary_axes=(0, head_width // 2, head_width // 2) if width < config.width else config.rotary_axes,
+        image_size=sides if isinstance(config.image_size, tuple) else sides[0],
+        conditions=min(config.conditions, MAX_CONDITIONS),
+        condition_width=condition_width,
+        pooled_width=None if config.pooled_width is None else min(config.pooled_width, condition_width),
+        autoencoder=autoencoder,
+    )
+
+
+@_generator.register
+def _unet(config: UNetConfig, depth: int) -> UNetConfig:
+    del depth
     groups = math.gcd(config.groups, MAX_GROUPS)
     divisor = math.gcd(*config.widths, *config.head_widths)
     multiple = _smallest_multiple(config.widths, divisor, groups)

@@ -25,7 +25,7 @@ class Rule:
         tensors: Name of the tensor, or names; `{layer}` stands for the number of a layer of a stack.
         parameters: Path of the parameter in the module, `piece/path` without the layer, or several paths of one piece.
         layout: How the tensors are converted to the parameters.
-        first_layer: Number by which tensors name the first layer of the stack: of layers before that are other pieces.
+        first_layer: What `{layer}` stands for in the first layer of the stack, where other pieces hold earlier layers.
     """
 
     tensors: str | tuple[str, ...]
@@ -217,7 +217,8 @@ def match_rules(rules: Rules, shapes: Mapping[str, Shape]) -> tuple[TensorMatch,
 
 
 def _match_layer(rule: Rule, module: str, layer: str, shapes: Mapping[str, Shape]) -> TensorMatch:
-    names = tuple(name.replace(LAYER, str(int(layer) + rule.first_layer)) for name in rule.tensor_names)
+    number = str(rule.first_layer + int(layer))
+    names = tuple(name.replace(LAYER, number) for name in rule.tensor_names)
     paths = tuple(f"{module}/{path.replace('/', f'/{layer}/', 1)}" for path in rule.parameter_paths)
     return TensorMatch(names, paths, tuple(shapes.get(path, ()) for path in paths), rule.layout)
 

@@ -256,6 +256,43 @@ class PatchConvolution(TensorLayout):
 
 
 @dataclasses.dataclass(frozen=True)
+class ChannelsFirst(TensorLayout):
+    """Numbers of a patch along one dimension: in the tensor channel by channel, in the parameter pixel by pixel.
+
+    Attributes:
+        pixels: Pixels of a patch.
+        axis: The dimension of the tensor.
+        base_layout: Layout apart from that.
+    """
+
+    pixels: int
+    axis: int = 0
+    base_layout: TensorLayout = LINEAR
+
+    def _swap(self, array: np.ndarray, first: int, second: int) -> np.ndarray:
+        """Views the dimension as two, and swaps them."""
+        before, after = array.shape[: self.axis], array.shape[self.axis + 1 :]
+        return array.reshape((*before, first, second, *after)).swapaxes(self.axis, self.axis + 1).reshape(array.shape)
+
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        (shape,) = self.base_layout.published_shapes(parameter_shapes)
+        if shape[self.axis] % self.pixels:
+            raise ValueError(f"{shape[self.axis]} numbers are not whole patches of {self.pixels} pixels")
+        return (shape,)
+
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = tensors
+        return self.base_layout.to_parameters((self._swap(tensor, -1, self.pixels),), parameter_shapes)
+
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = self.base_layout.to_published(parameters)
+        return (self._swap(tensor, self.pixels, -1),)
+
+
+@dataclasses.dataclass(frozen=True)
 class Fused(TensorLayout):
     """One tensor that is several parameters, one after the other along one of its dimensions.
 

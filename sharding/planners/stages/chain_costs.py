@@ -7,6 +7,7 @@ bound.
 """
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -79,19 +80,27 @@ def layer_chain(
 
 
 class _Place(NamedTuple):
-    """Where a layer is in its module's stack."""
+    """Where a layer is in its module's stack.
 
-    is_first: bool
+    Attributes:
+        layer: Its number, or that of one like it; 0 for all layers of a module that is one stage.
+        is_last: Whether it is the last.
+    """
+
+    layer: int
     is_last: bool
 
 
 def _runs(module: ModuleSpec) -> tuple[tuple[_Place, int], ...]:
     """Kinds of a module's layers, and how many of each follow each other."""
     if not module.divisible or module.layer_count == 1:
-        return ((_Place(True, True), 1),)
-    inner = module.layer_count - 2
-    runs = ((_Place(True, False), 1), (_Place(False, False), inner), (_Place(False, True), 1))
-    return tuple(run for run in runs if run[1])
+        return ((_Place(0, True), 1),)
+    last = module.layer_count - 1
+    starts = itertools.accumulate((count for _, count in module.stack), initial=0)
+    bounds = sorted({1, last, *starts})
+    return tuple(
+        (_Place(first, first == last), end - first) for first, end in itertools.pairwise([0, *bounds]) if end > first
+    )
 
 
 class _Builder:
@@ -163,11 +172,10 @@ class _Builder:
     def _layers_at(self, module: ModuleSpec, place: _Place) -> tuple[LayerGradients, ...]:
         """What belongs to a layer, with how many of it: itself, adapters, and what precedes or follows the stack."""
         every = self._required.of_layers(module.name, 0, module.layer_count)
-        before, after = len(module.leading_layers), len(every) - len(module.trailing_layers)
-        stack = every[before:after]
-        if module.divisible:
-            stack = tuple(each._replace(count=1) for each in stack)
-        return (*(every[:before] if place.is_first else ()), *stack, *(every[after:] if place.is_last else ()))
+        if not module.divisible:
+            return every
+        here = {layer.name for layer, _ in module.layers_between(place.layer, place.layer + 1)}
+        return tuple(each._replace(count=1) for each in every if each.layer.name in here)
 
     def _held(self, saved: Float[np.ndarray, "m i"]) -> Float[np.ndarray, " f"]:
         """The most bytes that any f consecutive microbatches save on a replica."""

@@ -54,32 +54,39 @@ class LayerGroups:
         self._costs, self._loads, self._fixed_ranks = costs, loads, fixed_ranks
         self._mean_loads = loads.mean(axis=0) * rows[:, None]
         layers = required.of_layers(module.name, 0, module.layer_count)
-        leading = len(module.leading_layers)
-        self._groups = (layers[:leading], layers[leading : leading + 1], layers[leading + 1 :])
+        before, after = len(module.leading_layers), len(layers) - len(module.trailing_layers)
+        self._groups = (layers[:before], layers[before:after], layers[after:])
+        self._layer_count = module.layer_count
         self._forward_seconds: dict[tuple[str, int], LayerSeconds] = {}
 
     def costs(self, tp: int, recompute: RecomputePolicy) -> tuple[LayerGroupCosts, ...]:
-        """Costs of the leading layers, of one layer of the stack, and of the trailing layers."""
-        return tuple(self._group_costs(group, tp, recompute) for group in self._groups)
+        """Costs of the leading layers, of a mean layer of the stack, and of the trailing layers."""
+        whole = (1, self._layer_count, 1)
+        return tuple(
+            self._group_costs(group, count, tp, recompute) for group, count in zip(self._groups, whole, strict=True)
+        )
 
-    def _group_costs(self, group: tuple[LayerGradients, ...], tp: int, recompute: RecomputePolicy) -> LayerGroupCosts:
+    def _group_costs(
+        self, group: tuple[LayerGradients, ...], whole: int, tp: int, recompute: RecomputePolicy
+    ) -> LayerGroupCosts:
+        """Costs of the layers of a group together, divided by how many whole layers they are."""
         seconds, parameters = np.zeros(len(self._mean_loads)), np.zeros(4)
         saved, workspace = np.zeros(len(self._loads)), np.zeros(len(self._loads))
         ranks = self._ranks(tp)
-        for layer, _, gradients in group:
-            forward = self._forward(layer, tp)
+        for layer, count, gradients in group:
+            forward, share = self._forward(layer, tp), count / whole
             per_rank = [layer.parameters_per_rank(tp), layer.expert_parameters_per_rank(tp, ranks.ep)]
-            parameters = parameters + np.outer(per_rank, [1.0, "wgrad" in gradients]).ravel()
+            parameters = parameters + share * np.outer(per_rank, [1.0, "wgrad" in gradients]).ravel()
             if gradients:
                 backward = self._costs.backward(layer, self._mean_loads, ranks, gradients, recompute)
                 if recompute == "offload":
                     size = offloaded_bytes(layer, self._mean_loads, ranks, self._costs)
                     forward, backward = (beside_transfer(each, size, self._costs) for each in (forward, backward))
-                seconds = seconds + backward.total
-                saved = saved + saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
+                seconds = seconds + share * backward.total
+                saved = saved + share * saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
             policy = recompute if gradients else "none"
             workspace = np.maximum(workspace, workspace_bytes(layer, self._loads, ranks, policy, self._costs))
-            seconds = seconds + forward.total
+            seconds = seconds + share * forward.total
         return LayerGroupCosts(np.asarray(seconds), parameters, _moments(saved), _moments(workspace))
 
     def _forward(self, layer: LayerSpec, tp: int) -> LayerSeconds:

@@ -22,8 +22,8 @@ class Painter:
         self.real: LabelledImages = labelled_images("test", SIDE)
         self.seeds: list[int] = []
 
-    def generate(self, descriptions: list[str], seeds: range, steps: int) -> np.ndarray:
-        assert steps == 3
+    def generate(self, descriptions: list[str], seeds: range, steps: int, guidance: float) -> np.ndarray:
+        assert (steps, guidance) == (3, 2.0)
         self.seeds = list(seeds)
         colours, shapes = self.real.names
         labels = {
@@ -45,7 +45,9 @@ def painter() -> Painter:
 
 @pytest.fixture(scope="module")
 def result(painter, compiled_as_users_do) -> dict:
-    return generated_colours.measure(painter, 7, images=100, sampling_steps=3, seed=5)
+    return generated_colours.measure(
+        painter, 7, images=100, sampling=generated_colours.Sampling(steps=3, guidance=2.0, seed=5)
+    )
 
 
 def test_the_judge_knows_pictures_it_never_saw(result):

@@ -44,13 +44,7 @@ def assert_spec_of_batches(config: TrainConfig, dataset) -> None:
 
 @pytest.mark.parametrize(
     "gin_file",
-    [
-        "quickstart.gin",
-        "easy_vqa.gin",
-        "tiny.gin",
-        "tiny_experts.gin",
-        "tiny_features.gin",
-    ],
+    ["quickstart.gin", "easy_vqa.gin", "tiny.gin", "tiny_dit.gin", "tiny_experts.gin", "tiny_features.gin"],
 )
 def test_spec_of_easy_vqa_configurations(gin_file):
     assert_spec_of_batches(configured(gin_file), SmallVQA("train"))

@@ -15,6 +15,7 @@ from tests.commands import run_without_jax
 NAMES = [module.name for module in pkgutil.iter_modules(commands.__path__)]
 TRAINING = [
     "tiny.gin",
+    "tiny_dit.gin",
     "tiny_encoders.gin",
     "tiny_experts.gin",
     "tiny_features.gin",

@@ -13,6 +13,7 @@ from configs.architectures import (
     AudioConfig,
     AutoencoderConfig,
     BackboneConfig,
+    DiTConfig,
     LoraConfig,
     ModelConfig,
     ScaledLinearSchedule,
@@ -144,6 +145,40 @@ MODELS["a generator of spectrograms"] = ModelConfig(
             second_attention="map",
             linear_projection=False,
             pooled="concatenated",
+        ),
+    ),
+)
+TRANSFORMER = DiTConfig(image_size=16, width=24, heads=4, ffn=40, condition_width=12, conditions=4)
+MODELS["a diffusion transformer"] = ModelConfig((), BACKBONE, (TRANSFORMER,))
+MODELS["with two streams and a second attention"] = ModelConfig(
+    (),
+    BACKBONE,
+    (
+        dataclasses.replace(
+            TRANSFORMER,
+            double_layers=3,
+            image_attention_layers=1,
+            plain_layers=0,
+            qk_norm=True,
+            pooled_width=8,
+            autoencoder=AutoencoderConfig(latent_channels=2, widths=(8, 16), blocks=1, groups=4, quantise=False),
+        ),
+    ),
+)
+MODELS["with two streams, then one"] = ModelConfig(
+    (),
+    BACKBONE,
+    (
+        dataclasses.replace(
+            TRANSFORMER,
+            double_layers=2,
+            single_layers=3,
+            plain_layers=0,
+            qk_norm=True,
+            positions="rotary",
+            rotary_axes=(2, 2, 2),
+            pooled_width=0,
+            distilled_guidance=1.0,
         ),
     ),
 )

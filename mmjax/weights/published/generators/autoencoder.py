@@ -1,4 +1,4 @@
-"""The autoencoder of Stable Diffusion and AudioLDM (arXiv 2112.10752), `AutoencoderKL` of diffusers.
+"""The autoencoder of Stable Diffusion, AudioLDM (arXiv 2112.10752) and Flux.1, `AutoencoderKL` of diffusers.
 
 It is a part of a generator; its config.json is read as that of a generator whose U-Net is not described.
 """
@@ -6,7 +6,7 @@ It is a part of a generator; its config.json is read as that of a generator whos
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.architectures import AutoencoderConfig, UNetConfig
+from configs.architectures import AutoencoderConfig, DenoisingConfig, UNetConfig
 from mmjax.weights.published.generators.diffusers_format import (
     DIFFUSERS_FILE_STEM,
     require_equal,
@@ -21,14 +21,14 @@ AUTOENCODER = "vae/autoencoder"
 
 REQUIRED_VALUES = {
     "act_fn": "silu",
-    "use_quant_conv": True,
-    "use_post_quant_conv": True,
     "mid_block_add_attention": True,
-    "shift_factor": None,
     "latents_mean": None,
     "latents_std": None,
 }
 """Keys of config.json with the only value that can be computed."""
+
+QUANTISATION = ("use_quant_conv", "use_post_quant_conv")
+"""Keys that say whether there are 1 x 1 convolutions on both sides of the latents."""
 
 OLD_ATTENTION_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -37,6 +37,9 @@ def read_config(values: Mapping[str, Any]) -> UNetConfig:
     """Reads the config.json of diffusers' AutoencoderKL."""
     require_values(values, REQUIRED_VALUES)
     require_equal(values, ("in_channels", "out_channels"))
+    quantise = [values.get(key, True) for key in QUANTISATION]
+    if quantise[0] != quantise[1]:
+        raise ValueError(f"{' and '.join(QUANTISATION)} are {quantise}; only equal ones can be computed")
     widths = tuple(values["block_out_channels"])
     for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         if set(values[key]) != {kind}:
@@ -47,6 +50,8 @@ def read_config(values: Mapping[str, Any]) -> UNetConfig:
         blocks=values["layers_per_block"],
         groups=values["norm_num_groups"],
         scaling_factor=float(values.get("scaling_factor", 0.18215)),
+        shift=float(values.get("shift_factor") or 0.0),
+        quantise=quantise[0],
     )
     return UNetConfig(
         image_size=autoencoder.downsampling_factor,
@@ -57,7 +62,7 @@ def read_config(values: Mapping[str, Any]) -> UNetConfig:
     )
 
 
-def write_config(config: UNetConfig) -> dict[str, Any]:
+def write_config(config: DenoisingConfig) -> dict[str, Any]:
     """Writes the config.json of diffusers' AutoencoderKL, without `sample_size`: the weights are for any size."""
     autoencoder = config.autoencoder
     if autoencoder is None:
@@ -74,10 +79,12 @@ def write_config(config: UNetConfig) -> dict[str, Any]:
         "layers_per_block": autoencoder.blocks,
         "norm_num_groups": autoencoder.groups,
         "scaling_factor": autoencoder.scaling_factor,
+        "shift_factor": autoencoder.shift or None,
+        **dict.fromkeys(QUANTISATION, autoencoder.quantise),
     }
 
 
-def rules(config: UNetConfig) -> Rules:
+def rules(config: DenoisingConfig) -> Rules:
     """Rules of the autoencoder; none for a generator without one."""
     return {config.name: tuple(_autoencoder_rules(config.autoencoder)) if config.autoencoder else ()}
 
@@ -86,7 +93,8 @@ def _autoencoder_rules(config: AutoencoderConfig) -> Iterator[Rule]:
     last = len(config.widths) - 1
     for half, quantise in (("encoder", "quant_conv"), ("decoder", "post_quant_conv")):
         path = f"{AUTOENCODER}/{half}"
-        yield from linear_rules(quantise, f"{path}/quantise", CONVOLUTION, bias=True)
+        if config.quantise:
+            yield from linear_rules(quantise, f"{path}/quantise", CONVOLUTION, bias=True)
         yield from linear_rules(f"{half}.conv_in", f"{path}/enter", CONVOLUTION, bias=True)
         yield from _middle_block_rules(f"{half}.mid_block", f"{path}/middle")
         yield from norm_rules(f"{half}.conv_norm_out", f"{path}/leave_norm", bias=True)
@@ -138,7 +146,7 @@ PUBLISHED = (
     PublishedArchitecture(
         name="AutoencoderKL",
         model_types=("AutoencoderKL",),
-        config_type=UNetConfig,
+        config_type=DenoisingConfig,
         read_config=read_config,
         write_config=write_config,
         rules=rules,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import CosineSchedule, ScaledLinearSchedule
+from configs.architectures import CosineSchedule, RectifiedFlowSchedule, ScaledLinearSchedule
 from mmjax.models.modalities.diffusion import (
     add_noise,
     classifier_free_guidance,
@@ -22,6 +22,7 @@ SCHEDULES = {
     "cosine": COSINE,
     "velocity": noise_schedule(ScaledLinearSchedule()),
     "epsilon": noise_schedule(ScaledLinearSchedule(prediction="epsilon")),
+    "flow": noise_schedule(RectifiedFlowSchedule(shift=2.0)),
 }
 
 
@@ -85,7 +86,8 @@ def test_drop_conditions_zeroes_all_conditions_of_an_image_at_the_given_rate():
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("cosine", 1), ("cosine", 20), ("velocity", 2), ("velocity", 20), ("epsilon", 20)]
+    ("name", "steps"),
+    [("cosine", 1), ("cosine", 20), ("velocity", 2), ("velocity", 20), ("epsilon", 20), ("flow", 1), ("flow", 20)],
 )
 def test_ddim_with_the_true_prediction_recovers_the_image(name, steps):
     schedule, clean = SCHEDULES[name], images(0)
@@ -94,7 +96,8 @@ def test_ddim_with_the_true_prediction_recovers_the_image(name, steps):
         """The prediction at x of the path that ends in the clean image."""
         signal, share = (each[:, None, None, None] for each in schedule.signal_and_noise(time))
         noise = (x - signal * clean) / share
-        return noise if schedule.prediction == "epsilon" else signal * noise - share * clean
+        velocity = noise - clean if schedule.prediction == "flow" else signal * noise - share * clean
+        return noise if schedule.prediction == "epsilon" else velocity
 
     made = jax.jit(lambda noise: ddim_sample(schedule, predict, noise, steps, clip=True))(images(1))
     left = schedule.signal_and_noise(jnp.zeros(1))[1]  # the first whole time step still has a little noise

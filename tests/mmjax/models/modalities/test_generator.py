@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import AutoencoderConfig, ModelConfig, UNetConfig
-from mmjax.models.modalities.generator import ConditionedLatents, generator_module
+from mmjax.models.modalities.denoising import ConditionedLatents
+from mmjax.models.modalities.generator import generator_module
 from mmjax.models.modalities.losses import LossTerms
 from mmjax.models.structure.parameters import init_layer_parameters, piece_definition
 from sharding.axes import Axes

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import CosineSchedule, ScaledLinearSchedule
+from configs.architectures import CosineSchedule, RectifiedFlowSchedule, ScaledLinearSchedule
 from mmjax.models.modalities.diffusion import ddim_sample
 from mmjax.models.modalities.noise_schedules import noise_schedule
 from mmjax.weights.published.generators.diffusers_format import read_scheduler, write_scheduler
@@ -35,12 +35,35 @@ def test_training_times_are_uniform(config):
 
 
 def test_ddim_times_of_the_cosine_schedule_are_even_and_reach_both_ends():
-    np.testing.assert_allclose(noise_schedule(CosineSchedule()).ddim_times(4), [1000, 750, 500, 250, 0])
+    np.testing.assert_allclose(noise_schedule(CosineSchedule()).sampling_times(4), [1000, 750, 500, 250, 0])
+
+
+FLOW = RectifiedFlowSchedule(logit_mean=0.5, logit_std=0.8, shift=3.0)
+
+
+def test_scales_of_a_rectified_flow_sum_to_one_and_its_times_reach_both_ends():
+    schedule, time = noise_schedule(FLOW), jnp.arange(0.0, 1001.0, 50.0)
+    signal, noise = schedule.signal_and_noise(time)
+    np.testing.assert_allclose(signal + noise, np.ones(len(time)), rtol=1e-6)
+    np.testing.assert_allclose(noise, time / 1000, rtol=1e-6)
+    np.testing.assert_allclose(schedule.sampling_times(2), [1000, 750, 0])  # 3 / 2 / (1 + 2 / 2)
+    np.testing.assert_allclose(noise_schedule(RectifiedFlowSchedule()).sampling_times(4), [1000, 750, 500, 250, 0])
+
+
+def test_training_times_of_a_rectified_flow_are_logit_normal_after_the_shift_is_taken_back():
+    draw = jax.jit(jax.vmap(noise_schedule(FLOW).sample_time))
+    shifted = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)), float) / 1000
+    time = shifted / (3.0 - 2.0 * shifted)
+    logits = np.log(time / (1 - time))
+    np.testing.assert_allclose([logits.mean(), logits.std()], [0.5, 0.8], atol=0.03)
+    uniform = noise_schedule(RectifiedFlowSchedule(logit_std=0.0))
+    counts, _ = np.histogram(jax.vmap(uniform.sample_time)(jax.random.split(jax.random.key(0), 4000)), 8, (0, 1000))
+    assert np.all(np.abs(counts - 500) < 100)
 
 
 def test_more_ddim_steps_than_times_are_refused():
     with pytest.raises(ValueError, match="more than the 10 time steps"):
-        noise_schedule(ScaledLinearSchedule(timesteps=10)).ddim_times(10)
+        noise_schedule(ScaledLinearSchedule(timesteps=10)).sampling_times(10)
 
 
 def test_an_unregistered_configuration_is_refused_by_its_type():
@@ -59,6 +82,12 @@ def test_an_unregistered_configuration_is_refused_by_its_type():
 def test_invalid_schedules_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         ScaledLinearSchedule(**changed)
+
+
+@pytest.mark.parametrize(("changed", "message"), [({"shift": 0.0}, "shift is 0.0"), ({"logit_std": -1.0}, "-1.0")])
+def test_invalid_rectified_flows_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        RectifiedFlowSchedule(**changed)
 
 
 # ---------------------------------------------------------------- diffusers
@@ -86,7 +115,7 @@ def test_ddim_times_and_images_match_diffusers(name, steps):
     scheduler = their_scheduler(SCHEDULES[name])
     scheduler.set_timesteps(steps)
     schedule = noise_schedule(SCHEDULES[name])
-    np.testing.assert_array_equal(schedule.ddim_times(steps)[:-1], scheduler.timesteps.numpy())
+    np.testing.assert_array_equal(schedule.sampling_times(steps)[:-1], scheduler.timesteps.numpy())
 
     noise = np.random.default_rng(0).normal(size=(2, 4, 2, 3)).astype(np.float32)
     theirs = torch.from_numpy(noise)
@@ -98,6 +127,25 @@ def test_ddim_times_and_images_match_diffusers(name, steps):
 
     ours = jax.jit(lambda noise: ddim_sample(schedule, predict, noise, steps, clip=False))(noise)
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_images_of_a_rectified_flow_match_diffusers(steps):
+    torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1.0 / steps, steps).tolist())
+    schedule = noise_schedule(FLOW)
+    np.testing.assert_allclose(schedule.sampling_times(steps)[:-1], scheduler.timesteps.numpy(), rtol=1e-6)
+    noise = np.random.default_rng(0).normal(size=(2, 4, 2, 3)).astype(np.float32)
+    theirs = torch.from_numpy(noise)
+    for time in scheduler.timesteps:
+        theirs = scheduler.step(torch.cos(theirs) * (1 - time / 2000), time, theirs).prev_sample
+
+    def predict(x, time):
+        return jnp.cos(x) * (1 - time / 2000)[:, None, None, None]
+
+    ours = jax.jit(lambda noise: ddim_sample(schedule, predict, noise, steps, clip=False))(noise)
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, DiTConfig, ModelConfig, UNetConfig, VisionConfig
 from data.data_config import DataConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import model_modules
@@ -85,6 +85,36 @@ def test_features_of_encoder_layers_stay():
     small = shrink_model(dataclasses.replace(LARGE, encoders=(vision,)), 40)
     assert small.encoders[0].deepstack_layers == (0, 1, 2)
     assert small.backbone.depth == 7 and module_graph(small)["backbone"].layer_count == 4
+
+
+FLUX_LIKE = DiTConfig(
+    image_size=1024,
+    width=3072,
+    heads=24,
+    ffn=12288,
+    double_layers=19,
+    single_layers=38,
+    plain_layers=0,
+    positions="rotary",
+    rotary_axes=(16, 56, 56),
+    conditions=512,
+    condition_width=4096,
+    pooled_width=768,
+)
+
+
+def test_a_diffusion_transformer_keeps_its_kinds_of_blocks_and_a_layer_for_every_stage():
+    large = dataclasses.replace(LARGE, generators=(FLUX_LIKE,))
+    small = shrink_model(large, 40).generators[0]
+    assert (small.double_layers, small.single_layers, small.plain_layers) == (2, 2, 0)
+    assert (small.width, small.heads, small.rotary_axes, small.image_size) == (96, 24, (0, 2, 2), 4)
+    eight = UnitPlan("generator", ("generator",), tuple(range(8)), layers=(8, *(7,) * 7), recompute=("full",) * 8)
+    plan = dataclasses.replace(PLAN, units=(*PLAN.units[:2], eight))
+    cut = shrink_model(large, 40, (plan,))
+    assert (cut.generators[0].double_layers, cut.generators[0].single_layers) == (3, 6)
+    reduced = shrink_plan(plan, module_graph(large), module_graph(cut), ROWS, SMALL_ROWS)
+    check_plan(reduced, module_graph(cut), 12, 48)
+    assert shrink_model(cut, 40, (reduced,)) == cut
 
 
 def test_a_small_model_stays_as_it_is():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, DiTConfig, ModelConfig, VisionConfig
 from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
@@ -83,6 +83,21 @@ def test_layers_are_those_of_the_modules_and_equal_ones_have_one_kind():
         same = chain.kinds == kind
         for array in (chain.forward, chain.backward, chain.held_bytes, chain.workspace, chain.static_bytes):
             assert (array[same] == array[same][0]).all()
+
+
+def test_runs_of_unlike_blocks_in_one_module_are_kinds_of_their_own():
+    generator = DiTConfig(image_size=16, double_layers=3, single_layers=3, plain_layers=0)
+    of = problem_beside_a_slow_host(ModelConfig((), BACKBONE, (generator,)))
+    layout = ChainLayout(modules=("backbone", "generator"), pp=2, dp=2, tp=2, microbatches=2)
+    chain = chain_of(of, layout)
+    assert chain.kinds.tolist() == [0, 1, 1, 2, 3, 4, 4, 5, 5, 6]
+    assert chain.parameters.sum() == pytest.approx(sum(module.parameter_count for module in of.graph.modules))
+    for counts in ((4, 6), (5, 5), (7, 3), (8, 2)):
+        plan = uniform_stages(chain, counts, "none").plan(chain, layout)
+        costs = plan_costs(plan, of.sampled_costs, of.trained_parts).stages
+        expected = stage_sums(chain.forward[:, chain.policies.index("none")], counts)
+        for stage, forward in enumerate(expected):
+            assert costs[plan.units[0].name, stage].forward.mean() == pytest.approx(forward)
 
 
 def test_a_module_with_fewer_tensor_ranks_has_more_replicas():

@@ -13,7 +13,20 @@ pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
 
-def theirs():
+# Of Stable Diffusion 1 and 2, and of Stable Diffusion 3 and Flux.1.
+KINDS = {
+    "with quantisation": {"scaling_factor": 0.3},
+    "shifted": {
+        "latent_channels": 6,
+        "scaling_factor": 0.3,
+        "shift_factor": 0.2,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    },
+}
+
+
+def theirs(kind="with quantisation"):
     torch = single_threaded_torch()
     torch.manual_seed(0)
     model = diffusers.AutoencoderKL(
@@ -23,7 +36,7 @@ def theirs():
         layers_per_block=2,
         norm_num_groups=4,
         sample_size=8,
-        scaling_factor=0.3,
+        **KINDS[kind],
     ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -40,14 +53,17 @@ def theirs_of(model, images, latents):
 
     with torch.no_grad():
         posterior = model.encode(first(images)).latent_dist
-        decoded = model.decode(first(latents) / 0.3).sample
-    return [each.numpy().transpose(0, 2, 3, 1) for each in (0.3 * posterior.mean, 0.3 * posterior.std, decoded)]
+        shift = model.config.shift_factor or 0.0
+        decoded = model.decode(first(latents) / 0.3 + shift).sample
+        encoded = (0.3 * (posterior.mean - shift), 0.3 * posterior.std)
+    return [each.numpy().transpose(0, 2, 3, 1) for each in (*encoded, decoded)]
 
 
-def test_latents_and_images_match_diffusers_which_loads_what_is_written(tmp_path):
-    model, random = theirs(), np.random.default_rng(0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_latents_and_images_match_diffusers_which_loads_what_is_written(kind, tmp_path):
+    model, random = theirs(kind), np.random.default_rng(0)
     images = random.uniform(-1, 1, (2, 12, 8, 3)).astype(np.float32)
-    latents = random.normal(size=(2, 6, 4, 4)).astype(np.float32)
+    latents = random.normal(size=(2, 6, 4, model.config.latent_channels)).astype(np.float32)
     expected = theirs_of(model, images, latents)
     model.save_pretrained(tmp_path / "theirs")
     published, config, parameters = read(tmp_path / "theirs")
@@ -79,7 +95,8 @@ def test_tensor_names_of_old_files_are_aliases():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"shift_factor": 0.1}, "shift_factor is 0.1; only None"),
+        ({"latents_mean": [0.1]}, "latents_mean is .* only None"),
+        ({"use_quant_conv": False}, "use_quant_conv and use_post_quant_conv are"),
         ({"down_block_types": ["AttnDownEncoderBlock2D"]}, "down_block_types is"),
         ({"out_channels": 1}, "in_channels is 3 and out_channels is 1"),
     ],

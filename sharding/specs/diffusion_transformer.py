@@ -1,0 +1,159 @@
+"""Diffusion transformers as layers, counted per image: an embedding, runs of equal blocks, and a head."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from configs.architectures import DiTConfig
+from configs.diffusion_transformer import DiTBlockRun
+from sharding.specs.image_kernels import ImageKernel, attention, linear
+from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, saved_by_policy
+
+TIME_WIDTH = 256
+"""Channels of the sinusoidal embedding, as in `mmjax.models.modalities.diffusion_transformer`."""
+
+
+def dit_embedding(config: DiTConfig) -> LayerSpec:
+    """The embedding of patches, conditions and time."""
+    inputs = math.prod(config.latent_shape) + config.conditions * config.condition_width
+    return _layer(config, "embed", _embedding(config), inputs, _positions(config))
+
+
+def dit_block_runs(config: DiTConfig) -> tuple[tuple[LayerSpec, int], ...]:
+    """Pairs (block, count) of the runs of equal blocks."""
+    size = _positions(config)
+    return tuple((_layer(config, run.name, _block(config, run), size, size), run.count) for run in config.block_runs)
+
+
+def dit_head(config: DiTConfig) -> LayerSpec:
+    """The modulated norm, the projection to patches and the loss."""
+    return _layer(config, "head", _head(config), _positions(config), 0)
+
+
+def dit_splits(config: DiTConfig) -> tuple[tuple[str, int], ...]:
+    """What tensor parallelism divides: pairs (name, size)."""
+    autoencoder = (("autoencoder.groups", config.autoencoder.groups),) if config.autoencoder else ()
+    return (("heads", config.heads), ("ffn", config.ffn), *autoencoder)
+
+
+def _positions(config: DiTConfig) -> int:
+    """Elements of an image's positions between blocks."""
+    return config.positions_per_image * config.width
+
+
+def _layer(config: DiTConfig, name: str, kernels: Iterable[ImageKernel], inputs: int, outputs: int) -> LayerSpec:
+    steps = tuple(kernels)
+    saved = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
+    return LayerSpec(
+        name=name,
+        part=config.name,
+        kernels=tuple(step.kernel for step in steps),
+        parameters=sum(step.parameters for step in steps),
+        replicated_parameters=sum(step.replicated for step in steps),
+        saved=saved_by_policy(saved, SavedActivations(replicated=PerLoad(items=inputs))),
+        output_elements=PerLoad(items=outputs) if outputs else ZERO,
+        sequence_parallel=False,
+    )
+
+
+def _embedding(config: DiTConfig) -> Iterator[ImageKernel]:
+    width = config.width
+    yield linear("patches", config.patch_channels, width, config.patches, bias=True, split=False)
+    yield linear("conditions", config.condition_width, width, config.conditions, bias=True, split=False)
+    yield from _mlp("time", TIME_WIDTH, width, width, 1)
+    if config.distilled_guidance is not None:
+        yield from _mlp("guidance", TIME_WIDTH, width, width, 1)
+    if config.pooled:
+        yield from _mlp("pooled", config.pooled, width, width, 1)
+
+
+def _head(config: DiTConfig) -> Iterator[ImageKernel]:
+    yield _modulation(config, 2)
+    yield _modulated_norm("norm", config.width, config.patches)
+    yield linear("leave", config.width, config.patch_channels, config.patches, bias=True, split=False)
+
+
+def _block(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
+    """The kernels of the blocks in `mmjax.models.modalities.diffusion_transformer_blocks`."""
+    width, together = config.width, config.conditions + config.patches
+    yield _memory("split", 2 * width * config.positions_per_image)
+    if run.stream == "double":
+        yield from _two_streams(config, run)
+    elif run.stream == "single":
+        yield _modulation(config, 3)
+        yield _modulated_norm("norm", width, together)
+        yield from _projections(config, together)
+        yield attention("attention", width, config.head_width, together, together)
+        yield linear("output", width, width, together, split_by_rows=True)
+        yield from _mlp("mlp", width, config.ffn, width, together)
+        yield _memory("residual", 3 * width * together)
+    else:
+        yield _modulation(config, 6)
+        yield _modulated_norm("norm", width, together)
+        yield from _projections(config, together)
+        yield attention("attention", width, config.head_width, together, together)
+        yield linear("output", width, width, together, bias=True, split_by_rows=True)
+        yield _memory("residual", 3 * width * together)
+        yield from _feed_forward(config, together)
+
+
+def _two_streams(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
+    width, conditions, patches = config.width, config.conditions, config.patches
+    yield _modulation(config, 9 if run.has_image_attention else 6)
+    yield _modulation(config, 6 if run.updates_conditions else 2)
+    for tokens in (conditions, patches):
+        yield _modulated_norm("norm", width, tokens)
+        yield from _projections(config, tokens)
+    together = conditions + patches
+    yield attention("attention", width, config.head_width, together, together)
+    yield linear("output", width, width, patches, bias=True, split_by_rows=True)
+    yield _memory("residual", 3 * width * patches)
+    if run.has_image_attention:
+        yield _modulated_norm("norm", width, patches)
+        yield from _projections(config, patches)
+        yield attention("image_attention", width, config.head_width, patches, patches)
+        yield linear("output", width, width, patches, bias=True, split_by_rows=True)
+        yield _memory("residual", 3 * width * patches)
+    yield from _feed_forward(config, patches)
+    if run.updates_conditions:
+        yield linear("output", width, width, conditions, bias=True, split_by_rows=True)
+        yield _memory("residual", 3 * width * conditions)
+        yield from _feed_forward(config, conditions)
+
+
+def _projections(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
+    """Queries, keys and values, with norms and rotation where there are some."""
+    width = config.width
+    yield linear("query_key_value", width, 3 * width, tokens, bias=True)
+    if config.qk_norm:
+        kernel = Kernel("qk_norm", "memory", activations=PerLoad(items=4 * width * tokens))
+        yield ImageKernel(kernel, replicated=2 * config.head_width, saved=2 * width * tokens)
+    if config.positions == "rotary":
+        yield ImageKernel(Kernel("rotary", "memory", activations=PerLoad(items=4 * width * tokens)))
+
+
+def _feed_forward(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
+    """The second half of a block: modulated norm, MLP, gated residual."""
+    yield _modulated_norm("mlp_norm", config.width, tokens)
+    yield from _mlp("mlp", config.width, config.ffn, config.width, tokens)
+    yield _memory("residual", 3 * config.width * tokens)
+
+
+def _mlp(name: str, inputs: int, hidden: int, outputs: int, tokens: int) -> Iterator[ImageKernel]:
+    yield linear(f"{name}_up", inputs, hidden, tokens, bias=True)
+    yield ImageKernel(
+        Kernel("activation", "memory", activations=PerLoad(items=2 * hidden * tokens)), saved=hidden * tokens
+    )
+    yield linear(f"{name}_down", hidden, outputs, tokens, bias=True, split_by_rows=True)
+
+
+def _modulation(config: DiTConfig, vectors: int) -> ImageKernel:
+    return linear("modulation", config.width, vectors * config.width, 1, bias=True, split_by_rows=True)
+
+
+def _modulated_norm(name: str, width: int, tokens: int) -> ImageKernel:
+    kernel = Kernel(name, "memory", activations=PerLoad(items=2 * width * tokens), split=False)
+    return ImageKernel(kernel, saved=width * tokens)
+
+
+def _memory(name: str, elements: int) -> ImageKernel:
+    return ImageKernel(Kernel(name, "memory", activations=PerLoad(items=elements), split=False))
