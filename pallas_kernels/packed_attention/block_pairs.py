@@ -42,12 +42,15 @@ def find_block_pairs(
     key_segments: Int[Array, "r t"],
     branches: Int[Array, "r s"] | None,
     first_visible: Int[Array, "r s"] | None,
+    attended_blocks: Int[Array, "r s"] | None,
     *,
     causal: bool,
     blocks: tuple[int, int],
 ) -> BlockPairs:
     """The pairs of blocks that overlap."""
-    overlap = blocks_overlap(query_segments, key_segments, branches, first_visible, causal=causal, blocks=blocks)
+    overlap = blocks_overlap(
+        query_segments, key_segments, branches, first_visible, attended_blocks, causal=causal, blocks=blocks
+    )
     overlap = overlap.reshape(-1)  # [r * m * n]
     numbers = jnp.arange(overlap.size, dtype=jnp.int32)
     pair_indices = lax.sort(jnp.where(overlap, numbers, overlap.size))
@@ -59,6 +62,7 @@ def blocks_overlap(
     key_segments: Int[Array, "r t"],
     branches: Int[Array, "r s"] | None,
     first_visible: Int[Array, "r s"] | None,
+    attended_blocks: Int[Array, "r s"] | None = None,
     *,
     causal: bool,
     blocks: tuple[int, int],
@@ -66,12 +70,13 @@ def blocks_overlap(
     """Whether a query of one block may attend to a key of another.
 
     It is never False for a pair in which a query attends to a key, whatever the order of the segments. It is exact
-    where segments are in order and there are no branches.
+    where segments are in order and there are neither branches nor attended blocks.
 
     Args:
         query_segments, key_segments, branches: See `SegmentMask`.
         first_visible: Place in the row before which a query attends to nothing; None without a window.
-        causal: Whether a position attends only to itself and the positions before it.
+        attended_blocks: `SegmentMask.blocks`; None without any.
+        causal: Whether a position attends only to itself, the positions before it, and those of its attended block.
         blocks: Positions of a block of queries and of a block of keys.
     """
     query_blocks = split_into_blocks(query_segments, blocks[0])  # [r, m, q]
@@ -84,7 +89,15 @@ def blocks_overlap(
     if causal:
         last_query = np.arange(1, query_blocks.shape[1] + 1) * blocks[0] - 1  # [m]
         first_key = np.arange(key_blocks.shape[1]) * blocks[1]  # [n]
-        overlap &= jnp.asarray(first_key[None, None, :] <= last_query[None, :, None])
+        in_order = jnp.asarray(first_key[None, None, :] <= last_query[None, :, None])
+        if attended_blocks is not None:
+            # Numbers begin anew in each segment: where several meet, a pair may be listed without need.
+            query_range, key_range = (
+                _value_range(of_side, of_side > 0)
+                for of_side in (split_into_blocks(attended_blocks, size) for size in blocks)
+            )
+            in_order |= _ranges_meet(query_range, key_range)
+        overlap &= in_order
     if first_visible is not None:
         first, _ = _value_range(split_into_blocks(first_visible, blocks[0]), query_blocks > 0)  # [r, m]
         last_key = np.arange(1, key_blocks.shape[1] + 1, dtype=np.int32) * blocks[1] - 1  # [n]

@@ -23,15 +23,17 @@ class SegmentMask:
     Attributes:
         query_segments, key_segments: Segment of each position, 0 for padding: int `[r, s]` and `[r, t]`.
         branches: Branch of each position within its segment, 0 for the trunk: int `[r, s]`; None without branches.
+        blocks: Block within its segment of each position, 0 for none: int `[r, s]`; None without blocks.
         positions: Position in its segment of each token: int `[r, s]`; None without a window.
         window: How many positions, itself included, a position attends to: int32 scalar; None without a window.
         block_pairs: The `BlockPairs` that overlap, for rows of more than `MAX_DENSE_PAIRS`; else None.
-        causal: Whether a position attends only to itself and the positions before it.
+        causal: Whether a position attends only to itself, the positions before it, and those of its block.
     """
 
     query_segments: Any
     key_segments: Any
     branches: Any = None
+    blocks: Any = None
     positions: Any = None
     window: Any = None
     block_pairs: Any = None
@@ -39,7 +41,9 @@ class SegmentMask:
 
 
 jax.tree_util.register_dataclass(
-    SegmentMask, ["query_segments", "key_segments", "branches", "positions", "window", "block_pairs"], ["causal"]
+    SegmentMask,
+    ["query_segments", "key_segments", "branches", "blocks", "positions", "window", "block_pairs"],
+    ["causal"],
 )
 
 
@@ -50,12 +54,14 @@ class TokenIds(NamedTuple):
         segments: Segment of each.
         branches: Branch of each; None where there are none.
         order: Place in the row of each; None where attention is not causal.
+        blocks: Block of each within its segment; None where there are none.
         positions: Position in its segment of each; None without a window.
     """
 
     segments: Any
     branches: Any = None
     order: Any = None
+    blocks: Any = None
     positions: Any = None
 
 
@@ -65,6 +71,7 @@ def make_segment_mask(
     keys: jax.Array | np.ndarray | None = None,
     branches: jax.Array | np.ndarray | None = None,
     causal: bool = False,
+    blocks: jax.Array | np.ndarray | None = None,
     positions: jax.Array | np.ndarray | None = None,
     window: int | None = None,
     ordered: bool = True,
@@ -72,16 +79,19 @@ def make_segment_mask(
 ) -> SegmentMask:
     """The mask of packed rows.
 
-    A position attends to the positions of its own segment; with `causal` only to those up to itself; with `branches`
-    only to the trunk (branch 0) and to its own branch; with a `window` only to those fewer than `window` positions
-    before it. Padding, segment 0, attends to nothing, and nothing attends to it.
+    A position attends to the positions of its own segment; with `causal` only to those up to itself and, with `blocks`,
+    to all of its own block (of an image, say, in a text); with `branches` only to the trunk (branch 0) and to its own
+    branch; with a `window` only to those fewer than `window` positions before it. Padding, segment 0, attends to
+    nothing, and nothing attends to it.
 
     Args:
         segments: `[r, s]`, whole numbers: the segment of each query. Positions of one segment are adjacent, and
             segments are in ascending order; padding may be anywhere.
         keys: `[r, t]`, the segments of the keys where these are not the queries'; without branches, and not causal.
         branches: `[r, s]`, whole numbers.
-        causal: Whether a position attends only to itself and the positions before it.
+        causal: Whether a position attends only to itself, the positions before it, and those of its block.
+        blocks: `[r, s]`, whole numbers: positions of a segment with one number above 0 attend to each other both ways,
+            as far as branches and window allow; needs `causal`.
         positions: `[r, s]`, the position of each token in its segment, from 0 on, where a branch continues from the end
             of the trunk; for a window.
         window: How many positions, itself included, a position attends to; needs `positions` and `causal`.
@@ -107,6 +117,13 @@ def make_segment_mask(
             raise ValueError(
                 f"branches are {_describe(branches)} and segments {_describe(segments)}; give one for each position"
             )
+    if blocks is not None:
+        _check_ids("blocks", blocks, segments)
+        if blocks.shape != segments.shape or not causal:
+            raise ValueError(
+                f"blocks {_describe(blocks)} need causal attention (causal is {causal}) and one for each position of "
+                f"segments {_describe(segments)}"
+            )
     for name, ids in (("segments", segments), ("keys", key_segments)) if ordered else ():
         _check_order(name, ids)
     if window is not None:
@@ -115,6 +132,7 @@ def make_segment_mask(
         query_segments=jnp.asarray(segments),
         key_segments=jnp.asarray(key_segments),
         branches=None if branches is None else jnp.asarray(branches),
+        blocks=None if blocks is None else jnp.asarray(blocks),
         positions=None if window is None else jnp.asarray(positions),
         window=None if window is None else jnp.int32(window),
         causal=causal,
@@ -133,6 +151,7 @@ def with_block_pairs(mask: SegmentMask, block: int | None = None) -> SegmentMask
         mask.key_segments,
         mask.branches,
         first_visible_places(mask),
+        mask.blocks,
         causal=mask.causal,
         blocks=(query_block, key_block),
     )
@@ -157,7 +176,7 @@ def mask_ids(mask: SegmentMask) -> tuple[TokenIds, TokenIds]:
     """What decides whether a query attends to a key: of the queries `[r, s]`, and of the keys `[r, t]`."""
     shape = mask.query_segments.shape
     order = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape) if mask.causal else None
-    shared = (mask.branches, order, mask.positions)
+    shared = (mask.branches, order, mask.blocks, mask.positions)
     return TokenIds(mask.query_segments, *shared), TokenIds(mask.key_segments, *shared)
 
 
@@ -180,7 +199,10 @@ def visibility(queries: TokenIds, keys: TokenIds, window: Int[Array, ""] | None)
     if query.branches is not None:
         visible &= (key.branches == 0) | (query.branches == key.branches)
     if query.order is not None:
-        visible &= key.order <= query.order
+        in_order = key.order <= query.order
+        if query.blocks is not None:
+            in_order |= (query.blocks == key.blocks) & (query.blocks > 0)
+        visible &= in_order
     if window is not None:
         visible &= query.positions - key.positions < window
     return visible

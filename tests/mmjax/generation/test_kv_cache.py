@@ -128,3 +128,29 @@ def test_positions_along_three_axes_go_on_after_the_largest():
             texts, logits = backbone.decode(parameters, texts, jnp.asarray(TEXTS[:, start + step], jnp.int32))
             expected = backbone.logits_at(parameters, hidden, jnp.full(3, start + step))
             np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bidirectional", ["images", "prompt"])
+def test_tokens_of_a_block_see_each_other_in_the_prompt(bidirectional):
+    """Prompts of 7 tokens, in which some or all attend both ways; what is decoded behind them attends causally."""
+    kind = dataclasses.replace(PLAIN, bidirectional=bidirectional)
+    modules = model_modules(ModelConfig((), kind, ()))
+    parameters = {"backbone": jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, init_module_parameters(0, modules[-1]))}
+    backbone = CachedBackbone(ModelConfig((), kind, ()), modules)
+    blocks = np.array([0, 1, 1, 1, 0, 2, 2] if bidirectional == "images" else [1] * 7)
+
+    def read(length: int, blocks: np.ndarray):
+        column = arrays(TEXTS, np.full(3, length))
+        padded = np.pad(blocks, (0, ROW - len(blocks)))[None].repeat(3, axis=0)
+        column["backbone"]["blocks"] = jnp.asarray(padded, jnp.int32)
+        return backbone.prefill(parameters, column, jnp.full(3, length))
+
+    _, hidden = read(ROW, blocks)
+    texts, _ = read(7, blocks)
+    for step in range(3):
+        texts, logits = backbone.decode(parameters, texts, jnp.asarray(TEXTS[:, 7 + step], jnp.int32))
+        expected = backbone.logits_at(parameters, hidden, jnp.full(3, 7 + step))
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    _, causal = read(ROW, 0 * blocks)
+    differs = np.any(np.abs(causal - hidden) > 1e-3, axis=(0, 2))
+    assert differs[1] and differs[-1] and differs[0] == (bidirectional == "prompt")

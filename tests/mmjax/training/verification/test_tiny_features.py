@@ -1,4 +1,4 @@
-"""`tiny_features.gin`: positions along three axes, and features of encoder layers, on layouts that cut both modules."""
+"""`tiny_features.gin`: positions along three axes, features of encoder layers and blocks, on layouts that cut both modules."""
 
 import mmjax
 from mmjax.training.verification.configured_run import verify_run
