@@ -1,4 +1,4 @@
-"""`tiny_features.gin`: positions along three axes, features of encoder layers and blocks, on layouts that cut both modules."""
+"""`tiny_features.gin`: three axes of positions, features of encoder layers and blocks, where both modules are cut."""
 
 import mmjax
 from mmjax.training.verification.configured_run import verify_run
