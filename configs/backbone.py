@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from configs.rope import RopeScaling
 from configs.transformer import ExpertsConfig, TransformerConfig
 
 POSITIONS = ("rotary", "learned")
+AttentionKind = Literal["global", "local"]
+ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 Bidirectional = Literal["none", "images", "prompt"]
 """Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
 
@@ -34,6 +36,13 @@ class BackboneConfig(TransformerConfig):
             another (Qwen2.5-VL); 0 for one each group of frames (Qwen2-VL).
         bidirectional: Tokens that attend to each other both ways: `none`, those of one image (`images`, Gemma 3), or
             those of the trunk, and of each branch, before its first target (`prompt`, PaliGemma).
+        attention_pattern: Kinds of attention of the layers, repeated to the depth: `global`, to all earlier positions,
+            or `local`, to those of a window (Gemma 2 and 3; all layers of Mistral).
+        attention_window: Positions, itself included, that a position of a local layer attends to.
+        local_rope_base: Base of the rotary frequencies of local layers, which are then not scaled; 0 for those of
+            global layers.
+        embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
+        logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
         experts: A mixture of experts in place of the feed-forward layer of every block; None for none. Experts are
             gated and have no biases, and `ffn` is ignored.
@@ -58,6 +67,11 @@ class BackboneConfig(TransformerConfig):
     rope_interleaved: bool = False
     positions_per_second: float = 0.0
     bidirectional: Bidirectional = "none"
+    attention_pattern: tuple[AttentionKind, ...] = ("global",)
+    attention_window: int = 0
+    local_rope_base: float = 0.0
+    embedding_scale: float = 1.0
+    logit_softcap: float = 0.0
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
     loss: Callable[[Any], Any] | None = None
@@ -72,6 +86,37 @@ class BackboneConfig(TransformerConfig):
         if self.experts and (not self.gated or "mlp" in (*self.biases, *self.inner_norms)):
             raise ValueError("BackboneConfig.experts are gated, without biases and inner norms; leave those of mlp out")
         self._check_sections()
+        self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        """Raises ValueError for a pattern of attention that does not fit the window or the positions."""
+        unknown = [kind for kind in self.attention_pattern if kind not in ATTENTION_KINDS]
+        if unknown or not self.attention_pattern:
+            raise ValueError(
+                f"BackboneConfig.attention_pattern is {self.attention_pattern}; "
+                f"give one or more of {', '.join(ATTENTION_KINDS)}"
+            )
+        if ("local" in self.attention_pattern) != (self.attention_window > 0):
+            raise ValueError(
+                f"BackboneConfig.attention_window is {self.attention_window} and attention_pattern "
+                f"{self.attention_pattern}; local layers need a window, and only they have one"
+            )
+        if self.attention_window and (self.rope_sections or self.positions != "rotary"):
+            raise ValueError(
+                f"BackboneConfig.attention_window = {self.attention_window} counts positions along the text; "
+                "it needs rotary positions without rope_sections"
+            )
+
+    @property
+    def attention_kinds(self) -> tuple[AttentionKind, ...]:
+        """The kinds of attention that its layers have, in the order of their first layers."""
+        return tuple(dict.fromkeys(self.attention_pattern[: self.depth]))
+
+    @property
+    def kind_of_layers(self) -> tuple[int, ...]:
+        """For every layer the number of its kind in `attention_kinds`."""
+        length = len(self.attention_pattern)
+        return tuple(self.attention_kinds.index(self.attention_pattern[n % length]) for n in range(self.depth))
 
     def _check_sections(self) -> None:
         """Raises ValueError for sections of rotary positions that do not fit a head, or each other."""

@@ -102,8 +102,6 @@ class VisionConfig(EncoderConfig):
             two cells along each side, with the corners of table and image in the same places (Qwen3-VL).
         rope: Rotary positions inside attention; None for none.
         windows: Windows within which the patches of most layers attend; None for attention within whole images.
-        post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
-            of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
         deepstack_layers: Layers, in order from 0, whose outputs are added to those of the backbone's first blocks, one
             each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
@@ -128,7 +126,6 @@ class VisionConfig(EncoderConfig):
     interpolation: str = "bicubic"
     rope: VisionRope | None = None
     windows: AttentionWindows | None = None
-    post_norm: bool = False
     input_norm: bool = False
     deepstack_layers: tuple[int, ...] = ()
     deepstack_projector: ProjectorConfig | None = None
@@ -154,8 +151,6 @@ class VisionConfig(EncoderConfig):
             )
         if self.windows:
             self._check_windows(self.windows)
-        if self.parallel_block and self.post_norm:
-            raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
         if self.rope and self.head_width % 4:

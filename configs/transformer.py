@@ -8,12 +8,13 @@ NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
 PROJECTIONS = ("query", "key", "value", "output", "mlp")
 QK_NORMS = ("none", "head", "width")
+NORM_PLACES = ("before", "after", "both")
 INNER_NORMS = ("attention", "mlp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Blocks of attention and a feed-forward layer, each preceded by a norm.
+    """Blocks of attention and a feed-forward layer, with norms before them, after them, or both.
 
     Attributes:
         name: Module name; batches and plans refer to it.
@@ -22,6 +23,12 @@ class TransformerConfig:
         heads: Number of attention heads h.
         ffn: Feed-forward width f.
         kv_heads: Number of key-value heads k; 0 for as many as heads.
+        attention_width: Width h e of all heads together, where it is not the model's (Qwen3, Gemma); 0 for d.
+        norms: Whether the norms of a block come `before` attention and feed-forward layer, `after` them, over what
+            these add (OLMo 2, arXiv 2501.00656; EVA-02-CLIP-E, 2303.15389), or `both` (Gemma 2, arXiv 2408.00118).
+        norm_offset: Whether an RMSNorm scales by 1 + its parameter (Gemma).
+        score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
+        score_softcap: Scores of attention are softcap * tanh(score / softcap) (Gemma 2); 0 for no limit.
         norm: `layernorm` (arXiv 1607.06450) or `rmsnorm` (arXiv 1910.07467).
         norm_epsilon: Added to the variance or the mean square.
         norm_bias: Whether a LayerNorm has a bias; an RMSNorm has none.
@@ -42,7 +49,12 @@ class TransformerConfig:
     heads: int = 4
     ffn: int = 256
     kv_heads: int = 0
+    attention_width: int = 0
     norm: str = "layernorm"
+    norms: str = "before"
+    norm_offset: bool = False
+    score_scale: float = 0.0
+    score_softcap: float = 0.0
     norm_epsilon: float = 1e-6
     norm_bias: bool = True
     activation: str = "gelu_tanh"
@@ -56,10 +68,21 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(self, "width", "depth", "heads", "ffn")
-        require_divides(self, "heads", "width")
+        require_divides(self, "heads", "attention_width" if self.attention_width else "width")
         if self.kv_heads:
             require_divides(self, "kv_heads", "heads")
         require_one_of(self, "norm", NORMS)
+        require_one_of(self, "norms", NORM_PLACES)
+        if self.norms != "before" and self.parallel_block:
+            raise ValueError(
+                f"{type(self).__name__}.parallel_block reads one normed input, so norms must be 'before', "
+                f"not {self.norms!r}"
+            )
+        if self.norm_offset and self.norm != "rmsnorm":
+            raise ValueError(f"{type(self).__name__}.norm_offset is of an rmsnorm; norm is {self.norm!r}")
+        for field in ("attention_width", "score_scale", "score_softcap"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{type(self).__name__}.{field} is {getattr(self, field)}; it must be at least 0")
         require_one_of(self, "activation", ACTIVATIONS)
         require_one_of(self, "qk_norm", QK_NORMS)
         for field, known in (("biases", PROJECTIONS), ("inner_norms", INNER_NORMS)):
@@ -70,9 +93,14 @@ class TransformerConfig:
                 )
 
     @property
+    def query_width(self) -> int:
+        """Width of all queries together, which is that of the output projection's input."""
+        return self.attention_width or self.width
+
+    @property
     def head_width(self) -> int:
         """Width e of one attention head."""
-        return self.width // self.heads
+        return self.query_width // self.heads
 
     @property
     def kv_width(self) -> int:

@@ -7,14 +7,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
+from configs.backbone import AttentionKind
 from mmjax.models.layers.positions import RotaryCosSin
-from mmjax.models.layers.transformer import TransformerBlock
-from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding, backbone_rotary, causal_mask
+from mmjax.models.layers.transformer import SharedInputs, TransformerBlock
+from mmjax.models.modalities.attention_kinds import (
+    BlockInputs,
+    backbone_rotary,
+    block_inputs,
+    block_inputs_of_layer,
+)
+from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding
 from mmjax.models.modalities.deepstack import EarlyActivations
 from mmjax.models.model import run_module, with_tied_parameters
 from mmjax.models.structure.module import Module, ModuleInputs
 from mmjax.models.structure.parameters import layer_name, piece_definition
-from pallas_kernels.packed_attention import SegmentMask, make_segment_mask, packed_attention
+from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
 from sharding.axes import Axes
 from sharding.trees import Tree
 
@@ -86,12 +93,11 @@ class CachedBackbone:
         rows, length, _ = activations.x.shape
         shape = (rows, length, self._config.kv_heads, self._config.head_width)
         empty = KVCache(*(jnp.zeros(shape, activations.x.dtype) for _ in range(2)))
-        rotary = backbone_rotary(self._config, batch["positions"])
+        inputs = block_inputs(self._config, batch)
         x, caches = self._run_blocks(
             parameters,
             activations,
-            causal_mask(batch),
-            rotary,
+            inputs,
             (empty,) * self._config.depth,
             jnp.zeros((rows,), jnp.int32),
         )
@@ -104,12 +110,10 @@ class CachedBackbone:
     ) -> tuple[DecodeState, Float[Array, "r v"]]:
         """Appends a token to every row, and computes the logits of the next one. Every row must have room for it."""
         x = self._token_embedding(parameters).embed_tokens(tokens[:, None], state.positions[:, None], SINGLE_DEVICE)
-        slots = jnp.arange(state.caches[0].keys.shape[1])
-        is_visible = (slots[None, :] <= state.lengths[:, None]).astype(jnp.int32)  # [r, t]
-        mask = make_segment_mask(jnp.ones_like(is_visible[:, :1]), keys=is_visible)
-        rotary = backbone_rotary(self._config, state.positions[:, None])
+        of_kinds = tuple(self._decode_inputs(state, kind) for kind in self._config.attention_kinds)
+        inputs = of_kinds if len(of_kinds) > 1 else of_kinds[0]
         text = EarlyActivations(x, ())
-        x, caches = self._run_blocks(parameters, text, mask, rotary, state.caches, state.lengths)  # [r, 1, d]
+        x, caches = self._run_blocks(parameters, text, inputs, state.caches, state.lengths)  # [r, 1, d]
         head = self._language_head(parameters)
         next_state = DecodeState(caches, state.lengths + 1, state.positions + 1)
         return next_state, head.logits(head.norm(x))[:, 0]
@@ -121,19 +125,29 @@ class CachedBackbone:
         hidden = jnp.take_along_axis(hidden, positions[:, None, None], axis=1)  # [r, 1, d]
         return self._language_head(parameters).logits(hidden)[:, 0]
 
+    def _decode_inputs(self, state: DecodeState, kind: AttentionKind) -> SharedInputs:
+        """What a layer reads for one new position of each row: a slot of the cache holds one position of the text."""
+        slots = jnp.arange(state.caches[0].keys.shape[1])[None]
+        visible = slots <= state.lengths[:, None]  # [r, t]
+        if kind == "local":
+            visible &= slots > state.lengths[:, None] - self._config.attention_window
+        keys = visible.astype(jnp.int32)
+        mask = make_segment_mask(jnp.ones_like(keys[:, :1]), keys=keys)
+        return SharedInputs(mask, backbone_rotary(self._config, state.positions[:, None], kind))
+
     def _run_blocks(
         self,
         parameters: Tree,
         activations: EarlyActivations,
-        mask: SegmentMask,
-        rotary: RotaryCosSin | None,
+        inputs: BlockInputs,
         caches: tuple[KVCache, ...],
         start: Int[Array, " r"],
     ) -> tuple[Float[Array, "r s d"], tuple[KVCache, ...]]:
         """Runs all blocks over s new positions of each row, which begin at slot `start` of the caches."""
         x, features, new_caches = activations.x, list(activations.features), []
-        for (piece, number), cache in zip(self._layers, caches, strict=True):
+        for layer, ((piece, number), cache) in enumerate(zip(self._layers, caches, strict=True)):
             block = piece_definition(piece).bind(parameters[self.name][piece.name][layer_name(number)])
+            mask, rotary = block_inputs_of_layer(self._config, inputs, layer)
             x, cache = block_with_cache(block, x, mask, rotary, cache, start)
             x = x + features.pop(0) if features else x
             new_caches.append(cache)
@@ -167,11 +181,11 @@ def block_with_cache(
         cache: Keys and values of earlier positions.
         start: Slot of the first new position of each row.
     """
-    normed = block.attention_norm(x)
+    normed = block.attention_input(x)
     query, key, value = block.attention.project_query_key_value(normed, None, SINGLE_DEVICE, rotary)
     keys = jax.vmap(_write_slots)(cache.keys, key, start)  # [r, t, k, e]
     values = jax.vmap(_write_slots)(cache.values, value, start)  # [r, t, k, e]
-    heads_output = packed_attention(query, keys, values, mask)  # [r, s, h, e]
+    heads_output = block.attention.attend(query, keys, values, mask)  # [r, s, h, e]
     attended = block.attention.project_output(heads_output, SINGLE_DEVICE)
     return block.add_attention_and_mlp(x, normed, attended, SINGLE_DEVICE), KVCache(keys, values)
 

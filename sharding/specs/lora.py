@@ -37,13 +37,13 @@ def adapted_projections(config: Any) -> Iterator[AdaptedProjection]:
 
 @adapted_projections.register
 def _transformer(config: TransformerConfig) -> Iterator[AdaptedProjection]:
-    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1))
+    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
     yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 
 
 @adapted_projections.register
 def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
-    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1))
+    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
     if config.experts is None:  # experts have no adapters
         yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 
@@ -61,12 +61,12 @@ def _generator(config: UNetConfig) -> Iterator[AdaptedProjection]:
 
 
 def _attention(
-    width: int, source_width: int, kv_width: int, queries: PerLoad, keys: PerLoad
+    width: int, source_width: int, kv_width: int, queries: PerLoad, keys: PerLoad, query_width: int = 0
 ) -> Iterator[AdaptedProjection]:
-    yield AdaptedProjection("query", width, width, False, queries)
+    yield AdaptedProjection("query", width, query_width or width, False, queries)
     yield AdaptedProjection("key", source_width, kv_width, False, keys)
     yield AdaptedProjection("value", source_width, kv_width, False, keys)
-    yield AdaptedProjection("output", width, width, True, queries)
+    yield AdaptedProjection("output", query_width or width, width, True, queries)
 
 
 def _feed_forward(width: int, hidden: int, gated: bool, positions: PerLoad) -> Iterator[AdaptedProjection]:

@@ -48,8 +48,8 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
         causal: Whether a position attends only to those before it, which halves the FLOPs of attention.
         rotary: Whether queries and keys are rotated by their positions.
     """
-    width, kv_width, ffn = config.width, config.kv_width, config.ffn
-    qkv = width + 2 * kv_width
+    width, query_width, kv_width, ffn = config.width, config.query_width, config.kv_width, config.ffn
+    qkv = query_width + 2 * kv_width
     up = (1 + config.gated) * ffn
     attention_norm, mlp_norm = _inner_norms(config)
     kernels = (
@@ -57,43 +57,47 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
         all_gather(width),
         matmul("query_key_value", width, qkv),
         *_qk_norm(config),
-        *((memory_bound("rotary", 2 * (width + kv_width)),) if rotary else ()),
+        *((memory_bound("rotary", 2 * (query_width + kv_width)),) if rotary else ()),
         Kernel(
             "attention",
             "attention",
-            flops=PerLoad(squared_lengths=2 * width if causal else 4 * width),
-            masked_flops=PerLoad(squared_lengths=2 * width) if causal else ZERO,
-            activations=PerLoad(2 * width + 2 * kv_width),
+            flops=PerLoad(squared_lengths=2 * query_width if causal else 4 * query_width),
+            masked_flops=PerLoad(squared_lengths=2 * query_width) if causal else ZERO,
+            activations=PerLoad(2 * query_width + 2 * kv_width),
             ring_elements=PerLoad(2 * kv_width),
             head_width=config.head_width,
         ),
         *attention_norm,
-        matmul("output", width, width, split_by="rows"),
+        matmul("output", query_width, width, split_by="rows"),
         reduce_scatter(width),
+        *_output_norm(config),
         *(() if config.parallel_block else (_residual(width), *_second_norm(width))),
         matmul("up", width, up),
         memory_bound("activation", up + ffn),
         *mlp_norm,
         matmul("down", ffn, width, split_by="rows"),
         reduce_scatter(width),
+        *_output_norm(config),
         _residual(width),
     )
     # The inputs of norms, matmuls and scales; attention saves its inputs, and its output before padding is masked, and
     # computes its scores again. Of what enters a sum nothing is saved.
-    normed = (width + kv_width) * (config.qk_norm != "none") + width * len(attention_norm) + ffn * len(mlp_norm)
+    normed = (query_width + kv_width) * (config.qk_norm != "none")
+    normed += query_width * len(attention_norm) + ffn * len(mlp_norm)
     norms, scales = 1 if config.parallel_block else 2, 2 * (config.layer_scale != 0)
+    output_norms = 2 * (config.norms == "both")  # besides those that are counted as norms before
     replicated, split = _vector_parameters(config)
     return LayerSpec(
         name="blocks",
         part=config.name,
         kernels=kernels,
-        parameters=width * (qkv + width + up + ffn) + split,
+        parameters=width * (qkv + query_width + up + ffn) + split,
         replicated_parameters=replicated,
         saved={
             "none": SavedActivations(
-                PerLoad(qkv + 2 * width + up + ffn + normed), PerLoad((2 * norms + scales) * width)
+                PerLoad(qkv + 2 * query_width + up + ffn + normed), PerLoad((2 * norms + scales + output_norms) * width)
             ),
-            "selective": SavedActivations(PerLoad(qkv + up), PerLoad((norms + scales // 2) * width)),
+            "selective": SavedActivations(PerLoad(qkv + up), PerLoad((norms + max(scales, output_norms) // 2) * width)),
             "offload": SavedActivations(replicated=PerLoad(width)),
             "full": SavedActivations(replicated=PerLoad(width)),
         },
@@ -106,19 +110,25 @@ def _residual(width: int) -> Kernel:
     return memory_bound("residual", 3 * width, split=False)
 
 
+def _output_norm(config: TransformerConfig) -> tuple[Kernel, ...]:
+    """The second norm of a layer that has one before it and one after it."""
+    return (memory_bound("output_norm", 2 * config.width, split=False),) if config.norms == "both" else ()
+
+
 def _second_norm(width: int) -> tuple[Kernel, ...]:
     return memory_bound("mlp_norm", 2 * width, split=False), all_gather(width)
 
 
 def _qk_norm(config: TransformerConfig) -> tuple[Kernel, ...]:
-    return () if config.qk_norm == "none" else (memory_bound("query_key_norm", 2 * (config.width + config.kv_width)),)
+    normed = config.query_width + config.kv_width
+    return () if config.qk_norm == "none" else (memory_bound("query_key_norm", 2 * normed),)
 
 
 def _inner_norms(config: TransformerConfig) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The inner norm of attention, and that of the feed-forward layer; empty where there is none."""
     attention, mlp = (
         (memory_bound(f"{layer}_inner_norm", 2 * width),) if layer in config.inner_norms else ()
-        for layer, width in (("attention", config.width), ("mlp", config.ffn))
+        for layer, width in (("attention", config.query_width), ("mlp", config.ffn))
     )
     return attention, mlp
 
@@ -130,16 +140,18 @@ def norm_parameters(config: TransformerConfig, width: int) -> int:
 
 def _vector_parameters(config: TransformerConfig) -> tuple[int, int]:
     """Elements of norms, biases and scales: those that each tensor rank holds, and those that tensor ranks divide."""
-    width, kv_width, up = config.width, config.kv_width, (1 + config.gated) * config.ffn
-    replicated = norm_parameters(config, width) * (1 if config.parallel_block else 2)
+    width, query_width, kv_width = config.width, config.query_width, config.kv_width
+    up = (1 + config.gated) * config.ffn
+    norms = 1 if config.parallel_block else 4 if config.norms == "both" else 2
+    replicated = norm_parameters(config, width) * norms
     replicated += width * (("output" in config.biases) + ("mlp" in config.biases) + 2 * (config.layer_scale != 0))
-    biases = {"query": width, "key": kv_width, "value": kv_width, "mlp": up}
+    biases = {"query": query_width, "key": kv_width, "value": kv_width, "mlp": up}
     split = sum(size for name, size in biases.items() if name in config.biases)
     if config.qk_norm == "head":
         replicated += 2 * norm_parameters(config, config.head_width)
     if config.qk_norm == "width":
-        split += norm_parameters(config, width + kv_width)
-    inner = {"attention": width, "mlp": config.ffn}
+        split += norm_parameters(config, query_width + kv_width)
+    inner = {"attention": query_width, "mlp": config.ffn}
     return replicated, split + sum(norm_parameters(config, inner[layer]) for layer in config.inner_norms)
 
 

@@ -13,7 +13,7 @@ from sharding.axes import Axes
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention, softmax(Q Kᵀ / √e) V per head, with the heads split over the tensor axes.
+    """Grouped-query attention, softmax(scale Q Kᵀ) V per head, with the heads split over the tensor axes.
 
     Q = rotary(norm(x W_query)), K = rotary(norm(y W_key)) and V = y W_value, where y is x itself or, for
     cross-attention, a context. Norms of queries and keys, rotary positions and a norm before the output
@@ -26,32 +26,40 @@ class Attention(nnx.Module):
         heads: int,
         *,
         kv_heads: int = 0,
+        attention_width: int = 0,
         context_width: int = 0,
         biases: tuple[str, ...] = (),
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
         inner_norm: Norm | None = None,
+        score_scale: float = 0.0,
+        score_softcap: float = 0.0,
     ) -> None:
         """Creates the projections query `[d, h e]`, key and value `[c, k e]`, and output `[h e, d]`.
 
         Args:
             width: Width d of the input x and of the output.
-            heads: Query heads h, of width e = d / h.
+            heads: Query heads h, of width e.
             kv_heads: Key-value heads k; 0 for as many as query heads.
+            attention_width: Width h e of all query heads together; 0 for d.
             context_width: Width c of the input of the key and value projections; 0 for d.
             biases: Which of query, key, value and output have a bias.
             query_norm: Norm of the queries, over each head `[..., e]` or, if it is tensor-sharded, over all heads.
             key_norm: Norm of the keys, likewise.
             inner_norm: Norm before the output projection.
+            score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
+            score_softcap: Soft cap of the scores (`packed_attention`); 0 for none.
         """
-        self.head_width = width // heads
+        query_width = attention_width or width
+        self.head_width = query_width // heads
+        self.score_scale, self.score_softcap = score_scale or self.head_width**-0.5, score_softcap
         kv_width = self.head_width * (kv_heads or heads)
         context = context_width or width
-        self.query = Linear(width, width, split="columns", bias="query" in biases)
+        self.query = Linear(width, query_width, split="columns", bias="query" in biases)
         self.key = Linear(context, kv_width, split="columns", bias="key" in biases)
         self.value = Linear(context, kv_width, split="columns", bias="value" in biases)
         self.query_norm, self.key_norm, self.inner_norm = query_norm, key_norm, inner_norm
-        self.output = Linear(width, width, split="rows", bias="output" in biases)
+        self.output = Linear(query_width, width, split="rows", bias="output" in biases)
 
     @jax.named_scope("attention")
     def __call__(
@@ -74,10 +82,20 @@ class Attention(nnx.Module):
         """
         query, key, value = self.project_query_key_value(x, context, axes, rotary)
         if mask is None:
-            heads_output = jax.nn.dot_product_attention(query, key, value)  # [r, s, h, e]
+            heads_output = jax.nn.dot_product_attention(query, key, value, scale=self.score_scale)  # [r, s, h, e]
         else:
-            heads_output = packed_attention(query, key, value, mask)  # [r, s, h, e]
+            heads_output = self.attend(query, key, value, mask)
         return self.project_output(heads_output, axes)
+
+    def attend(
+        self,
+        query: Float[Array, "r s h e"],
+        key: Float[Array, "r t k e"],
+        value: Float[Array, "r t k e"],
+        mask: SegmentMask,
+    ) -> Float[Array, "r s h e"]:
+        """The weighted sums of values, before the output projection."""
+        return packed_attention(query, key, value, mask, scale=self.score_scale, softcap=self.score_softcap)
 
     def project_query_key_value(
         self,
@@ -117,15 +135,18 @@ class Attention(nnx.Module):
 
 def build_attention(config: TransformerConfig) -> Attention:
     """The attention that the configuration describes."""
-    inner_norm = build_norm(config, config.width, split="tensor") if "attention" in config.inner_norms else None
+    inner_norm = build_norm(config, config.query_width, split="tensor") if "attention" in config.inner_norms else None
     return Attention(
         config.width,
         config.heads,
         kv_heads=config.kv_heads,
+        attention_width=config.attention_width,
         biases=config.biases,
-        query_norm=_query_key_norm(config, config.width),
+        query_norm=_query_key_norm(config, config.query_width),
         key_norm=_query_key_norm(config, config.kv_width),
         inner_norm=inner_norm,
+        score_scale=config.score_scale,
+        score_softcap=config.score_softcap,
     )
 
 

@@ -61,7 +61,7 @@ Norm = RMSNorm | LayerNorm
 def build_norm(config: TransformerConfig, width: int, *, split: str | None = None) -> Norm:
     """A norm of the kind that the configuration names."""
     if config.norm == "rmsnorm":
-        return RMSNorm(width, epsilon=config.norm_epsilon, split=split)
+        return RMSNorm(width, epsilon=config.norm_epsilon, split=split, unit_offset=config.norm_offset)
     return LayerNorm(width, epsilon=config.norm_epsilon, bias=config.norm_bias, split=split)
 
 

@@ -1,4 +1,4 @@
-"""The transformer block of encoders and backbones: pre-norm attention and a pre-norm feed-forward layer."""
+"""The transformer block of encoders and backbones: attention and a feed-forward layer, with norms around them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,18 +29,23 @@ class SharedInputs(NamedTuple):
 
 
 class TransformerBlock(PieceModule):
-    """A pre-norm transformer block; `TransformerConfig` lists its options and the models that have them.
+    """A transformer block; `TransformerConfig` lists its options and the models that have them.
 
-    x = x + scale(attention(norm(x))), then x = x + scale(mlp(norm(x))). In a parallel block (ViT-22B) the feed-forward
-    layer reads the same normed input as attention.
+    With norms before, x = x + scale(attention(norm(x))), then x = x + scale(mlp(norm(x))); with norms after,
+    x = x + scale(norm(attention(x))), and so on. In a parallel block (ViT-22B) the feed-forward layer reads the same
+    normed input as attention.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         """Creates the layers of one block."""
+        self.norm_places = config.norms
         self.attention_norm = build_norm(config, config.width)
         self.attention = build_attention(config)
         self.mlp_norm = None if config.parallel_block else build_norm(config, config.width)
         self.mlp = build_mlp(config)
+        both = config.norms == "both"
+        self.attention_output_norm = build_norm(config, config.width) if both else None
+        self.mlp_output_norm = build_norm(config, config.width) if both else None
         scales = [LayerScale(config.width, config.layer_scale) if config.layer_scale else None for _ in range(2)]
         self.attention_scale, self.mlp_scale = scales
 
@@ -58,7 +63,7 @@ class TransformerBlock(PieceModule):
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
         """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all s."""
-        normed = self.attention_norm(x)
+        normed = self.attention_input(x)
         attended = self.attention(normed, axes, mask=shared.mask, rotary=shared.rotary)
         return self.add_attention_and_mlp(x, normed, attended, axes)
 
@@ -69,19 +74,31 @@ class TransformerBlock(PieceModule):
 
         Args:
             x: The block's input.
-            normed: That input after the attention norm.
+            normed: What attention read of it (`attention_input`).
             attended: Output of attention.
             axes: Mesh axes.
         """
         x, normed = self.add_attention(x, normed, attended)
-        return x + apply_layer_scale(self.mlp_scale, self.mlp(normed, axes))
+        return self.add_mlp(x, self.mlp(normed, axes))
+
+    def attention_input(self, x: Float[Array, "r q d"]) -> Float[Array, "r q d"]:
+        """What attention reads: the block's input, normed unless norms come after only."""
+        return x if self.norm_places == "after" else self.attention_norm(x)
 
     def add_attention(
         self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], attended: Float[Array, "r q d"]
     ) -> tuple[Float[Array, "r q d"], Float[Array, "r q d"]]:
         """Adds attention's output to the residual stream, and gives the feed-forward layer's input."""
-        x = x + apply_layer_scale(self.attention_scale, attended)
-        return x, normed if self.mlp_norm is None else self.mlp_norm(x)
+        after = self.attention_norm if self.norm_places == "after" else self.attention_output_norm
+        x = x + apply_layer_scale(self.attention_scale, attended if after is None else after(attended))
+        if self.mlp_norm is None:
+            return x, normed
+        return x, x if self.norm_places == "after" else self.mlp_norm(x)
+
+    def add_mlp(self, x: Float[Array, "r q d"], y: Float[Array, "r q d"]) -> Float[Array, "r q d"]:
+        """Adds the feed-forward layer's output y to the residual stream."""
+        after = self.mlp_norm if self.norm_places == "after" else self.mlp_output_norm
+        return x + apply_layer_scale(self.mlp_scale, y if after is None else after(y))
 
 
 def block_stack(

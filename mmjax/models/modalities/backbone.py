@@ -9,18 +9,17 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.rope import rotary_frequencies
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
-from mmjax.models.layers.positions import RotaryCosSin, rotary_cos_sin
 from mmjax.models.layers.tensor_parallel import (
     all_gather_positions,
     first_vocabulary_row,
     local_positions,
     vocabulary_parallel_logits,
 )
-from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, apply_layer_scale, block_stack
+from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
+from mmjax.models.modalities.attention_kinds import BlockInputs, block_inputs, block_inputs_of_layer
 from mmjax.models.modalities.deepstack import EarlyActivations, early_block, split_tokens
 from mmjax.models.modalities.losses import cross_entropy, token_predictions, weighted_loss
 from mmjax.models.structure.module import (
@@ -32,7 +31,6 @@ from mmjax.models.structure.module import (
     Piece,
     PieceModule,
 )
-from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
 from sharding.axes import Axes
 
 
@@ -45,7 +43,12 @@ def backbone_module(config: ModelConfig) -> Module:
         (
             Piece(name="embed", part=backbone.name, build=lambda: TokenEmbedding(config), sequence_parallel=True),
             *(_early_piece(backbone, block, layer) for layer in range(config.early_blocks)),
-            block_stack(backbone, block, before=config.early_blocks),
+            block_stack(
+                backbone,
+                block,
+                before=config.early_blocks,
+                layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + config.early_blocks),
+            ),
             Piece(
                 name="head",
                 part=backbone.name,
@@ -65,7 +68,7 @@ def _early_piece(backbone: BackboneConfig, block: type[TransformerBlock], layer:
         name=f"early_{layer}",
         part=backbone.name,
         build=lambda: kind(backbone),
-        shared_inputs=lambda batch: kind.shared_inputs(backbone, batch),
+        shared_inputs=lambda batch: kind.inputs_of_layer(backbone, kind.shared_inputs(backbone, batch), layer),
         sequence_parallel=True,
     )
 
@@ -95,7 +98,7 @@ class TokenEmbedding(PieceModule):
     def __init__(self, config: ModelConfig) -> None:
         """Creates the embedding table `[v, d]` and, if positions are learned, their table `[max_positions, d]`."""
         self.encoders = tuple(encoder.name for encoder in config.encoders)
-        self.early_blocks = config.early_blocks
+        self.early_blocks, self.scale = config.early_blocks, config.backbone.embedding_scale
         learned = config.backbone.positions == "learned"
         self.batch_keys = ("tokens", *(("positions",) * learned), *(f"{name}_index" for name in self.encoders))
         self.embedding = embedding_table(config.backbone)
@@ -132,6 +135,7 @@ class TokenEmbedding(PieceModule):
         local = tokens - first_vocabulary_row(table.shape[0], axes)
         is_local = (local >= 0) & (local < table.shape[0])
         x = jnp.where(is_local[..., None], table[jnp.where(is_local, local, 0)], jnp.zeros((), table.dtype))
+        x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, x.dtype)
         return lax.psum(x, axes.tensor) if axes.tensor else x
 
 
@@ -147,20 +151,25 @@ class BackboneBlock(TransformerBlock):
             self.batch_keys = (*type(self).batch_keys, "blocks")
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> SharedInputs:
-        """The causal mask of the packed rows, and the rotation of queries and keys."""
-        return SharedInputs(causal_mask(batch), backbone_rotary(config, batch["positions"]))
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> BlockInputs:
+        """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
+        return block_inputs(config, batch)
+
+    @staticmethod
+    def inputs_of_layer(config: BackboneConfig, shared: BlockInputs, layer: int | jax.Array) -> SharedInputs:
+        """The mask and the rotation of a layer."""
+        return block_inputs_of_layer(config, shared, layer)
 
 
 class ExpertSharedInputs(NamedTuple):
     """What all blocks of a stage with experts read in addition to their activations.
 
     Attributes:
-        attention: Mask and rotation.
+        attention: Mask and rotation, of every kind of layer until those of one are chosen.
         balancing: How much each token counts in the load-balancing loss.
     """
 
-    attention: SharedInputs
+    attention: BlockInputs
     balancing: BalancingWeights
 
 
@@ -182,47 +191,25 @@ class ExpertBlock(BackboneBlock):
         balancing = BalancingWeights(batch["segments"], batch["shares"])
         return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch), balancing)
 
+    @staticmethod
+    def inputs_of_layer(
+        config: BackboneConfig, shared: ExpertSharedInputs, layer: int | jax.Array
+    ) -> ExpertSharedInputs:
+        """What the block of a layer reads."""
+        return shared._replace(attention=block_inputs_of_layer(config, shared.attention, layer))
+
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:
         """Applies the block. Its auxiliary loss is divided by the depth, so that the layers sum to their mean."""
         mask, rotary = shared.attention
-        normed = self.attention_norm(x)
+        normed = self.attention_input(x)
         x, normed = self.add_attention(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
         # Experts take all positions of a row, because the balance of a sample is measured over all of its tokens.
         y, loss = self.mlp.with_balancing_loss(
             all_gather_positions(normed, axes), shared.balancing, axes.without_sequence
         )
         y = local_positions(y, axes)
-        return LayerOutput(x + apply_layer_scale(self.mlp_scale, y), loss / self.depth)
-
-
-def causal_mask(batch: ModuleInputs) -> SegmentMask:
-    """Each position attends to earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
-
-    So several questions can follow one image, which is encoded once, and no answer leaks into another question. Where
-    the batch has `blocks`, the positions of a block attend to later ones of it too.
-    """
-    blocks = {"blocks": batch["blocks"]} if "blocks" in batch else {}
-    return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True, **blocks)
-
-
-def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s *axes"]) -> RotaryCosSin | None:
-    """Rotation of queries and keys; None where the backbone has learned positions.
-
-    Args:
-        config: The backbone.
-        positions: `[r, s]`, or `[r, s, 3]` of (time, row, column), of which each pair of channels rotates by one. Where
-            all three are alike, as in text, that is the rotation at `[r, s]`.
-    """
-    if config.positions != "rotary":
-        return None
-    scaling = config.rope_scaling
-    if positions.ndim == 3:
-        positions = positions[:, :, config.rope_axes]  # [r, s, half]
-    if scaling is None:
-        return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.rope_base))
-    frequencies = scaling.frequencies(config.head_width, config.rope_base)
-    return rotary_cos_sin(positions, frequencies, scaling.attention_scaling)
+        return LayerOutput(self.add_mlp(x, y), loss / self.depth)
 
 
 class LanguageHead(PieceModule):
@@ -232,13 +219,14 @@ class LanguageHead(PieceModule):
         """Creates the norm and the output embedding `[v, d]`."""
         self.generators = tuple(generator.name for generator in config.generators)
         self.batch_keys = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
-        self.loss = config.backbone.loss or cross_entropy
+        self.loss, self.softcap = config.backbone.loss or cross_entropy, config.backbone.logit_softcap
         self.norm = build_norm(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
     def logits(self, normed: Float[Array, "r q d"], axes: Axes = NO_AXES) -> Float[Array, "r s v"]:
         """Logits in float32 over this rank's part of the vocabulary, at all positions, of normed hidden states."""
-        return vocabulary_parallel_logits(normed, self.embedding[...], axes)
+        logits = vocabulary_parallel_logits(normed, self.embedding[...], axes)
+        return self.softcap * jnp.tanh(logits / self.softcap) if self.softcap else logits
 
     @jax.named_scope("language_head")
     def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:

@@ -11,7 +11,7 @@ from mmjax.models.layers.linear import Linear, constant_parameter, normal_parame
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.position_table import LearnedPositions2D
 from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_positions_2d
-from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
+from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.modalities.deepstack import add_room_for_taps
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
 from mmjax.models.modalities.windows import inputs_of_layer, window_inputs
@@ -110,20 +110,7 @@ class PatchBlock(EncoderBlock):
         return shared if config.windows is None else inputs_of_layer(shared, config.windows, layer)
 
 
-class PostNormBlock(PatchBlock):
-    """A post-norm block: x = x + norm(attention(x)), then x = x + norm(mlp(x))."""
-
-    @jax.named_scope("block")
-    def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
-        """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all."""
-        assert self.mlp_norm is not None, "VisionConfig refuses post_norm with parallel_block"
-        attended = self.attention(x, axes, mask=shared.mask, rotary=shared.rotary)
-        x = x + apply_layer_scale(self.attention_scale, self.attention_norm(attended))
-        return x + apply_layer_scale(self.mlp_scale, self.mlp_norm(self.mlp(x, axes)))
-
-
 @encoder_module.register
 def _(config: VisionConfig, model: ModelConfig) -> Module:
-    pre_norm_block = PatchBlock if config.rope or config.windows else EncoderBlock
-    block = PostNormBlock if config.post_norm else pre_norm_block
+    block = PatchBlock if config.rope or config.windows else EncoderBlock
     return transformer_encoder_module(config, model, PatchEmbedding, block)

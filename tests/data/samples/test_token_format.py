@@ -2,13 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from configs.architectures import BackboneConfig, ModelConfig
 from data.errors import BadSampleError
@@ -18,6 +13,14 @@ from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_format import TokenFormat
 from data.samples.token_layout import lay_out_tokens
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig  # noqa: E402
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel  # noqa: E402
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel  # noqa: E402
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel  # noqa: E402
 
 MERGE, IMAGE, WORD = 2, 6, 9
 PATCHES = PatchFormat(patch=2, merge=MERGE, max_length=4096)

@@ -30,6 +30,18 @@ KINDS = {
         tie_embeddings=True,
     ),
     "mixtral": dataclasses.replace(PLAIN, experts=ExpertsConfig(count=4, top_k=2, ffn=12)),
+    "gemma": dataclasses.replace(
+        PLAIN,
+        depth=3,
+        attention_width=24,
+        norms="both",
+        norm_offset=True,
+        attention_pattern=("local", "global"),
+        attention_window=3,
+        local_rope_base=100.0,
+        score_softcap=2.0,
+        logit_softcap=3.0,
+    ),
     "parallel, normed queries": dataclasses.replace(PLAIN, parallel_block=True, qk_norm="head", layer_scale=0.1),
 }
 TEXTS = np.random.default_rng(0).integers(0, 16, (3, ROW))

@@ -6,9 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from transformers.masking_utils import blockwise_overlay
-from transformers.models.gemma3.modeling_gemma3 import get_block_sequence_ids_for_mask
 
 from pallas_kernels.packed_attention import make_segment_mask, packed_attention
 from pallas_kernels.packed_attention.block_pairs import blocks_overlap
@@ -91,7 +88,9 @@ def test_output_and_gradients_follow_the_definition(drawn, seed):
 
 def test_images_are_seen_as_in_gemma_3():
     is_image = np.array([[0, 1, 1, 1, 0, 0, 1, 1, 0]])
-    published = blockwise_overlay(get_block_sequence_ids_for_mask(torch.from_numpy(is_image)))
+    gemma3 = pytest.importorskip("transformers.models.gemma3.modeling_gemma3")
+    torch, masking = pytest.importorskip("torch"), pytest.importorskip("transformers.masking_utils")
+    published = masking.blockwise_overlay(gemma3.get_block_sequence_ids_for_mask(torch.from_numpy(is_image)))
     expected = [[j <= i or bool(published(0, 0, i, j)) for j in range(9)] for i in range(9)]
     blocks = np.array([[0, 1, 1, 1, 0, 0, 2, 2, 0]], np.int32)
     found = dense_mask(make_segment_mask(np.ones((1, 9), np.int32), blocks=blocks, causal=True))

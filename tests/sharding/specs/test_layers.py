@@ -99,6 +99,21 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         ),
     ),
 )
+MODELS["as Gemma's"] = ModelConfig(
+    (),
+    dataclasses.replace(
+        BACKBONE,
+        attention_width=48,
+        norms="both",
+        norm_offset=True,
+        qk_norm="head",
+        score_softcap=2.0,
+        logit_softcap=3.0,
+        activation="gelu_tanh",
+        tie_embeddings=True,
+    ),
+    (),
+)
 MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
     (
         dataclasses.replace(

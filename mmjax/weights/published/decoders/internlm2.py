@@ -58,6 +58,8 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
     """Writes InternLM2Config."""
+    if config.attention_width:
+        raise ValueError(f"attention_width is {config.attention_width}; InternLM2's heads are as wide as the model")
     values = {**write_decoder(config), "bias": False}
     require_round_trip(config, read_config(values))
     return values

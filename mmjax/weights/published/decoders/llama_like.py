@@ -12,6 +12,20 @@ BLOCK = "model.layers.{layer}"
 PROJECTIONS = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
 SILU = ("silu", "swish")
 
+NORMS_OF_BLOCKS = {
+    "before": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
+    "after": (("post_attention_layernorm", "attention_norm"), ("post_feedforward_layernorm", "mlp_norm")),
+    "both": (
+        ("input_layernorm", "attention_norm"),
+        ("post_attention_layernorm", "attention_output_norm"),
+        ("pre_feedforward_layernorm", "mlp_norm"),
+        ("post_feedforward_layernorm", "mlp_output_norm"),
+    ),
+}
+"""By `TransformerConfig.norms`: names of a block's norms, and their paths here."""
+
+QUERY_KEY_NORMS = (("q_norm", "query_norm"), ("k_norm", "key_norm"))
+
 
 def decoder_rules(config: BackboneConfig) -> Rules:
     """Rules of a decoder with Llama's names."""
@@ -19,25 +33,40 @@ def decoder_rules(config: BackboneConfig) -> Rules:
 
 
 def embedding_and_head_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Rules of the embedding, the norms and the head."""
+    """Rules of the embedding, the norms of blocks and the head."""
     head = () if config.tie_embeddings else (Rule("lm_head.weight", "head/embedding"),)
     return (
         Rule("model.embed_tokens.weight", "embed/embedding"),
-        *norm_rules(f"{BLOCK}.input_layernorm", "blocks/attention_norm", bias=False),
-        *norm_rules(f"{BLOCK}.post_attention_layernorm", "blocks/mlp_norm", bias=False),
+        *(
+            rule
+            for name, path in NORMS_OF_BLOCKS[config.norms]
+            for rule in norm_rules(f"{BLOCK}.{name}", f"blocks/{path}", bias=False)
+        ),
         *norm_rules("model.norm", "head/norm", bias=False),
         *head,
     )
 
 
 def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Rules of the projections of attention."""
-    return tuple(
+    """Rules of the projections of attention, and of the norms of queries and keys."""
+    projections = tuple(
         rule
         for letter, name in PROJECTIONS
         for rule in linear_rules(
             f"{BLOCK}.self_attn.{letter}_proj", f"blocks/attention/{name}", LINEAR, bias=name in config.biases
         )
+    )
+    return (*projections, *query_key_norm_rules(config))
+
+
+def query_key_norm_rules(config: BackboneConfig) -> tuple[Rule, ...]:
+    """Rules of the norms of queries and keys, where the backbone has some."""
+    if config.qk_norm == "none":
+        return ()
+    return tuple(
+        rule
+        for name, path in QUERY_KEY_NORMS
+        for rule in norm_rules(f"{BLOCK}.self_attn.{name}", f"blocks/attention/{path}", bias=False)
     )
 
 
@@ -63,10 +92,8 @@ def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **fields: A
         ValueError: A key has a value that cannot be computed.
     """
     heads = values["num_attention_heads"]
-    head_width = values.get("head_dim") or values["hidden_size"] // heads
-    if head_width * heads != values["hidden_size"]:
-        raise ValueError(f"head_dim is {head_width}; only hidden_size / num_attention_heads can be computed")
-    if values.get("hidden_act", "silu") not in SILU:
+    attention_width = heads * (values.get("head_dim") or values["hidden_size"] // heads)
+    if "activation" not in fields and values.get("hidden_act", "silu") not in SILU:
         raise ValueError(f"hidden_act is {values['hidden_act']!r}; only 'silu' can be computed")
     base, scaling = read_rotary(values)
     return BackboneConfig(
@@ -75,6 +102,7 @@ def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **fields: A
         depth=values["num_hidden_layers"],
         heads=heads,
         kv_heads=values.get("num_key_value_heads") or heads,
+        attention_width=0 if attention_width == values["hidden_size"] else attention_width,
         ffn=values["intermediate_size"],
         biases=biases,
         rope_base=base,
@@ -93,6 +121,7 @@ def write_decoder(config: BackboneConfig) -> dict[str, Any]:
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
         "intermediate_size": config.ffn,
         "hidden_act": "silu",
         **write_rotary(config),

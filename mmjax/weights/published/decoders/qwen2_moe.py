@@ -38,14 +38,19 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: (*dense, *routing, *experts, *shared_expert)}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Qwen2MoeConfig; keys that a file leaves out are as in Qwen1.5-MoE-A2.7B."""
-    require_full_attention(values)
+def require_experts_in_every_block(values: Mapping[str, Any]) -> None:
+    """Raises ValueError where some blocks have a dense feed-forward layer."""
     if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
         raise ValueError(
             f"mlp_only_layers is {values.get('mlp_only_layers')!r} and decoder_sparse_step "
             f"{values.get('decoder_sparse_step', 1)!r}; only experts in every block can be computed"
         )
+
+
+def read_config(values: Mapping[str, Any]) -> BackboneConfig:
+    """Reads transformers' Qwen2MoeConfig; keys that a file leaves out are as in Qwen1.5-MoE-A2.7B."""
+    require_full_attention(values)
+    require_experts_in_every_block(values)
     experts = ExpertsConfig(
         count=values.get("num_experts", 60),
         top_k=values.get("num_experts_per_tok", 4),

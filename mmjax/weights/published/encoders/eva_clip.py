@@ -183,7 +183,7 @@ def read_config(values: Mapping[str, Any]) -> VisionConfig:
         positions="learned",
         grid=_square_side("img_size", arguments["img_size"]) // arguments["patch_size"],
         rope=_rope(arguments) if rotary else None,
-        post_norm=arguments["use_post_norm"],
+        norms="after" if arguments["use_post_norm"] else "before",
         final_norm=arguments["global_pool"] != "avg",
     )
 
@@ -243,7 +243,7 @@ def _model_arguments(config: VisionConfig) -> dict[str, Any]:
         "use_rot_pos_emb": config.rope is not None,
         "rope_temperature": rope.base,
         "ref_feat_shape": [rope.grid] * 2 if rope.grid else None,
-        "use_post_norm": config.post_norm,
+        "use_post_norm": config.norms == "after",
     }
 
 

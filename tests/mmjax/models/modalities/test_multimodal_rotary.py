@@ -5,16 +5,19 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from configs.architectures import BackboneConfig
 from configs.errors import UserError
 from configs.rope import YarnScaling
-from mmjax.models.modalities.backbone import backbone_rotary
+from mmjax.models.modalities.attention_kinds import backbone_rotary
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig  # noqa: E402
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding  # noqa: E402
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig  # noqa: E402
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding  # noqa: E402
 
 POSITIONS = np.random.default_rng(0).integers(0, 3000, (2, 5, 3))
 KINDS = {

@@ -78,7 +78,7 @@ WITH_CLASS_TOKEN = dataclasses.replace(
     qk_norm="head",
 )
 PAIRS_OF_FRAMES = dataclasses.replace(VISION, temporal_patch=2)
-NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rope=VisionRope(100.0), layer_scale=0.5)
+NORMS_BEHIND = dataclasses.replace(VISION, norms="after", rope=VisionRope(100.0), layer_scale=0.5)
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def test_tokens_of_an_image_do_not_depend_on_the_rest_of_the_row(config):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"post_norm": True, "parallel_block": True}, "post_norm norms none"),
+        ({"norms": "after", "parallel_block": True}, "norms must be 'before'"),
         ({"rope": VisionRope(), "heads": 4}, "head width 2; 2-D rotary positions need"),
         ({"positions": "rotary"}, "positions is 'rotary'; choose from none, sine, learned"),
     ],

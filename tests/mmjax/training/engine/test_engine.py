@@ -75,7 +75,7 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
         input_norm=True,
         final_norm=False,
         rope=VisionRope(100.0, grid=5),
-        post_norm=True,
+        norms="after",
         qk_norm="width",
         inner_norms=("attention", "mlp"),
         layer_scale=0.5,
@@ -131,6 +131,43 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
                 collectives="gather",
             ),
             UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+        ),
+        microbatches=2,
+    )
+    assert_step_of_one_device(shared_engine(plan, config))
+
+
+def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_with_either():
+    """What Gemma 2 and 3 have, each an option of the block."""
+    gemma = dataclasses.replace(
+        BACKBONE,
+        depth=3,
+        attention_width=24,
+        norms="both",
+        norm_offset=True,
+        score_scale=0.3,
+        score_softcap=2.0,
+        qk_norm="head",
+        attention_pattern=("local", "global"),
+        attention_window=3,
+        local_rope_base=100.0,
+        embedding_scale=3.0,
+        logit_softcap=4.0,
+        activation="gelu_tanh",
+    )
+    config = ModelConfig((VISION,), gemma, ())
+    plan = Plan(
+        (
+            UnitPlan("vision", ("vision",), (0,), layers=(VISION.depth,)),
+            UnitPlan(
+                "backbone",
+                ("backbone",),
+                (4, 5, 6, 7),
+                tp=2,
+                layers=(1, 2),
+                recompute=("none", "full"),
+                collectives="gather",
+            ),
         ),
         microbatches=2,
     )

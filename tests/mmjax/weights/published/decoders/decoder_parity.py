@@ -53,7 +53,8 @@ def backbone_logits(folder: pathlib.Path, tokens: np.ndarray = TOKENS) -> np.nda
         x = piece_definition(embed).apply(parameters["embed"]["000"], {}, batch, Axes())
         shared = blocks.shared_inputs(batch)
         for layer in range(blocks.layers):
-            x = piece_definition(blocks).apply(parameters["blocks"][layer_name(layer)], x, shared, Axes())
+            own = blocks.inputs_of_layer(shared, layer)
+            x = piece_definition(blocks).apply(parameters["blocks"][layer_name(layer)], x, own, Axes())
             x = x.x if isinstance(x, LayerOutput) else x
         module = piece_definition(head).bind(head_parameters)
         return module.logits(module.norm(x))

@@ -46,6 +46,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 GPT2 = {"vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24, "n_positions": 32}
+WIDE = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 5}
 
 CASES = {
     "llama 2": ("Llama", SMALL),
@@ -59,8 +60,25 @@ CASES = {
     "qwen 2": ("Qwen2", SMALL),
     "qwen 2.5, tied": ("Qwen2", {**SMALL, "tie_word_embeddings": True}),
     "gpt 2": ("GPT2", GPT2),
+    "mistral": ("Mistral", {**SMALL, "head_dim": 8, "sliding_window": 5}),
+    "mistral without a window": ("Mistral", {**SMALL, "sliding_window": None}),
+    "qwen 3": ("Qwen3", {**SMALL, "head_dim": 8}),
+    "gemma 2": ("Gemma2", {**SMALL, "num_hidden_layers": 3, **WIDE, "attn_logit_softcapping": 2.0}),
+    "gemma 3": ("Gemma3Text", {**SMALL, "num_hidden_layers": 7, **WIDE}),
+    "olmo 2": ("Olmo2", SMALL),
+    "phi 3": ("Phi3", {**SMALL, "sliding_window": 5, "pad_token_id": 0}),
 }
-CLASSES = {"Llama": "LlamaForCausalLM", "Qwen2": "Qwen2ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+CLASSES = {
+    "Llama": "LlamaForCausalLM",
+    "Qwen2": "Qwen2ForCausalLM",
+    "GPT2": "GPT2LMHeadModel",
+    "Mistral": "MistralForCausalLM",
+    "Qwen3": "Qwen3ForCausalLM",
+    "Gemma2": "Gemma2ForCausalLM",
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "Olmo2": "Olmo2ForCausalLM",
+    "Phi3": "Phi3ForCausalLM",
+}
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +181,9 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
         ("llama", {**SMALL, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         ("llama", {**SMALL, "rope_parameters": {"rope_type": "longrope"}}, "of type 'longrope'; only default, linear"),
         ("llama", {**SMALL, "rope_parameters": {**YARN, "truncate": False}}, "truncate of the rotary positions is F"),
-        ("llama", {**SMALL, "head_dim": 8}, "head_dim is 8"),
+        ("gemma2", {**SMALL, "use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("mistral", {**SMALL, "layer_types": ["chunked_attention"] * 2}, "layer_types is"),
+        ("phi3", {**SMALL, "partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
         ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
         ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
         ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),

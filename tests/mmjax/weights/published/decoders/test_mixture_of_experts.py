@@ -40,7 +40,9 @@ QWEN = {
     "shared_expert_intermediate_size": 20,
     "num_experts": 6,
 }
+QWEN3 = {**SMALL, "head_dim": 8, "intermediate_size": 20, "moe_intermediate_size": 12, "num_experts": 6}
 CASES = {
+    "qwen3_moe": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN),
     "qwen2_moe, normalised": ("Qwen2Moe", {**QWEN, "norm_topk_prob": True, "num_experts_per_tok": 3}),
@@ -67,7 +69,7 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     assert same_tensors(tmp_path / "theirs", output)
     config = read_backbone_config(tmp_path / "theirs")
     assert config.experts.balance_weight == 0.02 and config.experts.normalise == (case != "qwen2_moe")
-    published = registry.find_architecture(kind.lower().replace("2moe", "2_moe"))
+    published = registry.find_architecture(kind.lower().replace("moe", "_moe"))
     written = registry.write_architecture(published, config)
     assert published.read_config(json.loads(json.dumps(written))) == config
     (output / "config.json").write_text(json.dumps({**written, "torch_dtype": "float32"}))

@@ -153,7 +153,7 @@ def test_unsupported_values_are_refused_by_key(changed, said):
 
 def test_an_encoder_with_another_norm_order_is_refused(saved):
     _, folder = saved("norms behind")
-    model = as_model(dataclasses.replace(open_checkpoint(folder).config, post_norm=False))
+    model = as_model(dataclasses.replace(open_checkpoint(folder).config, norms="before"))
     with pytest.raises(
         IncompatibleCheckpointError, match="use_post_norm is True in the checkpoint and False in the model"
     ):
