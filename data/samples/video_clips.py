@@ -53,6 +53,7 @@ def clip_items(media: Media, sampling: VideoSampling, patch_format: PatchFormat)
             media.where,
             times=tuple(times[first : first + per_item]),
             group=group,
+            grid=(height // cell_size, width // cell_size),
         )
         for group, first in enumerate(firsts)
     ]

@@ -4,6 +4,7 @@ import difflib
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,16 +39,24 @@ def find_architecture(model_type: str) -> PublishedArchitecture:
     """The architecture of a model type.
 
     Raises:
-        UserError: No architecture has it; the message names the nearest known model type.
+        UserError: No architecture has it; the message names those of its family, or the nearest name.
     """
     known = {name: architecture for architecture in all_architectures() for name in architecture.model_types}
     if model_type in known:
         return known[model_type]
-    nearest = difflib.get_close_matches(model_type, known, n=1, cutoff=0.0)
-    raise UserError(
-        f"the architecture {model_type!r} is not known; the nearest that is known is {nearest[0]!r}, "
-        f"and all are {', '.join(sorted(known))}"
-    )
+    relatives = sorted(name for name in known if model_family(name) == model_family(model_type))
+    if relatives:
+        nearest = f"of its family {', '.join(map(repr, relatives))} are known"
+    else:
+        (spelled_alike,) = difflib.get_close_matches(model_type, known, n=1, cutoff=0.0)
+        nearest = f"the nearest that is known is {spelled_alike!r}"
+    raise UserError(f"the architecture {model_type!r} is not known; {nearest}, and all are {', '.join(sorted(known))}")
+
+
+def model_family(model_type: str) -> str:
+    """The family of a model type: the letters that it begins with, such as `qwen` of `qwen2_5_vl`."""
+    letters = re.match(r"[a-z]*", model_type.lower())
+    return letters.group() if letters else ""
 
 
 def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitecture, Config]:

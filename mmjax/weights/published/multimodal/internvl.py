@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
-from mmjax.weights.published.decoders import internlm2, llama, qwen2
+from mmjax.weights.published.decoders import internlm2, llama, qwen2, qwen3, qwen3_moe
 from mmjax.weights.published.decoders.llama_like import first_matching_decoder
 from mmjax.weights.published.encoders import internvit
 from mmjax.weights.published.encoders.vision_transformer import (
@@ -141,7 +141,7 @@ TRANSFORMERS_FORMAT = InternVLFormat(
     internvit.TRANSFORMERS,
     "vision_tower.",
     ("multi_modal_projector.layer_norm", "multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
-    (*qwen2.PUBLISHED, *llama.PUBLISHED),
+    (*qwen2.PUBLISHED, *qwen3.PUBLISHED, *qwen3_moe.PUBLISHED, *llama.PUBLISHED),
 )
 ALIASES = (
     ("model.language_model.", f"{DECODER}model."),
@@ -251,6 +251,15 @@ class InternVLChat:
         )
 
 
+CHAT_DECODERS = (
+    *internlm2.PUBLISHED,
+    *qwen2.PUBLISHED,
+    *qwen3.PUBLISHED,
+    *qwen3_moe.PUBLISHED,
+    *llama.PUBLISHED,
+)
+"""Decoders of the authors' own format: InternVL 1.5 to 3.5."""
+
 PUBLISHED = (
     PublishedArchitecture(
         name="InternVLForConditionalGeneration",
@@ -263,5 +272,5 @@ PUBLISHED = (
         duplicates=TRANSFORMERS_FORMAT.duplicates,
         aliases=ALIASES,
     ),
-    *(InternVLChat(decoder).architecture for decoder in (*internlm2.PUBLISHED, *qwen2.PUBLISHED, *llama.PUBLISHED)),
+    *(InternVLChat(decoder).architecture for decoder in CHAT_DECODERS),
 )

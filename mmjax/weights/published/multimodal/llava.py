@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.architectures import ModelConfig
 from configs.projectors import MLPProjectorConfig
-from mmjax.weights.published.decoders import llama, qwen2
+from mmjax.weights.published.decoders import llama, mistral, qwen2, qwen3
 from mmjax.weights.published.decoders.llama_like import first_matching_decoder
 from mmjax.weights.published.encoders import clip
 from mmjax.weights.published.encoders.vision_transformer import (
@@ -31,7 +31,7 @@ from mmjax.weights.published.tensor_layouts import LINEAR
 
 TOWER, DECODER, PROJECTOR = "vision_tower.", "language_model.", "multi_modal_projector"
 (CLIP_TOWER,) = clip.PUBLISHED
-DECODERS = (*llama.PUBLISHED, *qwen2.PUBLISHED)
+DECODERS = (*llama.PUBLISHED, *qwen2.PUBLISHED, *mistral.PUBLISHED, *qwen3.PUBLISHED)
 
 # What the files of LLaVA-1.5 leave out: the defaults of transformers for this architecture and for Llama.
 VISION_DEFAULTS = {
