@@ -111,7 +111,7 @@ class CachedBackbone:
         """Appends a token to every row, and computes the logits of the next one. Every row must have room for it."""
         x = self._token_embedding(parameters).embed_tokens(tokens[:, None], state.positions[:, None], SINGLE_DEVICE)
         of_kinds = tuple(self._decode_inputs(state, kind) for kind in self._config.attention_kinds)
-        inputs = of_kinds if len(of_kinds) > 1 else of_kinds[0]
+        inputs = of_kinds[0] if len(of_kinds) == 1 else of_kinds
         text = EarlyActivations(x, ())
         x, caches = self._run_blocks(parameters, text, inputs, state.caches, state.lengths)  # [r, 1, d]
         head = self._language_head(parameters)

@@ -27,7 +27,7 @@ def block_inputs(config: BackboneConfig, batch: ModuleInputs) -> BlockInputs:
         SharedInputs(causal_mask(config, batch, kind), backbone_rotary(config, batch["positions"], kind))
         for kind in config.attention_kinds
     )
-    return inputs if len(inputs) > 1 else inputs[0]
+    return inputs[0] if len(inputs) == 1 else inputs
 
 
 def block_inputs_of_layer(config: BackboneConfig, inputs: BlockInputs, layer: int | jax.Array) -> SharedInputs:

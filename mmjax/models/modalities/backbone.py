@@ -201,6 +201,7 @@ class ExpertBlock(BackboneBlock):
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:
         """Applies the block. Its auxiliary loss is divided by the depth, so that the layers sum to their mean."""
+        assert isinstance(shared.attention, SharedInputs), "`inputs_of_layer` chooses those of one layer"
         mask, rotary = shared.attention
         normed = self.attention_input(x)
         x, normed = self.add_attention(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))

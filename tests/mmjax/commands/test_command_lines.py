@@ -26,6 +26,7 @@ LINES_PER_COMMAND = 20
 VALID = """
 convert --folder={folder}/llama --print
 convert --workdir={folder}/run --part=backbone --model_type=llama --output=out
+draw_clips --folder=shapes --train=40 --test=4
 describe_data --gin_file=tiny.gin --samples=10 --buckets=2 --page=page.html
 generate --workdir={folder}/run --prompt=circle --temperature=1 --seed=3 --step=30
 generate --workdir={folder}/run --requests={folder}/requests.jsonl

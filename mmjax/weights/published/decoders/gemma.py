@@ -67,6 +67,7 @@ def write_gemma(config: BackboneConfig) -> dict[str, Any]:
     decoder = {key: value for key, value in write_decoder(config).items() if key != "hidden_act"}
     return {
         **decoder,
+        "head_dim": config.head_width,
         **write_attention_types(config),
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": round((config.score_scale or config.head_width**-0.5) ** -2),

@@ -26,7 +26,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
 def write_config(config: BackboneConfig) -> dict[str, Any]:
     """Writes transformers' LlamaConfig."""
     biases = {"attention_bias": "query" in config.biases, "mlp_bias": "mlp" in config.biases}
-    values = {**write_decoder(config), **biases}
+    values = {**write_decoder(config), "head_dim": config.head_width, **biases}
     require_round_trip(config, read_config(values))
     return values
 

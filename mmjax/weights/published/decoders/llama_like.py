@@ -115,13 +115,14 @@ def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **fields: A
 
 def write_decoder(config: BackboneConfig) -> dict[str, Any]:
     """The keys that `read_decoder` reads."""
+    head_width = {"head_dim": config.head_width} if config.attention_width else {}
     return {
+        **head_width,
         "vocab_size": config.vocabulary,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
         "intermediate_size": config.ffn,
         "hidden_act": "silu",
         **write_rotary(config),

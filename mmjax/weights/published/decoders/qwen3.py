@@ -27,7 +27,12 @@ def read_qwen3(values: Mapping[str, Any], **fields: Any) -> BackboneConfig:
 
 def write_qwen3(config: BackboneConfig) -> dict[str, Any]:
     """The keys that `read_qwen3` reads."""
-    return {**write_decoder(config), "attention_bias": "query" in config.biases, "use_sliding_window": False}
+    return {
+        **write_decoder(config),
+        "head_dim": config.head_width,
+        "attention_bias": "query" in config.biases,
+        "use_sliding_window": False,
+    }
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
