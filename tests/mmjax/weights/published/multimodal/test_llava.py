@@ -171,7 +171,7 @@ def test_values_missing_from_llava_files_are_those_of_the_7b_model():
     [
         ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
         ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer is"),
-        ({"text_config": {"model_type": "gemma2"}}, "text_config is of type 'mistral'"),
+        ({"text_config": {"model_type": "gemma2"}}, "text_config is of type 'gemma2'"),
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config is of type"),
     ],
 )
