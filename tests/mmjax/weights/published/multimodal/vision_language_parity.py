@@ -87,7 +87,8 @@ def model_logits(modules: Sequence[Module], parameters: Tree, batch: dict) -> np
         x = piece_definition(embed).apply(own["embed"]["000"], {"vision": seen}, arrays, Axes())
         shared = blocks.shared_inputs(arrays)
         for layer in range(blocks.layers):
-            x = piece_definition(blocks).apply(own["blocks"][layer_name(layer)], x, shared, Axes())
+            read = blocks.inputs_of_layer(shared, layer)
+            x = piece_definition(blocks).apply(own["blocks"][layer_name(layer)], x, read, Axes())
         module = piece_definition(head).bind(with_tied_parameters(own, head, own["head"]["000"]))
         return module.logits(module.norm(x))
 
