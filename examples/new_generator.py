@@ -21,8 +21,8 @@ from mmjax.models.modalities.diffusion import classifier_free_guidance, sample_k
 from mmjax.models.modalities.generator import image_generator_module
 from mmjax.models.structure.module import ModuleOutput, Piece, PieceModule
 from sharding.axes import Axes
-from sharding.specs.generator import image_generator_spec, image_layer
-from sharding.specs.image_kernels import linear
+from sharding.specs.generator import image_generator_spec
+from sharding.specs.image_kernels import image_layer, linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Diffusion transformers as layers, counted per image: an embedding, runs of equal blocks, and a head."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from configs.architectures import DiTConfig
 from configs.diffusion_transformer import DiTBlockRun
-from sharding.specs.image_kernels import ImageKernel, attention, linear
-from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, saved_by_policy
+from sharding.specs.image_kernels import ImageKernel, attention, image_layer, linear
+from sharding.specs.layer import Kernel, LayerSpec, PerLoad
 
 TIME_WIDTH = 256
 """Channels of the sinusoidal embedding, as in `mmjax.models.modalities.diffusion_transformer`."""
@@ -15,18 +15,20 @@ TIME_WIDTH = 256
 def dit_embedding(config: DiTConfig) -> LayerSpec:
     """The embedding of patches, conditions and time."""
     inputs = math.prod(config.latent_shape) + config.conditions * config.condition_width
-    return _layer(config, "embed", _embedding(config), inputs, _positions(config))
+    return image_layer(config, "embed", _embedding(config), inputs, _positions(config))
 
 
 def dit_block_runs(config: DiTConfig) -> tuple[tuple[LayerSpec, int], ...]:
     """Pairs (block, count) of the runs of equal blocks."""
     size = _positions(config)
-    return tuple((_layer(config, run.name, _block(config, run), size, size), run.count) for run in config.block_runs)
+    return tuple(
+        (image_layer(config, run.name, _block(config, run), size, size), run.count) for run in config.block_runs
+    )
 
 
 def dit_head(config: DiTConfig) -> LayerSpec:
     """The modulated norm, the projection to patches and the loss."""
-    return _layer(config, "head", _head(config), _positions(config), 0)
+    return image_layer(config, "head", _head(config), _positions(config))
 
 
 def dit_splits(config: DiTConfig) -> tuple[tuple[str, int], ...]:
@@ -38,21 +40,6 @@ def dit_splits(config: DiTConfig) -> tuple[tuple[str, int], ...]:
 def _positions(config: DiTConfig) -> int:
     """Elements of an image's positions between blocks."""
     return config.positions_per_image * config.width
-
-
-def _layer(config: DiTConfig, name: str, kernels: Iterable[ImageKernel], inputs: int, outputs: int) -> LayerSpec:
-    steps = tuple(kernels)
-    saved = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
-    return LayerSpec(
-        name=name,
-        part=config.name,
-        kernels=tuple(step.kernel for step in steps),
-        parameters=sum(step.parameters for step in steps),
-        replicated_parameters=sum(step.replicated for step in steps),
-        saved=saved_by_policy(saved, SavedActivations(replicated=PerLoad(items=inputs))),
-        output_elements=PerLoad(items=outputs) if outputs else ZERO,
-        sequence_parallel=False,
-    )
 
 
 def _embedding(config: DiTConfig) -> Iterator[ImageKernel]:

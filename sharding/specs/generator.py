@@ -2,15 +2,14 @@
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from configs.architectures import BackboneConfig, DiTConfig, GeneratorConfig, UNetConfig
 from configs.generator import unregistered_generator
 from sharding.specs.autoencoder import autoencoder_layer
 from sharding.specs.diffusion_transformer import dit_block_runs, dit_embedding, dit_head, dit_splits
-from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
+from sharding.specs.image_kernels import ImageKernel, attention, convolution, image_layer, linear, norm, residual_block
 from sharding.specs.layer import (
-    ZERO,
     Kernel,
     LayerSpec,
     PerLoad,
@@ -106,29 +105,6 @@ def _projector(config: GeneratorConfig, backbone: BackboneConfig) -> LayerSpec:
         replicated_parameters=2 * width + out,
         saved=saved_by_policy(saved, inputs),
         output_elements=PerLoad(items=out * count),
-        sequence_parallel=False,
-    )
-
-
-def image_layer(config: GeneratorConfig, name: str, kernels: Iterable[ImageKernel], inputs: int) -> LayerSpec:
-    """A layer of kernels that are counted per image, ending in the loss.
-
-    Args:
-        config: The generator.
-        name: Name of its piece.
-        kernels: The kernels.
-        inputs: Elements that enter it for each image: with full recomputation they alone are saved.
-    """
-    steps = tuple(kernels)
-    saved = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
-    return LayerSpec(
-        name=name,
-        part=config.name,
-        kernels=tuple(step.kernel for step in steps),
-        parameters=sum(step.parameters for step in steps),
-        replicated_parameters=sum(step.replicated for step in steps),
-        saved=saved_by_policy(saved, SavedActivations(replicated=PerLoad(items=inputs))),
-        output_elements=ZERO,
         sequence_parallel=False,
     )
 

@@ -1,9 +1,19 @@
 """Kernels over feature maps of an image, counted per image: what U-Nets and autoencoders consist of."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from sharding.specs.layer import Kernel, Number, PerLoad, SplitSide, matmul_of_rows
+from configs.generator import GeneratorConfig
+from sharding.specs.layer import (
+    Kernel,
+    LayerSpec,
+    Number,
+    PerLoad,
+    SavedActivations,
+    SplitSide,
+    matmul_of_rows,
+    saved_by_policy,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,3 +106,29 @@ def _with_parameters(kernel: Kernel, bias: int, split_by_rows: bool, saved: Numb
     if split_by_rows:
         return ImageKernel(kernel, kernel.weights, bias, saved)
     return ImageKernel(kernel, kernel.weights + bias, 0, saved)
+
+
+def image_layer(
+    config: GeneratorConfig, name: str, kernels: Iterable[ImageKernel], inputs: int, outputs: int = 0
+) -> LayerSpec:
+    """A layer of a generator whose kernels are counted per image.
+
+    Args:
+        config: The generator.
+        name: Name of its piece.
+        kernels: The kernels.
+        inputs: Elements that enter it for each image: with full recomputation they alone are saved.
+        outputs: Elements that it hands on for each image; 0 where it ends in the loss.
+    """
+    steps = tuple(kernels)
+    saved = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
+    return LayerSpec(
+        name=name,
+        part=config.name,
+        kernels=tuple(step.kernel for step in steps),
+        parameters=sum(step.parameters for step in steps),
+        replicated_parameters=sum(step.replicated for step in steps),
+        saved=saved_by_policy(saved, SavedActivations(replicated=PerLoad(items=inputs))),
+        output_elements=PerLoad(items=outputs),
+        sequence_parallel=False,
+    )

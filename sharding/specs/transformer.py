@@ -41,7 +41,7 @@ def _with_feature(block: LayerSpec, name: str, width: int, features: int) -> Lay
 
 
 def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> LayerSpec:
-    """One transformer block: pre-norm attention and a pre-norm feed-forward layer.
+    """One transformer block: attention and a feed-forward layer, with norms before them, after them, or both.
 
     Args:
         config: The architecture.
