@@ -7,6 +7,7 @@ there and back gives the same bits. Results are views wherever that is possible.
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -118,8 +119,8 @@ CONVOLUTION = Transposed((2, 3, 1, 0))
 
 
 @dataclasses.dataclass(frozen=True)
-class InterleavedRotary(TensorLayout):
-    """Channels of heads with rotary positions: the tensor pairs neighbours (2i, 2i + 1), the parameter (i, i + e/2).
+class ReorderedChannels(TensorLayout):
+    """Base class of layouts that order the channels of every head in another way.
 
     Attributes:
         heads: Number of heads.
@@ -129,58 +130,64 @@ class InterleavedRotary(TensorLayout):
     heads: int
     base_layout: TensorLayout = LINEAR
 
+    divisor: ClassVar[int]
+    """Number that divides the channels of a head."""
+
     def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """See `TensorLayout`."""
         (shape,) = self.base_layout.published_shapes(parameter_shapes)
-        if shape[0] % (2 * self.heads):
-            raise ValueError(f"{shape[0]} channels are not pairs of {self.heads} heads")
+        if shape[0] % (self.divisor * self.heads):
+            raise ValueError(f"{shape[0]} channels are not {self.heads} heads of a multiple of {self.divisor} channels")
         return (shape,)
 
     def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
         """See `TensorLayout`."""
         (tensor,) = tensors
-        return self.base_layout.to_parameters((_swap_inner(tensor, (self.heads, -1, 2)),), parameter_shapes)
+        return self.base_layout.to_parameters((self.reorder(tensor),), parameter_shapes)
 
     def to_published(self, parameters: Arrays) -> Arrays:
         """See `TensorLayout`."""
         (tensor,) = self.base_layout.to_published(parameters)
-        return (_swap_inner(tensor, (self.heads, 2, -1)),)
+        return (self.restore(tensor),)
+
+    def reorder(self, tensor: np.ndarray) -> np.ndarray:
+        """The channels in the parameter's order."""
+        raise NotImplementedError
+
+    def restore(self, tensor: np.ndarray) -> np.ndarray:
+        """The inverse of `reorder`."""
+        raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class ColumnsFirst(TensorLayout):
+class InterleavedRotary(ReorderedChannels):
+    """Channels of heads with rotary positions: the tensor pairs neighbours (2i, 2i + 1), the parameter (i, i + e/2)."""
+
+    divisor = 2
+
+    def reorder(self, tensor: np.ndarray) -> np.ndarray:
+        """See `ReorderedChannels`."""
+        return _swap_inner(tensor, (self.heads, -1, 2))
+
+    def restore(self, tensor: np.ndarray) -> np.ndarray:
+        """See `ReorderedChannels`."""
+        return _swap_inner(tensor, (self.heads, 2, -1))
+
+
+class ColumnsFirst(ReorderedChannels):
     """Channels of heads that rotate by columns before those that rotate by rows; the parameter has rows first.
 
     The channels are pairs (i, i + e/2); where the tensor pairs neighbours, this is within `InterleavedRotary`.
-
-    Attributes:
-        heads: Number of heads.
-        base_layout: Layout apart from that; the first dimension of the tensor is that of the channels.
     """
 
-    heads: int
-    base_layout: TensorLayout = LINEAR
+    divisor = 4
 
-    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        """See `TensorLayout`."""
-        (shape,) = self.base_layout.published_shapes(parameter_shapes)
-        if shape[0] % (4 * self.heads):
-            raise ValueError(f"{shape[0]} channels are not pairs for rows and for columns of {self.heads} heads")
-        return (shape,)
-
-    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
-        """See `TensorLayout`."""
-        (tensor,) = tensors
-        return self.base_layout.to_parameters((self._exchanged(tensor),), parameter_shapes)
-
-    def to_published(self, parameters: Arrays) -> Arrays:
-        """See `TensorLayout`."""
-        (tensor,) = self.base_layout.to_published(parameters)
-        return (self._exchanged(tensor),)
-
-    def _exchanged(self, array: np.ndarray) -> np.ndarray:
+    def reorder(self, tensor: np.ndarray) -> np.ndarray:
         """Exchanges the two halves of both halves of every head."""
-        return array.reshape((2 * self.heads, 2, -1, *array.shape[1:]))[:, ::-1].reshape(array.shape)
+        return tensor.reshape((2 * self.heads, 2, -1, *tensor.shape[1:]))[:, ::-1].reshape(tensor.shape)
+
+    def restore(self, tensor: np.ndarray) -> np.ndarray:
+        """See `ReorderedChannels`; the exchange is its own inverse."""
+        return self.reorder(tensor)
 
 
 def _swap_inner(array: np.ndarray, factors: tuple[int, int, int]) -> np.ndarray:
