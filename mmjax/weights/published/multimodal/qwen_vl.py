@@ -1,7 +1,7 @@
-"""Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL: their vision towers with patch mergers, and Qwen2's and Qwen3's decoders.
+"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631), of experts too.
 
-Positions count time, rows and columns. Qwen3-VL adds features of several layers of the tower to the outputs of the
-decoder's first layers.
+They are vision towers with patch mergers, and Qwen2's, Qwen3's and Qwen3-MoE's decoders. Positions count time, rows and
+columns. Qwen3-VL adds features of several layers of the tower to the outputs of the decoder's first layers.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import ModelConfig, VisionConfig
-from mmjax.weights.published.decoders import qwen2, qwen3
-from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen3_vl_vision
+from mmjax.weights.published.decoders import qwen2, qwen3, qwen3_vl_moe
+from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen2_vl_vision, qwen3_vl_vision
 from mmjax.weights.published.encoders.qwen_vision import (
     MERGER_NAMES,
     QWEN3_MERGER_NAMES,
@@ -34,9 +34,12 @@ class QwenVL:
         tower: The vision tower.
         merger: Names of the matmuls behind it.
         decoder: The decoder.
+        other_decoder: The same decoder in files whose tensors have other shapes; None where there are none.
         tying: Whose `tie_word_embeddings` ties the head.
         interleaved: Whether time, rows and columns take turns in the rotation of a head.
-        tokens_per_second: Positions along time of a second of video where `vision_config` says none.
+        tokens_per_second: Positions along time of a second of video where `vision_config` says none; 0 for models
+            that count groups of frames.
+        width_key: Key of `vision_config` for the decoder's width.
     """
 
     name: str
@@ -44,9 +47,11 @@ class QwenVL:
     tower: PublishedArchitecture
     merger: MergerNames
     decoder: PublishedArchitecture
+    other_decoder: PublishedArchitecture | None = None
     tying: Tying
     interleaved: bool = False
     tokens_per_second: float = 0.0
+    width_key: str = "out_hidden_size"
 
     @property
     def encoder(self) -> PublishedEncoder:
@@ -91,17 +96,30 @@ class QwenVL:
         (encoder,), backbone = model.encoders, model.backbone
         speed = {"tokens_per_second": round(backbone.positions_per_second)} if self.tokens_per_second else {}
         return {
-            "vision_config": {**self.encoder.write_config(encoder), "out_hidden_size": backbone.width, **speed},
+            "vision_config": {**self.encoder.write_config(encoder), self.width_key: backbone.width, **speed},
             "text_config": write_sections(self.format.write_decoder_config(backbone), backbone),
         }
 
     @property
     def architecture(self) -> PublishedArchitecture:
         """The published architecture."""
-        return self.format.published(self.name, (self.model_type,), self.read_config, self.write_config)
+        published = self.format.published(self.name, (self.model_type,), self.read_config, self.write_config)
+        if self.other_decoder is None:
+            return published
+        other = dataclasses.replace(self, decoder=self.other_decoder, other_decoder=None).architecture
+        return dataclasses.replace(published, alternatives=(other,))
 
 
 PUBLISHED = (
+    QwenVL(
+        name="Qwen2VLForConditionalGeneration",
+        model_type="qwen2_vl",
+        tower=qwen2_vl_vision.PUBLISHED[0],
+        merger=MERGER_NAMES,
+        decoder=qwen2.PUBLISHED[0],
+        tying="either",
+        width_key="hidden_size",
+    ).architecture,
     QwenVL(
         name="Qwen2_5_VLForConditionalGeneration",
         model_type="qwen2_5_vl",
@@ -117,6 +135,16 @@ PUBLISHED = (
         tower=qwen3_vl_vision.PUBLISHED[0],
         merger=QWEN3_MERGER_NAMES,
         decoder=qwen3.PUBLISHED[0],
+        tying="model",
+        interleaved=True,
+    ).architecture,
+    QwenVL(
+        name="Qwen3VLMoeForConditionalGeneration",
+        model_type="qwen3_vl_moe",
+        tower=qwen3_vl_vision.PUBLISHED[0],
+        merger=QWEN3_MERGER_NAMES,
+        decoder=qwen3_vl_moe.TEXT,
+        other_decoder=qwen3_vl_moe.TEXT_OF_AUTHORS,
         tying="model",
         interleaved=True,
     ).architecture,
