@@ -107,6 +107,6 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: Segm
         raise ValueError(
             f"query {query.dtype}, key {key.dtype}, value {value.dtype}: give one type of float32, bfloat16, float16"
         )
-    if mask.query_segments.shape != query.shape[:2] or mask.key_segments.shape != key.shape[:2]:
-        segments = f"{list(mask.query_segments.shape)} queries and {list(mask.key_segments.shape)} keys"
+    if mask.queries.segments.shape != query.shape[:2] or mask.keys.segments.shape != key.shape[:2]:
+        segments = f"{list(mask.queries.segments.shape)} queries and {list(mask.keys.segments.shape)} keys"
         raise ValueError(f"{shapes}: the mask is of {segments}; give one segment for each position")

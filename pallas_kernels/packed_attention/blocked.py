@@ -20,13 +20,8 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.packed_attention.block_pairs import BlockPairs, split_into_blocks
 from pallas_kernels.packed_attention.dense import MASKED_SCORE
 from pallas_kernels.packed_attention.scores import ScoreOptions
-from pallas_kernels.packed_attention.segment_mask import (
-    SegmentMask,
-    TokenIds,
-    mask_ids,
-    visibility,
-    with_block_pairs,
-)
+from pallas_kernels.packed_attention.segment_mask import SegmentMask, with_block_pairs
+from pallas_kernels.packed_attention.token_ids import TokenIds, visibility
 from pallas_kernels.varying import make_varying, varying_axes
 
 
@@ -43,7 +38,7 @@ def attend(
     # All operands are cast to the same varying axes outside the custom derivative, so that JAX sums (`psum`) the
     # cotangent of an operand that is replicated over some of these axes.
     operands = (query, key, value) if sinks is None else (query, key, value, sinks.astype(jnp.float32))
-    axes = frozenset().union(*map(varying_axes, (*operands, mask.query_segments)))
+    axes = frozenset().union(*map(varying_axes, (*operands, mask.queries.segments)))
     query, key, value, *rest = make_varying(operands, tuple(sorted(axes)))
     return _attend(query, key, value, rest[0] if rest else None, mask, options)
 
@@ -161,7 +156,7 @@ class _Blocks:
         )  # m, n
         self._ids = tuple(
             TokenIds(*(None if of is None else _flatten_rows(split_into_blocks(of, size)) for of in ids))
-            for ids, size in zip(mask_ids(mask), self._sizes, strict=True)
+            for ids, size in zip((mask.queries, mask.keys), self._sizes, strict=True)
         )
 
     def split_queries(self, x: Float[Array, "r s h e"]) -> Float[Array, "rm k gq e"]:
