@@ -184,3 +184,21 @@ def test_a_file_without_sections_is_refused():
     values = {"model_type": "qwen3_vl", "vision_config": VISION, "text_config": TEXT}
     with pytest.raises(UserError, match="has no mrope_section"):
         registry.read_architecture(values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "changed", "said"),
+    [
+        ("qwen2_vl", "vision_config", {"model_type": "clip_vision_model"}, "vision_config is of type"),
+        ("qwen2_vl", "text_config", {"use_sliding_window": True}, "use_sliding_window is true"),
+        ("qwen2_5_vl", "text_config", {"model_type": "llama"}, "text_config is of type 'llama'"),
+        ("qwen3_vl", "vision_config", {"num_position_embeddings": 26}, "num_position_embeddings is 26"),
+        ("qwen3_vl_moe", "text_config", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("qwen3_vl_moe", "text_config", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    ],
+)
+def test_unsupported_values_are_refused_by_key(kind, part, changed, said, saved):
+    published = registry.find_architecture(kind)
+    values = registry.write_architecture(published, open_checkpoint(saved(kind)[1]).config)
+    with pytest.raises(ValueError, match=said):
+        published.read_config({**values, part: {**values[part], **changed}})
