@@ -1,4 +1,4 @@
-"""Ring attention over several devices against attention on one: output, gradients, and how the work is divided."""
+"""Attention over several devices, by a ring and by heads, against attention on one, and how the work is divided."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.relative_error import relative_error
-from pallas_kernels.packed_attention import make_ring_mask, make_segment_mask, packed_attention
+from pallas_kernels.packed_attention import HeadExchangeMask, make_ring_mask, make_segment_mask, packed_attention
 from pallas_kernels.packed_attention.zigzag import chunk_size, gather_zigzag, split_zigzag, zigzag_order
 from tests.pallas_kernels.packed_attention.cases import AttentionCase, branches_of, rows
 
@@ -43,10 +43,18 @@ def ring_cases(draw):
     return AttentionCase(segments, None, branches, causal, window), blocks
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+def ring_mask(mask):
+    return make_ring_mask(mask, AXES, block=8)
+
+
+def head_exchange_mask(mask):
+    return HeadExchangeMask(mask, AXES)
+
+
+@pytest.mark.parametrize(("divided", "ranks"), [(ring_mask, 2), (ring_mask, 4), (head_exchange_mask, 2)])
 @hypothesis.given(ring_cases(), st.integers(0, 2**32 - 1))
 @hypothesis.settings(max_examples=12)
-def test_ring_attention_equals_attention_on_one_device(ranks, drawn, seed):
+def test_attention_over_ranks_equals_attention_on_one_device(divided, ranks, drawn, seed):
     case, blocks = drawn
     random = np.random.default_rng(seed)
     length = case.segments.shape[1]
@@ -62,9 +70,9 @@ def test_ring_attention_equals_attention_on_one_device(ranks, drawn, seed):
     expected, back = jax.vjp(lambda *arrays: attend(lambda mask: mask, *arrays), query, key, value, sinks)
     expected_gradients = back(cotangent)
 
-    def ring(query, key, value, cotangent, segments, branches, blocks, positions):
+    def on_rank(query, key, value, cotangent, segments, branches, blocks, positions):
         def attend_here(*arrays):
-            mask = make_ring_mask(mask_of(case, segments, branches, blocks, positions), AXES, block=8)
+            mask = divided(mask_of(case, segments, branches, blocks, positions))
             *sides, sinks = arrays
             local = [split_zigzag(x, AXES) for x in sides]
             return gather_zigzag(packed_attention(*local, mask, sinks=sinks, **options), AXES)
@@ -73,7 +81,7 @@ def test_ring_attention_equals_attention_on_one_device(ranks, drawn, seed):
         return output, *back(cotangent)
 
     specs = (*(P("data"),) * 4, P())
-    actual = on_ranks(ring, ranks, (query, key, value, cotangent, *ids), specs)
+    actual = on_ranks(on_rank, ranks, (query, key, value, cotangent, *ids), specs)
     for result, exact in zip(actual, (expected, *expected_gradients), strict=True):
         assert relative_error(result, np.asarray(exact, np.float64)) < 2e-6
 
@@ -123,3 +131,14 @@ def test_positions_split_among_ranks_come_together_again(shape):
     x = jnp.arange(np.prod(shape)).reshape(shape)
     whole = on_ranks(lambda x: gather_zigzag(split_zigzag(x, AXES), AXES), 4, (x,), P("data"))
     np.testing.assert_array_equal(whole, x)
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused():
+    def attend(x, segments):
+        mask = HeadExchangeMask(make_segment_mask(segments), AXES)
+        local = split_zigzag(x, AXES)
+        return gather_zigzag(packed_attention(local, local, local, mask), AXES)
+
+    arguments = (jnp.ones((2, 16, 6, 4)), np.ones((2, 16), np.int32))
+    with pytest.raises(ValueError, match="4 context-parallel ranks do not divide 6 heads of a tensor rank"):
+        on_ranks(attend, 4, arguments, P("data"))
