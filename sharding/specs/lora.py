@@ -43,7 +43,13 @@ def _transformer(config: TransformerConfig) -> Iterator[AdaptedProjection]:
 
 @adapted_projections.register
 def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
-    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
+    if config.latent_attention is None:
+        yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
+    else:
+        inputs = config.latent_attention.query_rank or config.width
+        yield AdaptedProjection("query", inputs, config.query_width, False, PerLoad(1))
+        value_width = config.heads * config.latent_attention.value_width
+        yield AdaptedProjection("output", value_width, config.width, True, PerLoad(1))
     if config.experts is None:  # experts have no adapters
         yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 

@@ -5,6 +5,7 @@ import dataclasses
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
+from sharding.specs.latent_attention import with_latent_attention
 from sharding.specs.layer import (
     ZERO,
     Kernel,
@@ -25,13 +26,20 @@ def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSp
     The embedding hands on the features that are added to the outputs of those blocks (DeepStack).
     """
     backbone = config.backbone
-    block = block_layer(backbone, causal=True, rotary=backbone.positions == "rotary")
+    block = _backbone_block(backbone)
     if backbone.experts:
         block = with_experts(block, backbone, backbone.experts)
     width, early = backbone.width, config.early_blocks
     embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
     first = (_with_feature(block, f"early_{layer}", width, early - layer) for layer in range(early))
     return (embedding, *first), block, (_head(backbone),)
+
+
+def _backbone_block(config: BackboneConfig) -> LayerSpec:
+    """A block of a backbone, with a feed-forward layer."""
+    block = block_layer(config, causal=True, rotary=config.positions == "rotary")
+    latent = config.latent_attention
+    return block if latent is None else with_latent_attention(block, config, latent)
 
 
 def _with_feature(block: LayerSpec, name: str, width: int, features: int) -> LayerSpec:

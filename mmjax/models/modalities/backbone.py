@@ -9,7 +9,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
+from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
+from mmjax.models.layers.latent_attention import LatentAttention
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
@@ -149,6 +151,19 @@ class BackboneBlock(TransformerBlock):
         super().__init__(config)
         if config.bidirectional != "none":
             self.batch_keys = (*type(self).batch_keys, "blocks")
+
+    @staticmethod
+    def build_attention(config: BackboneConfig) -> Attention | LatentAttention:
+        """Attention with keys and values of its own, or expanded from latent vectors."""
+        if config.latent_attention is None:
+            return build_attention(config)
+        return LatentAttention(
+            config.width,
+            config.heads,
+            config.latent_attention,
+            score_scale=config.score_scale,
+            score_softcap=config.score_softcap,
+        )
 
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> BlockInputs:
