@@ -5,12 +5,29 @@ import json
 
 from configs.strict_json import parse_json
 from data.errors import DataError
+from data.media.any_resolution import AnyResolution
+from data.media.canvas_tiling import CanvasTiling
+from data.media.longest_edge import LongestEdge
+from data.media.pan_and_scan import PanAndScan
 from data.media.pixel_range import PixelRange
+from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
 from data.media.video_sampling import VideoSampling
 from data.text.video_layout import VideoLayout
 
-_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution, PixelRange)}
+_TILINGS = {
+    tiling.__name__: tiling
+    for tiling in (
+        AnyResolution,
+        CanvasTiling,
+        DynamicTiling,
+        LongestEdge,
+        NativeResolution,
+        PanAndScan,
+        PixelRange,
+        SquareImage,
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +66,16 @@ class PromptFormat:
                 fields[name] for name in ("tiling", "template", "generation_template", "video")
             )
             if tiling is not None:
-                tiling = _TILINGS[tiling.pop("kind")](**tiling)
+                kind = _TILINGS[tiling.pop("kind")]
+                tiling = kind(**{name: _as_tuple(value) for name, value in tiling.items()})
             if not (isinstance(template, str) and isinstance(generation_template, str)):
                 raise TypeError("a template's name is a text")
             layout = VideoLayout(**{**video, "sampling": VideoSampling(**video["sampling"])})
             return cls(template, generation_template, tiling, layout)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not written by PromptFormat.to_json: {error!r}") from error
+
+
+def _as_tuple(value: object) -> object:
+    """A list of JSON, and lists within it, as the tuples that they were written from."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
