@@ -100,8 +100,9 @@ class AnyResolution:
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The whole input, then the tiles in raster order."""
-        whole, *_ = self.image_sizes(*pixels.shape[:2], cell_size)
-        rows, columns = self.grid(*pixels.shape[:2])
+        height, width = pixels.shape[:2]
+        whole, *_ = self.image_sizes(height, width, cell_size)
+        rows, columns = self.grid(height, width)
         side = self.tile_size
         canvas = self._on_canvas(pixels, rows * side, columns * side)
         tiles = canvas.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)

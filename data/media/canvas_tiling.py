@@ -73,11 +73,12 @@ class CanvasTiling:
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The tiles in raster order, then the whole input."""
-        whole, *_ = self.image_sizes(*pixels.shape[:2], cell_size)
-        rows, columns = self.grid(*pixels.shape[:2])
+        height, width = pixels.shape[:2]
+        whole, *_ = self.image_sizes(height, width, cell_size)
+        rows, columns = self.grid(height, width)
         side = self.tile_size
         canvas = np.zeros((rows * side, columns * side, 3), np.uint8)
-        size = self._fitted(*pixels.shape[:2], rows * side, columns * side)
+        size = self._fitted(height, width, rows * side, columns * side)
         canvas[: size[0], : size[1]] = resized(pixels, size, self.resampling)
         if rows * columns == 1:
             return [canvas]

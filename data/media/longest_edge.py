@@ -38,5 +38,6 @@ class LongestEdge:
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The one image."""
-        (size,) = self.image_sizes(*pixels.shape[:2], cell_size)
+        height, width = pixels.shape[:2]
+        (size,) = self.image_sizes(height, width, cell_size)
         return [resized(pixels, size, self.resampling)]

@@ -61,6 +61,7 @@ class PanAndScan:
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The whole image, then its parts."""
-        size, *_ = self.image_sizes(*pixels.shape[:2], cell_size)
-        parts = [pixels, *(pixels[part] for part in self.crops(*pixels.shape[:2]))]
+        height, width = pixels.shape[:2]
+        size, *_ = self.image_sizes(height, width, cell_size)
+        parts = [pixels, *(pixels[part] for part in self.crops(height, width))]
         return [resized(part, size, self.resampling) for part in parts]
