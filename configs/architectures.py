@@ -6,6 +6,7 @@ from configs.backbone import BackboneConfig
 from configs.checks import require_types
 from configs.diffusion_transformer import DiTConfig
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
+from configs.experts import ExpertsConfig, RouterConfig
 from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
@@ -16,7 +17,6 @@ from configs.generator import (
     UNetConfig,
 )
 from configs.lora import LoraConfig
-from configs.transformer import ExpertsConfig
 
 __all__ = [
     "DTYPE_BYTES",
@@ -33,6 +33,7 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "RectifiedFlowSchedule",
+    "RouterConfig",
     "ScaledLinearSchedule",
     "VisionConfig",
 ]

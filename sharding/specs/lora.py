@@ -4,11 +4,14 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
+from configs.architectures import GeneratorConfig, UNetConfig
 from configs.lora import LoraConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.generator import transformer_blocks
 from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, matmul_of_rows, saved_by_policy
+
+FEED_FORWARD_PROJECTIONS = ("gate", "up", "down")
+"""Those of a feed-forward layer among `configs.lora.TARGETS`."""
 
 
 class AdaptedProjection(NamedTuple):
@@ -42,13 +45,6 @@ def _transformer(config: TransformerConfig) -> Iterator[AdaptedProjection]:
 
 
 @adapted_projections.register
-def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
-    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
-    if config.experts is None:  # experts have no adapters
-        yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
-
-
-@adapted_projections.register
 def _generator(config: UNetConfig) -> Iterator[AdaptedProjection]:
     for width, area in transformer_blocks(config):
         pixels = PerLoad(items=area)
@@ -76,15 +72,23 @@ def _feed_forward(width: int, hidden: int, gated: bool, positions: PerLoad) -> I
     yield AdaptedProjection("down", hidden, width, True, positions)
 
 
-def adapter_layer(config: TransformerConfig | GeneratorConfig, stack: str, lora: LoraConfig) -> LayerSpec:
+def adapter_layer(
+    config: TransformerConfig | GeneratorConfig, stack: str, lora: LoraConfig, *, has_experts: bool = False
+) -> LayerSpec:
     """The adapters of one layer of a stack.
 
     Args:
         config: The adapted module.
         stack: Name of the layers that are adapted, such as `blocks`.
         lora: Rank and targets.
+        has_experts: Whether the layer has experts, which have no adapters, in place of its feed-forward layer.
     """
-    targets = [projection for projection in adapted_projections(config) if projection.name in lora.targets]
+    left_out = FEED_FORWARD_PROJECTIONS if has_experts else ()
+    targets = [
+        projection
+        for projection in adapted_projections(config)
+        if projection.name in lora.targets and projection.name not in left_out
+    ]
     rank = lora.rank
     hidden = sum((projection.positions * rank for projection in targets), start=ZERO)
     return LayerSpec(

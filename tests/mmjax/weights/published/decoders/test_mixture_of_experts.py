@@ -3,14 +3,14 @@
 import json
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig
 from configs.errors import UserError
-from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss, route_top_k
+from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss
+from mmjax.models.layers.router import route_tokens
 from mmjax.weights import registry
 from tests.mmjax.weights.published.decoders.decoder_parity import (
     TOKENS,
@@ -68,7 +68,7 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     output = export_backbone(tmp_path / "theirs", tmp_path / "again")
     assert same_tensors(tmp_path / "theirs", output)
     config = read_backbone_config(tmp_path / "theirs")
-    assert config.experts.balance_weight == 0.02 and config.experts.normalise == (case != "qwen2_moe")
+    assert config.experts.balance_weight == 0.02 and config.experts.router.normalise == (case != "qwen2_moe")
     published = registry.find_architecture(kind.lower().replace("moe", "_moe"))
     written = registry.write_architecture(published, config)
     assert published.read_config(json.loads(json.dumps(written))) == config
@@ -89,11 +89,11 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
     theirs = load_balancing_loss_func(
         tuple(torch.tensor(each) for each in logits), experts, top, torch.tensor(mask) if padded else None
     )
-    probabilities = jax.nn.softmax(jnp.asarray(logits.reshape(1, -1, experts)))
-    chosen, _ = route_top_k(probabilities, ExpertsConfig(count=experts, top_k=top))
+    routing = route_tokens(jnp.asarray(logits.reshape(1, -1, experts)), ExpertsConfig(count=experts, top_k=top))
     segments = np.tile(mask.reshape(1, -1), (1, layers)).astype(np.int32)
     shares = (segments / segments.sum()).astype(np.float32)
-    ours = load_balancing_loss(probabilities, chosen, BalancingWeights(jnp.asarray(segments), jnp.asarray(shares)))
+    balancing = BalancingWeights(jnp.asarray(segments), jnp.asarray(shares))
+    ours = load_balancing_loss(routing.probabilities, routing.experts, balancing)
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5)
 
 
