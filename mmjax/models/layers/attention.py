@@ -8,7 +8,7 @@ from configs.transformer import TransformerConfig
 from mmjax.models.layers.linear import Linear, column_parallel_projections
 from mmjax.models.layers.normalization import Norm, build_norm
 from mmjax.models.layers.positions import RotaryCosSin, apply_rotary
-from pallas_kernels.packed_attention import SegmentMask, packed_attention
+from pallas_kernels.packed_attention.api import Mask, packed_attention
 from sharding.axes import Axes
 
 
@@ -67,7 +67,7 @@ class Attention(nnx.Module):
         x: Float[Array, "r q d"],
         axes: Axes,
         *,
-        mask: SegmentMask | None = None,
+        mask: Mask | None = None,
         rotary: RotaryCosSin | None = None,
         context: Float[Array, "r t c"] | None = None,
     ) -> Float[Array, "r q d"]:
@@ -92,7 +92,7 @@ class Attention(nnx.Module):
         query: Float[Array, "r s h e"],
         key: Float[Array, "r t k e"],
         value: Float[Array, "r t k e"],
-        mask: SegmentMask,
+        mask: Mask,
     ) -> Float[Array, "r s h e"]:
         """The weighted sums of values, before the output projection."""
         return packed_attention(query, key, value, mask, scale=self.score_scale, softcap=self.score_softcap)

@@ -21,7 +21,7 @@ from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.router import TokenRouting, route_tokens
 from mmjax.models.layers.tensor_parallel import mark_saveable
-from pallas_kernels.varying import make_varying
+from pallas_kernels.varying import make_varying, rank_count
 from sharding.axes import Axes
 from sharding.expert_transfer import Routing, chosen_transfer
 
@@ -76,7 +76,7 @@ class MixtureOfExperts(nnx.Module):
     ) -> tuple[Float[Array, "r s d"], Float[Array, ""]]:
         """The layer's output, and its load-balancing loss summed over the local rows."""
         y, routing = self._apply(x, axes)
-        loss = load_balancing_loss(routing.probabilities, routing.experts, balancing)
+        loss = load_balancing_loss(routing.probabilities, routing.experts, balancing, axes)
         return y, self.config.balance_weight * loss
 
     @jax.named_scope("experts")
@@ -197,7 +197,7 @@ def _local_first(
 
 
 def load_balancing_loss(
-    probabilities: Float[Array, "r s E"], experts: Int[Array, "r s k"], balancing: BalancingWeights
+    probabilities: Float[Array, "r s E"], experts: Int[Array, "r s k"], balancing: BalancingWeights, axes: Axes
 ) -> Float[Array, ""]:
     """Sum over tokens t of weight_t * E * sum_i f_i p_ti, with the E experts i.
 
@@ -207,13 +207,16 @@ def load_balancing_loss(
     choices, of Mixtral's published code, taken over the sample instead of over all that shares its batch. Of sigmoid
     scores it is k times DeepSeek-V3's sequence-wise loss (arXiv 2412.19437, equations 17 to 20).
     """
-    count, max_segments = probabilities.shape[-1], probabilities.shape[1] + 1
+    count, ranks = probabilities.shape[-1], rank_count(axes.context) if axes.context else 1
+    max_segments = probabilities.shape[1] * ranks + 1
     chosen = jnp.sum(jax.nn.one_hot(experts, count, dtype=jnp.float32), axis=2)  # [r, s, E]
 
     def segment_means(chosen: jax.Array, segments: jax.Array) -> jax.Array:
         """Fraction of the tokens of each token's segment that chose each expert: `[s, E]`, for one row."""
         sums = jax.ops.segment_sum(chosen, segments, max_segments)
         lengths = jax.ops.segment_sum(jnp.ones(segments.shape), segments, max_segments)
+        if axes.context:
+            sums, lengths = lax.psum((sums, lengths), axes.context)
         return (sums / jnp.maximum(lengths, 1.0)[:, None])[segments]
 
     fractions = lax.stop_gradient(jax.vmap(segment_means)(chosen, balancing.segments))  # [r, s, E]

@@ -10,13 +10,19 @@ from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.backbone import BackboneBlockRun
+from mmjax.models.layers.context_parallel import (
+    context_positions,
+    gather_context,
+    local_positions,
+    take_positions,
+)
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
-    all_gather_positions,
+    all_gather_sequence,
     first_vocabulary_row,
-    local_positions,
+    sequence_positions,
     vocabulary_parallel_logits,
 )
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
@@ -75,7 +81,9 @@ def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
         name=f"early_{layer}",
         part=backbone.name,
         build=lambda: kind(backbone),
-        shared_inputs=lambda batch: kind.inputs_of_layer(backbone, kind.shared_inputs(backbone, batch), layer),
+        shared_inputs=lambda batch, axes=NO_AXES: kind.inputs_of_layer(
+            backbone, kind.shared_inputs(backbone, batch, axes), layer
+        ),
         sequence_parallel=True,
     )
 
@@ -116,8 +124,8 @@ class TokenEmbedding(PieceModule):
     def __call__(
         self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes
     ) -> Float[Array, "r q d"] | EarlyActivations:
-        """Embeds this rank's positions q; all s where `axes.sequence` is empty."""
-        x = local_positions(self._look_up(batch["tokens"], axes), axes)
+        """Embeds this rank's positions q of all s."""
+        x = sequence_positions(self._look_up(context_positions(batch["tokens"], axes), axes), axes)
         features = [jnp.zeros_like(x)] * self.early_blocks
         for name in self.encoders:
             index = local_positions(batch[f"{name}_index"], axes)
@@ -158,9 +166,9 @@ class BackboneBlock(TransformerBlock):
             self.batch_keys = (*type(self).batch_keys, "blocks")
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> BlockInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
         """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
-        return block_inputs(config, batch)
+        return block_inputs(config, batch, axes)
 
     @staticmethod
     def inputs_of_layer(config: BackboneConfig, shared: BlockInputs, layer: int | jax.Array) -> SharedInputs:
@@ -193,10 +201,10 @@ class ExpertBlock(BackboneBlock):
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> ExpertSharedInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> ExpertSharedInputs:
         """Mask and rotation, and the tokens' weights in the load-balancing loss."""
-        balancing = BalancingWeights(batch["segments"], batch["shares"])
-        return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch), balancing)
+        balancing = BalancingWeights(*(context_positions(batch[name], axes) for name in ("segments", "shares")))
+        return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch, axes), balancing)
 
     @staticmethod
     def inputs_of_layer(
@@ -212,11 +220,11 @@ class ExpertBlock(BackboneBlock):
         mask, rotary = shared.attention
         normed = self.attention_input(x)
         x, normed = self.add_attention(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
-        # Experts take all positions of a row, because the balance of a sample is measured over all of its tokens.
+        # Tensor ranks route all positions, because the balance of a sample is measured over all of its tokens.
         y, loss = self.mlp.with_balancing_loss(
-            all_gather_positions(normed, axes), shared.balancing, axes.without_sequence
+            all_gather_sequence(normed, axes), shared.balancing, axes.without_sequence
         )
-        y = local_positions(y, axes)
+        y = sequence_positions(y, axes)
         return LayerOutput(self.add_mlp(x, y), loss / self.layers_with_experts)
 
 
@@ -240,15 +248,22 @@ class LanguageHead(PieceModule):
     def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """The language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
-        predictions = token_predictions(self.logits(hidden, axes), batch["targets"], axes)
-        loss, auxiliary_losses = weighted_loss(self.loss, predictions, batch["weights"], axes)
-        hidden = all_gather_positions(hidden, axes) if self.generators else hidden  # [r, s, d]
-        conditions = {name: hidden_states_at(hidden, batch[f"{name}_conditions"]) for name in self.generators}
-        return ModuleOutput(conditions, loss, {"correct": predictions.is_most_likely}, auxiliary_losses)
+        targets, weights = (context_positions(batch[name], axes) for name in ("targets", "weights"))
+        predictions = token_predictions(self.logits(hidden, axes), targets, axes)
+        loss, auxiliary_losses = weighted_loss(self.loss, predictions, weights, axes)
+        hidden = all_gather_sequence(hidden, axes) if self.generators else hidden  # [r, s / cp, d]
+        length = batch["targets"].shape[1]
+        conditions = {
+            name: hidden_states_at(hidden, batch[f"{name}_conditions"], length, axes) for name in self.generators
+        }
+        correct = gather_context(predictions.is_most_likely, axes)
+        return ModuleOutput(conditions, loss, {"correct": correct}, auxiliary_losses)
 
 
-def hidden_states_at(hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"]) -> Float[Array, "r g q d"]:
-    """Hidden states at q positions for each of the g generated images of a row."""
+def hidden_states_at(
+    hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"], length: int, axes: Axes
+) -> Float[Array, "r g q d"]:
+    """Hidden states at q positions for each of the g generated images of a row of a length."""
     rows, images, count = positions.shape
-    flat = jnp.take_along_axis(hidden, positions.reshape(rows, images * count, 1), axis=1)  # [r, g q, d]
+    flat = take_positions(hidden, positions.reshape(rows, images * count), length, axes)  # [r, g q, d]
     return flat.reshape(rows, images, count, hidden.shape[-1])

@@ -87,6 +87,8 @@ class PublishedArchitecture:
         aliases: Prefixes of tensor names in some files, with the prefix that `rules` and `ignored` have instead; the
             first that fits is replaced.
         file_stem: Stem of the file names: `model` in model.safetensors and model.safetensors.index.json.
+        alternatives: The same architecture by other rules, where files of one model type differ in shapes of tensors.
+            A folder is read and written by the rules that fit the shapes of its tensors best.
     """
 
     name: str
@@ -99,6 +101,7 @@ class PublishedArchitecture:
     duplicates: Callable[[Config], Mapping[str, str]] = _no_duplicates
     aliases: tuple[tuple[str, str], ...] = ()
     file_stem: str = "model"
+    alternatives: tuple["PublishedArchitecture", ...] = ()
 
 
 def expand_numbers(name: str, field: str, count: int) -> tuple[str, ...]:

@@ -168,13 +168,14 @@ def test_the_balancing_loss_ignores_padding_and_is_least_for_even_routing():
     even = jnp.full((1, 4, 4), 0.25)
     chosen = jnp.asarray([[[0], [1], [2], [3]]], jnp.int32)
     ones = BalancingWeights(jnp.ones((1, 4), jnp.int32), jnp.full((1, 4), 0.25))
-    np.testing.assert_allclose(load_balancing_loss(even, chosen, ones), 1.0)
+    np.testing.assert_allclose(load_balancing_loss(even, chosen, ones, Axes()), 1.0)
     crowded = jax.nn.softmax(jnp.zeros((1, 4, 4)).at[..., 0].set(5.0))
-    assert load_balancing_loss(crowded, jnp.zeros_like(chosen), ones) > 3
+    assert load_balancing_loss(crowded, jnp.zeros_like(chosen), ones, Axes()) > 3
     padded = BalancingWeights(jnp.asarray([[1, 1, 0, 0]], jnp.int32), jnp.asarray([[0.5, 0.5, 0, 0]], jnp.float32))
     alone = BalancingWeights(padded.segments[:, :2], padded.loss_shares[:, :2])
     np.testing.assert_allclose(
-        load_balancing_loss(crowded, chosen, padded), load_balancing_loss(crowded[:, :2], chosen[:, :2], alone)
+        load_balancing_loss(crowded, chosen, padded, Axes()),
+        load_balancing_loss(crowded[:, :2], chosen[:, :2], alone, Axes()),
     )
 
 

@@ -12,6 +12,7 @@ from configs.errors import UserError
 from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss
 from mmjax.models.layers.router import route_tokens
 from mmjax.weights import registry
+from sharding.axes import Axes
 from tests.mmjax.weights.published.decoders.decoder_parity import (
     TOKENS,
     backbone_logits,
@@ -93,7 +94,7 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
     segments = np.tile(mask.reshape(1, -1), (1, layers)).astype(np.int32)
     shares = (segments / segments.sum()).astype(np.float32)
     balancing = BalancingWeights(jnp.asarray(segments), jnp.asarray(shares))
-    ours = load_balancing_loss(routing.probabilities, routing.experts, balancing)
+    ours = load_balancing_loss(routing.probabilities, routing.experts, balancing, Axes())
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5)
 
 
