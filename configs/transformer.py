@@ -29,6 +29,8 @@ class TransformerConfig:
         norm_offset: Whether an RMSNorm scales by 1 + its parameter (Gemma).
         score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
         score_softcap: Scores of attention are softcap * tanh(score / softcap) (Gemma 2); 0 for no limit.
+        attention_sinks: Whether every head has a learned score for attending to nothing, which joins the softmax's
+            denominator (gpt-oss, arXiv 2508.10925).
         norm: `layernorm` (arXiv 1607.06450) or `rmsnorm` (arXiv 1910.07467).
         norm_epsilon: Added to the variance or the mean square.
         norm_bias: Whether a LayerNorm has a bias; an RMSNorm has none.
@@ -55,6 +57,7 @@ class TransformerConfig:
     norm_offset: bool = False
     score_scale: float = 0.0
     score_softcap: float = 0.0
+    attention_sinks: bool = False
     norm_epsilon: float = 1e-6
     norm_bias: bool = True
     activation: str = "gelu_tanh"

@@ -165,6 +165,7 @@ def _vector_parameters(config: TransformerConfig) -> tuple[int, int]:
     replicated += width * (("output" in config.biases) + ("mlp" in config.biases) + 2 * (config.layer_scale != 0))
     biases = {"query": query_width, "key": kv_width, "value": kv_width, "mlp": up}
     split = sum(size for name, size in biases.items() if name in config.biases)
+    split += config.heads * config.attention_sinks
     if config.qk_norm == "head":
         replicated += 2 * norm_parameters(config, config.head_width)
     if config.qk_norm == "width":

@@ -43,6 +43,9 @@ KINDS = {
         score_softcap=2.0,
         logit_softcap=3.0,
     ),
+    "gpt-oss": dataclasses.replace(
+        PLAIN, attention_sinks=True, attention_pattern=("local", "global"), attention_window=4, biases=("query",)
+    ),
     "parallel, normed queries": dataclasses.replace(PLAIN, parallel_block=True, qk_norm="head", layer_scale=0.1),
 }
 TEXTS = np.random.default_rng(0).integers(0, 16, (3, ROW))

@@ -99,11 +99,12 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         ),
     ),
 )
-MODELS["as Gemma's"] = ModelConfig(
+MODELS["as Gemma's, with sinks"] = ModelConfig(
     (),
     dataclasses.replace(
         BACKBONE,
         attention_width=48,
+        attention_sinks=True,
         norms="both",
         norm_offset=True,
         qk_norm="head",

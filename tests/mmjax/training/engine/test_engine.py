@@ -138,7 +138,7 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
 
 
 def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_with_either():
-    """What Gemma 2 and 3 have, each an option of the block."""
+    """What Gemma 2 and 3 and gpt-oss have, each an option of the block."""
     gemma = dataclasses.replace(
         BACKBONE,
         depth=3,
@@ -152,6 +152,7 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
         attention_window=3,
         local_rope_base=100.0,
         embedding_scale=3.0,
+        attention_sinks=True,
         logit_softcap=4.0,
         activation="gelu_tanh",
     )
