@@ -42,10 +42,13 @@ QWEN = {
     "num_experts": 6,
 }
 QWEN3 = {**SMALL, "head_dim": 8, "intermediate_size": 20, "moe_intermediate_size": 12, "num_experts": 6}
+GPT_OSS = {**SMALL, "head_dim": 8, "intermediate_size": 12, "num_local_experts": 6, "sliding_window": 5}
 CASES = {
     "qwen3_moe": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "swiglu_limit": 1.0}),
+    "gpt_oss, unscaled": ("GptOss", {**GPT_OSS, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     "qwen2_moe, normalised": ("Qwen2Moe", {**QWEN, "norm_topk_prob": True, "num_experts_per_tok": 3}),
 }
 
@@ -70,7 +73,7 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     assert same_tensors(tmp_path / "theirs", output)
     config = read_backbone_config(tmp_path / "theirs")
     assert config.experts.balance_weight == 0.02 and config.experts.router.normalise == (case != "qwen2_moe")
-    published = registry.find_architecture(kind.lower().replace("moe", "_moe"))
+    published = registry.find_architecture(case.partition(",")[0])
     written = registry.write_architecture(published, config)
     assert published.read_config(json.loads(json.dumps(written))) == config
     (output / "config.json").write_text(json.dumps({**written, "torch_dtype": "float32"}))
@@ -104,6 +107,8 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
         ("mixtral", {**MIXTRAL, "sliding_window": 8}, "sliding_window is 8"),
         ("qwen2_moe", {**QWEN, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
         ("qwen2_moe", {**QWEN, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ("gpt_oss", {**GPT_OSS, "swiglu_alpha": 1.5}, "swiglu_alpha is 1.5; only 1.702"),
+        ("gpt_oss", {**GPT_OSS, "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ],
 )
 def test_unsupported_values_are_refused_by_key(model_type, values, message):
@@ -117,6 +122,7 @@ def test_unsupported_values_are_refused_by_key(model_type, values, message):
         ("mixtral", None, "experts is None"),
         ("mixtral", ExpertsConfig(shared_ffn=8), "shared_ffn=8"),
         ("qwen2_moe", ExpertsConfig(), "shared_ffn is 0"),
+        ("gpt_oss", ExpertsConfig(), "biases=False"),
     ],
 )
 def test_writing_an_unsupported_configuration_is_refused(model_type, experts, message):
