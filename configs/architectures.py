@@ -16,6 +16,7 @@ from configs.generator import (
     ScaledLinearSchedule,
     UNetConfig,
 )
+from configs.latent_attention import LatentAttentionConfig
 from configs.lora import LoraConfig
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ExpertsConfig",
     "GeneratorConfig",
     "UNetConfig",
+    "LatentAttentionConfig",
     "LoraConfig",
     "ModelConfig",
     "RectifiedFlowSchedule",

@@ -8,6 +8,7 @@ import numpy as np
 
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
+from configs.latent_attention import LatentAttentionConfig
 from configs.rope import RopeScaling
 from configs.transformer import TransformerConfig
 
@@ -58,6 +59,8 @@ class BackboneConfig(TransformerConfig):
         attention_window: Positions, itself included, that a position of a local layer attends to.
         local_rope_base: Base of the rotary frequencies of local layers, which are then not scaled; 0 for those of
             global layers.
+        latent_attention: Attention whose keys and values are expanded from latent vectors (DeepSeek-V2 and V3); None
+            for keys and values of their own.
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
@@ -87,6 +90,7 @@ class BackboneConfig(TransformerConfig):
     attention_pattern: tuple[AttentionKind, ...] = ("global",)
     attention_window: int = 0
     local_rope_base: float = 0.0
+    latent_attention: LatentAttentionConfig | None = None
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0
     tie_embeddings: bool = False
@@ -98,8 +102,9 @@ class BackboneConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
-        if self.positions == "rotary" and self.head_width % 2:
-            raise ValueError(f"BackboneConfig: head width {self.head_width} is odd; rotary positions need pairs")
+        if self.positions == "rotary" and self.rotary_width % 2:
+            raise ValueError(f"BackboneConfig: head width {self.rotary_width} is odd; rotary positions need pairs")
+        self._check_latent_attention()
         self._check_experts()
         self._check_sections()
         self._check_pattern()
@@ -138,6 +143,39 @@ class BackboneConfig(TransformerConfig):
             return dataclasses.replace(self, depth=depth)
         experts = dataclasses.replace(self.experts, dense_layers=min(self.experts.dense_layers, depth - 1))
         return dataclasses.replace(self, depth=depth, experts=experts)
+
+    def _check_latent_attention(self) -> None:
+        """Raises ValueError for options that latent attention does not have."""
+        if self.latent_attention is None:
+            return
+        if self.kv_heads != self.heads:
+            raise ValueError(
+                f"BackboneConfig.kv_heads is {self.kv_heads}; with latent_attention all {self.heads} heads have keys"
+            )
+        if self.positions != "rotary":
+            raise ValueError(
+                f"BackboneConfig.positions is {self.positions!r}; latent_attention rotates part of every head"
+            )
+        unsupported = {
+            "attention_width": self.attention_width > 0,
+            "attention_sinks": self.attention_sinks,
+            "qk_norm": self.qk_norm != "none",
+            "biases": not {"query", "key", "value", "output"}.isdisjoint(self.biases),
+            "inner_norms": "attention" in self.inner_norms,
+            "rope_sections": bool(self.rope_sections),
+        }
+        for field in (field for field, given in unsupported.items() if given):
+            raise ValueError(f"BackboneConfig.{field} is {getattr(self, field)!r}, which latent_attention has not")
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries together."""
+        return self.heads * self.latent_attention.head_width if self.latent_attention else super().query_width
+
+    @property
+    def rotary_width(self) -> int:
+        """Channels of a head that rotate by its position."""
+        return self.latent_attention.rope_width if self.latent_attention else self.head_width
 
     def _check_pattern(self) -> None:
         """Raises ValueError for a pattern of attention that does not fit the window or the positions."""

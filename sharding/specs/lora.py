@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from configs.architectures import GeneratorConfig, UNetConfig
+from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
 from configs.lora import LoraConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.generator import transformer_blocks
@@ -41,6 +41,18 @@ def adapted_projections(config: Any) -> Iterator[AdaptedProjection]:
 @adapted_projections.register
 def _transformer(config: TransformerConfig) -> Iterator[AdaptedProjection]:
     yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
+    yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
+
+
+@adapted_projections.register
+def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
+    if config.latent_attention is None:
+        yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
+    else:
+        inputs = config.latent_attention.query_rank or config.width
+        yield AdaptedProjection("query", inputs, config.query_width, False, PerLoad(1))
+        value_width = config.heads * config.latent_attention.value_width
+        yield AdaptedProjection("output", value_width, config.width, True, PerLoad(1))
     yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
+from sharding.specs.latent_attention import with_latent_attention
 from sharding.specs.layer import (
     ZERO,
     Kernel,
@@ -37,7 +38,7 @@ class BackboneLayers(NamedTuple):
 def backbone_layers(config: ModelConfig) -> BackboneLayers:
     """The layers of a backbone; its embedding hands on features for the blocks that take them (DeepStack)."""
     backbone = config.backbone
-    dense = block_layer(backbone, causal=True, rotary=backbone.positions == "rotary")
+    dense = _backbone_block(backbone)
     block = with_experts(dense, backbone, backbone.experts) if backbone.experts else dense
     width, early = backbone.width, config.early_blocks
     embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
@@ -50,6 +51,13 @@ def backbone_layers(config: ModelConfig) -> BackboneLayers:
         for run in backbone.block_runs(early)
     )
     return BackboneLayers((embedding, *first), runs, (_head(backbone),))
+
+
+def _backbone_block(config: BackboneConfig) -> LayerSpec:
+    """A block of a backbone, with a feed-forward layer."""
+    block = block_layer(config, causal=True, rotary=config.positions == "rotary")
+    latent = config.latent_attention
+    return block if latent is None else with_latent_attention(block, config, latent)
 
 
 def _with_feature(block: LayerSpec, name: str, width: int, features: int) -> LayerSpec:

@@ -90,6 +90,13 @@ class Attention(nnx.Module):
             heads_output = self.attend(query, key, value, mask)
         return self.project_output(heads_output, axes)
 
+    def project(
+        self, x: Float[Array, "r q d"], axes: Axes, rotary: RotaryCosSin | None
+    ) -> tuple[Float[Array, "r s h e"], tuple[Float[Array, "r s k e"], Float[Array, "r s k e"]]]:
+        """Queries of x, and what later positions read of it: its keys and values."""
+        query, key, value = self.project_query_key_value(x, None, axes, rotary)
+        return query, (key, value)
+
     def attend(
         self,
         query: Float[Array, "r s h e"],

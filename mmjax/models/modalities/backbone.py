@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.backbone import BackboneBlockRun
+from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
     context_positions,
     gather_context,
@@ -17,6 +18,7 @@ from mmjax.models.layers.context_parallel import (
     take_positions,
 )
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
+from mmjax.models.layers.latent_attention import LatentAttention
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
@@ -164,6 +166,19 @@ class BackboneBlock(TransformerBlock):
         super().__init__(config)
         if config.bidirectional != "none":
             self.batch_keys = (*type(self).batch_keys, "blocks")
+
+    @staticmethod
+    def build_attention(config: BackboneConfig) -> Attention | LatentAttention:
+        """Attention with keys and values of its own, or expanded from latent vectors."""
+        if config.latent_attention is None:
+            return build_attention(config)
+        return LatentAttention(
+            config.width,
+            config.heads,
+            config.latent_attention,
+            score_scale=config.score_scale,
+            score_softcap=config.score_softcap,
+        )
 
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:

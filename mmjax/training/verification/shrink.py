@@ -15,6 +15,7 @@ from configs.architectures import (
     DiTConfig,
     EncoderConfig,
     GeneratorConfig,
+    LatentAttentionConfig,
     ModelConfig,
     UNetConfig,
 )
@@ -146,9 +147,22 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
         shallow,
         width=head_width * config.heads if sections else min(config.width, head_width * config.heads),
         rope_sections=sections,
+        latent_attention=_latent_attention(config.latent_attention) if config.latent_attention else None,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, smallest_vocabulary),
         experts=_experts(shallow.experts, config.heads) if shallow.experts else None,
+    )
+
+
+def _latent_attention(config: LatentAttentionConfig) -> LatentAttentionConfig:
+    """Latent vectors, keys and values of a few channels; every rank has all of a latent vector."""
+    return dataclasses.replace(
+        config,
+        query_rank=min(config.query_rank, 2 * HEAD_WIDTH),
+        kv_rank=min(config.kv_rank, 2 * HEAD_WIDTH),
+        nope_width=min(config.nope_width, HEAD_WIDTH),
+        rope_width=min(config.rope_width, HEAD_WIDTH),
+        value_width=min(config.value_width, HEAD_WIDTH),
     )
 
 
