@@ -41,7 +41,7 @@ class TransformerBlock(PieceModule):
         """Creates the layers of one block."""
         self.norm_places = config.norms
         self.attention_norm = build_norm(config, config.width)
-        self.attention = build_attention(config)
+        self.attention = self.build_attention(config)
         self.mlp_norm = None if config.parallel_block else build_norm(config, config.width)
         self.mlp = build_mlp(config)
         both = config.norms == "both"
@@ -49,6 +49,11 @@ class TransformerBlock(PieceModule):
         self.mlp_output_norm = build_norm(config, config.width) if both else None
         scales = [LayerScale(config.width, config.layer_scale) if config.layer_scale else None for _ in range(2)]
         self.attention_scale, self.mlp_scale = scales
+
+    @staticmethod
+    def build_attention(config: Any) -> Any:
+        """The attention that the configuration describes; a block whose configuration has more kinds adds them."""
+        return build_attention(config)
 
     @staticmethod
     def shared_inputs(config: Any, batch: ModuleInputs, axes: Axes = NO_AXES) -> Any:
@@ -106,7 +111,8 @@ def block_stack(
     config: TransformerConfig,
     block: type[TransformerBlock],
     *,
-    before: int = 0,
+    name: str = "blocks",
+    layers: int | None = None,
     layer_inputs: Callable[[Any, Any], Any] | None = None,
 ) -> Piece:
     """The stack of a module's blocks, as a piece.
@@ -114,14 +120,15 @@ def block_stack(
     Args:
         config: The module.
         block: Kind of the blocks.
-        before: Number of blocks that are pieces of their own before the stack.
+        name: Name of the stack.
+        layers: Number of its blocks; None for all of the module.
         layer_inputs: See `Piece`.
     """
     return Piece(
-        name="blocks",
+        name=name,
         part=config.name,
         build=lambda: block(config),
-        layers=config.depth - before,
+        layers=config.depth if layers is None else layers,
         layer_inputs=layer_inputs,
         shared_inputs=lambda batch, axes=NO_AXES: block.shared_inputs(config, batch, axes),
         sequence_parallel=True,

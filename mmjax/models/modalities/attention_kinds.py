@@ -80,8 +80,8 @@ def backbone_rotary(
     if positions.ndim == 3:
         positions = positions[:, :, config.rope_axes]  # [r, s, half]
     if kind == "local" and config.local_rope_base:
-        return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.local_rope_base))
+        return rotary_cos_sin(positions, rotary_frequencies(config.rotary_width, config.local_rope_base))
     if scaling is None:
-        return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.rope_base))
-    frequencies = scaling.frequencies(config.head_width, config.rope_base)
+        return rotary_cos_sin(positions, rotary_frequencies(config.rotary_width, config.rope_base))
+    frequencies = scaling.frequencies(config.rotary_width, config.rope_base)
     return rotary_cos_sin(positions, frequencies, scaling.attention_scaling)

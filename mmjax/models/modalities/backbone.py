@@ -9,6 +9,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.backbone import BackboneBlockRun
+from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
     context_positions,
     gather_context,
@@ -16,6 +18,7 @@ from mmjax.models.layers.context_parallel import (
     take_positions,
 )
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
+from mmjax.models.layers.latent_attention import LatentAttention
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
@@ -43,18 +46,12 @@ from sharding.axes import Axes
 def backbone_module(config: ModelConfig) -> Module:
     """The backbone: token embedding, blocks, language head."""
     backbone = config.backbone
-    block = ExpertBlock if backbone.experts else BackboneBlock
     return Module(
         backbone.name,
         (
             Piece(name="embed", part=backbone.name, build=lambda: TokenEmbedding(config), sequence_parallel=True),
-            *(_early_piece(backbone, block, layer) for layer in range(config.early_blocks)),
-            block_stack(
-                backbone,
-                block,
-                before=config.early_blocks,
-                layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + config.early_blocks),
-            ),
+            *(_early_piece(backbone, layer) for layer in range(config.early_blocks)),
+            *(_stack(backbone, run) for run in backbone.block_runs(config.early_blocks)),
             Piece(
                 name="head",
                 part=backbone.name,
@@ -67,9 +64,21 @@ def backbone_module(config: ModelConfig) -> Module:
     )
 
 
-def _early_piece(backbone: BackboneConfig, block: type[TransformerBlock], layer: int) -> Piece:
+def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
+    """A run of equal blocks."""
+    block = ExpertBlock if run.has_experts else BackboneBlock
+    return block_stack(
+        backbone,
+        block,
+        name=run.name,
+        layers=run.count,
+        layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + run.first),
+    )
+
+
+def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
     """One of the first blocks, to whose outputs features of encoders are added."""
-    kind = early_block(block)
+    kind = early_block(ExpertBlock if layer >= backbone.dense_layers else BackboneBlock)
     return Piece(
         name=f"early_{layer}",
         part=backbone.name,
@@ -159,6 +168,19 @@ class BackboneBlock(TransformerBlock):
             self.batch_keys = (*type(self).batch_keys, "blocks")
 
     @staticmethod
+    def build_attention(config: BackboneConfig) -> Attention | LatentAttention:
+        """Attention with keys and values of its own, or expanded from latent vectors."""
+        if config.latent_attention is None:
+            return build_attention(config)
+        return LatentAttention(
+            config.width,
+            config.heads,
+            config.latent_attention,
+            score_scale=config.score_scale,
+            score_softcap=config.score_softcap,
+        )
+
+    @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
         """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
         return block_inputs(config, batch, axes)
@@ -190,7 +212,7 @@ class ExpertBlock(BackboneBlock):
         """Creates the layers of one block."""
         super().__init__(config)
         assert config.experts is not None, "a block with experts is built only where the backbone has some"
-        self.depth = config.depth
+        self.layers_with_experts = config.depth - config.dense_layers
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
@@ -208,7 +230,7 @@ class ExpertBlock(BackboneBlock):
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:
-        """Applies the block. Its auxiliary loss is divided by the depth, so that the layers sum to their mean."""
+        """Applies the block. Its auxiliary loss is its share of the mean over all layers with experts."""
         assert isinstance(shared.attention, SharedInputs), "`inputs_of_layer` chooses those of one layer"
         mask, rotary = shared.attention
         normed = self.attention_input(x)
@@ -218,7 +240,7 @@ class ExpertBlock(BackboneBlock):
             all_gather_sequence(normed, axes), shared.balancing, axes.without_sequence
         )
         y = sequence_positions(y, axes)
-        return LayerOutput(self.add_mlp(x, y), loss / self.depth)
+        return LayerOutput(self.add_mlp(x, y), loss / self.layers_with_experts)
 
 
 class LanguageHead(PieceModule):

@@ -48,7 +48,7 @@ def embedding_and_head_rules(config: BackboneConfig) -> tuple[Rule, ...]:
 
 
 def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Rules of the projections of attention, and of the norms of queries and keys."""
+    """Rules of the projections of attention, of the norms of queries and keys, and of the sinks."""
     projections = tuple(
         rule
         for letter, name in PROJECTIONS
@@ -56,7 +56,8 @@ def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
             f"{BLOCK}.self_attn.{letter}_proj", f"blocks/attention/{name}", LINEAR, bias=name in config.biases
         )
     )
-    return (*projections, *query_key_norm_rules(config))
+    sinks = (Rule(f"{BLOCK}.self_attn.sinks", "blocks/attention/sinks"),) if config.attention_sinks else ()
+    return (*projections, *query_key_norm_rules(config), *sinks)
 
 
 def query_key_norm_rules(config: BackboneConfig) -> tuple[Rule, ...]:

@@ -72,7 +72,7 @@ def same_tensors(first: pathlib.Path, second: pathlib.Path) -> bool:
     return contents[0] == contents[1]
 
 
-def assert_close(values: np.ndarray, expected: np.ndarray, tolerance: float = 1e-4) -> None:
+def assert_close(values: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
     """Fails where values differ by more than a share of the largest expected value, or where all expected are alike."""
     assert np.std(expected) > 0.1
     np.testing.assert_allclose(values, expected, atol=tolerance * np.abs(expected).max())
