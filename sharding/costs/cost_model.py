@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.clusters import Link
-from sharding.costs.node_placement import NodePlacement
 from sharding.axes import ContextTransfer
+from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import TENSOR_COLLECTIVES, CollectivesName
