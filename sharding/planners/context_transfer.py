@@ -1,4 +1,4 @@
-"""How the context-parallel ranks of a plan reach each other's positions: for each unit the form with the shorter step."""
+"""How context-parallel ranks of a plan reach each other's positions: for each unit the form with the shorter step."""
 
 import contextlib
 import dataclasses
