@@ -20,8 +20,8 @@ from configs.architectures import (
     ModelConfig,
     UNetConfig,
 )
+from configs.experts import ExpertsConfig
 from configs.rope import LongRopeScaling
-from configs.transformer import ExpertsConfig
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -148,17 +148,17 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
     attention_width = (heads_width if sections else min(config.attention_width, heads_width)) * (
         config.attention_width > 0
     )
+    shallow = config.with_depth(depth)
     return dataclasses.replace(
-        config,
+        shallow,
         width=width,
         attention_width=attention_width,
         rope_sections=sections,
         **_partial_rotary(config, (attention_width or width) // config.heads),
         latent_attention=_latent_attention(config.latent_attention) if config.latent_attention else None,
-        depth=depth,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, smallest_vocabulary),
-        experts=_experts(config.experts, config.heads) if config.experts else None,
+        experts=_experts(shallow.experts, config.heads) if shallow.experts else None,
     )
 
 
