@@ -53,7 +53,26 @@ def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
         raise UserError(f"{path}: {error}") from error
     folder = open_folder(path, architecture.file_stem)
     tensor_names = {_replace_alias(architecture, name): name for name in folder.tensors}
-    return PublishedCheckpoint(folder, architecture, config_json, config, tensor_names)
+    shapes = {name: folder.tensors[file_name].shape for name, file_name in tensor_names.items()}
+    best = _best_fitting(architecture, config, shapes)
+    return PublishedCheckpoint(folder, best, config_json, config, tensor_names)
+
+
+def _best_fitting(
+    architecture: PublishedArchitecture, config: Config, shapes: Mapping[str, Shape]
+) -> PublishedArchitecture:
+    """The architecture or its first alternative whose rules give most tensors the shapes that they have."""
+    if not architecture.alternatives:
+        return architecture
+
+    def fitting_tensors(candidate: PublishedArchitecture) -> int:
+        matches = checkpoint_matches(candidate, config, as_model(config))
+        expected = {
+            n: shape for each in matches for n, shape in zip(each.tensor_names, each.tensor_shapes, strict=True)
+        }
+        return sum(shapes.get(name) == shape for name, shape in expected.items())
+
+    return max((architecture, *architecture.alternatives), key=fitting_tensors)
 
 
 def _replace_alias(architecture: PublishedArchitecture, name: str) -> str:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
-from configs.architectures import ModelConfig
+from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.clusters import CLUSTERS
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
@@ -58,6 +58,13 @@ def test_residuals_of_experts_are_room_for_the_pairs_of_all_ranks(recompute, ep)
     devices = tuple(range(2 * ep))
     unit = UnitPlan("b", ("backbone",), devices, dp=ep, layers=(3, 3), recompute=(recompute, "none"), ep=ep)
     assert_residuals_are_counted(config, Plan((unit,)))
+
+
+def test_residuals_of_latent_attention():
+    latent = LatentAttentionConfig(query_rank=96, kv_rank=128, nope_width=16, rope_width=8, value_width=12)
+    backbone = dataclasses.replace(CONFIG.backbone, kv_heads=16, latent_attention=latent)
+    unit = UnitPlan("b", ("backbone",), (0, 1), tp=1, layers=(3, 3), recompute=("selective", "none"))
+    assert_residuals_are_counted(dataclasses.replace(CONFIG, backbone=backbone), Plan((unit,)))
 
 
 def assert_residuals_are_counted(config: ModelConfig, plan: Plan) -> None:

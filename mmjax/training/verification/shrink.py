@@ -15,10 +15,11 @@ from configs.architectures import (
     DiTConfig,
     EncoderConfig,
     GeneratorConfig,
+    LatentAttentionConfig,
     ModelConfig,
     UNetConfig,
 )
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -141,14 +142,27 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
     smallest_vocabulary = math.ceil(vocabulary / config.heads) * config.heads
     sections = ROPE_SECTIONS if config.rope_sections else ()
     head_width = 2 * sum(sections) or HEAD_WIDTH
+    shallow = config.with_depth(depth)
     return dataclasses.replace(
-        config,
+        shallow,
         width=head_width * config.heads if sections else min(config.width, head_width * config.heads),
         rope_sections=sections,
-        depth=depth,
+        latent_attention=_latent_attention(config.latent_attention) if config.latent_attention else None,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, smallest_vocabulary),
-        experts=_experts(config.experts, config.heads) if config.experts else None,
+        experts=_experts(shallow.experts, config.heads) if shallow.experts else None,
+    )
+
+
+def _latent_attention(config: LatentAttentionConfig) -> LatentAttentionConfig:
+    """Latent vectors, keys and values of a few channels; every rank has all of a latent vector."""
+    return dataclasses.replace(
+        config,
+        query_rank=min(config.query_rank, 2 * HEAD_WIDTH),
+        kv_rank=min(config.kv_rank, 2 * HEAD_WIDTH),
+        nope_width=min(config.nope_width, HEAD_WIDTH),
+        rope_width=min(config.rope_width, HEAD_WIDTH),
+        value_width=min(config.value_width, HEAD_WIDTH),
     )
 
 

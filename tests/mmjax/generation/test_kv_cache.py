@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, LatentAttentionConfig, ModelConfig
 from configs.rope import Llama3Scaling
 from mmjax.generation.decoding import decode_answers
 from mmjax.generation.kv_cache import CachedBackbone
@@ -30,6 +30,7 @@ KINDS = {
         tie_embeddings=True,
     ),
     "mixtral": dataclasses.replace(PLAIN, experts=ExpertsConfig(count=4, top_k=2, ffn=12)),
+    "dense first layers": dataclasses.replace(PLAIN, depth=3, experts=ExpertsConfig(count=4, ffn=12, dense_layers=2)),
     "gemma": dataclasses.replace(
         PLAIN,
         depth=3,
@@ -41,6 +42,14 @@ KINDS = {
         local_rope_base=100.0,
         score_softcap=2.0,
         logit_softcap=3.0,
+    ),
+    "gpt-oss": dataclasses.replace(
+        PLAIN, attention_sinks=True, attention_pattern=("local", "global"), attention_window=4, biases=("query",)
+    ),
+    "deepseek": dataclasses.replace(
+        PLAIN,
+        kv_heads=4,
+        latent_attention=LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width=2, value_width=3),
     ),
     "parallel, normed queries": dataclasses.replace(PLAIN, parallel_block=True, qk_norm="head", layer_scale=0.1),
 }

@@ -27,12 +27,18 @@ _SCALINGS = {
             "beta_slow": "beta_slow",
             "beta_fast": "beta_fast",
             "attention_factor": "attention_factor",
+            "truncate": "truncate",
+            "mscale": "mscale",
+            "mscale_all_dim": "mscale_all_dim",
         },
     ),
 }
 
 # Other keys that a file may have, with the only value that can be computed.
-_REQUIRED_VALUES = {"mscale": 1.0, "mscale_all_dim": 0.0, "truncate": True, "partial_rotary_factor": 1.0}
+_REQUIRED_VALUES = {"partial_rotary_factor": 1.0}
+
+# Fields that are written only where they have another value.
+_UNWRITTEN = {"attention_factor": 0.0, "truncate": True, "mscale": 0.0, "mscale_all_dim": 0.0}
 
 
 def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tuple[float, RopeScaling | None]:
@@ -78,6 +84,6 @@ def write_rotary(config: BackboneConfig) -> dict[str, Any]:
     entries = {
         keys[field]: value
         for field, value in dataclasses.asdict(scaling).items()
-        if (field, value) != ("attention_factor", 0.0)
+        if field not in _UNWRITTEN or value != _UNWRITTEN[field]
     }
     return {"rope_theta": config.rope_base, "rope_scaling": {"rope_type": kind, **entries}}

@@ -24,7 +24,6 @@ from tests.mmjax.weights.published.parity import assert_close, randomise_weights
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-TOLERANCE = 1e-4
 SMALL = {
     "vocab_size": 24,
     "hidden_size": 16,
@@ -44,9 +43,26 @@ LLAMA3 = {
     "original_max_position_embeddings": ORIGINAL,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+MSCALES = {"mscale": 1.0, "mscale_all_dim": 0.5}
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 GPT2 = {"vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24, "n_positions": 32}
 WIDE = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 5}
+
+LATENT = {
+    **SMALL,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 5,
+    "rms_norm_eps": 1e-3,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
 
 CASES = {
     "llama 2": ("Llama", SMALL),
@@ -56,6 +72,10 @@ CASES = {
     ),
     "llama 3.1": ("Llama", {**SMALL, "rope_parameters": LLAMA3}),
     "llama stretched by yarn": ("Llama", {**SMALL, "rope_parameters": YARN}),
+    "llama stretched by a yarn with all keys": (
+        "Llama",
+        {**SMALL, "rope_parameters": {**YARN, "beta_fast": 2.0, "truncate": False, **MSCALES}},
+    ),
     "llama stretched linearly": ("Llama", {**SMALL, "rope_parameters": LINEAR}),
     "qwen 2": ("Qwen2", SMALL),
     "qwen 2.5, tied": ("Qwen2", {**SMALL, "tie_word_embeddings": True}),
@@ -66,6 +86,11 @@ CASES = {
     "gemma 2": ("Gemma2", {**SMALL, "num_hidden_layers": 3, **WIDE, "attn_logit_softcapping": 2.0}),
     "gemma 3": ("Gemma3Text", {**SMALL, "num_hidden_layers": 7, **WIDE}),
     "olmo 2": ("Olmo2", SMALL),
+    "deepseek v3 without experts": ("DeepseekV3", LATENT),
+    "deepseek v3 without experts, queries from the input, stretched": (
+        "DeepseekV3",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
     "phi 3": ("Phi3", {**SMALL, "sliding_window": 5, "pad_token_id": 0}),
 }
 CLASSES = {
@@ -77,6 +102,7 @@ CLASSES = {
     "Gemma2": "Gemma2ForCausalLM",
     "Gemma3Text": "Gemma3ForCausalLM",
     "Olmo2": "Olmo2ForCausalLM",
+    "DeepseekV3": "DeepseekV3ForCausalLM",
     "Phi3": "Phi3ForCausalLM",
 }
 
@@ -170,7 +196,7 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     write_checkpoint_folder(
         written, "model", declared, iter(tensors.items()), 10**9, {"config.json": json.dumps(values)}
     )
-    np.testing.assert_allclose(backbone_logits(written), expected, atol=TOLERANCE * np.abs(expected).max())
+    assert_close(backbone_logits(written), expected)
     assert same_tensors(written, export_backbone(written, tmp_path / "again"))
     assert import_backbone(written).keys() == import_backbone(folder).keys()
 
@@ -180,10 +206,12 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     [
         ("llama", {**SMALL, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         ("llama", {**SMALL, "rope_parameters": {"rope_type": "longrope"}}, "of type 'longrope'; only default, linear"),
-        ("llama", {**SMALL, "rope_parameters": {**YARN, "truncate": False}}, "truncate of the rotary positions is F"),
         ("gemma2", {**SMALL, "use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("mistral", {**SMALL, "layer_types": ["chunked_attention"] * 2}, "layer_types is"),
         ("phi3", {**SMALL, "partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
+        ("deepseek_v3", {**LATENT, "attention_bias": True}, "attention_bias is true"),
+        ("deepseek_v3", {**LATENT, "rope_interleave": False}, "rope_interleave is false"),
+        ("deepseek_v3", {**LATENT, "num_key_value_heads": 2}, "num_key_value_heads is 2; only 4"),
         ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
         ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
         ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
