@@ -6,6 +6,7 @@ from configs.backbone import BackboneConfig
 from configs.checks import require_types
 from configs.diffusion_transformer import DiTConfig
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
+from configs.experts import ExpertsConfig, RouterConfig
 from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
@@ -17,7 +18,6 @@ from configs.generator import (
 )
 from configs.latent_attention import LatentAttentionConfig
 from configs.lora import LoraConfig
-from configs.transformer import ExpertsConfig
 
 __all__ = [
     "DTYPE_BYTES",
@@ -35,6 +35,7 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "RectifiedFlowSchedule",
+    "RouterConfig",
     "ScaledLinearSchedule",
     "VisionConfig",
 ]

@@ -60,8 +60,8 @@ class CachedBackbone:
         encoder_names = {encoder.name for encoder in config.encoders}
         self._encoders = [module for module in modules if module.name in encoder_names]
         (self._module,) = (module for module in modules if module.name == self.name)
-        self._embed, *early, self._blocks, self._head = self._module.compute_pieces
-        self._layers = [(piece, 0) for piece in early] + [(self._blocks, n) for n in range(self._blocks.layers or 1)]
+        self._embed, *blocks, self._head = self._module.compute_pieces
+        self._layers = [(piece, number) for piece in blocks for number in range(piece.layers or 1)]
 
     def prefill(
         self, parameters: Tree, arrays: dict[str, ModuleInputs], lengths: Int[Array, " r"]

@@ -32,7 +32,7 @@ class ModuleSpec:
         values_per_cell: Values of which a capacity is a multiple: those of a token of the backbone.
         extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
         is_backbone: Whether it is the language model, whose tokens count as throughput.
-        adapters: Adapters of each layer of the stack.
+        adapters: Adapters of each layer of every run of the stack, in the order of the runs; empty for none.
         expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
     """
 
@@ -77,12 +77,12 @@ class ModuleSpec:
         """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count)."""
         leading = self.leading_layers if first == 0 else ()
         trailing = self.trailing_layers if last == self.layer_count else ()
-        # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
-        stack = [(layer, last - first) for layer in self.adapters]
+        stack: list[tuple[LayerSpec, int]] = []
         begin = 0
-        for layer, count in self.stack:
+        for number, (layer, count) in enumerate(self.stack):
             own = min(last, begin + count) - max(first, begin)
-            stack += [(layer, own)] if own > 0 else []
+            # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
+            stack += [(each, own) for each in (*self.adapters[number : number + 1], layer)] if own > 0 else []
             begin += count
         return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
 

@@ -1,6 +1,7 @@
 """Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from."""
 
 import dataclasses
+from typing import NamedTuple
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.transformer import TransformerConfig
@@ -20,19 +21,36 @@ from sharding.specs.layer import (
 )
 
 
-def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
-    """The embedding with the first blocks that are no part of the stack, one layer of that, and the norm with the head.
+class BackboneLayers(NamedTuple):
+    """The layers of a backbone.
 
-    The embedding hands on the features that are added to the outputs of those blocks (DeepStack).
+    Attributes:
+        leading: The embedding, and the first blocks that are no part of the stack.
+        runs: The runs of equal blocks of the stack: pairs (layer, count).
+        trailing: The norm with the head.
     """
+
+    leading: tuple[LayerSpec, ...]
+    runs: tuple[tuple[LayerSpec, int], ...]
+    trailing: tuple[LayerSpec, ...]
+
+
+def backbone_layers(config: ModelConfig) -> BackboneLayers:
+    """The layers of a backbone; its embedding hands on features for the blocks that take them (DeepStack)."""
     backbone = config.backbone
-    block = _backbone_block(backbone)
-    if backbone.experts:
-        block = with_experts(block, backbone, backbone.experts)
+    dense = _backbone_block(backbone)
+    block = with_experts(dense, backbone, backbone.experts) if backbone.experts else dense
     width, early = backbone.width, config.early_blocks
     embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
-    first = (_with_feature(block, f"early_{layer}", width, early - layer) for layer in range(early))
-    return (embedding, *first), block, (_head(backbone),)
+    first = (
+        _with_feature(dense if layer < backbone.dense_layers else block, f"early_{layer}", width, early - layer)
+        for layer in range(early)
+    )
+    runs = tuple(
+        (dataclasses.replace(block if run.has_experts else dense, name=run.name), run.count)
+        for run in backbone.block_runs(early)
+    )
+    return BackboneLayers((embedding, *first), runs, (_head(backbone),))
 
 
 def _backbone_block(config: BackboneConfig) -> LayerSpec:

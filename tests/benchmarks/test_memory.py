@@ -10,7 +10,7 @@ import pytest
 from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
 from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.clusters import CLUSTERS
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs

@@ -111,7 +111,8 @@ def block_stack(
     config: TransformerConfig,
     block: type[TransformerBlock],
     *,
-    before: int = 0,
+    name: str = "blocks",
+    layers: int | None = None,
     layer_inputs: Callable[[Any, Any], Any] | None = None,
 ) -> Piece:
     """The stack of a module's blocks, as a piece.
@@ -119,14 +120,15 @@ def block_stack(
     Args:
         config: The module.
         block: Kind of the blocks.
-        before: Number of blocks that are pieces of their own before the stack.
+        name: Name of the stack.
+        layers: Number of its blocks; None for all of the module.
         layer_inputs: See `Piece`.
     """
     return Piece(
-        name="blocks",
+        name=name,
         part=config.name,
         build=lambda: block(config),
-        layers=config.depth - before,
+        layers=config.depth if layers is None else layers,
         layer_inputs=layer_inputs,
         shared_inputs=lambda batch, axes=NO_AXES: block.shared_inputs(config, batch, axes),
         sequence_parallel=True,

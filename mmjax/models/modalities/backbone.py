@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.backbone import BackboneBlockRun
 from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
     context_positions,
@@ -45,18 +46,12 @@ from sharding.axes import Axes
 def backbone_module(config: ModelConfig) -> Module:
     """The backbone: token embedding, blocks, language head."""
     backbone = config.backbone
-    block = ExpertBlock if backbone.experts else BackboneBlock
     return Module(
         backbone.name,
         (
             Piece(name="embed", part=backbone.name, build=lambda: TokenEmbedding(config), sequence_parallel=True),
-            *(_early_piece(backbone, block, layer) for layer in range(config.early_blocks)),
-            block_stack(
-                backbone,
-                block,
-                before=config.early_blocks,
-                layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + config.early_blocks),
-            ),
+            *(_early_piece(backbone, layer) for layer in range(config.early_blocks)),
+            *(_stack(backbone, run) for run in backbone.block_runs(config.early_blocks)),
             Piece(
                 name="head",
                 part=backbone.name,
@@ -69,9 +64,21 @@ def backbone_module(config: ModelConfig) -> Module:
     )
 
 
-def _early_piece(backbone: BackboneConfig, block: type[TransformerBlock], layer: int) -> Piece:
+def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
+    """A run of equal blocks."""
+    block = ExpertBlock if run.has_experts else BackboneBlock
+    return block_stack(
+        backbone,
+        block,
+        name=run.name,
+        layers=run.count,
+        layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + run.first),
+    )
+
+
+def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
     """One of the first blocks, to whose outputs features of encoders are added."""
-    kind = early_block(block)
+    kind = early_block(ExpertBlock if layer >= backbone.dense_layers else BackboneBlock)
     return Piece(
         name=f"early_{layer}",
         part=backbone.name,
@@ -205,7 +212,7 @@ class ExpertBlock(BackboneBlock):
         """Creates the layers of one block."""
         super().__init__(config)
         assert config.experts is not None, "a block with experts is built only where the backbone has some"
-        self.depth = config.depth
+        self.layers_with_experts = config.depth - config.dense_layers
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
@@ -223,7 +230,7 @@ class ExpertBlock(BackboneBlock):
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:
-        """Applies the block. Its auxiliary loss is divided by the depth, so that the layers sum to their mean."""
+        """Applies the block. Its auxiliary loss is its share of the mean over all layers with experts."""
         assert isinstance(shared.attention, SharedInputs), "`inputs_of_layer` chooses those of one layer"
         mask, rotary = shared.attention
         normed = self.attention_input(x)
@@ -233,7 +240,7 @@ class ExpertBlock(BackboneBlock):
             all_gather_sequence(normed, axes), shared.balancing, axes.without_sequence
         )
         y = sequence_positions(y, axes)
-        return LayerOutput(self.add_mlp(x, y), loss / self.depth)
+        return LayerOutput(self.add_mlp(x, y), loss / self.layers_with_experts)
 
 
 class LanguageHead(PieceModule):

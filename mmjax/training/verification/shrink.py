@@ -19,7 +19,7 @@ from configs.architectures import (
     ModelConfig,
     UNetConfig,
 )
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -142,15 +142,15 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
     smallest_vocabulary = math.ceil(vocabulary / config.heads) * config.heads
     sections = ROPE_SECTIONS if config.rope_sections else ()
     head_width = 2 * sum(sections) or HEAD_WIDTH
+    shallow = config.with_depth(depth)
     return dataclasses.replace(
-        config,
+        shallow,
         width=head_width * config.heads if sections else min(config.width, head_width * config.heads),
         rope_sections=sections,
         latent_attention=_latent_attention(config.latent_attention) if config.latent_attention else None,
-        depth=depth,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, smallest_vocabulary),
-        experts=_experts(config.experts, config.heads) if config.experts else None,
+        experts=_experts(shallow.experts, config.heads) if shallow.experts else None,
     )
 
 

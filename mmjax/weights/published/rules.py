@@ -137,6 +137,25 @@ def with_first_layers(rules: Iterable[Rule], stack: str, pieces: Sequence[str]) 
     return tuple(found)
 
 
+def with_runs(rules: Iterable[Rule], stack: str, runs: Iterable[tuple[str, int]]) -> tuple[Rule, ...]:
+    """Rules of a stack whose layers are several stacks: those of each of these, and all others once.
+
+    Args:
+        rules: Rules of a module all of whose layers are in the stack.
+        stack: Name of the piece that is the stack.
+        runs: The stacks: pairs of the name of the piece and the number of its first layer.
+    """
+    found: list[Rule] = []
+    for rule in rules:
+        if rule.piece != stack:
+            found.append(rule)
+            continue
+        for piece, first in runs:
+            paths = tuple(f"{piece}/{path.partition('/')[2]}" for path in rule.parameter_paths)
+            found.append(dataclasses.replace(rule, parameters=paths, first_layer=first))
+    return tuple(found)
+
+
 def linear_rules(tensor: str, parameter: str, layout: TensorLayout, bias: bool) -> tuple[Rule, ...]:
     """Rules of a projection or convolution: `weight` and, if any, `bias` become `kernel` and `bias`."""
     kernel = Rule(f"{tensor}.weight", f"{parameter}/kernel", layout)

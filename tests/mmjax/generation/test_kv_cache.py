@@ -30,6 +30,7 @@ KINDS = {
         tie_embeddings=True,
     ),
     "mixtral": dataclasses.replace(PLAIN, experts=ExpertsConfig(count=4, top_k=2, ffn=12)),
+    "dense first layers": dataclasses.replace(PLAIN, depth=3, experts=ExpertsConfig(count=4, ffn=12, dense_layers=2)),
     "gemma": dataclasses.replace(
         PLAIN,
         depth=3,

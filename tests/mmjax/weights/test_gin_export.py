@@ -5,7 +5,16 @@ import dataclasses
 import gin
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, LoraConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import (
+    AudioConfig,
+    BackboneConfig,
+    ExpertsConfig,
+    LoraConfig,
+    ModelConfig,
+    RouterConfig,
+    UNetConfig,
+    VisionConfig,
+)
 from configs.attention_windows import AttentionWindows
 from configs.projectors import LinearProjectorConfig, MLPProjectorConfig
 from configs.vision_rope import VisionRope
@@ -40,6 +49,11 @@ MODELS = {
     "rotary patches": ModelConfig(
         (VisionConfig(rope=VisionRope(100.0, coordinates="centred"), projector=LinearProjectorConfig(norm=True)),),
         BACKBONE,
+        (),
+    ),
+    "experts": ModelConfig(
+        (),
+        dataclasses.replace(BACKBONE, experts=ExpertsConfig(router=RouterConfig(scores="sigmoid"), dense_layers=1)),
         (),
     ),
     "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),

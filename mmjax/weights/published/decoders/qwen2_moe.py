@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig, ExpertsConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.decoders.llama_like import (
     BLOCK,
     attention_rules,
@@ -56,7 +56,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
         top_k=values.get("num_experts_per_tok", 4),
         ffn=values["moe_intermediate_size"],
         shared_ffn=values["shared_expert_intermediate_size"],
-        normalise=bool(values.get("norm_topk_prob", False)),
+        router=RouterConfig(normalise=bool(values.get("norm_topk_prob", False))),
         balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
     )
     return read_decoder(values, BIASES if values.get("qkv_bias", True) else (), experts=experts)
@@ -71,7 +71,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "shared_expert_intermediate_size": experts.shared_ffn,
         "num_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
-        "norm_topk_prob": experts.normalise,
+        "norm_topk_prob": experts.router.normalise,
         "router_aux_loss_coef": experts.balance_weight,
         "qkv_bias": "query" in config.biases,
         "decoder_sparse_step": 1,

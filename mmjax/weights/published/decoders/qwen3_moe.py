@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig, ExpertsConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.decoders.llama_like import (
     BLOCK,
     attention_rules,
@@ -34,7 +34,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
         count=values.get("num_experts", values.get("num_local_experts", 128)),  # the latter since version 5
         top_k=values.get("num_experts_per_tok", 8),
         ffn=values.get("moe_intermediate_size", 768),
-        normalise=bool(values.get("norm_topk_prob", False)),
+        router=RouterConfig(normalise=bool(values.get("norm_topk_prob", False))),
         balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
     )
     return read_qwen3(values, experts=experts)
@@ -48,7 +48,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "moe_intermediate_size": experts.ffn,
         "num_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
-        "norm_topk_prob": experts.normalise,
+        "norm_topk_prob": experts.router.normalise,
         "router_aux_loss_coef": experts.balance_weight,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
