@@ -10,7 +10,7 @@ from mmjax.models.layers.linear import NO_AXES, Linear
 from mmjax.models.layers.normalization import RMSNorm
 from mmjax.models.layers.positions import RotaryCosSin, apply_rotary
 from mmjax.models.layers.tensor_parallel import all_gather_sequence
-from pallas_kernels.packed_attention import SegmentMask, packed_attention
+from pallas_kernels.packed_attention.api import Mask, packed_attention
 from sharding.axes import Axes
 
 
@@ -56,7 +56,7 @@ class LatentAttention(nnx.Module):
 
     @jax.named_scope("attention")
     def __call__(
-        self, x: Float[Array, "r q d"], axes: Axes, *, mask: SegmentMask, rotary: RotaryCosSin
+        self, x: Float[Array, "r q d"], axes: Axes, *, mask: Mask, rotary: RotaryCosSin
     ) -> Float[Array, "r q d"]:
         """Attends from x to x itself; q are this rank's positions where `axes.sequence` divides them, else all s."""
         query = self._project_query(x, axes, rotary)
@@ -75,7 +75,7 @@ class LatentAttention(nnx.Module):
         query: Float[Array, "r s h e"],
         latent: Float[Array, "r t 1 c"],
         rotated: Float[Array, "r t 1 rope"],
-        mask: SegmentMask,
+        mask: Mask,
     ) -> Float[Array, "r s h u"]:
         """The weighted sums of values, before the output projection, given what `project` returns.
 
@@ -125,7 +125,7 @@ class LatentAttention(nnx.Module):
         shared = jnp.broadcast_to(rotated, (*nope.shape[:3], rotated.shape[-1]))
         return jnp.concatenate([nope, shared], axis=-1), value
 
-    def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask) -> jax.Array:
+    def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
         return packed_attention(query, key, value, mask, scale=self.score_scale, softcap=self.score_softcap)
 
     def project_output(self, heads_output: Float[Array, "r s h u"], axes: Axes) -> Float[Array, "r q d"]:

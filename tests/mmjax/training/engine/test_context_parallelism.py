@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from configs.architectures import ModelConfig
+from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.transformer import ExpertsConfig
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
@@ -23,8 +23,14 @@ WITH_EXPERTS = ModelConfig(
     (), dataclasses.replace(BACKBONE, depth=2, experts=ExpertsConfig(count=4, top_k=2, ffn=12, balance_weight=0.1)), ()
 )
 LOCAL = ModelConfig(
-    (), dataclasses.replace(BACKBONE, depth=2, attention_pattern=("local", "global"), attention_window=2), ()
+    (),
+    dataclasses.replace(
+        BACKBONE, depth=2, attention_pattern=("local", "global"), attention_window=2, attention_sinks=True
+    ),
+    (),
 )
+LATENT_WIDTHS = LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width=2, value_width=3)
+LATENT = ModelConfig((), dataclasses.replace(BACKBONE, depth=2, kv_heads=4, latent_attention=LATENT_WIDTHS), ())
 
 
 def backbone(devices, layers, **fields):
@@ -89,7 +95,11 @@ PLANS = {
         WITH_EXPERTS,
         Plan((backbone(range(8), (2,), cp=2, dp=2, tp=2, ep=2, collectives="gather"),), microbatches=2),
     ),
-    "local layers": (LOCAL, Plan((backbone(range(4), (1, 1), cp=2),), microbatches=2)),
+    "latent attention, with tensor ranks": (
+        LATENT,
+        Plan((backbone(range(4), (2,), cp=2, tp=2, collectives="gather"),), microbatches=2),
+    ),
+    "local layers with sinks": (LOCAL, Plan((backbone(range(4), (1, 1), cp=2),), microbatches=2)),
 }
 
 
