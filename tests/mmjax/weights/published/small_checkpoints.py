@@ -1,10 +1,9 @@
-"""Folders of small random models that transformers saves, of every family that is read, by configuration classes."""
+"""Folders of small random models that transformers saves, by their configuration classes."""
 
-import dataclasses
 import pathlib
 from typing import Any
 
-VOCABULARY = 272  # those of the byte tokenizer, and a few
+VOCABULARY = 272  # the byte tokenizer's, and a few
 TEXT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -17,16 +16,11 @@ TEXT = {
     "eos_token_id": 2,
 }
 HEAD = {"head_dim": 8}
-GEMMA = {**HEAD, "query_pre_attn_scalar": 12, "sliding_window": 8}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
-VISION = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 36,
-    "image_size": 16,
-    "patch_size": 4,
-}
+LOCAL = {**HEAD, "sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "router_aux_loss_coef": 0.1}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+TOWER = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4}
+VISION = {**TOWER, "intermediate_size": 36, "image_size": 16}
 QWEN_VISION = {
     "depth": 2,
     "num_heads": 2,
@@ -35,53 +29,64 @@ QWEN_VISION = {
     "out_hidden_size": 32,
     "intermediate_size": 36,
 }
-QWEN25_VISION = {**QWEN_VISION, "window_size": 8, "fullatt_block_indexes": [1]}
-QWEN3_VISION = {**QWEN_VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": [0]}
-MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
-
-
-@dataclasses.dataclass(frozen=True)
-class SmallModel:
-    """A model of transformers.
-
-    Attributes:
-        prefix: Of the names of its classes.
-        suffix: Of its class.
-        values: Of its configuration.
-        vision: Name of the class of `vision_config`; empty for a dictionary, or none.
-        text: Likewise of `text_config`.
-    """
-
-    prefix: str
-    suffix: str
-    values: dict[str, Any]
-    vision: str = ""
-    text: str = ""
-
-    def save(self, folder: pathlib.Path) -> Any:
-        """Writes the folder, and returns the model."""
-        import torch
-        import transformers
-
-        values = dict(self.values)
-        for key, name in (("vision_config", self.vision), ("text_config", self.text)):
-            if name:
-                values[key] = getattr(transformers, name)(**values[key])
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{self.prefix.removesuffix('Vision')}Config" if 0 else f"{self.prefix}Config")
-        model = getattr(transformers, f"{self.prefix}{self.suffix}")(config(**values)).eval()
-        model.save_pretrained(folder)
-        return model
-
 
 DECODERS = {
-    "llama": SmallModel("Llama", "ForCausalLM", TEXT),
-    "qwen2": SmallModel("Qwen2", "ForCausalLM", TEXT),
-    "mistral": SmallModel("Mistral", "ForCausalLM", {**TEXT, **HEAD, "sliding_window": 8}),
-    "qwen3": SmallModel("Qwen3", "ForCausalLM", {**TEXT, **HEAD}),
-    "qwen3_moe": SmallModel("Qwen3Moe", "ForCausalLM", {**TEXT, **HEAD, **EXPERTS}),
-    "gemma2": SmallModel("Gemma2", "ForCausalLM", {**TEXT, **GEMMA}),
-    "gemma3_text": SmallModel("Gemma3", "ForCausalLM", {**TEXT, **GEMMA, "num_hidden_layers": 6}),
-    "olmo2": SmallModel("Olmo2", "ForCausalLM", TEXT),
-    "phi3": SmallModel("Phi3", "ForCausalLM", TEXT),
+    "llama": ("Llama", TEXT),
+    "qwen2": ("Qwen2", TEXT),
+    "mistral": ("Mistral", {**TEXT, **LOCAL}),
+    "qwen3": ("Qwen3", {**TEXT, **HEAD}),
+    "qwen3_moe": ("Qwen3Moe", {**TEXT, **HEAD, **EXPERTS}),
+    "gemma2": ("Gemma2", {**TEXT, **LOCAL, "query_pre_attn_scalar": 12}),
+    "gemma3_text": ("Gemma3", {**TEXT, **LOCAL, "query_pre_attn_scalar": 12, "num_hidden_layers": 6}),
+    "olmo2": ("Olmo2", TEXT),
+    "phi3": ("Phi3", TEXT),
 }
+"""Prefix of the class, and values of the configuration, of each decoder."""
+
+TOWERS = {
+    "siglip2": ("Siglip2Vision", {**TOWER, "intermediate_size": 36, "num_patches": 16}),
+    "dinov2": ("Dinov2", {**TOWER, "mlp_ratio": 2, "image_size": 16}),
+}
+"""Likewise of each vision tower."""
+
+WHOLE = {
+    "gemma3": {
+        "vision_config": {**VISION, "vision_use_head": False},
+        "text_config": DECODERS["gemma3_text"][1],
+        "mm_tokens_per_image": 4,
+    },
+    "qwen2_5_vl": {
+        "vision_config": {**QWEN_VISION, "window_size": 8, "fullatt_block_indexes": [1]},
+        "text_config": {**TEXT, **MROPE},
+    },
+    "qwen3_vl": {
+        "vision_config": {**QWEN_VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": [0]},
+        "text_config": {**TEXT, **HEAD, **MROPE},
+    },
+    "internvl": {
+        "vision_config": {**VISION, "image_size": [16, 16], "patch_size": [4, 4]},
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "tie_word_embeddings": False,
+    },
+}
+"""Values of the configuration of each whole model, by its model type."""
+
+
+def save_small_model(kind: str, folder: pathlib.Path) -> Any:
+    """Saves a model of a kind in a folder, and returns it."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    if kind in WHOLE:
+        config = transformers.CONFIG_MAPPING[kind](**WHOLE[kind])
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    elif kind in TOWERS:
+        prefix, values = TOWERS[kind]
+        model = getattr(transformers, f"{prefix}Model")(getattr(transformers, f"{prefix}Config")(**values))
+    else:
+        prefix, values = DECODERS[kind]
+        config = transformers.CONFIG_MAPPING[kind](**values)
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    model.eval().save_pretrained(folder)
+    return model
