@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.architectures import ExpertsConfig, ModelConfig, RouterConfig
+from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig, RouterConfig
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -29,6 +29,7 @@ from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
 ROUTING = Routing(EXPERTS.count, EXPERTS.top_k)
 CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, experts=EXPERTS), ())
+LATENT = LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width=2, value_width=3)
 PLANS = {
     "pipeline of expert and tensor ranks": Plan(
         (
@@ -73,9 +74,10 @@ def test_losses_and_gradients_are_those_of_one_device(name):
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
-@pytest.mark.parametrize("cut", [(1, 2), (2, 1)], ids=str)
-def test_routing_in_groups_biases_and_a_dense_first_layer_are_those_of_one_device(cut):
-    config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=OPTIONS))
+@pytest.mark.parametrize(("cut", "latent"), [((1, 2), None), ((2, 1), LATENT)], ids=["heads", "latent"])
+def test_routing_in_groups_biases_and_a_dense_first_layer_are_those_of_one_device(cut, latent):
+    backbone = dataclasses.replace(CONFIG.backbone, kv_heads=4, latent_attention=latent, experts=OPTIONS)
+    config = dataclasses.replace(CONFIG, backbone=backbone)
     unit = UnitPlan(
         "mind", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=cut, recompute=("selective", "none"), ep=2
     )

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ExpertsConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss
 from mmjax.models.layers.router import route_tokens
 from mmjax.weights import registry
 from sharding.axes import Axes
+from sharding.specs.modules import module_graph
 from tests.mmjax.weights.published.decoders.decoder_parity import (
     TOKENS,
     backbone_logits,
@@ -105,6 +106,25 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     assert published.read_config(json.loads(json.dumps(written))) == config
     (output / "config.json").write_text(json.dumps({**written, "torch_dtype": "float32"}))
     np.testing.assert_allclose(published_logits(output), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "billions"),
+    [
+        ("DeepseekV3", {"num_hidden_layers": 61}, 671),
+        ("GptOss", {"num_hidden_layers": 24, "num_local_experts": 32}, 21),
+    ],
+)
+def test_parameters_of_published_sizes_are_as_many(kind, values, billions):
+    """Of DeepSeek-V3 and gpt-oss-20b."""
+    theirs_config = getattr(transformers, f"{kind}Config")(**values)
+    with torch.device("meta"):
+        theirs = getattr(transformers, f"{kind}ForCausalLM")(theirs_config)
+    biases = sum(buffer.numel() for name, buffer in theirs.named_buffers() if name.endswith("correction_bias"))
+    config = registry.find_architecture(theirs_config.model_type).read_config(theirs_config.to_dict())
+    count = module_graph(ModelConfig((), config, ()))["backbone"].parameter_count
+    assert count == sum(parameter.numel() for parameter in theirs.parameters()) + biases
+    assert round(count / 1e9) == billions
 
 
 @pytest.mark.parametrize("padded", [False, True])
