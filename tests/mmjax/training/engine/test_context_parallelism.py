@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from configs.architectures import LatentAttentionConfig, ModelConfig
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
