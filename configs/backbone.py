@@ -9,7 +9,7 @@ import numpy as np
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.latent_attention import LatentAttentionConfig
-from configs.rope import RopeScaling
+from configs.rope import LongRopeScaling, RopeScaling
 from configs.transformer import TransformerConfig
 
 POSITIONS = ("rotary", "learned")
@@ -46,6 +46,7 @@ class BackboneConfig(TransformerConfig):
             sample may fill a row.
         rope_base: Base of the rotary frequencies.
         rope_scaling: How the frequencies are scaled for longer sequences; None for no scaling.
+        rope_width: Channels of a head, the first ones, that rotate (Phi-4-mini, arXiv 2503.01743); 0 for all.
         rope_sections: Pairs of channels of a head that rotate by time, row and column (Qwen2-VL's multimodal positions,
             arXiv 2409.12191, section 2.1); empty where all pairs rotate by one position.
         rope_interleaved: Whether pairs rotate by time, row and column in turn (Qwen3-VL), while sections last, and the
@@ -83,6 +84,7 @@ class BackboneConfig(TransformerConfig):
     max_positions: int = 2048
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    rope_width: int = 0
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False
     positions_per_second: float = 0.0
@@ -102,8 +104,7 @@ class BackboneConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
-        if self.positions == "rotary" and self.rotary_width % 2:
-            raise ValueError(f"BackboneConfig: head width {self.rotary_width} is odd; rotary positions need pairs")
+        self._check_rotary()
         self._check_latent_attention()
         self._check_experts()
         self._check_sections()
@@ -158,6 +159,7 @@ class BackboneConfig(TransformerConfig):
             )
         unsupported = {
             "attention_width": self.attention_width > 0,
+            "rope_width": self.rope_width > 0,
             "attention_sinks": self.attention_sinks,
             "qk_norm": self.qk_norm != "none",
             "biases": not {"query", "key", "value", "output"}.isdisjoint(self.biases),
@@ -175,7 +177,23 @@ class BackboneConfig(TransformerConfig):
     @property
     def rotary_width(self) -> int:
         """Channels of a head that rotate by its position."""
-        return self.latent_attention.rope_width if self.latent_attention else self.head_width
+        return self.latent_attention.rope_width if self.latent_attention else self.rope_width or self.head_width
+
+    def _check_rotary(self) -> None:
+        """Raises ValueError for numbers of channels that cannot rotate."""
+        width, scaling = self.rotary_width, self.rope_scaling
+        if self.positions == "rotary" and width % 2:
+            raise ValueError(f"BackboneConfig: head width {width} is odd; rotary positions need pairs")
+        if not 0 <= self.rope_width <= self.head_width or (self.rope_width and self.positions != "rotary"):
+            raise ValueError(
+                f"BackboneConfig.rope_width is {self.rope_width}, of heads {self.head_width} wide, and positions = "
+                f"{self.positions!r}; give no more, and rotary positions"
+            )
+        if isinstance(scaling, LongRopeScaling) and len(scaling.short_factors) != width // 2:
+            raise ValueError(
+                f"BackboneConfig.rope_scaling has {len(scaling.short_factors)} factors; give one for each of the "
+                f"{width // 2} pairs of channels that rotate"
+            )
 
     def _check_pattern(self) -> None:
         """Raises ValueError for a pattern of attention that does not fit the window or the positions."""
@@ -223,10 +241,10 @@ class BackboneConfig(TransformerConfig):
             raise ValueError(
                 f"BackboneConfig.positions_per_second is {self.positions_per_second}; it must be at least 0"
             )
-        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.head_width // 2:
+        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.rotary_width // 2:
             raise ValueError(
                 f"BackboneConfig.rope_sections = {sections}; it must be three numbers of pairs, for time, row and "
-                f"column, which sum to half of the head width {self.head_width}"
+                f"column, which sum to half of the {self.rotary_width} channels of a head that rotate"
             )
         if np.bincount(self.rope_axes, minlength=3).tolist() != list(sections):
             raise ValueError(
