@@ -28,7 +28,7 @@ def expert_splits(config: BackboneConfig) -> tuple[tuple[str, int], ...]:
     if experts is None:
         return (("ffn", config.ffn),)
     splits = {
-        "ffn": config.ffn if experts.dense_layers else 0,
+        "ffn": config.ffn if len(config.layers_with_experts) < config.depth else 0,
         "experts.ffn": experts.ffn,
         "experts.shared_ffn": experts.shared_ffn,
         "width": config.width if experts.biases else 0,  # the biases of down

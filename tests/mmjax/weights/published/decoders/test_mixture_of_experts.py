@@ -65,6 +65,10 @@ DEEPSEEK = {
 }
 CASES = {
     "qwen3_moe": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
+    "qwen3_moe, dense layers between": (
+        "Qwen3Moe",
+        {**QWEN3, "norm_topk_prob": True, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
+    ),
     "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
@@ -152,8 +156,8 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
     ("model_type", "values", "message"),
     [
         ("mixtral", {**MIXTRAL, "sliding_window": 8}, "sliding_window is 8"),
-        ("qwen2_moe", {**QWEN, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
-        ("qwen2_moe", {**QWEN, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ("qwen2_moe", {**QWEN, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]"),
+        ("qwen2_moe", {**QWEN, "decoder_sparse_step": 3}, "no block of depth = 2 has experts"),
         ("deepseek_v3", {**DEEPSEEK, "scoring_func": "softmax"}, "scoring_func is 'softmax'; only 'sigmoid'"),
         ("deepseek_v3", {**DEEPSEEK, "topk_method": "greedy"}, "topk_method is 'greedy'"),
         ("deepseek_v3", {**DEEPSEEK, "n_group": 3}, "has 3 groups, which must divide the 8 experts"),
