@@ -109,6 +109,7 @@ def _saved(
         return block
     width, selective = config.width, policy == "selective"
     hidden, matrices = (2, 1) if selective else (3, 2)  # of each pair: f-wide ones, and those as wide as the model
+    matrices -= experts.router.weighted == "inputs"  # of what enters a sum nothing is saved
     shared_output = (width + 1) * _has_shared_gate(experts)  # and the gate's
     return SavedActivations(
         block.split + PerLoad(hidden * (experts.shared_ffn - config.ffn)),

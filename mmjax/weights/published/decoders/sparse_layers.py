@@ -35,7 +35,7 @@ def block_rules(
     )
 
 
-def read_sparse_layers(values: Mapping[str, Any]) -> dict[str, int]:
+def read_sparse_layers(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields `dense_layers` and `interval` of ExpertsConfig, from Qwen's keys.
 
     Raises:
