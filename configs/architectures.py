@@ -6,6 +6,7 @@ from configs.backbone import BackboneConfig
 from configs.checks import require_types
 from configs.diffusion_transformer import DiTConfig
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
+from configs.experts import ExpertsConfig, RouterConfig
 from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
@@ -15,8 +16,8 @@ from configs.generator import (
     ScaledLinearSchedule,
     UNetConfig,
 )
+from configs.latent_attention import LatentAttentionConfig
 from configs.lora import LoraConfig
-from configs.transformer import ExpertsConfig
 
 __all__ = [
     "DTYPE_BYTES",
@@ -30,9 +31,11 @@ __all__ = [
     "ExpertsConfig",
     "GeneratorConfig",
     "UNetConfig",
+    "LatentAttentionConfig",
     "LoraConfig",
     "ModelConfig",
     "RectifiedFlowSchedule",
+    "RouterConfig",
     "ScaledLinearSchedule",
     "VisionConfig",
 ]

@@ -202,8 +202,8 @@ class OptimizerConfig:
     Attributes:
         algorithm: The algorithm of all parts.
         learning_rate: Peak learning rate, after the warm-up.
-        weight_decay: Decoupled weight decay of parameters with two or more dimensions, with any algorithm: a step
-            subtracts learning rate · weight decay · parameter.
+        weight_decay: Decoupled weight decay of parameters with two or more dimensions that are no biases, with any
+            algorithm: a step subtracts learning rate · weight decay · parameter.
         warmup_steps: Steps of linear warm-up from 0, fewer than the run has; None for `warmup_fraction` of the run.
         warmup_fraction: Share of a run's steps that are warm-up, rounded, if `warmup_steps` is None.
         schedule: The learning rate after the warm-up.

@@ -63,7 +63,7 @@ class Llama3Scaling:
         return 1.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class YarnScaling:
     """YaRN: like `Llama3Scaling` with bounds derived from rotations, and sharper attention (arXiv 2309.00071).
 
@@ -72,7 +72,11 @@ class YarnScaling:
         original_positions: Positions of the original pretraining.
         beta_slow: Pairs with fewer rotations than this over the original length are divided by `factor`.
         beta_fast: Pairs with more rotations than this over the original length are kept.
-        attention_factor: Factor of cosines and sines; 0 for the paper's 0.1 ln(factor) + 1.
+        attention_factor: Factor of cosines and sines; 0 for `yarn_mscale`, the paper's.
+        truncate: Whether the first and the last pair of those between are whole numbers (gpt-oss: not).
+        mscale: Where it and `mscale_all_dim` are given (DeepSeek-V2, arXiv 2405.04434), the factor of cosines and sines
+            is the quotient of their `yarn_mscale`.
+        mscale_all_dim: See `mscale`.
     """
 
     factor: float
@@ -80,6 +84,9 @@ class YarnScaling:
     beta_slow: float = 1.0
     beta_fast: float = 32.0
     attention_factor: float = 0.0
+    truncate: bool = True
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         """Scaled angles per position of the pairs of channels of a head."""
@@ -88,8 +95,10 @@ class YarnScaling:
             """The pair of channels that turns this often over the original length."""
             return width * math.log(self.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-        first = max(math.floor(pair(self.beta_fast)), 0)
-        last = min(math.ceil(pair(self.beta_slow)), width - 1)
+        first, last = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
         plain = rotary_frequencies(width, base)
         divided = np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0.0, 1.0)
         return (1 - divided) * plain + divided * plain / self.factor
@@ -97,7 +106,58 @@ class YarnScaling:
     @property
     def attention_scaling(self) -> float:
         """Factor of cosines and sines."""
-        return self.attention_factor or 0.1 * math.log(self.factor) + 1.0
+        if self.attention_factor:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
+        return yarn_mscale(self.factor)
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's factor of queries and keys for positions that are divided by a factor, 0.1 mscale ln(factor) + 1."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE: every pair of channels is divided by a number of its own that was searched for (arXiv 2402.13753).
+
+    The published models divide by other numbers in texts of more than the original positions. So that the rotation of a
+    text depends neither on what it is packed with nor on how long it becomes when it is continued, the configuration
+    says which numbers hold, for all texts alike; rows of data that could hold a longer text are refused without `long`.
+
+    Attributes:
+        short_factors: Divisors for texts of up to `original_positions`.
+        long_factors: Divisors for longer texts.
+        original_positions: Positions of the original pretraining.
+        factor: How many times longer the longest texts may be.
+        attention_factor: Factor of cosines and sines; 0 for the paper's sqrt(1 + ln(factor) / ln(original_positions)).
+        long: Whether `long_factors` hold.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_positions: int
+    factor: float
+    attention_factor: float = 0.0
+    long: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.short_factors) != len(self.long_factors):
+            raise ValueError(
+                f"LongRopeScaling has {len(self.short_factors)} short_factors and {len(self.long_factors)} "
+                "long_factors; give one of each for every pair of channels"
+            )
+
+    def frequencies(self, width: int, base: float) -> Frequencies:
+        """Scaled angles per position of the pairs of channels of a head."""
+        return rotary_frequencies(width, base) / np.array(self.long_factors if self.long else self.short_factors)
+
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of cosines and sines."""
+        longer = math.log(max(self.factor, 1.0)) / math.log(self.original_positions)
+        return self.attention_factor or math.sqrt(1 + longer)
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling

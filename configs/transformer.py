@@ -1,4 +1,4 @@
-"""Options that the blocks of encoders and backbones have in common, and experts in place of a feed-forward layer."""
+"""Options that the blocks of encoders and backbones have in common."""
 
 import dataclasses
 
@@ -29,6 +29,8 @@ class TransformerConfig:
         norm_offset: Whether an RMSNorm scales by 1 + its parameter (Gemma).
         score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
         score_softcap: Scores of attention are softcap * tanh(score / softcap) (Gemma 2); 0 for no limit.
+        attention_sinks: Whether every head has a learned score for attending to nothing, which joins the softmax's
+            denominator (gpt-oss, arXiv 2508.10925).
         norm: `layernorm` (arXiv 1607.06450) or `rmsnorm` (arXiv 1910.07467).
         norm_epsilon: Added to the variance or the mean square.
         norm_bias: Whether a LayerNorm has a bias; an RMSNorm has none.
@@ -55,6 +57,7 @@ class TransformerConfig:
     norm_offset: bool = False
     score_scale: float = 0.0
     score_softcap: float = 0.0
+    attention_sinks: bool = False
     norm_epsilon: float = 1e-6
     norm_bias: bool = True
     activation: str = "gelu_tanh"
@@ -106,35 +109,3 @@ class TransformerConfig:
     def kv_width(self) -> int:
         """Width of all keys together, which is that of all values."""
         return self.head_width * (self.kv_heads or self.heads)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExpertsConfig:
-    """Gated feed-forward layers chosen by a router (Mixtral, arXiv 2401.04088; Qwen2-MoE, arXiv 2407.10671).
-
-    Attributes:
-        count: Number of experts.
-        top_k: Number of experts that a token passes through, those with the largest probabilities.
-        ffn: Feed-forward width f of an expert.
-        shared_ffn: Width of an expert that every token passes through, with a sigmoid gate (Qwen2-MoE); 0 for none.
-        normalise: Whether the probabilities of the chosen experts are divided by their sum (Mixtral does).
-        balance_weight: Weight of the load-balancing loss, a mean over layers, in the model's loss.
-    """
-
-    count: int = 8
-    top_k: int = 2
-    ffn: int = 256
-    shared_ffn: int = 0
-    normalise: bool = True
-    balance_weight: float = 0.01
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(self, "count", "top_k", "ffn")
-        if self.top_k > self.count:
-            raise ValueError(f"ExpertsConfig.top_k = {self.top_k} is more than count = {self.count}")
-        if self.shared_ffn < 0 or self.balance_weight < 0:
-            raise ValueError(
-                f"ExpertsConfig: shared_ffn is {self.shared_ffn} and balance_weight {self.balance_weight}; "
-                "neither may be negative"
-            )

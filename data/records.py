@@ -141,10 +141,29 @@ class FramesPart:
     content: ClassVar[str] = VideoPart.content
 
 
+@dataclasses.dataclass(frozen=True)
+class TilesPart:
+    """Encoder images of an input image whose tokens stand together; an `ImagePart` becomes one or several.
+
+    Attributes:
+        media: The file of the image.
+        image: Number of the image in its record, from 0.
+        first, last: Numbers of its first and last encoder image here, the last excluded.
+    """
+
+    media: Media
+    image: int
+    first: int
+    last: int
+
+    field: ClassVar[str] = VisionConfig.field
+    content: ClassVar[str] = ImagePart.content
+
+
 StoredPart = ImagePart | AudioPart | VideoPart
 """A medium that sources read, by the types of `MEDIA_PARTS`."""
 
-MediaPart = StoredPart | EncoderPart | FramesPart
+MediaPart = StoredPart | EncoderPart | FramesPart | TilesPart
 ContentPart = TextPart | MediaPart
 
 MEDIA_PARTS: dict[str, type[StoredPart]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}

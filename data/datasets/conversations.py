@@ -3,33 +3,32 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Literal, NoReturn, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from data.datasets.clips import Clips, expand_clips
 from data.datasets.dataset import RandomAccessSamples
+from data.datasets.media_parts import MediaParts
+from data.datasets.sample_draft import SampleDraft
 from data.errors import BadSampleError, DataError
-from data.media.images import image_size, read_image
-from data.media.patches import resize_to_square
 from data.media.tiling import ImageTiling
-from data.records import FramesPart, Media, MediaPart, Record, RecordSource
-from data.samples.encoder_format import EncoderFormat, MediaItem
+from data.records import Record, RecordSource
+from data.samples.encoder_format import EncoderFormat
 from data.samples.image_format import PatchFormat
-from data.samples.sample_format import SampleFormat, TargetImageFormat
-from data.samples.sample_metadata import SampleMetadata, TargetImage, with_sample_key
+from data.samples.sample_format import SampleFormat
+from data.samples.sample_metadata import SampleMetadata, with_sample_key
 from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
-from data.text.chat_template import (
-    CHAT_TEMPLATES,
+from data.text.find_template import find_template
+from data.text.image_layout import ImageLayout
+from data.text.prompt_format import PromptFormat
+from data.text.rendering import (
     ChatElement,
-    ChatTemplate,
-    MediaPlaceholder,
-    TokenRun,
+    ConversationTemplate,
+    Expand,
     render_conversation,
     render_prompt,
 )
-from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 from data.text.video_layout import VideoLayout
 
@@ -46,9 +45,11 @@ class Conversations:
         train: (kind, records) of the training split; `DataConfig.mixture` says how often each kind is drawn.
         test: (kind, records) of the test split.
         tokenizer: Encodes the texts.
-        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
+        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`), or `tokenizer` for that which the
+            tokenizer comes with.
         tiling: How an input image becomes encoder images; None for one at its own resolution, as large as a row
             allows.
+        images: How the tokens of an input image are laid out.
         video: How the frames of a video clip are chosen and laid out.
         join_tokens: Number of tokens up to which consecutive records are joined into one sample, as interleaved
             documents are; 0 makes every record a sample.
@@ -61,20 +62,24 @@ class Conversations:
     tokenizer: Tokenizer = ByteTokenizer()
     template: str = "question"
     tiling: ImageTiling | None = None
+    images: ImageLayout = ImageLayout()
     video: VideoLayout = VideoLayout()
     join_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise DataError(f"Conversations.split is {self.split!r}; choose one of {', '.join(SPLITS)}")
-        if self.template not in CHAT_TEMPLATES:
-            raise DataError(f"Conversations.template is {self.template!r}; choose one of {', '.join(CHAT_TEMPLATES)}")
         if self.join_tokens < 0:
             raise DataError(f"Conversations.join_tokens is {self.join_tokens}; it must be 0 or a number of tokens")
         kinds = [kind for kind, _ in self.sources]
         if len(set(kinds)) < len(kinds):
             raise DataError(f"Conversations.{self.split} names {', '.join(kinds)}; give each source a name of its own")
-        CHAT_TEMPLATES[self.template].check_tokenizer(self.tokenizer)
+        self._chat_template.check_tokenizer(self.tokenizer)
+        self.images.check_tokenizer(self.tokenizer)
+
+    @functools.cached_property
+    def _chat_template(self) -> ConversationTemplate:
+        return find_template(self.template, self.tokenizer, "Conversations.template")
 
     @property
     def sources(self) -> tuple[tuple[str, RecordSource], ...]:
@@ -89,7 +94,7 @@ class Conversations:
     @property
     def prompt_format(self) -> PromptFormat:
         """The template, for answers in text and in images, and how images and clips are laid out."""
-        return PromptFormat(self.template, self.template, self.tiling, self.video)
+        return PromptFormat(self.template, self.template, self.tiling, self.images, self.video)
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
         """The samples of every kind; raises DataError if the tokenizer lacks a token that the model's modules need."""
@@ -98,7 +103,9 @@ class Conversations:
             *(("generate",) if sample_format.target_images else ()),
         ):
             self.tokenizer.special_tokens.require(role)
-        builder = SampleBuilder(CHAT_TEMPLATES[self.template], self.tokenizer, sample_format, self.tiling, self.video)
+        builder = SampleBuilder(
+            self._chat_template, self.tokenizer, sample_format, self.tiling, self.images, self.video
+        )
         return {
             kind: join_records(records, builder, kind, self.join_tokens)
             if self.join_tokens
@@ -186,16 +193,17 @@ class SampleBuilder:
         template: Chat template.
         tokenizer: Encodes texts.
         sample_format: What the model requires.
-        tiling, video: See `Conversations`.
+        tiling, images, video: See `Conversations`.
 
     Raises:
         DataError: Two encoders have the same special token.
     """
 
-    template: ChatTemplate
+    template: ConversationTemplate
     tokenizer: Tokenizer
     sample_format: SampleFormat
     tiling: ImageTiling | None
+    images: ImageLayout = ImageLayout()
     video: VideoLayout = VideoLayout()
 
     def __post_init__(self) -> None:
@@ -238,13 +246,19 @@ class SampleBuilder:
         self,
         record: Record,
         kind: str,
-        render: Callable[[Record, ChatTemplate, Tokenizer], list[ChatElement]],
+        render: Callable[[Record, ConversationTemplate, Tokenizer, Expand], list[ChatElement]],
         generates_image: bool = False,
     ) -> SampleMetadata:
         try:
-            record, clips = expand_clips(record, self.video, self.sample_format.encoder_of(PatchFormat))
-            draft = _SampleDraft(self, record.key, clips)
-            for element in render(record, self.template, self.tokenizer):
+            media = MediaParts(
+                key=record.key,
+                patch_format=self.sample_format.encoder_of(PatchFormat),
+                tiling=self.tiling,
+                images=self.images,
+                video=self.video,
+            )
+            draft = SampleDraft(self.sample_format, self.tokenizer, media)
+            for element in render(record, self.template, self.tokenizer, media.expand):
                 draft.add(element)
             if generates_image:
                 draft.add_empty_target_image()
@@ -252,7 +266,7 @@ class SampleBuilder:
             raise with_sample_key(record.key, error) from error
         if 0 in draft.loss_positions:
             raise BadSampleError(record.key, "it begins with an answer, which nothing predicts without a bos token")
-        layout = lay_out_tokens(draft.tokens, [], [draft.loss_positions], self._placeholders)
+        layout = lay_out_tokens(draft.tokens, [], [draft.loss_positions], self._placeholders, draft.outputs)
         return SampleMetadata(
             kind=kind,
             layout=layout,
@@ -261,77 +275,3 @@ class SampleBuilder:
             target_images=draft.target_images,
             key=record.key,
         )
-
-
-class _SampleDraft:
-    """A sample under construction, element by element."""
-
-    def __init__(self, builder: SampleBuilder, key: str, clips: Clips) -> None:
-        self._format, self._key, self._clips = builder.sample_format, key, clips
-        self._tiling, self._video = builder.tiling, builder.video
-        self._special_tokens = builder.tokenizer.special_tokens
-        self.tokens: list[int] = []
-        self.loss_positions: list[int] = []
-        self.items: list[MediaItem] = []
-        self.target_images: list[TargetImage] = []
-
-    def add(self, element: TokenRun | MediaPlaceholder) -> None:
-        if isinstance(element, TokenRun):
-            if element.in_loss:
-                self.loss_positions += range(len(self.tokens), len(self.tokens) + len(element.ids))
-            self.tokens += element.ids
-        elif element.generated:
-            self._add_target_image(element.part.media)
-        elif isinstance(element.part, FramesPart):
-            self._add_frames(element.part)
-        else:
-            self._add_items(element.part)
-
-    def add_empty_target_image(self) -> None:
-        """Adds the place of an image that is yet to be generated."""
-        self._add_conditions(lambda target: np.zeros((target.size, target.size, 3), np.float32))
-
-    def _add_target_image(self, media: Media) -> None:
-        image_size(media)  # raises BadSampleError for an unreadable image before rows are planned
-        self._add_conditions(lambda target: resize_to_square(read_image(media), target.size))
-
-    def _add_conditions(self, load: Callable[[TargetImageFormat], np.ndarray]) -> None:
-        target = self._format.target_images or self._refuse(
-            "the assistant's answer contains an image, and the model has no generator"
-        )
-        first = len(self.tokens)
-        self.tokens += [self._special_tokens.require("generate")] * target.conditions
-        positions = np.arange(first, len(self.tokens), dtype=np.int32)
-        self.target_images.append(TargetImage(positions, lambda: load(target)))
-
-    def _add_items(self, part: MediaPart) -> None:
-        """Adds the placeholders of each item of a file between the tokenizer's delimiters, where it has them."""
-        encoder = self._format.encoder_formats.get(part.field) or self._refuse(
-            f"it contains {part.content}, and the model has no encoder of {part.field}"
-        )
-        role = encoder.special_token
-        for item in encoder.media_items(part.media, self._tiling):
-            self._add_delimiter(role, "start")
-            self._add_item(item, self._special_tokens.require(role))
-            self._add_delimiter(role, "end")
-
-    def _add_frames(self, part: FramesPart) -> None:
-        """Adds the placeholders of frames that one temporal patch covers, with the delimiters of images."""
-        items, special = self._clips[part.clip], self._special_tokens
-        each, role = self._video.delimiters == "frames", PatchFormat.special_token
-        if each or part.group == 0:
-            self._add_delimiter(role, "start")
-        self._add_item(items[part.group], special.require(role) if special.video is None else special.video)
-        if each or part.group == len(items) - 1:
-            self._add_delimiter(role, "end")
-
-    def _add_item(self, item: MediaItem, placeholder: int) -> None:
-        self.tokens += [placeholder] * self._format.encoder_formats[item.field].token_count(item.length)
-        self.items.append(item)
-
-    def _add_delimiter(self, role: str, side: Literal["start", "end"]) -> None:
-        token = getattr(self._special_tokens, f"{role}_{side}", None)
-        self.tokens += [] if token is None else [token]
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise BadSampleError(self._key, reason)

@@ -7,10 +7,12 @@ from data.datasets.conversations import Conversations
 from data.media.tiling import ImageTiling
 from data.sources.record_list import IndexedDictionaries, RecordList
 from data.text.byte_tokenizer import ByteTokenizer
+from data.text.image_layout import ImageLayout
 from data.text.tokenizer import Tokenizer
 from data.text.video_layout import VideoLayout
 
 _BYTES = ByteTokenizer()
+_IN_RASTER_ORDER = ImageLayout()
 _ONE_AFTER_ANOTHER = VideoLayout()
 
 
@@ -21,6 +23,7 @@ def from_records(
     tokenizer: Tokenizer = _BYTES,
     template: str = "question",
     tiling: ImageTiling | None = None,
+    images: ImageLayout = _IN_RASTER_ORDER,
     video: VideoLayout = _ONE_AFTER_ANOTHER,
     kind: str = "records",
 ) -> Conversations:
@@ -40,13 +43,20 @@ def from_records(
             dictionaries then; anything else, such as a generator, is read to its end at once.
         folder: Folder to which paths are relative; the current one by default.
         tokenizer: Encodes the texts.
-        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
+        template: Name of a chat template; see `Conversations`.
         tiling: How an image becomes encoder images; see `Conversations`.
+        images: How the tokens of an image are laid out.
         video: How the frames of a video clip are chosen and laid out.
         kind: Kind of the samples, for `DataConfig.mixture`.
     """
     listed = records if isinstance(records, IndexedDictionaries) else list(records)
     sources = ((kind, RecordList(listed, folder, kind)),) if len(listed) else ()
     return Conversations(
-        split="train", train=sources, tokenizer=tokenizer, template=template, tiling=tiling, video=video
+        split="train",
+        train=sources,
+        tokenizer=tokenizer,
+        template=template,
+        tiling=tiling,
+        images=images,
+        video=video,
     )

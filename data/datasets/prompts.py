@@ -8,7 +8,7 @@ from data.errors import DataError
 from data.records import MEDIA_PARTS, ContentPart, EncoderPart, Media, Record, TextPart, Turn
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
-from data.text.chat_template import CHAT_TEMPLATES
+from data.text.find_template import find_template
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
@@ -64,14 +64,18 @@ def prompt_metadata(
         BadSampleError: A medium cannot be read, or the model has no encoder for it.
         DataError: The tokenizer lacks a token that the template spells.
     """
-    template = CHAT_TEMPLATES[prompt_format.template]
-    return SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling, prompt_format.video).prompt(record)
+    return _builder(prompt_format.template, prompt_format, tokenizer, sample_format).prompt(record)
 
 
 def image_prompt_metadata(
     record: Record, prompt_format: PromptFormat, tokenizer: Tokenizer, sample_format: SampleFormat
 ) -> SampleMetadata:
     """The conversation up to the image that the model generates, with its place; errors as of `prompt_metadata`."""
-    template = CHAT_TEMPLATES[prompt_format.generation_template]
-    builder = SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling, prompt_format.video)
-    return builder.image_prompt(record)
+    return _builder(prompt_format.generation_template, prompt_format, tokenizer, sample_format).image_prompt(record)
+
+
+def _builder(
+    template: str, prompt_format: PromptFormat, tokenizer: Tokenizer, sample_format: SampleFormat
+) -> SampleBuilder:
+    of = prompt_format
+    return SampleBuilder(find_template(template, tokenizer), tokenizer, sample_format, of.tiling, of.images, of.video)

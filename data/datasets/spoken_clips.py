@@ -146,7 +146,7 @@ def read_spoken_clips(folder: str | os.PathLike[str], split: str) -> tuple[Spoke
             f"{path} is not a manifest of speech ({error!r}); remove it and write the folder anew"
         ) from error
     if version != FORMAT_VERSION:
-        raise DataError(f"{path} is of format {version}, this version reads {FORMAT_VERSION}; write the folder anew")
+        raise DataError(f"{path} is of format {version!r}, this version reads {FORMAT_VERSION}; write the folder anew")
     split_of_voice: dict[str, str] = {}
     for clip in clips:
         if split_of_voice.setdefault(clip.voice, clip.split) != clip.split:

@@ -15,6 +15,21 @@ from data.errors import DataError
 from data.media.patches import fitted_size, resize_to_fit
 
 
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Where an encoder image lies in the input that it was cut from.
+
+    Attributes:
+        row, column: Its place in the grid of tiles.
+        rows, columns: First and last of its cells, the last excluded, that show the input rather than padding.
+    """
+
+    row: int
+    column: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
 @runtime_checkable
 class ImageTiling(Protocol):
     """A frozen dataclass that maps an input image to encoder images.
@@ -30,6 +45,15 @@ class ImageTiling(Protocol):
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The encoder images, of exactly these sizes."""
+        ...
+
+
+@runtime_checkable
+class PlacedTiling(Protocol):
+    """A tiling that says where its encoder images lie, so that their tokens can be laid out by their places."""
+
+    def tiles(self, height: int, width: int, cell_size: int) -> list[Tile | None]:
+        """The place of each encoder image of an input of that size; None for one of the whole input."""
         ...
 
 

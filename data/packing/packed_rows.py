@@ -119,7 +119,7 @@ class _RowFiller:
         for field, encoder_format in self._format.encoder_formats.items():
             index = layout.encoder_indices[field]
             offset = self._values[field] // encoder_format.values_per_token
-            packed.layout.encoder_indices[field][target] = np.where(index >= 0, index + offset, -1)
+            packed.layout.encoder_indices[field][target] = np.where(index >= 0, index + offset, index)
 
     def _add_target_images(self, sample: Sample) -> None:
         packed = self._packed

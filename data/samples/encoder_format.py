@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.encoders import EncoderConfig, unregistered_encoder
 from data.errors import BadSampleError, DataError
-from data.media.tiling import ImageTiling
+from data.media.tiling import ImageTiling, Tile
 from data.records import Media
 
 
@@ -42,6 +42,7 @@ class MediaItem:
         times: Of frames of a video clip, the seconds from its start at which they are shown; empty for other items.
         group: Number of these frames in their clip, from 0: a clip's items follow one another, and 0 begins the next.
         grid: Of an image or of frames, rows and columns of the cells that become backbone tokens; None for other items.
+        tile: Where an encoder image lies in its input; None for one of the whole input, and for other items.
     """
 
     field: str
@@ -51,6 +52,7 @@ class MediaItem:
     times: tuple[float, ...] = ()
     group: int = 0
     grid: tuple[int, int] | None = None
+    tile: Tile | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from configs.encoders import VisionConfig
 from data.errors import DataError
 from data.media.images import image_size, read_image
 from data.media.patches import patchify, unpatchify
-from data.media.tiling import ImageTiling, NativeResolution
+from data.media.tiling import ImageTiling, NativeResolution, PlacedTiling
 from data.records import Media
 from data.samples.decoded_once import DecodedOnce
 from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem, encoder_format
@@ -132,6 +132,7 @@ def image_items(
         return load
 
     cell_size = patch_format.cell_size
+    tiles = tiling.tiles(*size, cell_size) if isinstance(tiling, PlacedTiling) else [None] * len(sizes)
     grids = [(height // cell_size, width // cell_size) for height, width in sizes]
     return [
         MediaItem(
@@ -140,8 +141,9 @@ def image_items(
             loader(number),
             where,
             grid=(rows, columns),
+            tile=tile,
         )
-        for number, (rows, columns) in enumerate(grids)
+        for number, ((rows, columns), tile) in enumerate(zip(grids, tiles, strict=True))
     ]
 
 

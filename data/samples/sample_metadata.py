@@ -110,8 +110,8 @@ class SampleMetadata:
         for field, encoder_format in self.sample_format.encoder_formats.items():
             if encoder_format.prefix_length:
                 cells = cells_with_tokens(self._item_lengths(field), encoder_format)
-                # Index -1 selects the appended -1, so tokens without an encoder output stay as they are.
-                indices[field] = np.append(cells, np.int32(-1))[indices[field]]
+                index = indices[field]
+                indices[field] = np.where(index >= 0, np.append(cells, np.int32(-1))[np.maximum(index, -1)], index)
         return dataclasses.replace(layout, encoder_indices=indices)
 
 

@@ -8,6 +8,9 @@ import numpy as np
 from data.errors import DataError
 from data.text.word_tokenizer import PAD
 
+NEWLINE = -2
+"""Encoder index of a token whose embedding the backbone's newline vector replaces."""
+
 TOKEN_COLUMNS = ("tokens", "branches", "positions", "targets", "target_mask", "blocks")
 
 
@@ -24,8 +27,8 @@ class TokenLayout:
         target_mask: 1 where predicting the target counts in the loss, else 0.
         blocks: Tokens of a sample with one number above 0 attend to each other both ways; 0 for causal attention.
         encoder_indices: By encoder field, for every token -1 or the index of the encoder output that replaces its
-            embedding. In sample metadata the index counts outputs of images and clips; in a decoded sample it counts
-            all cells, those of class tokens too.
+            embedding, or `NEWLINE`. In sample metadata the index counts outputs of images and clips; in a decoded
+            sample it counts all cells, those of class tokens too.
     """
 
     tokens: np.ndarray
@@ -42,14 +45,16 @@ def lay_out_tokens(
     branches: Iterable[Sequence[int]],
     loss_positions: Sequence[Iterable[int]],
     placeholders: Mapping[str, int | Sequence[int]],
+    outputs: Mapping[str, Sequence[int]] | None = None,
 ) -> TokenLayout:
     """Lays out a trunk and the branches that follow it.
 
     Args:
-        trunk: Token ids; each placeholder takes the next output of its encoder.
+        trunk: Token ids; each placeholder takes an output of its encoder.
         branches: Token ids of each branch.
         loss_positions: For the trunk and then every branch, the positions within it whose *token is a target*.
         placeholders: By encoder field, the token id or ids that stand for an encoder output.
+        outputs: By encoder field, the output that each of them takes; all in order where it is left out.
 
     Raises:
         DataError: The first token of the trunk or of a branch is a target: no token predicts it.
@@ -72,7 +77,9 @@ def lay_out_tokens(
     encoder_indices = {}
     for field, placeholder in placeholders.items():
         is_placeholder = np.isin(tokens, placeholder)
-        encoder_indices[field] = np.where(is_placeholder, np.cumsum(is_placeholder) - 1, -1).astype(np.int32)
+        indices = np.full(len(tokens), -1, np.int32)
+        indices[is_placeholder] = np.arange(is_placeholder.sum()) if outputs is None else outputs[field]
+        encoder_indices[field] = indices
     return TokenLayout(
         tokens=tokens,
         branches=branch,

@@ -1,30 +1,19 @@
-"""Chat templates: a conversation as tokens and media, and which of the tokens the model must predict."""
+"""Chat templates of mmjax: the markup around the turns of a conversation."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from data.errors import BadSampleError
 from data.records import ROLES, ContentPart, ImagePart, MediaPart, Record, TextPart, Turn
+from data.text.rendering import (
+    ControlToken,
+    Element,
+    Markup,
+    MediaPlaceholder,
+    SpecialToken,
+    resolve_markup,
+)
 from data.text.tokenizer import Tokenizer
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialToken:
-    """A special token of the tokenizer, by its field of `SpecialTokens`."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ControlToken:
-    """A control token by its spelling, which the tokenizer's file must contain."""
-
-    name: str
-
-
-MarkupElement = str | SpecialToken | ControlToken
-Markup = tuple[MarkupElement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +45,7 @@ class ChatTemplate:
         system, user, assistant: Templates of the turns of each role.
         prefix: Begins a conversation.
         default_system_prompt: Text of the system where a conversation has no system turn; none where empty.
+        media_first: Whether the media of the input precede the prefix, wherever they are in its turns.
     """
 
     system: TurnTemplate
@@ -63,46 +53,45 @@ class ChatTemplate:
     assistant: TurnTemplate
     prefix: Markup = (SpecialToken("bos"),)
     default_system_prompt: str = ""
+    media_first: bool = False
+
+    def conversation(self, record: Record, tokenizer: Tokenizer) -> Iterator[Element]:
+        """The elements of a training sample in order; errors as of `ConversationTemplate.conversation`."""
+        turns = record.turns
+        if self.default_system_prompt and not any(turn.role == "system" for turn in turns):
+            turns = (Turn("system", (TextPart(self.default_system_prompt),)), *turns)
+        if self.media_first:
+            media, turns = _media_apart(turns)
+            yield from ((MediaPlaceholder(part, generated=False), False) for part in media)
+        turn_templates = dict(zip(ROLES, (self.system, self.user, self.assistant), strict=True))
+        yield from _with_loss(self.prefix, False)
+        for turn in turns:
+            if turn.role not in turn_templates:
+                raise BadSampleError(record.key, f"a turn of role {turn.role!r}, which is none of {', '.join(ROLES)}")
+            turn_template, is_answer = turn_templates[turn.role], turn.role == "assistant"
+            yield from _with_loss(turn_template.prefix, False)
+            yield from _with_loss(turn_template.answer_prefix, is_answer)
+            for part in turn.parts:
+                yield turn_content(part, is_answer, record.key), is_answer
+            yield from _with_loss(turn_template.answer_suffix, is_answer)
+            yield from _with_loss(turn_template.suffix, False)
+
+    def prompt(self, record: Record, tokenizer: Tokenizer) -> Iterator[Element]:
+        """The elements of the conversation and what precedes an answer; errors as of `conversation`."""
+        yield from self.conversation(record, tokenizer)
+        yield from _with_loss(self.assistant.prefix, False)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises DataError, before any sample is read, if the tokenizer lacks a token that the template spells."""
         for markup in (self.prefix, self.system.markup, self.user.markup, self.assistant.markup):
-            _resolve(markup, tokenizer)
+            resolve_markup(markup, tokenizer)
 
     def end_token(self, tokenizer: Tokenizer) -> int:
         """The id of the token that ends an answer."""
         return next(
-            element for element in _resolve(self.assistant.answer_suffix, tokenizer) if isinstance(element, int)
+            element for element in resolve_markup(self.assistant.answer_suffix, tokenizer) if isinstance(element, int)
         )
 
-
-@dataclasses.dataclass(frozen=True)
-class TokenRun:
-    """Adjacent tokens.
-
-    Attributes:
-        ids: Token ids, at least one.
-        in_loss: Whether the model must predict them.
-    """
-
-    ids: tuple[int, ...]
-    in_loss: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class MediaPlaceholder:
-    """An image, an audio clip or another medium between tokens.
-
-    Attributes:
-        part: The medium.
-        generated: Whether the model must generate it; otherwise it is model input.
-    """
-
-    part: MediaPart
-    generated: bool
-
-
-ChatElement = TokenRun | MediaPlaceholder
 
 # No markup: captions, transcripts, interleaved documents.
 PLAIN = ChatTemplate(TurnTemplate(), TurnTemplate(), TurnTemplate(answer_suffix=(SpecialToken("eos"),)))
@@ -138,6 +127,9 @@ def _chatml_turn(role: str) -> TurnTemplate:
 CHATML = ChatTemplate(_chatml_turn("system"), _chatml_turn("user"), _chatml_turn("assistant"), prefix=())
 INTERNLM2 = dataclasses.replace(CHATML, prefix=(SpecialToken("bos"),))
 
+# PaliGemma (arXiv 2407.07726): images, then bos, the prompt and a line break; the answer follows at once.
+PALIGEMMA = dataclasses.replace(PLAIN, user=TurnTemplate(suffix=("\n",)), media_first=True)
+
 CHAT_TEMPLATES = {
     "plain": PLAIN,
     "question": QUESTION,
@@ -145,107 +137,31 @@ CHAT_TEMPLATES = {
     "llama3": LLAMA3,
     "chatml": CHATML,
     "internlm2": INTERNLM2,
+    "paligemma": PALIGEMMA,
 }
 
 
-def render_conversation(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> list[ChatElement]:
-    """The conversation as a training sample: the loss covers the assistant's texts and the markup that ends them.
-
-    Adjacent texts are encoded together, across turns too, so that words are tokenized as in plain text. Text is
-    never merged across the boundary where the loss begins, because generation starts there.
-
-    Raises:
-        BadSampleError: A turn has an unknown role, or the assistant's turn contains audio.
-        DataError: The tokenizer lacks a token that the template spells.
-    """
-    return _encode_elements(_conversation_elements(record, template), tokenizer)
-
-
-def render_prompt(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> list[ChatElement]:
-    """The conversation up to the assistant's next answer: what `render_conversation` gives before that answer."""
-    conversation = _conversation_elements(record, template)
-    return _encode_elements(itertools.chain(conversation, _with_loss(template.assistant.prefix, False)), tokenizer)
-
-
-_Element = tuple[MarkupElement | MediaPlaceholder, bool]  # with: whether it is in the loss
-
-
-def _conversation_elements(record: Record, template: ChatTemplate) -> Iterator[_Element]:
-    """The elements of a conversation in order."""
-    turns = record.turns
-    if template.default_system_prompt and not any(turn.role == "system" for turn in turns):
-        turns = (Turn("system", (TextPart(template.default_system_prompt),)), *turns)
-    turn_templates = dict(zip(ROLES, (template.system, template.user, template.assistant), strict=True))
-    yield from _with_loss(template.prefix, False)
+def _media_apart(turns: tuple[Turn, ...]) -> tuple[list[MediaPart], list[Turn]]:
+    """The media of all turns but the assistant's, and the turns without them."""
+    media: list[MediaPart] = []
+    texts: list[Turn] = []
     for turn in turns:
-        if turn.role not in turn_templates:
-            raise BadSampleError(record.key, f"a turn of role {turn.role!r}, which is none of {', '.join(ROLES)}")
-        turn_template, is_answer = turn_templates[turn.role], turn.role == "assistant"
-        yield from _with_loss(turn_template.prefix, False)
-        yield from _with_loss(turn_template.answer_prefix, is_answer)
-        for part in turn.parts:
-            yield _content(part, is_answer, record.key), is_answer
-        yield from _with_loss(turn_template.answer_suffix, is_answer)
-        yield from _with_loss(turn_template.suffix, False)
+        if turn.role == "assistant":
+            texts.append(turn)
+            continue
+        media += [part for part in turn.parts if not isinstance(part, TextPart)]
+        texts.append(Turn(turn.role, tuple(part for part in turn.parts if isinstance(part, TextPart))))
+    return media, texts
 
 
-def _with_loss(markup: Markup, in_loss: bool) -> Iterator[_Element]:
+def _with_loss(markup: Markup, in_loss: bool) -> Iterator[Element]:
     return ((element, in_loss) for element in markup)
 
 
-def _content(part: ContentPart, is_answer: bool, key: str) -> str | MediaPlaceholder:
+def turn_content(part: ContentPart, is_answer: bool, key: str) -> str | MediaPlaceholder:
+    """A part of a turn as an element; raises BadSampleError if the answer contains what no generator produces."""
     if isinstance(part, TextPart):
         return part.text
     if is_answer and not isinstance(part, ImagePart):
         raise BadSampleError(key, f"the assistant's answer contains {part.content}, which no generator here produces")
     return MediaPlaceholder(part, generated=is_answer)
-
-
-def _encode_elements(elements: Iterable[_Element], tokenizer: Tokenizer) -> list[ChatElement]:
-    """Encodes each run of adjacent markup with the same loss; media stay as they are."""
-    encoded: list[ChatElement] = []
-    markup: list[MarkupElement] = []
-    markup_in_loss = False
-
-    def flush() -> None:
-        if token_ids := _encode_markup(markup, tokenizer):
-            encoded.append(TokenRun(tuple(token_ids), markup_in_loss))
-        markup.clear()
-
-    for element, in_loss in elements:
-        if isinstance(element, MediaPlaceholder):
-            flush()
-            encoded.append(element)
-            continue
-        if in_loss != markup_in_loss:
-            flush()
-        markup_in_loss = in_loss
-        markup.append(element)
-    flush()
-    return encoded
-
-
-def _encode_markup(markup: Iterable[MarkupElement], tokenizer: Tokenizer) -> list[int]:
-    token_ids: list[int] = []
-    text = ""
-    for element in _resolve(markup, tokenizer):
-        if isinstance(element, str):
-            text += element
-        else:
-            token_ids += [*tokenizer.encode(text), element]
-            text = ""
-    return token_ids + tokenizer.encode(text)
-
-
-def _resolve(markup: Iterable[MarkupElement], tokenizer: Tokenizer) -> list[str | int]:
-    """The markup with its tokens replaced by ids; raises DataError for a token that the tokenizer lacks."""
-    resolved: list[str | int] = []
-    for element in markup:
-        match element:
-            case SpecialToken(role):
-                resolved.append(tokenizer.special_tokens.require(role))
-            case ControlToken(name):
-                resolved.append(tokenizer.control_token_id(name))
-            case _:
-                resolved.append(element)
-    return resolved

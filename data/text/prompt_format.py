@@ -2,15 +2,34 @@
 
 import dataclasses
 import json
+from typing import Any
 
 from configs.strict_json import parse_json
 from data.errors import DataError
+from data.media.any_resolution import AnyResolution
+from data.media.canvas_tiling import CanvasTiling
+from data.media.longest_edge import LongestEdge
+from data.media.pan_and_scan import PanAndScan
 from data.media.pixel_range import PixelRange
+from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
 from data.media.video_sampling import VideoSampling
+from data.text.image_layout import ImageLayout
 from data.text.video_layout import VideoLayout
 
-_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution, PixelRange)}
+_TILINGS = {
+    tiling.__name__: tiling
+    for tiling in (
+        AnyResolution,
+        CanvasTiling,
+        DynamicTiling,
+        LongestEdge,
+        NativeResolution,
+        PanAndScan,
+        PixelRange,
+        SquareImage,
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,15 +37,17 @@ class PromptFormat:
     """How a data set lays out prompts.
 
     Attributes:
-        template: Name of the chat template (`data.text.chat_template.CHAT_TEMPLATES`) of prompts answered by text.
+        template: Name of the chat template (`data.text.find_template`) of prompts answered by text.
         generation_template: Name of the chat template of prompts answered by an image.
         tiling: How an input image becomes encoder images; None for one image at its own resolution.
+        images: How the tokens of an input image are laid out.
         video: How the frames of a video clip are chosen and laid out.
     """
 
     template: str = "question"
     generation_template: str = "plain"
     tiling: ImageTiling | None = None
+    images: ImageLayout = ImageLayout()
     video: VideoLayout = VideoLayout()
 
     def to_json(self) -> str:
@@ -36,6 +57,7 @@ class PromptFormat:
             "template": self.template,
             "generation_template": self.generation_template,
             "tiling": tiling,
+            "images": dataclasses.asdict(self.images),
             "video": dataclasses.asdict(self.video),
         }
         return json.dumps(fields, indent=1)
@@ -45,14 +67,20 @@ class PromptFormat:
         """The format that `to_json` wrote; raises DataError for another text."""
         try:
             fields = parse_json(text, "the prompt format", DataError)
-            tiling, template, generation_template, video = (
-                fields[name] for name in ("tiling", "template", "generation_template", "video")
+            tiling, template, generation_template, images, video = (
+                fields[name] for name in ("tiling", "template", "generation_template", "images", "video")
             )
             if tiling is not None:
-                tiling = _TILINGS[tiling.pop("kind")](**tiling)
+                kind = _TILINGS[tiling.pop("kind")]
+                tiling = kind(**{name: _as_tuple(value) for name, value in tiling.items()})
             if not (isinstance(template, str) and isinstance(generation_template, str)):
                 raise TypeError("a template's name is a text")
             layout = VideoLayout(**{**video, "sampling": VideoSampling(**video["sampling"])})
-            return cls(template, generation_template, tiling, layout)
+            return cls(template, generation_template, tiling, ImageLayout(**images), layout)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not written by PromptFormat.to_json: {error!r}") from error
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list of JSON, and lists within it, as the tuples that they were written from."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

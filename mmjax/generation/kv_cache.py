@@ -28,16 +28,9 @@ from sharding.trees import Tree
 SINGLE_DEVICE = Axes()
 
 
-class KVCache(NamedTuple):
-    """Keys and values of one layer; t is the length of a row, prompt and answer together.
-
-    Attributes:
-        keys: Normed and rotated keys.
-        values: Values.
-    """
-
-    keys: Float[Array, "r t k e"]
-    values: Float[Array, "r t k e"]
+KVCache = tuple[Float[Array, "r t _ _"], Float[Array, "r t _ _"]]
+"""What positions read of earlier ones in a layer: normed and rotated keys, and values; or latent vectors, and the
+rotated part of keys. t is the length of a row, prompt and answer together."""
 
 
 class DecodeState(NamedTuple):
@@ -67,8 +60,8 @@ class CachedBackbone:
         encoder_names = {encoder.name for encoder in config.encoders}
         self._encoders = [module for module in modules if module.name in encoder_names]
         (self._module,) = (module for module in modules if module.name == self.name)
-        self._embed, *early, self._blocks, self._head = self._module.compute_pieces
-        self._layers = [(piece, 0) for piece in early] + [(self._blocks, n) for n in range(self._blocks.layers or 1)]
+        self._embed, *blocks, self._head = self._module.compute_pieces
+        self._layers = [(piece, number) for piece in blocks for number in range(piece.layers or 1)]
 
     def prefill(
         self, parameters: Tree, arrays: dict[str, ModuleInputs], lengths: Int[Array, " r"]
@@ -91,16 +84,8 @@ class CachedBackbone:
         x = self._token_embedding(parameters)(encoder_outputs, batch, SINGLE_DEVICE)
         activations = x if isinstance(x, EarlyActivations) else EarlyActivations(x, ())
         rows, length, _ = activations.x.shape
-        shape = (rows, length, self._config.kv_heads, self._config.head_width)
-        empty = KVCache(*(jnp.zeros(shape, activations.x.dtype) for _ in range(2)))
         inputs = block_inputs(self._config, batch)
-        x, caches = self._run_blocks(
-            parameters,
-            activations,
-            inputs,
-            (empty,) * self._config.depth,
-            jnp.zeros((rows,), jnp.int32),
-        )
+        x, caches = self._run_blocks(parameters, activations, inputs)
         positions = batch["positions"].reshape(rows, length, -1)  # [r, s, 1], or [r, s, 3] of (time, row, column)
         last_positions = jnp.take_along_axis(positions, lengths[:, None, None] - 1, axis=1)[:, 0].max(axis=-1)
         return DecodeState(caches, lengths, last_positions + 1), self._language_head(parameters).norm(x)
@@ -127,7 +112,7 @@ class CachedBackbone:
 
     def _decode_inputs(self, state: DecodeState, kind: AttentionKind) -> SharedInputs:
         """What a layer reads for one new position of each row: a slot of the cache holds one position of the text."""
-        slots = jnp.arange(state.caches[0].keys.shape[1])[None]
+        slots = jnp.arange(state.caches[0][0].shape[1])[None]
         visible = slots <= state.lengths[:, None]  # [r, t]
         if kind == "local":
             visible &= slots > state.lengths[:, None] - self._config.attention_window
@@ -140,10 +125,11 @@ class CachedBackbone:
         parameters: Tree,
         activations: EarlyActivations,
         inputs: BlockInputs,
-        caches: tuple[KVCache, ...],
-        start: Int[Array, " r"],
+        caches: tuple[KVCache | None, ...] | None = None,
+        start: Int[Array, " r"] | None = None,
     ) -> tuple[Float[Array, "r s d"], tuple[KVCache, ...]]:
-        """Runs all blocks over s new positions of each row, which begin at slot `start` of the caches."""
+        """Runs all blocks over s new positions of each row, as `block_with_cache` runs each."""
+        caches = caches or (None,) * len(self._layers)
         x, features, new_caches = activations.x, list(activations.features), []
         for layer, ((piece, number), cache) in enumerate(zip(self._layers, caches, strict=True)):
             block = piece_definition(piece).bind(parameters[self.name][piece.name][layer_name(number)])
@@ -168,26 +154,26 @@ def block_with_cache(
     x: Float[Array, "r s d"],
     mask: SegmentMask,
     rotary: RotaryCosSin | None,
-    cache: KVCache,
-    start: Int[Array, " r"],
+    cache: KVCache | None = None,
+    start: Int[Array, " r"] | None = None,
 ) -> tuple[Float[Array, "r s d"], KVCache]:
-    """Applies a block to s new positions of each row, and adds their keys and values to the cache.
+    """Applies a block to s new positions of each row, and adds what later ones read of them to the cache.
 
     Args:
         block: The block.
         x: Activations of the new positions.
         mask: Which slots of the cache each new position attends to.
         rotary: Rotation of queries and keys at the new positions.
-        cache: Keys and values of earlier positions.
-        start: Slot of the first new position of each row.
+        cache: What is read of earlier positions; None where the new ones are whole rows.
+        start: Slot of the first new position of each row; with a cache.
     """
     normed = block.attention_input(x)
-    query, key, value = block.attention.project_query_key_value(normed, None, SINGLE_DEVICE, rotary)
-    keys = jax.vmap(_write_slots)(cache.keys, key, start)  # [r, t, k, e]
-    values = jax.vmap(_write_slots)(cache.values, value, start)  # [r, t, k, e]
-    heads_output = block.attention.attend(query, keys, values, mask)  # [r, s, h, e]
+    query, new = block.attention.project(normed, SINGLE_DEVICE, rotary)
+    if cache is not None and start is not None:
+        new = jax.tree.map(lambda old, part: jax.vmap(_write_slots)(old, part, start), cache, new)
+    heads_output = block.attention.attend(query, *new, mask)  # [r, s, h, width]
     attended = block.attention.project_output(heads_output, SINGLE_DEVICE)
-    return block.add_attention_and_mlp(x, normed, attended, SINGLE_DEVICE), KVCache(keys, values)
+    return block.add_attention_and_mlp(x, normed, attended, SINGLE_DEVICE), new
 
 
 def _write_slots(

@@ -9,6 +9,12 @@ from configs.architectures import ModelConfig
 from mmjax.weights.published.rules import Config
 
 HEADER = "from __gin__ import dynamic_registration\n\n"
+SETTINGS = frozenset({"name", "loss", "dtype", "lora"})
+"""Fields that say how a checkpoint is used: other files may bind those that have their defaults."""
+
+PROJECTORS = frozenset({"projector", "deepstack_projector"})
+"""Likewise, of an encoder without a backbone."""
+
 WEIGHTS_COMMENT = (
     "# If several files bind this, the last one wins: to start from several folders, list them in one binding."
 )
@@ -25,6 +31,7 @@ class _ScopedConfig:
     config: Any
     scope: str
     repeated: frozenset[type]
+    settings: frozenset[str]
 
     @property
     def selector(self) -> str:
@@ -32,30 +39,30 @@ class _ScopedConfig:
         return f"{self.scope}{_module_name(kind)}.{kind.__name__}"
 
     def bindings(self) -> dict[str, Any]:
-        """Fields that differ from their defaults (all fields of a ModelConfig), with configurations scoped."""
+        """All fields but settings that have their defaults, with configurations scoped."""
         values = {field.name: (getattr(self.config, field.name), field.default) for field in _fields(self.config)}
         return {
             name: self._scope_value(name, value)
             for name, (value, default) in values.items()
-            if value != default or isinstance(self.config, ModelConfig)
+            if value != default or name not in self.settings
         }
 
     def _scope_value(self, field: str, value: Any) -> Any:
         if isinstance(value, tuple):
             kinds = [type(element) for element in value]
             return tuple(
-                _ScopedConfig(element, f"{element.name}/", self.repeated)
+                dataclasses.replace(self, config=element, scope=f"{element.name}/")
                 if _fields(element) and kinds.count(type(element)) > 1
                 else self._scope_value("", element)
                 for element in value
             )
-        if not _fields(value):
+        if not dataclasses.is_dataclass(value):
             return value
         scope = self.scope
         if field and type(value) in self.repeated:
             name = getattr(self.config, "name", "")
             scope = f"{self.scope or (name and f'{name}/')}{field}/"
-        return _ScopedConfig(value, scope, self.repeated)
+        return dataclasses.replace(self, config=value, scope=scope)
 
 
 def _repeated_kinds(config: Config) -> frozenset[type]:
@@ -69,7 +76,7 @@ def _configs_within(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple):
         for element in value:
             yield from _configs_within(element)
-    elif _fields(value):
+    elif dataclasses.is_dataclass(value):
         yield value
         yield from _configs_within(tuple(getattr(value, field.name) for field in _fields(value)))
 
@@ -79,7 +86,7 @@ def _fields(value: Any) -> tuple[dataclasses.Field, ...]:
 
 
 def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
-    """Gin bindings of everything that differs from the defaults.
+    """Gin bindings of a whole architecture, whatever other files bind of it before.
 
     The text is for `--gin_file`, used together with a file that names the data.
 
@@ -87,7 +94,8 @@ def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
         config: Configuration of a module, or a ModelConfig.
         weights: Value of `TrainConfig.pretrained_weights`.
     """
-    configs = list(_nested_configs(_ScopedConfig(config, "", _repeated_kinds(config))))
+    settings = SETTINGS if isinstance(config, ModelConfig) else SETTINGS | PROJECTORS
+    configs = list(_nested_configs(_ScopedConfig(config, "", _repeated_kinds(config), settings)))
     blocks = [block for block in map(_binding_block, configs) if block]
     imports = {_import_line(type(scoped.config)) for scoped in configs}
     if weights:

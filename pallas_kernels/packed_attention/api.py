@@ -10,6 +10,13 @@ import jax.numpy as jnp
 
 from pallas_kernels.fallbacks import warn_once
 from pallas_kernels.packed_attention import blocked, cudnn, dense
+from pallas_kernels.packed_attention.head_exchange import (
+    HeadExchangeMask,
+    heads_of_rank,
+    to_heads,
+    to_positions,
+)
+from pallas_kernels.packed_attention.ring_mask import RingMask
 from pallas_kernels.packed_attention.scores import ScoreOptions
 from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask
 
@@ -21,6 +28,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "cudnn": cudnn.attend,
 }
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+Mask = SegmentMask | RingMask | HeadExchangeMask
 
 _default: contextvars.ContextVar[str | None] = contextvars.ContextVar("packed_attention", default=None)
 
@@ -39,7 +48,7 @@ def packed_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    mask: SegmentMask,
+    mask: Mask,
     *,
     scale: float | None = None,
     softcap: float = 0.0,
@@ -54,7 +63,8 @@ def packed_attention(
     Args:
         query: `[r, s, h, e]`.
         key, value: `[r, t, k, e]` and `[r, t, k, u]`; k divides h, and h / k query heads share a key head.
-        mask: Which keys each query attends to: what `make_segment_mask` returns.
+        mask: Which keys each query attends to: what `make_segment_mask` returns. Where ranks divide the positions of a
+            row, and s and t are this rank's, what `make_ring_mask` returns, or a `HeadExchangeMask`.
         scale: Factor of the products of queries and keys; by default 1 / sqrt(e).
         softcap: Scores are softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118); 0 for no limit.
         sinks: `[h]`, the score of each head for attending to nothing, which joins the softmax's denominator (gpt-oss,
@@ -62,7 +72,7 @@ def packed_attention(
         implementation: `dense` computes the scores of every pair; `blocked` those of blocks that overlap, in memory
             linear in the sequence; `cudnn` is cuDNN's, on NVIDIA GPUs. By default `cudnn` on GPUs, where it takes the
             arrays (if not, a warning says why, once); otherwise `dense` for short rows and `blocked` for rows of more
-            pairs than `MAX_DENSE_PAIRS`.
+            pairs than `MAX_DENSE_PAIRS`. A ring is always `blocked`.
 
     Returns:
         `[r, s, h, u]`.
@@ -71,10 +81,17 @@ def packed_attention(
         ValueError: The shapes or types do not fit, or there is no such implementation.
         NotImplementedError: The implementation named does not take such arrays; the message says why.
     """
+    if isinstance(mask, HeadExchangeMask):
+        by_heads = (to_heads(x, mask.axes) for x in (query, key, value))
+        own_sinks = None if sinks is None else heads_of_rank(sinks, mask.axes)
+        options = {"scale": scale, "softcap": softcap, "implementation": implementation}
+        return to_positions(packed_attention(*by_heads, mask.whole, sinks=own_sinks, **options), mask.axes)
     _check_shapes(query, key, value, mask)
     if sinks is not None and sinks.shape != (query.shape[2],):
         raise ValueError(f"sinks are {list(sinks.shape)} for {query.shape[2]} query heads; give one for each")
     operands = (query, key, value, mask, sinks, ScoreOptions(scale or query.shape[3] ** -0.5, softcap))
+    if isinstance(mask, RingMask):
+        return blocked.attend(*operands)
     chosen = implementation or _default.get()
     if chosen:
         return IMPLEMENTATIONS[_check_implementation(chosen)](*operands)
@@ -93,7 +110,7 @@ def _check_implementation(implementation: str) -> str:
     return implementation
 
 
-def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask) -> None:
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask | RingMask) -> None:
     shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
     if {query.ndim, key.ndim, value.ndim} != {4} or 0 in (*query.shape, *key.shape):
         raise ValueError(f"{shapes}: give [rows, positions, heads, width], none of them 0")
@@ -107,6 +124,6 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: Segm
         raise ValueError(
             f"query {query.dtype}, key {key.dtype}, value {value.dtype}: give one type of float32, bfloat16, float16"
         )
-    if mask.query_segments.shape != query.shape[:2] or mask.key_segments.shape != key.shape[:2]:
-        segments = f"{list(mask.query_segments.shape)} queries and {list(mask.key_segments.shape)} keys"
+    if mask.queries.segments.shape != query.shape[:2] or mask.keys.segments.shape != key.shape[:2]:
+        segments = f"{list(mask.queries.segments.shape)} queries and {list(mask.keys.segments.shape)} keys"
         raise ValueError(f"{shapes}: the mask is of {segments}; give one segment for each position")

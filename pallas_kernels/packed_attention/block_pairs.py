@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
+
+from pallas_kernels.packed_attention.token_ids import TokenIds
 
 MAX_SMALL_BLOCK_ROW = 8192
 """Positions of a row up to which blocks are small."""
@@ -38,71 +39,61 @@ def default_block_size(length: int) -> int:
 
 
 def find_block_pairs(
-    query_segments: Int[Array, "r s"],
-    key_segments: Int[Array, "r t"],
-    branches: Int[Array, "r s"] | None,
-    first_visible: Int[Array, "r s"] | None,
-    attended_blocks: Int[Array, "r s"] | None,
-    *,
-    causal: bool,
-    blocks: tuple[int, int],
+    queries: TokenIds, keys: TokenIds, first_visible: Int[Array, "r s"] | None, blocks: tuple[int, int]
 ) -> BlockPairs:
-    """The pairs of blocks that overlap."""
-    overlap = blocks_overlap(
-        query_segments, key_segments, branches, first_visible, attended_blocks, causal=causal, blocks=blocks
-    )
-    overlap = overlap.reshape(-1)  # [r * m * n]
+    """The pairs of blocks that overlap; the arguments are those of `blocks_overlap`."""
+    overlap = blocks_overlap(queries, keys, first_visible, blocks).reshape(-1)  # [r * m * n]
     numbers = jnp.arange(overlap.size, dtype=jnp.int32)
     pair_indices = lax.sort(jnp.where(overlap, numbers, overlap.size))
     return BlockPairs(jnp.minimum(pair_indices, overlap.size - 1), jnp.sum(overlap, dtype=jnp.int32), blocks)
 
 
 def blocks_overlap(
-    query_segments: Int[Array, "r s"],
-    key_segments: Int[Array, "r t"],
-    branches: Int[Array, "r s"] | None,
-    first_visible: Int[Array, "r s"] | None,
-    attended_blocks: Int[Array, "r s"] | None = None,
-    *,
-    causal: bool,
-    blocks: tuple[int, int],
+    queries: TokenIds, keys: TokenIds, first_visible: Int[Array, "r s"] | None, blocks: tuple[int, int]
 ) -> Bool[Array, "r m n"]:
     """Whether a query of one block may attend to a key of another.
 
     It is never False for a pair in which a query attends to a key, whatever the order of the segments. It is exact
-    where segments are in order and there are neither branches nor attended blocks.
+    where segments are in order, a block's tokens are adjacent in the row, and there are neither branches nor attended
+    blocks.
 
     Args:
-        query_segments, key_segments, branches: See `SegmentMask`.
+        queries: Of the queries, each `[r, s]`.
+        keys: Of the keys, each `[r, t]`.
         first_visible: Place in the row before which a query attends to nothing; None without a window.
-        attended_blocks: `SegmentMask.blocks`; None without any.
-        causal: Whether a position attends only to itself, the positions before it, and those of its attended block.
         blocks: Positions of a block of queries and of a block of keys.
     """
-    query_blocks = split_into_blocks(query_segments, blocks[0])  # [r, m, q]
-    key_blocks = split_into_blocks(key_segments, blocks[1])  # [r, n, p]
-    overlap = _ranges_meet(_value_range(query_blocks, query_blocks > 0), _value_range(key_blocks, key_blocks > 0))
-    if branches is not None:
-        query_range = _value_range(split_into_blocks(branches, blocks[0]), query_blocks > 0)
-        key_range = _value_range(split_into_blocks(branches, blocks[1]), key_blocks > 0)
-        overlap &= (key_range[0] == 0)[:, None, :] | _ranges_meet(query_range, key_range)
-    if causal:
-        last_query = np.arange(1, query_blocks.shape[1] + 1) * blocks[0] - 1  # [m]
-        first_key = np.arange(key_blocks.shape[1]) * blocks[1]  # [n]
-        in_order = jnp.asarray(first_key[None, None, :] <= last_query[None, :, None])
-        if attended_blocks is not None:
+    query, key = (_BlockRanges(ids, size) for ids, size in zip((queries, keys), blocks, strict=True))
+    overlap = _ranges_meet(query.of(queries.segments), key.of(keys.segments))
+    if queries.branches is not None:
+        of_keys = key.of(keys.branches)
+        overlap &= (of_keys[0] == 0)[:, None, :] | _ranges_meet(query.of(queries.branches), of_keys)
+    if queries.order is not None:
+        in_order = key.of(keys.order)[0][:, None, :] <= query.of(queries.order)[1][:, :, None]
+        if queries.blocks is not None:
             # Numbers begin anew in each segment: where several meet, a pair may be listed without need.
-            query_range, key_range = (
-                _value_range(of_side, of_side > 0)
-                for of_side in (split_into_blocks(attended_blocks, size) for size in blocks)
-            )
-            in_order |= _ranges_meet(query_range, key_range)
+            in_order |= _ranges_meet(query.of_positive(queries.blocks), key.of_positive(keys.blocks))
         overlap &= in_order
     if first_visible is not None:
-        first, _ = _value_range(split_into_blocks(first_visible, blocks[0]), query_blocks > 0)  # [r, m]
-        last_key = np.arange(1, key_blocks.shape[1] + 1, dtype=np.int32) * blocks[1] - 1  # [n]
-        overlap &= first[:, :, None] <= jnp.asarray(last_key)[None, None, :]
+        overlap &= query.of(first_visible)[0][:, :, None] <= key.of(keys.order)[1][:, None, :]
     return overlap
+
+
+class _BlockRanges:
+    """The least and the greatest id of each block of one side; an empty range where a block has no token."""
+
+    def __init__(self, ids: TokenIds, block: int) -> None:
+        self._block = block
+        self._is_real = split_into_blocks(ids.segments, block) > 0  # [r, m, block]
+
+    def of(self, ids: Int[Array, "r s"]) -> tuple[Int[Array, "r m"], Int[Array, "r m"]]:
+        """Of the ids of all tokens but padding."""
+        return _value_range(split_into_blocks(ids, self._block), self._is_real)
+
+    def of_positive(self, ids: Int[Array, "r s"]) -> tuple[Int[Array, "r m"], Int[Array, "r m"]]:
+        """Of the ids above 0."""
+        split = split_into_blocks(ids, self._block)
+        return _value_range(split, split > 0)
 
 
 def split_into_blocks(ids: Int[Array, "r s"], block: int) -> Int[Array, "r m block"]:

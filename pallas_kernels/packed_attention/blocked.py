@@ -5,6 +5,11 @@ follows the segments and not the square of the row. The forward keeps a running 
 the backward computes the scores again from the saved output and log-sum-exp (FlashAttention, arXiv 2205.14135,
 algorithm 4).
 
+Where ranks divide the positions of a row, keys and values are sent around them (ring attention, arXiv 2310.01889): at
+each step a rank computes the pairs of its queries with the keys that are there. The running softmax goes on from step
+to step, and in the backward the gradients of keys and values travel with them and come home at last. A row on one
+device is a ring of one step.
+
 Arrays are laid out in blocks, `[r * m, k, g * q, e]` for queries, `[r * n, k, p, e]` for keys and `[r * n, k, p, u]`
 for values: m and n blocks in a row, of q and p positions; k key heads, each shared by g query heads.
 """
@@ -19,33 +24,33 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.packed_attention.block_pairs import BlockPairs, split_into_blocks
 from pallas_kernels.packed_attention.dense import MASKED_SCORE
+from pallas_kernels.packed_attention.ring_mask import RingMask
 from pallas_kernels.packed_attention.scores import ScoreOptions
-from pallas_kernels.packed_attention.segment_mask import (
-    SegmentMask,
-    TokenIds,
-    mask_ids,
-    visibility,
-    with_block_pairs,
-)
-from pallas_kernels.varying import make_varying, varying_axes
+from pallas_kernels.packed_attention.segment_mask import SegmentMask, with_block_pairs
+from pallas_kernels.packed_attention.token_ids import TokenIds, visibility
+from pallas_kernels.varying import make_varying, rank_count, varying_axes
 
 
 def attend(
     query: Float[Array, "r s h e"],
     key: Float[Array, "r t k e"],
     value: Float[Array, "r t k u"],
-    mask: SegmentMask,
+    mask: SegmentMask | RingMask,
     sinks: Float[Array, " h"] | None,
     options: ScoreOptions,
 ) -> Float[Array, "r s h u"]:
     """See `packed_attention`."""
-    mask = mask if mask.block_pairs is not None else with_block_pairs(mask)
+    ring = mask if isinstance(mask, RingMask) else RingMask((_with_blocks(mask),), ())
     # All operands are cast to the same varying axes outside the custom derivative, so that JAX sums (`psum`) the
     # cotangent of an operand that is replicated over some of these axes.
     operands = (query, key, value) if sinks is None else (query, key, value, sinks.astype(jnp.float32))
-    axes = frozenset().union(*map(varying_axes, (*operands, mask.query_segments)))
+    axes = frozenset().union(*map(varying_axes, (*operands, *jax.tree.leaves(ring))))
     query, key, value, *rest = make_varying(operands, tuple(sorted(axes)))
-    return _attend(query, key, value, rest[0] if rest else None, mask, options)
+    return _attend(query, key, value, rest[0] if rest else None, ring, options)
+
+
+def _with_blocks(mask: SegmentMask) -> SegmentMask:
+    return mask if mask.block_pairs is not None else with_block_pairs(mask)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -54,10 +59,10 @@ def _attend(
     key: jax.Array,
     value: jax.Array,
     sinks: jax.Array | None,
-    mask: SegmentMask,
+    ring: RingMask,
     options: ScoreOptions,
 ) -> jax.Array:
-    return _forward(query, key, value, sinks, mask, options)[0]
+    return _forward(query, key, value, sinks, ring, options)[0]
 
 
 def _forward(
@@ -65,17 +70,18 @@ def _forward(
     key: jax.Array,
     value: jax.Array,
     sinks: jax.Array | None,
-    mask: SegmentMask,
+    ring: RingMask,
     options: ScoreOptions,
 ) -> tuple[jax.Array, tuple]:
     """The output [r, s, h, u], and the residuals, which are linear in the sequence."""
-    blocks = _Blocks(mask, query.shape, key.shape, options)
+    steps = [_Blocks(mask, query.shape, key.shape, options) for mask in ring.steps]
+    blocks = steps[0]
     queries = blocks.split_queries(query)  # [rm, k, gq, e]
     keys, values = blocks.split_keys(key), blocks.split_keys(value)  # [rn, k, p, e], [rn, k, p, u]
 
-    def accumulate_pair(number: jax.Array, running: tuple) -> tuple:
-        query_block, key_block = blocks.pair(number)
-        scores, visible = blocks.scores(queries, keys, query_block, key_block)  # [k, gq, p]
+    def accumulate_pair(step: _Blocks, keys: jax.Array, values: jax.Array, number: jax.Array, running: tuple) -> tuple:
+        query_block, key_block = step.pair(number)
+        scores, visible = step.scores(queries, keys, query_block, key_block)  # [k, gq, p]
         scores = jnp.where(visible, scores, MASKED_SCORE)
         weighted_sum, maximum, denominator = (_get(array, query_block) for array in running)
         new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1))  # [k, gq]
@@ -91,8 +97,13 @@ def _forward(
     no_outputs = _zeros_like(queries, width=value.shape[3])  # [rm, k, gq, u]
     # The initial maximum, -5e29, is above masked scores, -1e30: exp(masked - maximum) underflows to 0, not to 1, even
     # if a query attends to nothing in the whole block.
-    initial = (no_outputs, no_sums + MASKED_SCORE / 2, no_sums)
-    weighted_sum, maximum, denominator = lax.fori_loop(0, blocks.count, accumulate_pair, initial)
+    running = (no_outputs, no_sums + MASKED_SCORE / 2, no_sums)
+    for number, step in enumerate(steps):
+        here = (keys, values)
+        if number + 1 < len(steps):
+            keys, values = _send_on(here, ring.axes)  # while the pairs are computed
+        running = lax.fori_loop(0, step.count, functools.partial(accumulate_pair, step, *here), running)
+    weighted_sum, maximum, denominator = running
     if sinks is not None:
         sink_scores = blocks.per_query(sinks)  # [1, k, gq]
         new_maximum = jnp.maximum(maximum, sink_scores)
@@ -102,20 +113,21 @@ def _forward(
     denominator = jnp.where(denominator > 0, denominator, 1.0)
     output = blocks.join_queries(weighted_sum / denominator[:, :, :, None]).astype(query.dtype)  # [r, s, h, u]
     log_sum_exp = maximum + jnp.log(denominator)  # [rm, k, gq]
-    return output, (query, key, value, sinks, mask, output, log_sum_exp)
+    return output, (query, key, value, sinks, ring, output, log_sum_exp)
 
 
 def _backward(options: ScoreOptions, residuals: tuple, cotangent: jax.Array) -> tuple:
-    query, key, value, sinks, mask, output, log_sum_exp = residuals
-    blocks = _Blocks(mask, query.shape, key.shape, options)
+    query, key, value, sinks, ring, output, log_sum_exp = residuals
+    steps = [_Blocks(mask, query.shape, key.shape, options) for mask in ring.steps]
+    blocks = steps[0]
     queries, keys, values = blocks.split_queries(query), blocks.split_keys(key), blocks.split_keys(value)
     cotangents = blocks.split_queries(cotangent)  # [rm, k, gq, e]
     outputs = blocks.split_queries(output).astype(jnp.float32)
     output_dot_cotangent = jnp.sum(cotangents.astype(jnp.float32) * outputs, axis=-1)  # [rm, k, gq]
 
-    def accumulate_pair(number: jax.Array, running: tuple) -> tuple:
-        query_block, key_block = blocks.pair(number)
-        scores, visible = blocks.scores(queries, keys, query_block, key_block)  # [k, gq, p]
+    def accumulate_pair(step: _Blocks, keys: jax.Array, values: jax.Array, number: jax.Array, running: tuple) -> tuple:
+        query_block, key_block = step.pair(number)
+        scores, visible = step.scores(queries, keys, query_block, key_block)  # [k, gq, p]
         weights = jnp.exp(jnp.where(visible, scores, MASKED_SCORE) - _get(log_sum_exp, query_block)[:, :, None])
         weight_gradient = _einsum("kqe,kpe->kqp", _get(cotangents, query_block), _get(values, key_block))
         score_gradient = weights * (weight_gradient - _get(output_dot_cotangent, query_block)[:, :, None])
@@ -129,8 +141,14 @@ def _backward(options: ScoreOptions, residuals: tuple, cotangent: jax.Array) -> 
             _set(total, _get(total, block) + new, block) for total, (block, new) in zip(running, updates, strict=True)
         )
 
-    initial = (_zeros_like(queries), _zeros_like(keys), _zeros_like(values))
-    query_gradient, key_gradient, value_gradient = lax.fori_loop(0, blocks.count, accumulate_pair, initial)
+    running = (_zeros_like(queries), _zeros_like(keys), _zeros_like(values))
+    for number, step in enumerate(steps):
+        here = (keys, values)
+        if number + 1 < len(steps):
+            keys, values = _send_on(here, ring.axes)
+        query_sum, *key_sums = lax.fori_loop(0, step.count, functools.partial(accumulate_pair, step, *here), running)
+        running = (query_sum, *(_send_on(tuple(key_sums), ring.axes) if ring.axes else key_sums))
+    query_gradient, key_gradient, value_gradient = running
     gradients = (
         blocks.join_queries(query_gradient),
         blocks.join_keys(key_gradient),
@@ -161,7 +179,7 @@ class _Blocks:
         )  # m, n
         self._ids = tuple(
             TokenIds(*(None if of is None else _flatten_rows(split_into_blocks(of, size)) for of in ids))
-            for ids, size in zip(mask_ids(mask), self._sizes, strict=True)
+            for ids, size in zip((mask.queries, mask.keys), self._sizes, strict=True)
         )
 
     def split_queries(self, x: Float[Array, "r s h e"]) -> Float[Array, "rm k gq e"]:
@@ -213,6 +231,12 @@ class _Blocks:
             for ids, block in zip(self._ids, (query_block, key_block), strict=True)
         )
         return visibility(queries, keys, self._window)
+
+
+def _send_on(arrays: tuple[jax.Array, ...], axes: tuple[str, ...]) -> tuple[jax.Array, ...]:
+    """The arrays of the rank before this one, to which those of this rank are sent in turn."""
+    ranks = rank_count(axes)
+    return lax.ppermute(arrays, axes, [(rank, (rank + 1) % ranks) for rank in range(ranks)])
 
 
 def _split(x: Float[Array, "r s h e"], block: int, group: int) -> Array:

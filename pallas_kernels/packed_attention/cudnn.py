@@ -48,7 +48,7 @@ def attend(
             key,
             value,
             mask=visible[:, None],
-            is_causal=mask.causal and mask.blocks is None,
+            is_causal=mask.is_causal and mask.queries.blocks is None,
             scale=options.scale,
             implementation="cudnn",
         )  # [r, s, h, e]

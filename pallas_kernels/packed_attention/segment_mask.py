@@ -1,7 +1,7 @@
 """Which keys each query attends to in rows that several samples share."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.packed_attention.block_pairs import default_block_size, find_block_pairs
+from pallas_kernels.packed_attention.token_ids import TokenIds, visibility
 
 MAX_DENSE_PAIRS = 256 * 256
 """Queries times keys of a row up to which attention is dense: blocks gain little there, and take longer to compile."""
@@ -21,48 +22,25 @@ class SegmentMask:
     """Which keys each query attends to; `make_segment_mask` makes one, once for all layers that share it.
 
     Attributes:
-        query_segments, key_segments: Segment of each position, 0 for padding: int `[r, s]` and `[r, t]`.
-        branches: Branch of each position within its segment, 0 for the trunk: int `[r, s]`; None without branches.
-        blocks: Block within its segment of each position, 0 for none: int `[r, s]`; None without blocks.
-        positions: Position in its segment of each token: int `[r, s]`; None without a window.
+        queries, keys: Ids of the tokens of each side, `[r, s]` and `[r, t]`.
+        first_visible: Place in the row before which each query attends to nothing: int `[r, s]`; None without a window.
         window: How many positions, itself included, a position attends to: int32 scalar; None without a window.
         block_pairs: The `BlockPairs` that overlap, for rows of more than `MAX_DENSE_PAIRS`; else None.
-        causal: Whether a position attends only to itself, the positions before it, and those of its block.
     """
 
-    query_segments: Any
-    key_segments: Any
-    branches: Any = None
-    blocks: Any = None
-    positions: Any = None
+    queries: TokenIds
+    keys: TokenIds
+    first_visible: Any = None
     window: Any = None
     block_pairs: Any = None
-    causal: bool = False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a position attends only to itself, the positions before it, and those of its block."""
+        return self.queries.order is not None
 
 
-jax.tree_util.register_dataclass(
-    SegmentMask,
-    ["query_segments", "key_segments", "branches", "blocks", "positions", "window", "block_pairs"],
-    ["causal"],
-)
-
-
-class TokenIds(NamedTuple):
-    """What decides whether a query attends to a key, of the queries or of the keys.
-
-    Attributes:
-        segments: Segment of each.
-        branches: Branch of each; None where there are none.
-        order: Place in the row of each; None where attention is not causal.
-        blocks: Block of each within its segment; None where there are none.
-        positions: Position in its segment of each; None without a window.
-    """
-
-    segments: Any
-    branches: Any = None
-    order: Any = None
-    blocks: Any = None
-    positions: Any = None
+jax.tree_util.register_dataclass(SegmentMask, ["queries", "keys", "first_visible", "window", "block_pairs"], [])
 
 
 def make_segment_mask(
@@ -128,14 +106,19 @@ def make_segment_mask(
         _check_order(name, ids)
     if window is not None:
         _check_window(window, causal, positions, segments)
-    mask = SegmentMask(
-        query_segments=jnp.asarray(segments),
-        key_segments=jnp.asarray(key_segments),
+    places = jnp.arange(segments.shape[1], dtype=jnp.int32)
+    shared = TokenIds(
+        segments=jnp.asarray(segments),
         branches=None if branches is None else jnp.asarray(branches),
+        order=jnp.broadcast_to(places, segments.shape) if causal else None,
         blocks=None if blocks is None else jnp.asarray(blocks),
         positions=None if window is None else jnp.asarray(positions),
+    )
+    mask = SegmentMask(
+        queries=shared,
+        keys=shared if keys is None else TokenIds(jnp.asarray(keys)),
+        first_visible=None if window is None else first_visible_places(shared, window),
         window=None if window is None else jnp.int32(window),
-        causal=causal,
     )
     if block is None and segments.shape[1] * key_segments.shape[1] <= MAX_DENSE_PAIRS:
         return mask
@@ -144,68 +127,27 @@ def make_segment_mask(
 
 def with_block_pairs(mask: SegmentMask, block: int | None = None) -> SegmentMask:
     """The mask with the pairs of blocks that overlap; `block` positions each, or the default for the row."""
-    sides = (mask.query_segments, mask.key_segments)
-    query_block, key_block = (block or default_block_size(ids.shape[1]) for ids in sides)
-    pairs = find_block_pairs(
-        mask.query_segments,
-        mask.key_segments,
-        mask.branches,
-        first_visible_places(mask),
-        mask.blocks,
-        causal=mask.causal,
-        blocks=(query_block, key_block),
-    )
+    lengths = (mask.queries.segments.shape[1], mask.keys.segments.shape[1])
+    query_block, key_block = (block or default_block_size(length) for length in lengths)
+    pairs = find_block_pairs(mask.queries, mask.keys, mask.first_visible, (query_block, key_block))
     return dataclasses.replace(mask, block_pairs=pairs)
 
 
-def first_visible_places(mask: SegmentMask) -> Int[Array, "r s"] | None:
-    """Place in the row of the first position that each query may attend to, or an earlier one; None without a window.
+def first_visible_places(ids: TokenIds, window: int) -> Int[Array, "r s"]:
+    """Place in the row of the first position that each query may attend to within a window, or an earlier one.
 
     It is exact but for the tokens of branches whose window does not reach the trunk.
     """
-    if mask.window is None:
-        return None
-    segments = mask.query_segments
+    segments = ids.segments
     places = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]  # [1, s]
     highest_before = jnp.pad(lax.cummax(segments, axis=1)[:, :-1], ((0, 0), (1, 0)))  # segments are in ascending order
     first_of_segment = lax.cummax(jnp.where(segments > highest_before, places, 0), axis=1)
-    return first_of_segment + jnp.maximum(mask.positions - mask.window + 1, 0)
-
-
-def mask_ids(mask: SegmentMask) -> tuple[TokenIds, TokenIds]:
-    """What decides whether a query attends to a key: of the queries `[r, s]`, and of the keys `[r, t]`."""
-    shape = mask.query_segments.shape
-    order = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape) if mask.causal else None
-    shared = (mask.branches, order, mask.blocks, mask.positions)
-    return TokenIds(mask.query_segments, *shared), TokenIds(mask.key_segments, *shared)
+    return first_of_segment + jnp.maximum(ids.positions - window + 1, 0)
 
 
 def dense_mask(mask: SegmentMask) -> Bool[Array, "r s t"]:
     """The mask of every pair of positions: quadratic in the row."""
-    return visibility(*mask_ids(mask), mask.window)
-
-
-def visibility(queries: TokenIds, keys: TokenIds, window: Int[Array, ""] | None) -> Bool[Array, "*r s t"]:
-    """Which keys each query attends to.
-
-    Args:
-        queries: Of the queries, each `[*r, s]`.
-        keys: Of the keys, each `[*r, t]`.
-        window: See `SegmentMask`.
-    """
-    query = TokenIds(*(None if ids is None else ids[..., :, None] for ids in queries))
-    key = TokenIds(*(None if ids is None else ids[..., None, :] for ids in keys))
-    visible = (query.segments == key.segments) & (query.segments > 0)
-    if query.branches is not None:
-        visible &= (key.branches == 0) | (query.branches == key.branches)
-    if query.order is not None:
-        in_order = key.order <= query.order
-        if query.blocks is not None:
-            in_order |= (query.blocks == key.blocks) & (query.blocks > 0)
-        visible &= in_order
-    if window is not None:
-        visible &= query.positions - key.positions < window
-    return visible
+    return visibility(mask.queries, mask.keys, mask.window)
 
 
 def _check_ids(name: str, ids: jax.Array | np.ndarray, segments: jax.Array | np.ndarray) -> None:

@@ -83,7 +83,15 @@ class Plan:
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {"module_tp": (), "cp": 1, "ep": 1, "expert_transfer": "cheaper", "fsdp": 1, "chunks": 1}
+        defaults = {
+            "module_tp": (),
+            "cp": 1,
+            "context_transfer": "ring",
+            "ep": 1,
+            "expert_transfer": "cheaper",
+            "fsdp": 1,
+            "chunks": 1,
+        }
         defaults |= {"collectives": "reduce", "extra_in_flight": 0, "copies": 1, "rows": 0, "capacities": ()}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
@@ -178,7 +186,6 @@ def check_plan(plan: Plan, graph: ModuleGraph, rows: int, devices: int) -> None:
     """
     check_layout(plan, graph, devices)
     for unit in plan.units:
-        _check_trainable(unit)
         _check_rows(plan, unit, rows)
 
 
@@ -209,14 +216,6 @@ def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
         if placed.count(module) > 1:
             owners = [unit.name for unit in plan.units for name in unit.modules if name == module]
             raise PlanError(f"module {module} is in {' and '.join(owners)}; keep it in one unit, once")
-
-
-def _check_trainable(unit: UnitPlan) -> None:
-    if unit.cp > 1:
-        raise PlanError(
-            f"unit {unit.name}: cp {unit.cp} can be planned and simulated (python -m mmjax.simulate), but not yet "
-            "trained; use cp 1, and more tp or full recomputation for long sequences"
-        )
 
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:

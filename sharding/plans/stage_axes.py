@@ -62,8 +62,16 @@ class StageAxes:
 
 
 def stage_axes(unit: UnitPlan) -> StageAxes:
-    """The mesh of each stage of a unit: "data", "fsdp", "expert", and one axis or several for tensor parallelism."""
-    own_axes = dataclasses.replace(STAGE_AXES, fsdp=("fsdp", "expert") if unit.fsdp > 1 else ())
+    """The mesh of each stage of a unit: "data", "fsdp", "expert", and one axis or several for tensor parallelism.
+
+    Context parallelism adds an axis "context" before those.
+    """
+    own_axes = dataclasses.replace(
+        STAGE_AXES,
+        fsdp=("fsdp", "expert") if unit.fsdp > 1 else (),
+        context=("context",) if unit.cp > 1 else (),
+        context_transfer=unit.context_transfer,
+    )
     if not unit.module_tp:
         sizes = _data_sizes(unit, unit.dp) | {"tensor": unit.tp}
         return StageAxes(sizes, dict.fromkeys(unit.modules, own_axes))
@@ -82,9 +90,10 @@ def stage_axes(unit: UnitPlan) -> StageAxes:
 
 
 def _data_sizes(unit: UnitPlan, replicas: int) -> dict[str, int]:
-    """Sizes of the axes over which all modules divide rows, together `replicas`."""
+    """Sizes of the axes over which all modules divide rows, together `replicas`, and of the one for positions."""
     sharded = max(unit.fsdp, unit.ep)
-    return {"data": replicas // sharded, "fsdp": sharded // unit.ep, "expert": unit.ep}
+    sizes = {"data": replicas // sharded, "fsdp": sharded // unit.ep, "expert": unit.ep}
+    return sizes | ({"context": unit.cp} if unit.cp > 1 else {})
 
 
 def _axis_name(users: frozenset[str], modules: Sequence[str]) -> str:

@@ -52,6 +52,10 @@ def _check_chain(unit: UnitPlan, graph: ModuleGraph) -> None:
                 )
 
 
+HEAD_SPLITS = ("heads", "kv_heads")
+"""Names of `ModuleSpec.tensor_splits` that are of attention heads."""
+
+
 def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
     for name in unit.modules:
         tp = unit.tensor_ranks_of(name)
@@ -61,7 +65,21 @@ def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
                     f"unit {unit.name}: tp {tp} does not divide {what} = {size} of {name}; "
                     "choose a tp that divides it, or another architecture"
                 )
+        _check_head_exchange(unit, graph[name])
     check_cp_and_ep(f"unit {unit.name}", [graph[name] for name in unit.modules], unit.cp, unit.ep)
+
+
+def _check_head_exchange(unit: UnitPlan, module: ModuleSpec) -> None:
+    """Raises PlanError if context-parallel ranks are to trade positions for heads that they do not divide."""
+    if unit.cp == 1 or unit.context_transfer != "all_to_all":
+        return
+    ranks = unit.cp * unit.tp
+    for what, size in module.tensor_splits:
+        if what in HEAD_SPLITS and size % ranks:
+            raise PlanError(
+                f"unit {unit.name}: cp {unit.cp} x tp {unit.tp} = {ranks} ranks do not divide {what} = {size} of "
+                f'{module.name}, which context_transfer "all_to_all" deals to them; use "ring", or fewer ranks'
+            )
 
 
 def check_cp_and_ep(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int) -> None:

@@ -7,7 +7,7 @@ import math
 from typing import Literal, NamedTuple, get_args
 
 from configs.errors import UserError
-from sharding.axes import CollectiveMatmul
+from sharding.axes import CollectiveMatmul, ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.device_ranges import MAX_DEVICES, parse_device_ranges
 from sharding.plans.json_fields import FROM_TEXT, TextForm
@@ -65,8 +65,10 @@ class UnitPlan:
             stack has the policy of its first layer, what follows the stack that of its last.
         chunks: Virtual stages on the devices of each stage; virtual stage v is placed on those of stage v % pp
             (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
-        cp: Context-parallel ranks of every replica, which divide its tokens; keys and values are sent around them
-            (ring attention, arXiv 2310.01889).
+        cp: Context-parallel ranks of every replica, which divide the positions of its rows.
+        context_transfer: How their attention reaches the positions of other ranks. `ring`: keys and values are sent
+            around them (ring attention, arXiv 2310.01889). `all_to_all`: they trade positions for heads before
+            attention, and back after it (DeepSpeed-Ulysses, arXiv 2309.14509); cp * tp must divide the heads.
         ep: Expert ranks: `ep` consecutive data-parallel replicas divide the experts of every layer that has some.
             They take no devices of their own.
         expert_transfer: How tokens get to the ranks of their experts: by `gather`, by `all_to_all`, or `cheaper`, which
@@ -110,6 +112,7 @@ class UnitPlan:
     recompute: tuple[str, ...] = ("none",)
     chunks: int = 1
     cp: int = 1
+    context_transfer: ContextTransfer = "ring"
     ep: int = 1
     expert_transfer: ExpertTransferChoice = "cheaper"
     fsdp: int = 1
@@ -160,11 +163,11 @@ class UnitPlan:
             raise PlanError(
                 f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
             )
-        if self.expert_transfer not in get_args(ExpertTransferChoice):
-            raise PlanError(
-                f"unit {self.name}: expert_transfer {self.expert_transfer!r}; choose from "
-                f"{', '.join(get_args(ExpertTransferChoice))}"
-            )
+        for key, choices in (("expert_transfer", ExpertTransferChoice), ("context_transfer", ContextTransfer)):
+            if getattr(self, key) not in get_args(choices):
+                raise PlanError(
+                    f"unit {self.name}: {key} {getattr(self, key)!r}; choose from {', '.join(get_args(choices))}"
+                )
         if self.extra_in_flight < 0:
             raise PlanError(
                 f"unit {self.name}: extra_in_flight is {self.extra_in_flight}; it must be at least 0, because with "

@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs.backbone import BackboneConfig
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from sharding.expert_transfer import Routing
 from sharding.specs.layer import (
     Kernel,
@@ -22,10 +22,18 @@ from sharding.specs.layer import (
 _FEED_FORWARD = ("up", "activation", "down")  # a block with experts has no inner norm in its feed-forward layer
 
 
-def expert_splits(experts: ExpertsConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides: pairs (name, size)."""
-    shared = (("experts.shared_ffn", experts.shared_ffn),) if experts.shared_ffn else ()
-    return (("experts.ffn", experts.ffn), *shared)
+def expert_splits(config: BackboneConfig) -> tuple[tuple[str, int], ...]:
+    """What tensor parallelism divides in feed-forward layers and experts: pairs (name, size)."""
+    experts = config.experts
+    if experts is None:
+        return (("ffn", config.ffn),)
+    splits = {
+        "ffn": config.ffn if len(config.layers_with_experts) < config.depth else 0,
+        "experts.ffn": experts.ffn,
+        "experts.shared_ffn": experts.shared_ffn,
+        "width": config.width if experts.biases else 0,  # the biases of down
+    }
+    return tuple((name, size) for name, size in splits.items() if size)
 
 
 def with_experts(block: LayerSpec, config: BackboneConfig, experts: ExpertsConfig) -> LayerSpec:
@@ -36,18 +44,28 @@ def with_experts(block: LayerSpec, config: BackboneConfig, experts: ExpertsConfi
         config: The backbone's architecture.
         experts: The mixture of experts.
     """
-    width, ffn, shared = config.width, experts.ffn, experts.shared_ffn
+    width, ffn, shared, count = config.width, experts.ffn, experts.shared_ffn, experts.count
     *attention, last_scatter, residual = (kernel for kernel in block.kernels if kernel.name not in _FEED_FORWARD)
     feed_forward_parameters = 3 * width * config.ffn
     return dataclasses.replace(
         block,
         kernels=(*attention, *_kernels(width, experts), last_scatter, residual),
         parameters=block.parameters - feed_forward_parameters + 3 * width * shared,
-        replicated_parameters=block.replicated_parameters + width * experts.count + width * (shared > 0),
-        expert_parameters=3 * experts.count * width * ffn,
-        routing=Routing(experts.count, experts.top_k),
+        replicated_parameters=block.replicated_parameters + _replicated(width, experts),
+        expert_parameters=count * (3 * width * ffn + experts.biases * (2 * ffn + width)),
+        routing=Routing(count, experts.top_k),
         saved={policy: _saved(policy, saved, config, experts) for policy, saved in block.saved.items()},
     )
+
+
+def _has_shared_gate(experts: ExpertsConfig) -> bool:
+    return experts.shared_gate and experts.shared_ffn > 0
+
+
+def _replicated(width: int, experts: ExpertsConfig) -> int:
+    """Elements of the router, its biases, and the shared expert's gate."""
+    router = experts.router
+    return experts.count * (width + router.bias + router.selection_bias) + width * _has_shared_gate(experts)
 
 
 def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
@@ -59,20 +77,23 @@ def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
         expert_dispatch(width, top_k),
         memory_bound("sort_pairs", 2 * top_k * width, split=False),
         expert_matmul("experts_up", width, 2 * ffn, top_k, count),
+        *((expert_matmul("experts_up_bias", 1, 2 * ffn, top_k, count),) if experts.biases else ()),
         memory_bound("experts_activation", 3 * ffn * top_k),
         expert_matmul("experts_down", ffn, width, top_k, count, split_by="rows"),
+        *((expert_matmul("experts_down_bias", 1, width, top_k, count, split=False),) if experts.biases else ()),
         memory_bound("sum_pairs", 2 * top_k * width, split=False),
         expert_combine(width),
-        *(_shared_expert(width, experts.shared_ffn) if experts.shared_ffn else ()),
+        *(_shared_expert(width, experts) if experts.shared_ffn else ()),
     )
 
 
-def _shared_expert(width: int, ffn: int) -> tuple[Kernel, ...]:
+def _shared_expert(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
+    ffn = experts.shared_ffn
     return (
         matmul("shared_up", width, 2 * ffn),
         memory_bound("shared_activation", 3 * ffn),
         matmul("shared_down", ffn, width, split_by="rows"),
-        matmul("shared_gate", width, 1, split=False),
+        *((matmul("shared_gate", width, 1, split=False),) if _has_shared_gate(experts) else ()),
         reduce_scatter(width),
     )
 
@@ -88,7 +109,8 @@ def _saved(
         return block
     width, selective = config.width, policy == "selective"
     hidden, matrices = (2, 1) if selective else (3, 2)  # of each pair: f-wide ones, and those as wide as the model
-    shared_output = (width + 1) * (experts.shared_ffn > 0)  # and its gate
+    matrices -= experts.router.weighted == "inputs"  # of what enters a sum nothing is saved
+    shared_output = (width + 1) * _has_shared_gate(experts)  # and the gate's
     return SavedActivations(
         block.split + PerLoad(hidden * (experts.shared_ffn - config.ffn)),
         block.replicated + PerLoad(shared_output + (0 if selective else 2 * experts.count)),

@@ -280,10 +280,17 @@ def matmul_of_rows(
 
 
 def expert_matmul(
-    name: str, inputs: int, outputs: int, top_k: Number, experts: int, *, split_by: SplitSide = "columns"
+    name: str,
+    inputs: int,
+    outputs: int,
+    top_k: Number,
+    experts: int,
+    *,
+    split: bool = True,
+    split_by: SplitSide = "columns",
 ) -> Kernel:
     """`[tokens * top_k, inputs] @ [inputs, outputs]`, with the weights of `experts` experts."""
-    one_expert = matmul(name, inputs, outputs, top_k, split_by=split_by)
+    one_expert = matmul(name, inputs, outputs, top_k, split=split, split_by=split_by)
     return dataclasses.replace(one_expert, weights=experts * one_expert.weights, rank_group="expert", groups=experts)
 
 

@@ -10,6 +10,9 @@ from configs.transformer import TransformerConfig
 from sharding.specs.generator import transformer_blocks
 from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, matmul_of_rows, saved_by_policy
 
+FEED_FORWARD_PROJECTIONS = ("gate", "up", "down")
+"""Those of a feed-forward layer among `configs.lora.TARGETS`."""
+
 
 class AdaptedProjection(NamedTuple):
     """A matmul that may have an adapter.
@@ -43,9 +46,14 @@ def _transformer(config: TransformerConfig) -> Iterator[AdaptedProjection]:
 
 @adapted_projections.register
 def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
-    yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
-    if config.experts is None:  # experts have no adapters
-        yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
+    if config.latent_attention is None:
+        yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1), config.query_width)
+    else:
+        inputs = config.latent_attention.query_rank or config.width
+        yield AdaptedProjection("query", inputs, config.query_width, False, PerLoad(1))
+        value_width = config.heads * config.latent_attention.value_width
+        yield AdaptedProjection("output", value_width, config.width, True, PerLoad(1))
+    yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 
 
 @adapted_projections.register
@@ -76,15 +84,23 @@ def _feed_forward(width: int, hidden: int, gated: bool, positions: PerLoad) -> I
     yield AdaptedProjection("down", hidden, width, True, positions)
 
 
-def adapter_layer(config: TransformerConfig | GeneratorConfig, stack: str, lora: LoraConfig) -> LayerSpec:
+def adapter_layer(
+    config: TransformerConfig | GeneratorConfig, stack: str, lora: LoraConfig, *, has_experts: bool = False
+) -> LayerSpec:
     """The adapters of one layer of a stack.
 
     Args:
         config: The adapted module.
         stack: Name of the layers that are adapted, such as `blocks`.
         lora: Rank and targets.
+        has_experts: Whether the layer has experts, which have no adapters, in place of its feed-forward layer.
     """
-    targets = [projection for projection in adapted_projections(config) if projection.name in lora.targets]
+    left_out = FEED_FORWARD_PROJECTIONS if has_experts else ()
+    targets = [
+        projection
+        for projection in adapted_projections(config)
+        if projection.name in lora.targets and projection.name not in left_out
+    ]
     rank = lora.rank
     hidden = sum((projection.positions * rank for projection in targets), start=ZERO)
     return LayerSpec(

@@ -33,7 +33,7 @@ class ModuleSpec:
         values_per_cell: Values of which a capacity is a multiple: those of a token of the backbone.
         extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
         is_backbone: Whether it is the language model, whose tokens count as throughput.
-        adapters: Adapters of each layer of the stack.
+        adapters: Adapters of each layer of every run of the stack, in the order of the runs; empty for none.
         expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
     """
 
@@ -81,11 +81,16 @@ class ModuleSpec:
         """
         leading = self.leading_layers if first == 0 else ()
         trailing = self.trailing_layers if last == self.layer_count else ()
-        # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
-        adapters = [(layer, last - first) for layer in self.adapters]
-        of_kinds = zip(self.stack_kinds, self.count_kinds(first, last), strict=True)
-        stack = [(layer, count) for layer, count in of_kinds if count]
-        return (*((layer, 1) for layer in leading), *adapters, *stack, *((layer, 1) for layer in trailing))
+        stack: list[tuple[LayerSpec, int]] = []
+        for layer, count in zip(self.stack_kinds, self.count_kinds(first, last), strict=True):
+            # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
+            stack += [(each, count) for each in (*self._adapters_of(layer), layer)] if count else []
+        return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
+
+    def _adapters_of(self, kind: LayerSpec) -> tuple[LayerSpec, ...]:
+        """The adapters of a layer of the stack; empty for none."""
+        run = next(number for number, (layer, _) in enumerate(self.stack) if layer.name == kind.name)
+        return self.adapters[run : run + 1]
 
     @functools.cached_property
     def stack_kinds(self) -> tuple[LayerSpec, ...]:

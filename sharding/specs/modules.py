@@ -66,29 +66,34 @@ def _with_adapters(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -
     lora = model.lora_of(spec.name)
     if lora is None:
         return spec
+
+    def adapters_of(layer: LayerSpec) -> LayerSpec:
+        return adapter_layer(config, layer.name, lora, has_experts=layer.expert_parameters > 0)
+
     leading: list[LayerSpec] = []
     for layer in spec.leading_layers:
-        adapters = (adapter_layer(config, layer.name, lora),) if layer.name.startswith("early_") else ()
-        leading += (*adapters, layer)
-    return dataclasses.replace(
-        spec, leading_layers=tuple(leading), adapters=(adapter_layer(config, spec.layer.name, lora),)
-    )
+        leading += (adapters_of(layer), layer) if layer.name.startswith("early_") else (layer,)
+    adapters = tuple(adapters_of(layer) for layer, _ in spec.stack)
+    return dataclasses.replace(spec, leading_layers=tuple(leading), adapters=adapters)
 
 
 def _backbone_spec(model: ModelConfig) -> ModuleSpec:
     config = model.backbone
-    leading, layer, trailing = backbone_layers(model)
-    hidden = expert_splits(config.experts) if config.experts else (("ffn", config.ffn),)
+    leading, ((layer, _), *later_runs), trailing = backbone_layers(model)
     return ModuleSpec(
         config.name,
         config.depth - model.early_blocks,
         inputs=tuple(encoder.name for encoder in model.encoders),
         tensor_splits=(
-            ("heads", config.heads), ("kv_heads", config.kv_heads), *hidden, ("vocabulary", config.vocabulary),
+            ("heads", config.heads),
+            ("kv_heads", config.kv_heads),
+            *expert_splits(config),
+            ("vocabulary", config.vocabulary),
         ),
         leading_layers=leading,
         layer=layer,
+        later_runs=tuple(later_runs),
         trailing_layers=trailing,
         is_backbone=True,
         expert_count=config.experts.count if config.experts else 0,
-    )  # fmt: skip
+    )

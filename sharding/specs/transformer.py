@@ -1,10 +1,13 @@
 """Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from."""
 
 import dataclasses
+from typing import NamedTuple
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.block_runs import has_experts_at
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
+from sharding.specs.latent_attention import with_latent_attention
 from sharding.specs.layer import (
     ZERO,
     Kernel,
@@ -19,19 +22,45 @@ from sharding.specs.layer import (
 )
 
 
-def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
-    """The embedding with the first blocks that are no part of the stack, one layer of that, and the norm with the head.
+class BackboneLayers(NamedTuple):
+    """The layers of a backbone.
 
-    The embedding hands on the features that are added to the outputs of those blocks (DeepStack).
+    Attributes:
+        leading: The embedding, and the first blocks that are no part of the stack.
+        runs: The runs of equal blocks of the stack: pairs (layer, count).
+        trailing: The norm with the head.
     """
+
+    leading: tuple[LayerSpec, ...]
+    runs: tuple[tuple[LayerSpec, int], ...]
+    trailing: tuple[LayerSpec, ...]
+
+
+def backbone_layers(config: ModelConfig) -> BackboneLayers:
+    """The layers of a backbone; its embedding hands on features for the blocks that take them (DeepStack)."""
     backbone = config.backbone
-    block = block_layer(backbone, causal=True, rotary=backbone.positions == "rotary")
-    if backbone.experts:
-        block = with_experts(block, backbone, backbone.experts)
+    dense = _backbone_block(backbone)
+    block = with_experts(dense, backbone, backbone.experts) if backbone.experts else dense
     width, early = backbone.width, config.early_blocks
     embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
-    first = (_with_feature(block, f"early_{layer}", width, early - layer) for layer in range(early))
-    return (embedding, *first), block, (_head(backbone),)
+    first = (
+        _with_feature(
+            block if has_experts_at(backbone.experts, layer) else dense, f"early_{layer}", width, early - layer
+        )
+        for layer in range(early)
+    )
+    runs = tuple(
+        (dataclasses.replace(block if run.has_experts else dense, name=run.name), run.count)
+        for run in backbone.block_runs(early)
+    )
+    return BackboneLayers((embedding, *first), runs, (_head(backbone),))
+
+
+def _backbone_block(config: BackboneConfig) -> LayerSpec:
+    """A block of a backbone, with a feed-forward layer."""
+    block = block_layer(config, causal=True, rotary=config.positions == "rotary")
+    latent = config.latent_attention
+    return block if latent is None else with_latent_attention(block, config, latent)
 
 
 def _with_feature(block: LayerSpec, name: str, width: int, features: int) -> LayerSpec:
@@ -147,6 +176,7 @@ def _vector_parameters(config: TransformerConfig) -> tuple[int, int]:
     replicated += width * (("output" in config.biases) + ("mlp" in config.biases) + 2 * (config.layer_scale != 0))
     biases = {"query": query_width, "key": kv_width, "value": kv_width, "mlp": up}
     split = sum(size for name, size in biases.items() if name in config.biases)
+    split += config.heads * config.attention_sinks
     if config.qk_norm == "head":
         replicated += 2 * norm_parameters(config, config.head_width)
     if config.qk_norm == "width":

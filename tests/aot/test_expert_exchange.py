@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, missing_plugin, tensor_mesh
 from benchmarks.h100_schedule.overlap import Collective, find_collectives
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig
 from mmjax.models.layers.experts import MixtureOfExperts
 from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME
 from pallas_kernels.varying import make_varying

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
-from configs.architectures import ModelConfig
+from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.clusters import CLUSTERS
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig, RouterConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
@@ -18,7 +18,7 @@ from sharding.costs.step_costs import StageCosts
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import module_graph
 from tests.tiny_model import BACKBONE, tiny_batch
 
@@ -53,11 +53,30 @@ def test_residuals_are_what_the_planner_counts(recompute, tp):
 
 @pytest.mark.parametrize(("recompute", "ep"), [("selective", 2), ("selective", 4), ("offload", 4)])
 def test_residuals_of_experts_are_room_for_the_pairs_of_all_ranks(recompute, ep):
-    experts = ExpertsConfig(count=4, top_k=2, ffn=192, shared_ffn=128)
+    assert_residuals_of_experts(ExpertsConfig(count=4, top_k=2, ffn=192, shared_ffn=128), recompute, ep)
+
+
+@pytest.mark.parametrize("weighted", ["outputs", "inputs"])
+def test_residuals_of_experts_with_biases_beside_dense_layers(weighted):
+    router = RouterConfig(scores="sigmoid", weighted=weighted)
+    experts = ExpertsConfig(
+        count=4, top_k=2, ffn=192, router=router, biases=True, shared_ffn=128, shared_gate=False, dense_layers=1
+    )
+    assert_residuals_of_experts(experts, "selective", 2)
+
+
+def assert_residuals_of_experts(experts: ExpertsConfig, recompute: RecomputePolicy, ep: int) -> None:
     config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=experts))
     devices = tuple(range(2 * ep))
     unit = UnitPlan("b", ("backbone",), devices, dp=ep, layers=(3, 3), recompute=(recompute, "none"), ep=ep)
     assert_residuals_are_counted(config, Plan((unit,)))
+
+
+def test_residuals_of_latent_attention():
+    latent = LatentAttentionConfig(query_rank=96, kv_rank=128, nope_width=16, rope_width=8, value_width=12)
+    backbone = dataclasses.replace(CONFIG.backbone, kv_heads=16, latent_attention=latent)
+    unit = UnitPlan("b", ("backbone",), (0, 1), tp=1, layers=(3, 3), recompute=("selective", "none"))
+    assert_residuals_are_counted(dataclasses.replace(CONFIG, backbone=backbone), Plan((unit,)))
 
 
 def assert_residuals_are_counted(config: ModelConfig, plan: Plan) -> None:

@@ -5,10 +5,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.transformer import TransformerConfig
-from mmjax.models.layers.linear import Linear, column_parallel_projections
+from mmjax.models.layers.linear import Linear, column_parallel_projections, constant_parameter
 from mmjax.models.layers.normalization import Norm, build_norm
 from mmjax.models.layers.positions import RotaryCosSin, apply_rotary
-from pallas_kernels.packed_attention import SegmentMask, packed_attention
+from pallas_kernels.packed_attention.api import Mask, packed_attention
 from sharding.axes import Axes
 
 
@@ -34,6 +34,7 @@ class Attention(nnx.Module):
         inner_norm: Norm | None = None,
         score_scale: float = 0.0,
         score_softcap: float = 0.0,
+        sinks: bool = False,
     ) -> None:
         """Creates the projections query `[d, h e]`, key and value `[c, k e]`, and output `[h e, d]`.
 
@@ -49,6 +50,7 @@ class Attention(nnx.Module):
             inner_norm: Norm before the output projection.
             score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
             score_softcap: Soft cap of the scores (`packed_attention`); 0 for none.
+            sinks: Whether there are learned scores `[h]` for attending to nothing (`packed_attention`).
         """
         query_width = attention_width or width
         self.head_width = query_width // heads
@@ -59,6 +61,7 @@ class Attention(nnx.Module):
         self.key = Linear(context, kv_width, split="columns", bias="key" in biases)
         self.value = Linear(context, kv_width, split="columns", bias="value" in biases)
         self.query_norm, self.key_norm, self.inner_norm = query_norm, key_norm, inner_norm
+        self.sinks = constant_parameter(0.0, heads, "tensor") if sinks else None
         self.output = Linear(query_width, width, split="rows", bias="output" in biases)
 
     @jax.named_scope("attention")
@@ -67,7 +70,7 @@ class Attention(nnx.Module):
         x: Float[Array, "r q d"],
         axes: Axes,
         *,
-        mask: SegmentMask | None = None,
+        mask: Mask | None = None,
         rotary: RotaryCosSin | None = None,
         context: Float[Array, "r t c"] | None = None,
     ) -> Float[Array, "r q d"]:
@@ -87,15 +90,25 @@ class Attention(nnx.Module):
             heads_output = self.attend(query, key, value, mask)
         return self.project_output(heads_output, axes)
 
+    def project(
+        self, x: Float[Array, "r q d"], axes: Axes, rotary: RotaryCosSin | None
+    ) -> tuple[Float[Array, "r s h e"], tuple[Float[Array, "r s k e"], Float[Array, "r s k e"]]]:
+        """Queries of x, and what later positions read of it: its keys and values."""
+        query, key, value = self.project_query_key_value(x, None, axes, rotary)
+        return query, (key, value)
+
     def attend(
         self,
         query: Float[Array, "r s h e"],
         key: Float[Array, "r t k e"],
         value: Float[Array, "r t k e"],
-        mask: SegmentMask,
+        mask: Mask,
     ) -> Float[Array, "r s h e"]:
         """The weighted sums of values, before the output projection."""
-        return packed_attention(query, key, value, mask, scale=self.score_scale, softcap=self.score_softcap)
+        sinks = None if self.sinks is None else self.sinks[...]
+        return packed_attention(
+            query, key, value, mask, scale=self.score_scale, softcap=self.score_softcap, sinks=sinks
+        )
 
     def project_query_key_value(
         self,
@@ -147,6 +160,7 @@ def build_attention(config: TransformerConfig) -> Attention:
         inner_norm=inner_norm,
         score_scale=config.score_scale,
         score_softcap=config.score_softcap,
+        sinks=config.attention_sinks,
     )
 
 

@@ -97,7 +97,13 @@ def _patch_coordinates(
 
 
 def apply_rotary(x: Float[Array, "r s h e"], rotary: RotaryCosSin) -> Float[Array, "r s h e"]:
-    """Rotates the channel pairs (i, i + e/2) of every head, the pairing of Llama's published weights."""
+    """Rotates the channel pairs (i, i + half) of every head, the pairing of Llama's published weights.
+
+    Channels after the first 2 * half are left as they are (Phi-4-mini).
+    """
     cos, sin = rotary
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)  # [r, s, h, e / 2] each
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    half = cos.shape[-1]
+    first, second, rest = jnp.split(x, [half, 2 * half], axis=-1)
+    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned

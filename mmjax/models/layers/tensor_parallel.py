@@ -2,7 +2,8 @@
 
 With sequence parallelism (arXiv 2205.05198) the positions of a row are divided over the tensor ranks between matmuls: a
 column-parallel matmul all-gathers its input first, a row-parallel one reduce-scatters its result. Without it every
-rank has all positions, and a row-parallel matmul ends with an all-reduce.
+rank has all positions, and a row-parallel matmul ends with an all-reduce. Where context-parallel ranks divide a row
+(`context_parallel`), all positions are those of one of them.
 """
 
 from typing import Literal
@@ -111,11 +112,11 @@ def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Arr
     return mark_saveable(lax.psum(y, axes.tensor) if split == "rows" and axes.tensor else y)
 
 
-def local_positions(x: jax.Array, axes: Axes) -> jax.Array:
-    """This rank's positions of `[r, s, ...]`; all positions where `axes.sequence` is empty."""
+def sequence_positions(x: jax.Array, axes: Axes) -> jax.Array:
+    """This tensor rank's positions among those of its context-parallel rank; all where `axes.sequence` is empty."""
     return split_sequence(x, axes.sequence, axis=1) if axes.sequence else x
 
 
-def all_gather_positions(x: jax.Array, axes: Axes) -> jax.Array:
-    """All positions of `[r, q, ...]`, given each rank's; the inverse of `local_positions`."""
+def all_gather_sequence(x: jax.Array, axes: Axes) -> jax.Array:
+    """All positions of this context-parallel rank, given each tensor rank's; the inverse of `sequence_positions`."""
     return gather_sequence(x, axes.sequence, axis=1) if axes.sequence else x

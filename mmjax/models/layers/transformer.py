@@ -9,10 +9,11 @@ from jaxtyping import Array, Float
 from configs.transformer import TransformerConfig
 from mmjax.models.layers.attention import build_attention
 from mmjax.models.layers.feed_forward import build_mlp
+from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.normalization import LayerScale, build_norm
 from mmjax.models.layers.positions import RotaryCosSin
 from mmjax.models.structure.module import ModuleInputs, Piece, PieceModule
-from pallas_kernels.packed_attention import SegmentMask
+from pallas_kernels.packed_attention.api import Mask
 from sharding.axes import Axes
 
 
@@ -24,7 +25,7 @@ class SharedInputs(NamedTuple):
         rotary: Rotation of queries and keys; None where positions are embedded otherwise.
     """
 
-    mask: SegmentMask
+    mask: Mask
     rotary: RotaryCosSin | None
 
 
@@ -40,7 +41,7 @@ class TransformerBlock(PieceModule):
         """Creates the layers of one block."""
         self.norm_places = config.norms
         self.attention_norm = build_norm(config, config.width)
-        self.attention = build_attention(config)
+        self.attention = self.build_attention(config)
         self.mlp_norm = None if config.parallel_block else build_norm(config, config.width)
         self.mlp = build_mlp(config)
         both = config.norms == "both"
@@ -50,8 +51,13 @@ class TransformerBlock(PieceModule):
         self.attention_scale, self.mlp_scale = scales
 
     @staticmethod
-    def shared_inputs(config: Any, batch: ModuleInputs) -> Any:
-        """Computes from the batch what all blocks of a stage read; each kind of block has its own."""
+    def build_attention(config: Any) -> Any:
+        """The attention that the configuration describes; a block whose configuration has more kinds adds them."""
+        return build_attention(config)
+
+    @staticmethod
+    def shared_inputs(config: Any, batch: ModuleInputs, axes: Axes = NO_AXES) -> Any:
+        """Computes from whole rows of the batch what all blocks of a stage read; each kind of block has its own."""
         raise NotImplementedError
 
     @staticmethod
@@ -62,7 +68,7 @@ class TransformerBlock(PieceModule):
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
-        """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all s."""
+        """Applies the block; q are this rank's positions of all s."""
         normed = self.attention_input(x)
         attended = self.attention(normed, axes, mask=shared.mask, rotary=shared.rotary)
         return self.add_attention_and_mlp(x, normed, attended, axes)
@@ -105,7 +111,8 @@ def block_stack(
     config: TransformerConfig,
     block: type[TransformerBlock],
     *,
-    before: int = 0,
+    name: str = "blocks",
+    layers: int | None = None,
     layer_inputs: Callable[[Any, Any], Any] | None = None,
 ) -> Piece:
     """The stack of a module's blocks, as a piece.
@@ -113,16 +120,17 @@ def block_stack(
     Args:
         config: The module.
         block: Kind of the blocks.
-        before: Number of blocks that are pieces of their own before the stack.
+        name: Name of the stack.
+        layers: Number of its blocks; None for all of the module.
         layer_inputs: See `Piece`.
     """
     return Piece(
-        name="blocks",
+        name=name,
         part=config.name,
         build=lambda: block(config),
-        layers=config.depth - before,
+        layers=config.depth if layers is None else layers,
         layer_inputs=layer_inputs,
-        shared_inputs=lambda batch: block.shared_inputs(config, batch),
+        shared_inputs=lambda batch, axes=NO_AXES: block.shared_inputs(config, batch, axes),
         sequence_parallel=True,
     )
 

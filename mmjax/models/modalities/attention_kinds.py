@@ -9,10 +9,13 @@ from jaxtyping import Array, Int
 
 from configs.backbone import AttentionKind, BackboneConfig
 from configs.rope import rotary_frequencies
+from mmjax.models.layers.context_parallel import context_positions, mask_of_rank
+from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.positions import RotaryCosSin, rotary_cos_sin
 from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.structure.module import ModuleInputs
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
+from sharding.axes import Axes
 
 NO_WINDOW = 2**30
 """A window that no row exceeds, of global layers beside local ones: their masks have the same form."""
@@ -21,10 +24,11 @@ BlockInputs = SharedInputs | tuple[SharedInputs, ...]
 """What the blocks of a stage read: alike for all, or for every one of `BackboneConfig.attention_kinds`."""
 
 
-def block_inputs(config: BackboneConfig, batch: ModuleInputs) -> BlockInputs:
-    """Masks and rotations of packed rows."""
+def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
+    """Masks and rotations of packed rows, of this rank's positions."""
+    positions = context_positions(batch["positions"], axes)
     inputs = tuple(
-        SharedInputs(causal_mask(config, batch, kind), backbone_rotary(config, batch["positions"], kind))
+        SharedInputs(mask_of_rank(causal_mask(config, batch, kind), axes), backbone_rotary(config, positions, kind))
         for kind in config.attention_kinds
     )
     return inputs[0] if len(inputs) == 1 else inputs
@@ -76,8 +80,8 @@ def backbone_rotary(
     if positions.ndim == 3:
         positions = positions[:, :, config.rope_axes]  # [r, s, half]
     if kind == "local" and config.local_rope_base:
-        return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.local_rope_base))
+        return rotary_cos_sin(positions, rotary_frequencies(config.rotary_width, config.local_rope_base))
     if scaling is None:
-        return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.rope_base))
-    frequencies = scaling.frequencies(config.head_width, config.rope_base)
+        return rotary_cos_sin(positions, rotary_frequencies(config.rotary_width, config.rope_base))
+    frequencies = scaling.frequencies(config.rotary_width, config.rope_base)
     return rotary_cos_sin(positions, frequencies, scaling.attention_scaling)

@@ -7,7 +7,8 @@ from jaxtyping import Array, Float, Int
 
 from configs.architectures import AudioConfig, ModelConfig
 from mmjax.models.layers.activations import ACTIVATIONS
-from mmjax.models.layers.linear import add_bias, constant_parameter, normal_parameter
+from mmjax.models.layers.context_parallel import mask_of_rank
+from mmjax.models.layers.linear import NO_AXES, add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.positions import sinusoidal_positions_1d
 from mmjax.models.layers.tensor_parallel import WeightSplit, reduce_row_parallel
 from mmjax.models.layers.transformer import SharedInputs
@@ -80,10 +81,10 @@ class FrameBlock(EncoderBlock):
     batch_keys = ("segments", "positions")
 
     @staticmethod
-    def shared_inputs(config: AudioConfig, batch: ModuleInputs) -> SharedInputs:
+    def shared_inputs(config: AudioConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> SharedInputs:
         """The mask that separates chunks; there is no rotation."""
         chunks, _ = cut_into_chunks(batch["segments"], batch["positions"], config.chunk)
-        return SharedInputs(make_segment_mask(chunks), None)
+        return SharedInputs(mask_of_rank(make_segment_mask(chunks), axes), None)
 
 
 class FrameEmbedding(PieceModule):

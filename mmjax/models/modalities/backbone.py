@@ -9,13 +9,22 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.block_runs import BackboneBlockRun, has_experts_at
+from mmjax.models.layers.attention import Attention, build_attention
+from mmjax.models.layers.context_parallel import (
+    context_positions,
+    gather_context,
+    local_positions,
+    take_positions,
+)
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
+from mmjax.models.layers.latent_attention import LatentAttention
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
-    all_gather_positions,
+    all_gather_sequence,
     first_vocabulary_row,
-    local_positions,
+    sequence_positions,
     vocabulary_parallel_logits,
 )
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
@@ -37,18 +46,12 @@ from sharding.axes import Axes
 def backbone_module(config: ModelConfig) -> Module:
     """The backbone: token embedding, blocks, language head."""
     backbone = config.backbone
-    block = ExpertBlock if backbone.experts else BackboneBlock
     return Module(
         backbone.name,
         (
             Piece(name="embed", part=backbone.name, build=lambda: TokenEmbedding(config), sequence_parallel=True),
-            *(_early_piece(backbone, block, layer) for layer in range(config.early_blocks)),
-            block_stack(
-                backbone,
-                block,
-                before=config.early_blocks,
-                layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + config.early_blocks),
-            ),
+            *(_early_piece(backbone, layer) for layer in range(config.early_blocks)),
+            *(_stack(backbone, run) for run in backbone.block_runs(config.early_blocks)),
             Piece(
                 name="head",
                 part=backbone.name,
@@ -61,14 +64,28 @@ def backbone_module(config: ModelConfig) -> Module:
     )
 
 
-def _early_piece(backbone: BackboneConfig, block: type[TransformerBlock], layer: int) -> Piece:
+def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
+    """A run of equal blocks."""
+    block = ExpertBlock if run.has_experts else BackboneBlock
+    return block_stack(
+        backbone,
+        block,
+        name=run.name,
+        layers=run.count,
+        layer_inputs=lambda shared, layer: block.inputs_of_layer(backbone, shared, layer + run.first),
+    )
+
+
+def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
     """One of the first blocks, to whose outputs features of encoders are added."""
-    kind = early_block(block)
+    kind = early_block(ExpertBlock if has_experts_at(backbone.experts, layer) else BackboneBlock)
     return Piece(
         name=f"early_{layer}",
         part=backbone.name,
         build=lambda: kind(backbone),
-        shared_inputs=lambda batch: kind.inputs_of_layer(backbone, kind.shared_inputs(backbone, batch), layer),
+        shared_inputs=lambda batch, axes=NO_AXES: kind.inputs_of_layer(
+            backbone, kind.shared_inputs(backbone, batch, axes), layer
+        ),
         sequence_parallel=True,
     )
 
@@ -109,8 +126,8 @@ class TokenEmbedding(PieceModule):
     def __call__(
         self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes
     ) -> Float[Array, "r q d"] | EarlyActivations:
-        """Embeds this rank's positions q; all s where `axes.sequence` is empty."""
-        x = local_positions(self._look_up(batch["tokens"], axes), axes)
+        """Embeds this rank's positions q of all s."""
+        x = sequence_positions(self._look_up(context_positions(batch["tokens"], axes), axes), axes)
         features = [jnp.zeros_like(x)] * self.early_blocks
         for name in self.encoders:
             index = local_positions(batch[f"{name}_index"], axes)
@@ -151,9 +168,22 @@ class BackboneBlock(TransformerBlock):
             self.batch_keys = (*type(self).batch_keys, "blocks")
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> BlockInputs:
+    def build_attention(config: BackboneConfig) -> Attention | LatentAttention:
+        """Attention with keys and values of its own, or expanded from latent vectors."""
+        if config.latent_attention is None:
+            return build_attention(config)
+        return LatentAttention(
+            config.width,
+            config.heads,
+            config.latent_attention,
+            score_scale=config.score_scale,
+            score_softcap=config.score_softcap,
+        )
+
+    @staticmethod
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
         """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
-        return block_inputs(config, batch)
+        return block_inputs(config, batch, axes)
 
     @staticmethod
     def inputs_of_layer(config: BackboneConfig, shared: BlockInputs, layer: int | jax.Array) -> SharedInputs:
@@ -182,14 +212,14 @@ class ExpertBlock(BackboneBlock):
         """Creates the layers of one block."""
         super().__init__(config)
         assert config.experts is not None, "a block with experts is built only where the backbone has some"
-        self.depth = config.depth
+        self.layers_with_experts = len(config.layers_with_experts)
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> ExpertSharedInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> ExpertSharedInputs:
         """Mask and rotation, and the tokens' weights in the load-balancing loss."""
-        balancing = BalancingWeights(batch["segments"], batch["shares"])
-        return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch), balancing)
+        balancing = BalancingWeights(*(context_positions(batch[name], axes) for name in ("segments", "shares")))
+        return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch, axes), balancing)
 
     @staticmethod
     def inputs_of_layer(
@@ -200,17 +230,17 @@ class ExpertBlock(BackboneBlock):
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:
-        """Applies the block. Its auxiliary loss is divided by the depth, so that the layers sum to their mean."""
+        """Applies the block. Its auxiliary loss is its share of the mean over all layers with experts."""
         assert isinstance(shared.attention, SharedInputs), "`inputs_of_layer` chooses those of one layer"
         mask, rotary = shared.attention
         normed = self.attention_input(x)
         x, normed = self.add_attention(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
-        # Experts take all positions of a row, because the balance of a sample is measured over all of its tokens.
+        # Tensor ranks route all positions, because the balance of a sample is measured over all of its tokens.
         y, loss = self.mlp.with_balancing_loss(
-            all_gather_positions(normed, axes), shared.balancing, axes.without_sequence
+            all_gather_sequence(normed, axes), shared.balancing, axes.without_sequence
         )
-        y = local_positions(y, axes)
-        return LayerOutput(self.add_mlp(x, y), loss / self.depth)
+        y = sequence_positions(y, axes)
+        return LayerOutput(self.add_mlp(x, y), loss / self.layers_with_experts)
 
 
 class LanguageHead(PieceModule):
@@ -233,15 +263,22 @@ class LanguageHead(PieceModule):
     def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """The language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
-        predictions = token_predictions(self.logits(hidden, axes), batch["targets"], axes)
-        loss, auxiliary_losses = weighted_loss(self.loss, predictions, batch["weights"], axes)
-        hidden = all_gather_positions(hidden, axes) if self.generators else hidden  # [r, s, d]
-        conditions = {name: hidden_states_at(hidden, batch[f"{name}_conditions"]) for name in self.generators}
-        return ModuleOutput(conditions, loss, {"correct": predictions.is_most_likely}, auxiliary_losses)
+        targets, weights = (context_positions(batch[name], axes) for name in ("targets", "weights"))
+        predictions = token_predictions(self.logits(hidden, axes), targets, axes)
+        loss, auxiliary_losses = weighted_loss(self.loss, predictions, weights, axes)
+        hidden = all_gather_sequence(hidden, axes) if self.generators else hidden  # [r, s / cp, d]
+        length = batch["targets"].shape[1]
+        conditions = {
+            name: hidden_states_at(hidden, batch[f"{name}_conditions"], length, axes) for name in self.generators
+        }
+        correct = gather_context(predictions.is_most_likely, axes)
+        return ModuleOutput(conditions, loss, {"correct": correct}, auxiliary_losses)
 
 
-def hidden_states_at(hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"]) -> Float[Array, "r g q d"]:
-    """Hidden states at q positions for each of the g generated images of a row."""
+def hidden_states_at(
+    hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"], length: int, axes: Axes
+) -> Float[Array, "r g q d"]:
+    """Hidden states at q positions for each of the g generated images of a row of a length."""
     rows, images, count = positions.shape
-    flat = jnp.take_along_axis(hidden, positions.reshape(rows, images * count, 1), axis=1)  # [r, g q, d]
+    flat = take_positions(hidden, positions.reshape(rows, images * count), length, axes)  # [r, g q, d]
     return flat.reshape(rows, images, count, hidden.shape[-1])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.transformer import TransformerBlock
 from mmjax.models.structure.module import LayerOutput, ModuleInputs, ModuleOutput, PieceModule
 from sharding.axes import Axes
@@ -47,9 +48,9 @@ def tapped_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
             self.width, self.tapped_layers = config.width, config.tapped_layers
 
         @staticmethod
-        def shared_inputs(config: Any, batch: ModuleInputs) -> TapInputs:
+        def shared_inputs(config: Any, batch: ModuleInputs, axes: Axes = NO_AXES) -> TapInputs:
             """What the block reads; the layer is set for each."""
-            return TapInputs(block.shared_inputs(config, batch), -1)
+            return TapInputs(block.shared_inputs(config, batch, axes), -1)
 
         @staticmethod
         def inputs_of_layer(config: Any, shared: TapInputs, layer: int | jax.Array) -> TapInputs:

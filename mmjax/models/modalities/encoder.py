@@ -8,6 +8,8 @@ from jaxtyping import Array, Float
 
 from configs.architectures import EncoderConfig, ModelConfig
 from configs.encoders import unregistered_encoder
+from mmjax.models.layers.context_parallel import mask_of_rank
+from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
 from mmjax.models.modalities.deepstack import tapped_block
@@ -23,9 +25,9 @@ class EncoderBlock(TransformerBlock):
     batch_keys = ("segments",)
 
     @staticmethod
-    def shared_inputs(config: EncoderConfig, batch: ModuleInputs) -> SharedInputs:
+    def shared_inputs(config: EncoderConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> SharedInputs:
         """The mask that separates the images or clips of a row; there is no rotation."""
-        return SharedInputs(make_segment_mask(batch["segments"]), None)
+        return SharedInputs(mask_of_rank(make_segment_mask(batch["segments"]), axes), None)
 
 
 class EncoderNorm(PieceModule):

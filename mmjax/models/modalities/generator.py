@@ -1,7 +1,7 @@
 """Generators: the projector of every kind, and the pieces and samplers of U-Nets and diffusion transformers."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -117,49 +117,19 @@ def generate_images(
 
 
 @generate_images.register
-def _sample_unet(
-    config: UNetConfig,
-    pieces: Mapping[str, Any],
-    conditions: Float[Array, "b q k"],
-    keys: jax.Array,
-    steps: int,
-    guidance: float = 1.0,
-) -> Images:
-    """By DDIM (arXiv 2010.02502)."""
-
-    def predict(x: jax.Array, time: jax.Array, conditions: jax.Array) -> jax.Array:
-        return pieces["unet"].unet(x, time, conditions, Axes()).astype(jnp.float32)
-
-    return _sample(config, pieces, predict, conditions, keys, steps, guidance)
-
-
-@generate_images.register
-def _sample_dit(
-    config: DiTConfig,
-    pieces: Mapping[str, Any],
-    conditions: Float[Array, "b q k"],
-    keys: jax.Array,
-    steps: int,
-    guidance: float = 1.0,
-) -> Images:
-    """By Euler's method where the transformer predicts a rectified flow, else by DDIM."""
-
-    def predict(x: jax.Array, time: jax.Array, conditions: jax.Array) -> jax.Array:
-        return dit_prediction(config, pieces, x, time, conditions)
-
-    return _sample(config, pieces, predict, conditions, keys, steps, guidance)
-
-
-def _sample(
+def _denoise(
     config: DenoisingConfig,
     pieces: Mapping[str, Any],
-    predict: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     conditions: Float[Array, "b q k"],
     keys: jax.Array,
     steps: int,
-    guidance: float,
+    guidance: float = 1.0,
 ) -> Images:
-    """Denoises pure noise, and decodes latents."""
+    """Denoises pure noise by DDIM (arXiv 2010.02502; Euler's method for a rectified flow), and decodes latents."""
+
+    def predict(x: jax.Array, time: jax.Array, conditions: jax.Array) -> jax.Array:
+        return denoising_prediction(config, pieces, x, time, conditions)
+
     generated = ddim_sample(
         noise_schedule(config.schedule),
         classifier_free_guidance(predict, conditions, guidance),
@@ -171,3 +141,37 @@ def _sample(
         return generated
     decoded = pieces["vae"].autoencoder.decode(generated.astype(conditions.dtype), Axes())
     return jnp.clip(decoded.astype(jnp.float32), -1.0, 1.0)
+
+
+@functools.singledispatch
+def denoising_prediction(
+    config: DenoisingConfig,
+    pieces: Mapping[str, Any],
+    maps: Images,
+    time: Float[Array, " b"],
+    conditions: Float[Array, "b q k"],
+) -> Images:
+    """The network's prediction for noisy images or latents, float32, on one device.
+
+    Args:
+        config: The generator.
+        pieces: Its pieces by name, with their parameters; of a stack, its layers in order.
+        maps: Noisy images or latents.
+        time: Time steps, whole or not.
+        conditions: Conditions of each image.
+    """
+    raise unregistered_generator(config)
+
+
+@denoising_prediction.register
+def _unet_prediction(
+    config: UNetConfig,
+    pieces: Mapping[str, Any],
+    maps: Images,
+    time: Float[Array, " b"],
+    conditions: Float[Array, "b q k"],
+) -> Images:
+    return pieces["unet"].unet(maps, time, conditions, Axes()).astype(jnp.float32)
+
+
+denoising_prediction.register(DiTConfig, dit_prediction)

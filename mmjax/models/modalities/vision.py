@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import ModelConfig, VisionConfig
-from mmjax.models.layers.linear import Linear, constant_parameter, normal_parameter
+from mmjax.models.layers.context_parallel import context_positions
+from mmjax.models.layers.linear import NO_AXES, Linear, constant_parameter, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.position_table import LearnedPositions2D
 from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_positions_2d
@@ -94,15 +95,15 @@ class PatchBlock(EncoderBlock):
     batch_keys = ("segments", "positions")
 
     @staticmethod
-    def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> Any:
+    def shared_inputs(config: VisionConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> Any:
         """The mask that separates images, and the rotation; with windows, also the mask that separates those."""
-        mask, _ = EncoderBlock.shared_inputs(config, batch)
+        mask, _ = EncoderBlock.shared_inputs(config, batch, axes)
         positions, segments = batch["positions"], batch["segments"]
         rotary = rotary_cos_sin_2d(positions, segments, config.head_width, config.rope) if config.rope else None
-        image = SharedInputs(mask, rotary)
+        image = SharedInputs(mask, jax.tree.map(lambda x: context_positions(x, axes), rotary))
         if config.windows is None:
             return image
-        return window_inputs(image, positions, segments, config.windows.side, config.merge)
+        return window_inputs(image, positions, segments, config.windows.side, config.merge, axes)
 
     @staticmethod
     def inputs_of_layer(config: VisionConfig, shared: Any, layer: int | jax.Array) -> SharedInputs:

@@ -7,9 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from configs.attention_windows import AttentionWindows
+from mmjax.models.layers.context_parallel import mask_of_rank
+from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.positions import image_grid_sizes
 from mmjax.models.layers.transformer import SharedInputs
-from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
+from pallas_kernels.packed_attention import make_segment_mask
+from pallas_kernels.packed_attention.api import Mask
+from sharding.axes import Axes
 
 
 class WindowInputs(NamedTuple):
@@ -21,7 +25,7 @@ class WindowInputs(NamedTuple):
     """
 
     image: SharedInputs
-    window_mask: SegmentMask
+    window_mask: Mask
 
 
 def window_segments(
@@ -45,11 +49,16 @@ def window_segments(
 
 
 def window_inputs(
-    image: SharedInputs, positions: Int[Array, "r p 2"], segments: Int[Array, "r p"], side: int, merge: int
+    image: SharedInputs,
+    positions: Int[Array, "r p 2"],
+    segments: Int[Array, "r p"],
+    side: int,
+    merge: int,
+    axes: Axes = NO_AXES,
 ) -> WindowInputs:
-    """The masks of both kinds of layers; the arguments are `window_segments`'."""
+    """The masks of both kinds of layers; the arguments are `window_segments`', and the mesh axes."""
     windows = window_segments(positions, segments, side, merge)
-    return WindowInputs(image, make_segment_mask(windows, ordered=False))
+    return WindowInputs(image, mask_of_rank(make_segment_mask(windows, ordered=False), axes))
 
 
 def inputs_of_layer(inputs: WindowInputs, windows: AttentionWindows, layer: int | jax.Array) -> SharedInputs:

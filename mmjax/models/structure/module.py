@@ -80,20 +80,22 @@ class Piece:
         part: Name under which a user trains or freezes it, such as `vision` or `vision_projector`.
         build: Builds the Flax module (of one layer, for a stack).
         layers: Number of layers of a stack; None for a single layer.
-        shared_inputs: Computes from the batch what all layers of a stack read; called once a stage. None for the batch.
+        shared_inputs: Computes from the batch, of whole rows, and the axes what all layers of a stack read, of this
+            rank's positions; called once a stage. None for the batch.
         layer_inputs: What the layer of a number (an int or a traced one) of a stack reads of that; None for all of it.
         tied_parameters: Parameters owned by another piece: (path here, name of the other piece, path there).
         parameter_filter: Whether this piece owns a parameter of the Flax module, by its path; None for all of them.
         adapter_of: Name of the piece whose LoRA adapters this piece holds; empty for a piece that computes by itself.
         sequence_parallel: Whether the activations `[r, s, d]` that it takes and gives may have their positions divided
-            over the tensor ranks, where the plan asks for that. What enters and leaves a module is never divided.
+            over context-parallel and tensor ranks, where the plan asks for that. What enters and leaves a module is
+            never divided.
     """
 
     name: str
     part: str
     build: Callable[[], PieceModule]
     layers: int | None = None
-    shared_inputs: Callable[[Any], Any] | None = None
+    shared_inputs: Callable[..., Any] | None = None
     layer_inputs: Callable[[Any, Any], Any] | None = None
     tied_parameters: tuple[tuple[str, str, str], ...] = ()
     parameter_filter: Callable[[str], bool] | None = None

@@ -177,6 +177,7 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
         batch_arrays=layout.batch_arrays(),
         input_channels=layout.input_modules,
         output_channels=layout.output_modules,
+        context_keys=layout.context_keys,
         sequence_sharded_channels=layout.sequence_sharded_channels,
     )
 

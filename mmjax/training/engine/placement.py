@@ -126,20 +126,25 @@ def check_sequence_parallelism(
     batch_spec: BatchSpec,
     phases: Mapping[str, PhaseRows],
 ) -> None:
-    """Raises PlanError if tensor ranks that divide the positions of a row cannot do so evenly, at each capacity."""
+    """Raises PlanError if ranks that divide the positions of a row cannot do so evenly, at each capacity."""
     for module in modules:
         unit = plan.unit_of(module.name)
-        tp = unit.tensor_ranks_of(module.name)
-        divides_positions = bool(stages[unit.name, 0].axes[module.name].sequence)
-        if not divides_positions or not any(piece.sequence_parallel for piece in module.pieces):
+        if not any(piece.sequence_parallel for piece in module.pieces):
             continue
+        tp = unit.tensor_ranks_of(module.name) if stages[unit.name, 0].axes[module.name].sequence else 1
         longest = batch_spec[module.name]["segments"].shape[1]
         shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * share) for share in shares):
-            if positions % tp:
+            if unit.cp > 1 and positions % (2 * unit.cp):
                 raise PlanError(
-                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {positions} positions of a "
+                    f"unit {unit.name}: cp {unit.cp} takes two chunks a rank of each row, and {2 * unit.cp} chunks do "
+                    f"not divide the {positions} positions of a row of {module.name}; use a multiple of "
+                    f"{2 * unit.cp} in {where}, or another cp"
+                )
+            if positions // unit.cp % tp:
+                raise PlanError(
+                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {positions // unit.cp} positions of a "
                     f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
                     f'{tp} in {where}, or "reduce"'
                 )

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from mmjax.models.layers.context_parallel import all_gather_positions, local_positions
 from mmjax.models.layers.lora import join_adapters
-from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME, all_gather_positions, local_positions
+from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME
 from mmjax.models.structure.module import (
     BALANCING_LOSS,
     LayerOutput,
@@ -74,10 +75,10 @@ def make_stage_function(layout: StageLayout, specs: Tree) -> Callable:
             module = run.module.name
             own_axes = axes[module]
             x = _reshard_positions(run, _piece_input(run, channels), own_axes)
-            piece_axes = own_axes if run.piece.sequence_parallel else own_axes.without_sequence
+            piece_axes = own_axes if run.piece.sequence_parallel else own_axes.of_whole_rows
             stack = piece_key(run.parameter_key)
             if stack not in shared_inputs:
-                shared_inputs[stack] = _shared_inputs(run, batch.get(module, {}))
+                shared_inputs[stack] = _shared_inputs(run, batch.get(module, {}), piece_axes)
             output = _apply_layers(layout, run, (parameters, specs), x, shared_inputs[stack], piece_axes)
             if isinstance(output, LayerOutput):
                 name = auxiliary_loss_name(module, BALANCING_LOSS)
@@ -117,9 +118,9 @@ def _reshard_rows(x: jax.Array, sender: Axes, receiver: Axes) -> jax.Array:
 
 
 def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:
-    """Activations with the positions that a piece takes: those of all tensor ranks, or only this rank's.
+    """Activations with the positions that a piece takes: those of all ranks that divide a row, or this rank's.
 
-    If the previous piece was sharded differently, positions are all-gathered, [r, s / tp, d] -> [r, s, d], or sliced.
+    If the previous piece was sharded differently, positions are all-gathered, [r, q, d] -> [r, s, d], or sliced.
     """
     previous = run.previous_piece
     if previous is None or previous.sequence_parallel == run.piece.sequence_parallel:
@@ -127,9 +128,9 @@ def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:
     return local_positions(x, axes) if run.piece.sequence_parallel else all_gather_positions(x, axes)
 
 
-def _shared_inputs(run: PieceRun, batch: Arrays) -> Any:
+def _shared_inputs(run: PieceRun, batch: Arrays, axes: Axes) -> Any:
     """What all layers of a piece read of the batch, computed once for all its runs on the stage."""
-    return run.piece.shared_inputs(batch) if run.piece.shared_inputs else batch
+    return run.piece.shared_inputs(batch, axes) if run.piece.shared_inputs else batch
 
 
 def _apply_layers(

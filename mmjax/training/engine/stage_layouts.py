@@ -52,6 +52,12 @@ class PieceRun:
         return f"{self.module.name}/{piece}" + (f"/{layer_name(self.first)}" if self.is_continued else "")
 
     @property
+    def computing_piece(self) -> Piece:
+        """The piece that computes with the parameters: the one that this one adapts, or itself."""
+        name = self.piece.adapter_of or self.piece.name
+        return next(piece for piece in self.module.pieces if piece.name == name)
+
+    @property
     def previous_piece(self) -> Piece | None:
         """The piece whose activations this one takes; None where it takes the outputs of other modules."""
         if self.first:
@@ -91,7 +97,7 @@ class StageLayout:
 
     @property
     def sequence_sharded_channels(self) -> frozenset[str]:
-        """The channels that carry activations whose positions are divided among tensor ranks, where the plan says so.
+        """The channels that carry activations whose positions ranks may divide, where the plan says so.
 
         Only channels between layers of one module do; the positions of channels between modules are never divided.
         """
@@ -102,6 +108,11 @@ class StageLayout:
         }
         parts = {name: name.partition("#") for name in (*self.inputs, *self.outputs)}
         return frozenset(name for name, (module, separator, _) in parts.items() if separator and stacks[module])
+
+    @property
+    def context_keys(self) -> frozenset[str]:
+        """Keys of the parameters of layers whose positions context-parallel ranks divide, where the plan has some."""
+        return frozenset(run.parameter_key for run in self.piece_runs if run.computing_piece.sequence_parallel)
 
     @property
     def modules(self) -> tuple[str, ...]:

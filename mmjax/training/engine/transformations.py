@@ -35,13 +35,16 @@ def make_transformation(config: OptimizerConfig, steps: int) -> optax.GradientTr
     """The optimizer of one layer, in a run of so many steps; `config.parts` and clipping are left to others."""
     return optax.chain(
         update_direction(config.algorithm),
-        optax.add_decayed_weights(config.weight_decay, mask=_has_two_dimensions),
+        optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
         optax.scale_by_learning_rate(learning_rate_schedule(config, steps)),
     )
 
 
-def _has_two_dimensions(parameters: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, parameters)
+def _is_decayed(parameters: Tree) -> Tree:
+    def is_decayed(path: tuple[Any, ...], leaf: jax.Array) -> bool:
+        return leaf.ndim >= 2 and not path[-1].key.endswith("_bias")  # experts' biases are [experts, outputs]
+
+    return jax.tree_util.tree_map_with_path(is_decayed, parameters)
 
 
 # ------------------------------------------------------------------ schedules

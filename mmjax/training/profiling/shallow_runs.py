@@ -119,7 +119,7 @@ def _build_engine(
     config = dataclasses.replace(
         config,
         encoders=tuple(encoder.with_depth(depths[encoder.name]) for encoder in config.encoders),
-        backbone=dataclasses.replace(config.backbone, depth=depths[config.backbone.name] + config.early_blocks),
+        backbone=config.backbone.with_depth(depths[config.backbone.name] + config.early_blocks),
         generators=tuple(generator.with_layers(depths[generator.name]) for generator in config.generators),
     )
     model_batch = jax.tree.map(lambda array: array[: model.rows * model.dp * MICROBATCHES], batch)

@@ -1,6 +1,7 @@
 """What must be alike in all processes of a run: code, versions, configuration and plan, as short texts by name."""
 
 import collections
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -73,5 +74,12 @@ def _own_modules() -> dict[str, str]:
 
 def _is_own_source(file: pathlib.Path) -> bool:
     """Whether a file is Python source that no package manager has installed, for this user or for all."""
-    standard = any(file.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-    return file.suffix == ".py" and not standard and INSTALLED.isdisjoint(file.parts) and file.is_file()
+    if file.suffix != ".py" or not INSTALLED.isdisjoint(file.parts):
+        return False
+    return not any(map(file.is_relative_to, _standard_folders())) and file.is_file()
+
+
+@functools.cache
+def _standard_folders() -> tuple[str, ...]:
+    """Folders of Python's own modules; `sysconfig` takes long to name them."""
+    return tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))

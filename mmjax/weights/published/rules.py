@@ -87,6 +87,8 @@ class PublishedArchitecture:
         aliases: Prefixes of tensor names in some files, with the prefix that `rules` and `ignored` have instead; the
             first that fits is replaced.
         file_stem: Stem of the file names: `model` in model.safetensors and model.safetensors.index.json.
+        alternatives: The same architecture by other rules, where files of one model type differ in shapes of tensors.
+            A folder is read and written by the rules that fit the shapes of its tensors best.
     """
 
     name: str
@@ -99,6 +101,7 @@ class PublishedArchitecture:
     duplicates: Callable[[Config], Mapping[str, str]] = _no_duplicates
     aliases: tuple[tuple[str, str], ...] = ()
     file_stem: str = "model"
+    alternatives: tuple["PublishedArchitecture", ...] = ()
 
 
 def expand_numbers(name: str, field: str, count: int) -> tuple[str, ...]:
@@ -131,6 +134,25 @@ def with_first_layers(rules: Iterable[Rule], stack: str, pieces: Sequence[str]) 
             paths = tuple(f"{piece}/{path.partition('/')[2]}" for path in rule.parameter_paths)
             found.append(dataclasses.replace(rule, tensors=tensors, parameters=paths))
         found.append(dataclasses.replace(rule, first_layer=rule.first_layer + len(pieces)))
+    return tuple(found)
+
+
+def with_runs(rules: Iterable[Rule], stack: str, runs: Iterable[tuple[str, int]]) -> tuple[Rule, ...]:
+    """Rules of a stack whose layers are several stacks: those of each of these, and all others once.
+
+    Args:
+        rules: Rules of a module all of whose layers are in the stack.
+        stack: Name of the piece that is the stack.
+        runs: The stacks: pairs of the name of the piece and the number of its first layer.
+    """
+    found: list[Rule] = []
+    for rule in rules:
+        if rule.piece != stack:
+            found.append(rule)
+            continue
+        for piece, first in runs:
+            paths = tuple(f"{piece}/{path.partition('/')[2]}" for path in rule.parameter_paths)
+            found.append(dataclasses.replace(rule, parameters=paths, first_layer=first))
     return tuple(found)
 
 

@@ -159,18 +159,33 @@ class ReorderedChannels(TensorLayout):
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
 class InterleavedRotary(ReorderedChannels):
-    """Channels of heads with rotary positions: the tensor pairs neighbours (2i, 2i + 1), the parameter (i, i + e/2)."""
+    """Channels of heads with rotary positions: the tensor pairs neighbours (2i, 2i + 1), the parameter (i, i + e/2).
+
+    Attributes:
+        rotated: Number e of the last channels of a head, those that are rotated; 0 for all.
+    """
+
+    rotated: int = 0
 
     divisor = 2
 
     def reorder(self, tensor: np.ndarray) -> np.ndarray:
         """See `ReorderedChannels`."""
-        return _swap_inner(tensor, (self.heads, -1, 2))
+        return self._swap(tensor, (-1, 2))
 
     def restore(self, tensor: np.ndarray) -> np.ndarray:
         """See `ReorderedChannels`."""
-        return _swap_inner(tensor, (self.heads, 2, -1))
+        return self._swap(tensor, (2, -1))
+
+    def _swap(self, tensor: np.ndarray, factors: tuple[int, int]) -> np.ndarray:
+        """Views the rotated channels of every head as two dimensions, and swaps them."""
+        heads = tensor.reshape((self.heads, -1, *tensor.shape[1:]))
+        kept, rotated = np.split(heads, [heads.shape[1] - self.rotated if self.rotated else 0], axis=1)
+        pairs = rotated.reshape((self.heads, *factors, *tensor.shape[1:]))
+        swapped = pairs.swapaxes(1, 2).reshape(rotated.shape)
+        return (np.concatenate([kept, swapped], axis=1) if kept.size else swapped).reshape(tensor.shape)
 
 
 class ColumnsFirst(ReorderedChannels):
@@ -188,11 +203,6 @@ class ColumnsFirst(ReorderedChannels):
     def restore(self, tensor: np.ndarray) -> np.ndarray:
         """See `ReorderedChannels`; the exchange is its own inverse."""
         return self.reorder(tensor)
-
-
-def _swap_inner(array: np.ndarray, factors: tuple[int, int, int]) -> np.ndarray:
-    """Views the first dimension as three, and swaps the last two of them."""
-    return array.reshape((*factors, *array.shape[1:])).swapaxes(1, 2).reshape(array.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,10 +55,10 @@ class LayerGroups:
         self._mean_loads = loads.mean(axis=0) * rows[:, None]
         layers = required.of_layers(module.name, 0, module.layer_count)
         before, after = len(module.leading_layers), len(layers) - len(module.trailing_layers)
-        adapters = layers[before : after - len(module.stack_kinds)]
-        of_kinds = layers[after - len(module.stack_kinds) : after]
-        stack = (tuple(each._replace(count=1) for each in (*adapters, kind)) for kind in of_kinds)
-        self._groups = (layers[:before], *stack, layers[after:])
+        stack = [each._replace(count=1) for each in layers[before:after]]
+        each = len(stack) // len(module.stack_kinds)  # a layer, behind its adapters if it has some
+        of_kinds = (tuple(stack[start : start + each]) for start in range(0, len(stack), each))
+        self._groups = (layers[:before], *of_kinds, layers[after:])
         self._forward_seconds: dict[tuple[str, int], LayerSeconds] = {}
 
     def costs(self, tp: int, recompute: RecomputePolicy) -> tuple[LayerGroupCosts, ...]:

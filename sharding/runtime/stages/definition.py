@@ -74,7 +74,9 @@ class StageDefinition:
         batch_arrays: Names of the batch arrays by module.
         input_channels, output_channels: The channels that enter and leave, each with its module in this stage: the one
             that takes its activations, or sends them.
-        sequence_sharded_channels: Channels whose dimension 1, the positions, is sharded over `Axes.sequence`.
+        context_keys: Top-level keys of the parameters of layers that take this context-parallel rank's positions.
+        sequence_sharded_channels: Channels whose dimension 1, the positions, is sharded over `Axes.context` and
+            `Axes.sequence`.
     """
 
     stage_id: StageId
@@ -85,14 +87,20 @@ class StageDefinition:
     batch_arrays: Mapping[str, tuple[str, ...]]
     input_channels: Mapping[str, str]
     output_channels: Mapping[str, str]
+    context_keys: frozenset[str] = frozenset()
     sequence_sharded_channels: frozenset[str] = frozenset()
+
+    def axes_of_layers(self, key: str, axes: Mapping[str, Axes]) -> Axes:
+        """The axes that the layers under a key of the parameters compute with, by those of each module."""
+        of_module = axes[module_of(key)]
+        return of_module if key in self.context_keys else of_module.of_whole_rows
 
     def channel_specs(self, axes: Mapping[str, Axes]) -> dict[str, P]:
         """The specs of all channels' activations `[r, s, ...]`, by the axes of each one's module."""
 
         def spec(name: str, axes: Axes) -> P:
-            divided = name in self.sequence_sharded_channels and axes.sequence
-            return P(axes.data, axes.sequence) if divided else P(axes.data)
+            positions = (*axes.context, *axes.sequence) if name in self.sequence_sharded_channels else ()
+            return P(axes.data, positions) if positions else P(axes.data)
 
         channels = {**self.input_channels, **self.output_channels}
         return {name: spec(name, axes[module]) for name, module in channels.items()}

@@ -53,9 +53,9 @@ def _mesh_axes(split: Split, axes: Axes) -> tuple[Any, ...]:
 
 
 def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
-    """The data axes along which every rank holds the same part of a parameter: all but those in its spec."""
+    """The axes of `Axes.replicas` along which every rank holds the same part of a parameter: those not in its spec."""
     used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
-    return tuple(name for name in axes.data if name not in used)
+    return tuple(name for name in axes.replicas if name not in used)
 
 
 def compute_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:

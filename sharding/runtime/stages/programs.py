@@ -121,10 +121,11 @@ class StagePrograms:
             jax.ShapeDtypeStruct((), jnp.int32),
         )
         self._row_specs = {module: P(axes[module].data) for module in axes}
+        self._replica_specs = {module: P(axes[module].replicas) for module in axes}
         self.evaluate = self._compile_evaluation()
         self.output_shapes, self.loss_names, self._traced = self._trace_forward(has_backward)
         self.channel_shapes = {**input_shapes, **self.output_shapes}
-        loss_specs = self.loss_specs = {name: P(axes[module_of(name)].data) for name in self.loss_names}
+        loss_specs = self.loss_specs = {name: P(axes[module_of(name)].replicas) for name in self.loss_names}
         self.residual_shardings = self._traced.residual_shardings
         self.residual_specs = [sharding.spec for sharding in self.residual_shardings]
         result_specs = ForwardResult(output_specs, self.residual_specs, loss_specs)
@@ -159,7 +160,7 @@ class StagePrograms:
                 output.outputs, self._by_module(output.losses), self._by_module(output.auxiliary_metrics)
             )
 
-        specs = StageOutput(self.output_specs, self._row_specs, self._row_specs)
+        specs = StageOutput(self.output_specs, self._replica_specs, self._row_specs)
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=specs)
 
         def evaluate(*operands: Any) -> StageOutput:
@@ -169,7 +170,7 @@ class StagePrograms:
         return named_jit(evaluate, self.definition.stage_id, "evaluate" + self._name_suffix)
 
     def _by_module(self, arrays: Arrays) -> dict[str, Arrays]:
-        """Losses or metrics, whose specs are `_row_specs`."""
+        """Losses, whose specs are `_replica_specs`, or metrics, whose specs are `_row_specs`."""
         groups: dict[str, Arrays] = {module: {} for module in self.axes}
         for name, array in arrays.items():
             groups[module_of(name)][name] = array
@@ -190,7 +191,7 @@ class StagePrograms:
             traces.append(_TracedForward(program, residual_shardings, result.vjp_structure))
             return result.outputs, self._by_module({name: loss[None] for name, loss in result.losses.items()})
 
-        specs = (self.output_specs, self._row_specs)
+        specs = (self.output_specs, self._replica_specs)
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=specs)
         outputs, losses = jax.eval_shape(mapped, *self.operand_shapes)
         return outputs, tuple(sorted(name for names in losses.values() for name in names)), traces[0]
@@ -203,10 +204,10 @@ class StagePrograms:
         return self._map_trained(lambda axes, spec: P(replicated_data_axes(spec, axes), *spec))
 
     def _map_trained(self, function: Callable, *trees: Tree) -> Tree:
-        """`function(axes of the module, spec, ...)` of every parameter that trains."""
+        """`function(axes of its layers, spec, ...)` of every parameter that trains."""
         return {
             key: jax.tree.map(
-                functools.partial(function, self.axes[module_of(key)]),
+                functools.partial(function, self.definition.axes_of_layers(key, self.axes)),
                 self.definition.partition_specs[key],
                 *(tree[key] for tree in trees),
                 is_leaf=is_partition_spec,
@@ -234,7 +235,9 @@ class StagePrograms:
     @functools.cached_property
     def zero_losses(self) -> Callable[[], Arrays]:
         """The program that makes losses of zero by name, `[replicas]` each."""
-        replicas = {name: device_count_along(self.mesh, self.axes[module_of(name)].data) for name in self.loss_names}
+        replicas = {
+            name: device_count_along(self.mesh, self.axes[module_of(name)].replicas) for name in self.loss_names
+        }
         return named_jit(
             lambda: {name: jnp.zeros(count) for name, count in replicas.items()},
             self.definition.stage_id,
@@ -256,11 +259,16 @@ class StagePrograms:
 
     def _apply(self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]) -> StageOutput:
         output = StageOutput(*self.definition.apply(parameters, inputs, microbatch, self.axes))
-        return output._replace(losses=self._varying_by_module(output.losses))
+        return output._replace(losses=self._varying_losses(output.losses))
 
-    def _varying_by_module(self, trees: Tree) -> Tree:
-        """Marks what is under each name (`module_of`) as varying over the data axes of its module."""
-        return {name: make_varying(tree, self.axes[module_of(name)].data) for name, tree in trees.items()}
+    def _varying_losses(self, losses: Arrays) -> Arrays:
+        """Marks losses as varying over the replicas of their module."""
+        return {name: make_varying(loss, self.axes[module_of(name)].replicas) for name, loss in losses.items()}
+
+    def _varying_parameters(self, parameters: Tree) -> Tree:
+        """Marks parameters as varying over the replicas of their layers."""
+        axes_of = self.definition.axes_of_layers
+        return {key: make_varying(tree, axes_of(key, self.axes).replicas) for key, tree in parameters.items()}
 
     def _evaluate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> StageOutput:
         output = self._apply(parameters, inputs, self._microbatch(batch, index))
@@ -273,14 +281,14 @@ class StagePrograms:
     def _differentiated_and_constant(
         self, parameters: Tree, inputs: Arrays
     ) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
-        """Parameters and inputs that are differentiated, and those that are not; all weights vary over data.
+        """Parameters and inputs that are differentiated, and those that are not; all weights vary over replicas.
 
-        All weights are cast to varying (`lax.pcast`) over the data axes of their module. Autodiff would otherwise sum
+        All weights are cast to varying (`lax.pcast`) over the replicas of their layers. Autodiff would otherwise sum
         the gradients of trained weights over the replicas (`psum`). Frozen weights would otherwise be cast implicitly
         where they are used, and the cast arrays be saved as residuals, not recognised as available to the backward
         (`split_vjp`).
         """
-        parameters = self._varying_by_module(parameters)
+        parameters = self._varying_parameters(parameters)
         trained_keys = self.definition.trained_keys
         trained = {key: tree for key, tree in parameters.items() if key in trained_keys}
         frozen = {key: tree for key, tree in parameters.items() if key not in trained_keys}
@@ -321,7 +329,7 @@ class StagePrograms:
         differentiated, constant = self._differentiated_and_constant(parameters, inputs)
         available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
         vjp = self._traced.vjp_structure.restore([leaf[0] for leaf in residuals], available)
-        loss_gradients = self._varying_by_module({name: jnp.ones(()) for name in self.loss_names})
+        loss_gradients = self._varying_losses({name: jnp.ones(()) for name in self.loss_names})
         new_gradients, input_gradients = vjp((output_gradients, loss_gradients))
         total = jax.tree.map(
             lambda total, new: total + new.astype(jnp.float32)[None], parameter_gradients, new_gradients

@@ -43,7 +43,7 @@ def record(*parts):
 
 
 def built(of, layout=PLAIN, tokenizer=BYTES, sample_format=FORMAT):
-    return SampleBuilder(CHAT_TEMPLATES["plain"], tokenizer, sample_format, None, layout)(of, "clips")
+    return SampleBuilder(CHAT_TEMPLATES["plain"], tokenizer, sample_format, None, video=layout)(of, "clips")
 
 
 def spelled(outline, tokenizer=BYTES):

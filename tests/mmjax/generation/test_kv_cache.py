@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
-from configs.rope import Llama3Scaling
+from configs.architectures import BackboneConfig, ExpertsConfig, LatentAttentionConfig, ModelConfig
+from configs.rope import Llama3Scaling, LongRopeScaling
 from mmjax.generation.decoding import decode_answers
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.generation.sampling import Sampling
@@ -30,6 +30,7 @@ KINDS = {
         tie_embeddings=True,
     ),
     "mixtral": dataclasses.replace(PLAIN, experts=ExpertsConfig(count=4, top_k=2, ffn=12)),
+    "dense first layers": dataclasses.replace(PLAIN, depth=3, experts=ExpertsConfig(count=4, ffn=12, dense_layers=2)),
     "gemma": dataclasses.replace(
         PLAIN,
         depth=3,
@@ -41,6 +42,22 @@ KINDS = {
         local_rope_base=100.0,
         score_softcap=2.0,
         logit_softcap=3.0,
+    ),
+    "gpt-oss": dataclasses.replace(
+        PLAIN, attention_sinks=True, attention_pattern=("local", "global"), attention_window=4, biases=("query",)
+    ),
+    "phi": dataclasses.replace(
+        PLAIN,
+        width=32,
+        rope_width=6,
+        rope_scaling=LongRopeScaling(
+            short_factors=(1.0, 2.0, 3.0), long_factors=(4.0, 5.0, 6.0), original_positions=4, factor=4.0, long=True
+        ),
+    ),
+    "deepseek": dataclasses.replace(
+        PLAIN,
+        kv_heads=4,
+        latent_attention=LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width=2, value_width=3),
     ),
     "parallel, normed queries": dataclasses.replace(PLAIN, parallel_block=True, qk_norm="head", layer_scale=0.1),
 }

@@ -5,7 +5,16 @@ import dataclasses
 import gin
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import (
+    AudioConfig,
+    BackboneConfig,
+    ExpertsConfig,
+    LoraConfig,
+    ModelConfig,
+    RouterConfig,
+    UNetConfig,
+    VisionConfig,
+)
 from configs.attention_windows import AttentionWindows
 from configs.projectors import LinearProjectorConfig, MLPProjectorConfig
 from configs.vision_rope import VisionRope
@@ -42,6 +51,11 @@ MODELS = {
         BACKBONE,
         (),
     ),
+    "experts": ModelConfig(
+        (),
+        dataclasses.replace(BACKBONE, experts=ExpertsConfig(router=RouterConfig(scores="sigmoid"), dense_layers=1)),
+        (),
+    ),
     "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),
 }
 
@@ -67,3 +81,21 @@ def test_gin_text_of_a_module_reads_back_with_its_weights(read):
     assert cli.configured(BackboneConfig) == BACKBONE
     assert gin.query_parameter("TrainConfig.pretrained_weights") == (("backbone", "some/folder"),)
     assert "pretrained_weights" in {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+def test_what_files_before_bind_of_the_architecture_is_overridden(read, tmp_path):
+    """Pixels too, although no check of a checkpoint sees them."""
+    (tmp_path / "other.gin").write_text(gin_text(dataclasses.replace(MODELS["defaults"], generators=())))
+    cli.parse_gin(("quickstart.gin", str(tmp_path / "other.gin")))
+    assert cli.configured(ModelConfig) == dataclasses.replace(ModelConfig(), generators=())
+
+
+def test_settings_that_no_checkpoint_describes_are_those_of_files_before(read, tmp_path):
+    settings = ModelConfig(
+        (VisionConfig(projector=LinearProjectorConfig()),), BackboneConfig(), (), "bfloat16", (LoraConfig("backbone"),)
+    )
+    (tmp_path / "settings.gin").write_text(gin_text(settings))
+    for number, of_checkpoint in enumerate((VisionConfig(), BACKBONE)):
+        (tmp_path / f"{number}.gin").write_text(gin_text(of_checkpoint))
+    cli.parse_gin(tuple(str(tmp_path / name) for name in ("settings.gin", "0.gin", "1.gin")))
+    assert cli.configured(ModelConfig) == dataclasses.replace(settings, backbone=BACKBONE)

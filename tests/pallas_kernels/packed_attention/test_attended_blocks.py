@@ -65,9 +65,7 @@ def test_no_pair_of_blocks_is_missed(drawn, sizes):
     visible = np.pad(visible, ((0, 0), *((0, -visible.shape[axis + 1] % sizes[axis]) for axis in (0, 1))))
     r, s, t = visible.shape
     expected = visible.reshape(r, s // sizes[0], sizes[0], t // sizes[1], sizes[1]).any(axis=(2, 4))
-    found = blocks_overlap(
-        mask.query_segments, mask.key_segments, mask.branches, None, mask.blocks, causal=True, blocks=sizes
-    )
+    found = blocks_overlap(mask.queries, mask.keys, None, sizes)
     assert not np.any(expected & ~np.asarray(found))
 
 

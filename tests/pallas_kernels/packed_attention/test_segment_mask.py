@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.packed_attention import make_segment_mask
 from pallas_kernels.packed_attention.block_pairs import blocks_overlap
-from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask, dense_mask, first_visible_places
+from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask, dense_mask
 from tests.pallas_kernels.packed_attention.cases import AttentionCase, cases, expected_mask, row
 
 SEGMENTS = np.array([[1, 1, 2, 2, 0]], np.int32)
@@ -70,14 +70,7 @@ def test_blocks_overlap_where_a_query_attends_to_a_key(case: AttentionCase, bloc
     mask = make_segment_mask(
         case.segments, keys=case.keys, branches=case.branches, causal=case.causal, **window_of(case)
     )
-    overlap = blocks_overlap(
-        mask.query_segments,
-        mask.key_segments,
-        mask.branches,
-        first_visible_places(mask),
-        causal=case.causal,
-        blocks=blocks,
-    )
+    overlap = blocks_overlap(mask.queries, mask.keys, mask.first_visible, blocks)
     expected = blocks_of(case, blocks)
     assert not np.any(expected & ~np.asarray(overlap))
     # Without branches, other keys or padding between segments it is exact.
@@ -90,7 +83,8 @@ def test_blocks_overlap_where_a_query_attends_to_a_key(case: AttentionCase, bloc
 def test_no_overlap_is_missed_where_segments_are_out_of_order(seed: int):
     random = np.random.default_rng(seed)
     case = AttentionCase(random.permuted(np.stack([row(random, 30), row(random, 30)]), axis=1), None, None, True)
-    overlap = blocks_overlap(*(jnp.asarray(case.segments),) * 2, None, None, causal=True, blocks=(4, 3))
+    mask = make_segment_mask(case.segments, causal=True, ordered=False)
+    overlap = blocks_overlap(mask.queries, mask.keys, None, (4, 3))
     assert not np.any(blocks_of(case, (4, 3)) & ~np.asarray(overlap))
 
 
@@ -123,7 +117,7 @@ def test_short_rows_have_no_blocks():
 def test_a_segment_mask_is_a_pytree():
     mask = make_segment_mask(SEGMENTS, causal=True, block=2)
     again = jax.jit(lambda mask: mask)(mask)
-    assert isinstance(again, SegmentMask) and again.causal and again.block_pairs.block_sizes == (2, 2)
+    assert isinstance(again, SegmentMask) and again.is_causal and again.block_pairs.block_sizes == (2, 2)
     np.testing.assert_array_equal(again.block_pairs.pair_indices, mask.block_pairs.pair_indices)
 
 

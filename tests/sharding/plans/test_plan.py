@@ -78,8 +78,7 @@ def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
     assert [(row["cp"], row["ep"]) for row in plan.table()] == [("1", "1"), ("2", "2")]
     assert not {"cp", "ep"} & set(PLAN.table()[0])
     assert Plan.from_json(plan.to_json()) == plan
-    with refused("unit mind: cp 2 can be planned and simulated (python -m mmjax.simulate), but not yet trained"):
-        check_plan(plan, experts_and_sequence(), rows=2, devices=17)
+    check_plan(plan, experts_and_sequence(), rows=2, devices=17)
 
 
 def one_stage(*modules: str, **fields: int) -> UnitPlan:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
-from configs.transformer import ExpertsConfig
+from configs.experts import ExpertsConfig, RouterConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -21,7 +21,28 @@ from sharding.specs.modules import module_graph
 TOKENS = 20
 EXPERTS = {
     "Mixtral": ExpertsConfig(count=4, top_k=2, ffn=24),
-    "Qwen2-MoE": ExpertsConfig(count=6, top_k=3, ffn=16, shared_ffn=40, normalise=False),
+    "Qwen2-MoE": ExpertsConfig(count=6, top_k=3, ffn=16, shared_ffn=40, router=RouterConfig(normalise=False)),
+    "DeepSeek-V3": ExpertsConfig(
+        count=8,
+        top_k=3,
+        ffn=16,
+        router=RouterConfig(scores="sigmoid", selection_bias=True, groups=4, top_groups=2, weight_factor=2.5),
+        shared_ffn=40,
+        shared_gate=False,
+        dense_layers=1,
+    ),
+    "Llama 4 Maverick": ExpertsConfig(
+        count=4,
+        top_k=1,
+        ffn=24,
+        router=RouterConfig(scores="sigmoid", normalise=False, weighted="inputs"),
+        shared_ffn=24,
+        shared_gate=False,
+        interval=2,
+    ),
+    "gpt-oss": ExpertsConfig(
+        count=4, top_k=2, ffn=24, router=RouterConfig(bias=True), biases=True, limit=7.0, up_offset=1.0
+    ),
 }
 
 
@@ -91,5 +112,5 @@ def test_tensor_and_expert_parallelism_divide_every_expert_size():
 
 def test_experts_with_options_of_the_feed_forward_layer_are_refused():
     for options in ({"gated": False}, {"biases": ("mlp",)}, {"inner_norms": ("mlp",)}):
-        with pytest.raises(ValueError, match="experts are gated, without biases and inner norms"):
+        with pytest.raises(ValueError, match="experts are gated and have no inner norms and biases of mlp"):
             model("Mixtral", **options)

@@ -14,6 +14,7 @@ from configs.architectures import (
     AutoencoderConfig,
     BackboneConfig,
     DiTConfig,
+    LatentAttentionConfig,
     LoraConfig,
     ModelConfig,
     ScaledLinearSchedule,
@@ -99,11 +100,12 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         ),
     ),
 )
-MODELS["as Gemma's"] = ModelConfig(
+MODELS["as Gemma's, with sinks"] = ModelConfig(
     (),
     dataclasses.replace(
         BACKBONE,
         attention_width=48,
+        attention_sinks=True,
         norms="both",
         norm_offset=True,
         qk_norm="head",
@@ -111,6 +113,17 @@ MODELS["as Gemma's"] = ModelConfig(
         logit_softcap=3.0,
         activation="gelu_tanh",
         tie_embeddings=True,
+    ),
+    (),
+)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=20, nope_width=8, rope_width=4, value_width=6)
+MODELS["with latent attention, adapted"] = ModelConfig(
+    (), dataclasses.replace(BACKBONE, kv_heads=4, latent_attention=LATENT), (), lora=(LoraConfig("backbone", rank=4),)
+)
+MODELS["with latent attention and queries from the input"] = ModelConfig(
+    (),
+    dataclasses.replace(
+        BACKBONE, kv_heads=4, latent_attention=dataclasses.replace(LATENT, query_rank=0), norms="both", qk_norm="none"
     ),
     (),
 )

@@ -1,11 +1,11 @@
 """What most published decoders share: Llama's tensor names, and the keys of its config.json."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
 from mmjax.weights.published.decoders.rope_config import read_rotary, write_rotary
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
+from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 BLOCK = "model.layers.{layer}"
@@ -48,7 +48,7 @@ def embedding_and_head_rules(config: BackboneConfig) -> tuple[Rule, ...]:
 
 
 def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Rules of the projections of attention, and of the norms of queries and keys."""
+    """Rules of the projections of attention, of the norms of queries and keys, and of the sinks."""
     projections = tuple(
         rule
         for letter, name in PROJECTIONS
@@ -56,7 +56,8 @@ def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
             f"{BLOCK}.self_attn.{letter}_proj", f"blocks/attention/{name}", LINEAR, bias=name in config.biases
         )
     )
-    return (*projections, *query_key_norm_rules(config))
+    sinks = (Rule(f"{BLOCK}.self_attn.sinks", "blocks/attention/sinks"),) if config.attention_sinks else ()
+    return (*projections, *query_key_norm_rules(config), *sinks)
 
 
 def query_key_norm_rules(config: BackboneConfig) -> tuple[Rule, ...]:
@@ -140,22 +141,3 @@ def ignored_buffers(config: BackboneConfig) -> tuple[str, ...]:
 def tied_head_duplicates(config: BackboneConfig) -> dict[str, str]:
     """The head, which some files hold although it is the embedding."""
     return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
-
-
-def first_matching_decoder(
-    backbone: BackboneConfig, candidates: Iterable[PublishedArchitecture]
-) -> PublishedArchitecture:
-    """The first of several published decoders that can compute a backbone.
-
-    Raises:
-        ValueError: None can; the message says why.
-    """
-    reasons = []
-    for candidate in candidates:
-        try:
-            candidate.write_config(backbone)
-        except ValueError as error:
-            reasons.append(f"no {candidate.name}: {error}")
-        else:
-            return candidate
-    raise ValueError(f"{backbone.name} is {'; '.join(reasons)}")

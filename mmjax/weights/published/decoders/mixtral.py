@@ -52,7 +52,6 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
         count=values.get("num_local_experts", 8),
         top_k=values.get("num_experts_per_tok", 2),
         ffn=values["intermediate_size"],
-        normalise=True,
         balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
     )
     return read_decoder({"rope_theta": 1e6, "rms_norm_eps": 1e-5, **values}, (), experts=experts)

@@ -7,32 +7,35 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import ModelConfig
+from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import LinearProjectorConfig
 from mmjax.weights.published.decoders import gemma
 from mmjax.weights.published.encoders import siglip
-from mmjax.weights.published.multimodal.vision_language import PIXEL_FIELDS, require_vision_language_model
-from mmjax.weights.published.rules import (
-    PublishedArchitecture,
-    Rule,
-    Rules,
-    norm_rules,
-    require_round_trip,
-    with_prefix,
-)
+from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
+from mmjax.weights.published.rules import Rule, norm_rules
 
-TOWER, DECODER, PROJECTOR = "vision_tower.", "language_model.", "multi_modal_projector"
-(TEXT_MODEL,) = (each for each in gemma.PUBLISHED if each.model_types == ("gemma3_text",))
+PROJECTOR = "multi_modal_projector"
 DEFAULT_IMAGE_TOKENS = 256
 
-ALIASES = (
-    ("model.language_model.", f"{DECODER}model."),
-    ("lm_head.", f"{DECODER}lm_head."),
-    ("model.multi_modal_projector.", f"{PROJECTOR}."),
-    ("model.vision_tower.vision_model.", f"{TOWER}vision_model."),
-    *((f"{model}{TOWER}{alias}", f"{TOWER}{prefix}") for model in ("", "model.") for alias, prefix in siglip.ALIASES),
+
+def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
+    """Rules of the norm and the matmul behind the averages."""
+    del encoder
+    return (
+        Rule(f"{PROJECTOR}.mm_input_projection_weight", "projector/linear/kernel"),
+        *norm_rules(f"{PROJECTOR}.mm_soft_emb_norm", "projector/norm", bias=False),
+    )
+
+
+TOWER = PublishedEncoder(
+    prefix="vision_tower.", architectures=by_model_type(*siglip.PUBLISHED), projector=projector_rules
 )
-"""Prefixes that version 5 of transformers uses in memory and in files."""
+FORMAT = MultimodalFormat(
+    encoders=(TOWER,),
+    decoders={each.model_types[0]: each for each in gemma.PUBLISHED if "gemma3_text" in each.model_types},
+    tied_by_default=True,
+    own_aliases=((f"model.{PROJECTOR}.", f"{PROJECTOR}."),),
+)
 
 
 def read_config(values: Mapping[str, Any]) -> ModelConfig:
@@ -41,8 +44,7 @@ def read_config(values: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: A key has a value that cannot be computed.
     """
-    pixels = {key: values[key] for key in ("image_mean", "image_std") if key in values}
-    tower = siglip.read_config({**pixels, **values["vision_config"]})
+    tower = TOWER.read_config(values)
     tokens = values.get("mm_tokens_per_image", DEFAULT_IMAGE_TOKENS)
     side = round(tokens**0.5)
     if side**2 != tokens or tower.grid % side:
@@ -51,62 +53,19 @@ def read_config(values: Mapping[str, Any]) -> ModelConfig:
         )
     projector = LinearProjectorConfig(norm=True, norm_epsilon=tower.norm_epsilon, bias=False)
     encoder = dataclasses.replace(tower, merge=tower.grid // side, projector=projector)
-    backbone = dataclasses.replace(gemma.read_gemma3(values["text_config"]), bidirectional="images")
+    backbone = dataclasses.replace(FORMAT.read_decoder_config(values), bidirectional="images")
     return ModelConfig((encoder,), backbone, ())
 
 
 def write_config(model: ModelConfig) -> dict[str, Any]:
     """Writes transformers' Gemma3Config, without the ids of image tokens."""
-    encoder = require_vision_language_model(model)
-    if model.backbone.bidirectional != "images":
-        raise ValueError(f"bidirectional is {model.backbone.bidirectional!r}; in Gemma 3 it is 'images'")
-    text = gemma.write_gemma3(dataclasses.replace(model.backbone, bidirectional="none"))
-    values = {
-        "mm_tokens_per_image": (encoder.grid // encoder.merge) ** 2,
-        "vision_config": {"model_type": "siglip_vision_model", **siglip.write_config(encoder)},
-        "text_config": {"model_type": "gemma3_text", **text},
-    }
-    require_round_trip(encoder, require_vision_language_model(read_config(values)), PIXEL_FIELDS)
-    return values
-
-
-def rules(model: ModelConfig) -> Rules:
-    """Rules of the tower, the projector and the decoder."""
-    encoder, backbone = require_vision_language_model(model), model.backbone
-    projector = (
-        Rule(f"{PROJECTOR}.mm_input_projection_weight", "projector/linear/kernel"),
-        *norm_rules(f"{PROJECTOR}.mm_soft_emb_norm", "projector/norm", bias=False),
-    )
+    (encoder,) = model.encoders
+    assert isinstance(encoder, VisionConfig), "the format has checked it"
     return {
-        encoder.name: (*with_prefix(siglip.rules(encoder)[encoder.name], TOWER), *projector),
-        backbone.name: with_prefix(TEXT_MODEL.rules(backbone)[backbone.name], DECODER),
+        "mm_tokens_per_image": (encoder.grid // encoder.merge) ** 2,
+        "vision_config": TOWER.write_config(encoder),
+        "text_config": FORMAT.write_decoder_config(model.backbone),
     }
 
 
-def ignored(model: ModelConfig) -> tuple[str, ...]:
-    """Ignored tensors of the tower and the decoder."""
-    encoder = require_vision_language_model(model)
-    return (
-        *(TOWER + pattern for pattern in siglip.ignored(encoder)),
-        *(DECODER + pattern for pattern in TEXT_MODEL.ignored(model.backbone)),
-    )
-
-
-def duplicates(model: ModelConfig) -> dict[str, str]:
-    """The head, which some files hold although it is the embedding."""
-    return {DECODER + copy: DECODER + name for copy, name in TEXT_MODEL.duplicates(model.backbone).items()}
-
-
-PUBLISHED = (
-    PublishedArchitecture(
-        name="Gemma3ForConditionalGeneration",
-        model_types=("gemma3",),
-        config_type=ModelConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored,
-        duplicates=duplicates,
-        aliases=ALIASES,
-    ),
-)
+PUBLISHED = (FORMAT.published("Gemma3ForConditionalGeneration", ("gemma3",), read_config, write_config),)

@@ -9,16 +9,35 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from configs.transformer import ExpertsConfig
-from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts, load_balancing_loss, route_top_k
+from configs.experts import ExpertsConfig, RouterConfig
+from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts, load_balancing_loss
+from mmjax.models.layers.router import route_tokens
 from sharding.axes import Axes
 from sharding.trees import set_leaf
 
 WIDTH, ROWS, TOKENS = 8, 4, 6
 MIXTRAL = ExpertsConfig(count=4, top_k=2, ffn=12, balance_weight=0.5)
-QWEN = ExpertsConfig(count=8, top_k=3, ffn=12, shared_ffn=16, normalise=False)
+QWEN = ExpertsConfig(count=8, top_k=3, ffn=12, router=RouterConfig(normalise=False), shared_ffn=16)
+DEEPSEEK = ExpertsConfig(
+    count=8,
+    top_k=3,
+    ffn=12,
+    router=RouterConfig(scores="sigmoid", selection_bias=True, groups=4, top_groups=2, weight_factor=2.5),
+    shared_ffn=16,
+    shared_gate=False,
+)
+GPT_OSS = ExpertsConfig(count=8, top_k=3, ffn=12, router=RouterConfig(bias=True), biases=True, limit=0.5, up_offset=1.0)
+LLAMA4 = ExpertsConfig(
+    count=4,
+    top_k=2,
+    ffn=12,
+    router=RouterConfig(scores="sigmoid", normalise=False, weighted="inputs"),
+    shared_ffn=16,
+    shared_gate=False,
+)
 AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
-CASES = pytest.mark.parametrize("config", [MIXTRAL, QWEN], ids=["Mixtral", "Qwen2-MoE"])
+MODELS = {"Mixtral": MIXTRAL, "Qwen2-MoE": QWEN, "DeepSeek-V3": DEEPSEEK, "gpt-oss": GPT_OSS, "Llama 4": LLAMA4}
+CASES = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
 
 def drawn(config):
@@ -37,18 +56,27 @@ def drawn(config):
 
 def dense(config, parameters, x, counted):
     """Definition: every expert on every token, summed over the chosen ones; balancing by loops over samples."""
-    probabilities = jax.nn.softmax(x @ parameters["router"])
-    order = jnp.argsort(-probabilities, axis=-1)[..., : config.top_k]
-    mask = jnp.sum(jax.nn.one_hot(order, config.count), axis=-2)
-    weights = probabilities * mask
-    weights = weights / jnp.sum(weights, axis=-1, keepdims=True) if config.normalise else weights
+    routing = route_tokens(
+        x @ parameters["router"] + vector(parameters, "router_bias"), config, parameters.get("selection_bias")
+    )
+    mask = jnp.sum(jax.nn.one_hot(routing.experts, config.count), axis=-2)
+    weights = jnp.sum(jax.nn.one_hot(routing.experts, config.count) * routing.weights[..., None], axis=-2)
+    probabilities, weights_inputs = routing.probabilities, config.router.weighted == "inputs"
     y = jnp.zeros_like(x)
     for expert in range(config.count):
-        gate, up, down = (parameters[name][expert] for name in ("gate", "up", "down"))
-        y += weights[..., expert : expert + 1] * ((jax.nn.silu(x @ gate) * (x @ up)) @ down)
+        weight = weights[..., expert : expert + 1]
+        gate, up, down = (
+            (parameters[name][expert], vector(parameters, f"{name}_bias", expert)) for name in ("gate", "up", "down")
+        )
+        inputs = x * weight if weights_inputs else x
+        gated, upped = inputs @ gate[0] + gate[1], inputs @ up[0] + up[1]
+        if config.limit:
+            gated, upped = jnp.minimum(gated, config.limit), jnp.clip(upped, -config.limit, config.limit)
+        of_expert = (jax.nn.silu(gated) * (upped + config.up_offset)) @ down[0] + down[1]
+        y += mask[..., expert : expert + 1] * of_expert if weights_inputs else weight * of_expert
     if config.shared_ffn:
         gate, up, down = (parameters["shared"][name]["kernel"] for name in ("gate", "up", "down"))
-        open_by = jax.nn.sigmoid(x @ parameters["shared_gate"]["kernel"])
+        open_by = jax.nn.sigmoid(x @ parameters["shared_gate"]["kernel"]) if config.shared_gate else 1.0
         y += open_by * ((jax.nn.silu(x @ gate) * (x @ up)) @ down)
     loss = jnp.zeros(())
     for row, segments in enumerate(np.asarray(counted.segments)):
@@ -58,6 +86,11 @@ def dense(config, parameters, x, counted):
             fractions, means = jnp.mean(mask[row, of], axis=0), jnp.mean(probabilities[row, of], axis=0)
             loss += share * config.count * jnp.sum(fractions * means)
     return y, config.balance_weight * loss
+
+
+def vector(parameters, name, expert=...):
+    """A bias, or that of an expert, as [1, 1, n]; 0 where there is none."""
+    return parameters[name][expert][None, None] if name in parameters else 0.0
 
 
 def split_specs(config):
@@ -123,7 +156,7 @@ def test_no_token_is_dropped_when_all_choose_the_same_experts(sizes):
     _, parameters, x, counted, seed = drawn(MIXTRAL)
     x = jnp.abs(x)
     parameters["router"] = jnp.zeros_like(parameters["router"]).at[:, 1:3].set(1.0).at[:, 2].add(0.1)
-    chosen, _ = route_top_k(jax.nn.softmax(x @ parameters["router"]), MIXTRAL)
+    chosen = route_tokens(x @ parameters["router"], MIXTRAL).experts
     assert set(np.asarray(chosen).reshape(-1).tolist()) == {1, 2}
     operands = (parameters, x, counted, seed)
     close(
@@ -135,13 +168,14 @@ def test_the_balancing_loss_ignores_padding_and_is_least_for_even_routing():
     even = jnp.full((1, 4, 4), 0.25)
     chosen = jnp.asarray([[[0], [1], [2], [3]]], jnp.int32)
     ones = BalancingWeights(jnp.ones((1, 4), jnp.int32), jnp.full((1, 4), 0.25))
-    np.testing.assert_allclose(load_balancing_loss(even, chosen, ones), 1.0)
+    np.testing.assert_allclose(load_balancing_loss(even, chosen, ones, Axes()), 1.0)
     crowded = jax.nn.softmax(jnp.zeros((1, 4, 4)).at[..., 0].set(5.0))
-    assert load_balancing_loss(crowded, jnp.zeros_like(chosen), ones) > 3
+    assert load_balancing_loss(crowded, jnp.zeros_like(chosen), ones, Axes()) > 3
     padded = BalancingWeights(jnp.asarray([[1, 1, 0, 0]], jnp.int32), jnp.asarray([[0.5, 0.5, 0, 0]], jnp.float32))
     alone = BalancingWeights(padded.segments[:, :2], padded.loss_shares[:, :2])
     np.testing.assert_allclose(
-        load_balancing_loss(crowded, chosen, padded), load_balancing_loss(crowded[:, :2], chosen[:, :2], alone)
+        load_balancing_loss(crowded, chosen, padded, Axes()),
+        load_balancing_loss(crowded[:, :2], chosen[:, :2], alone, Axes()),
     )
 
 
@@ -150,7 +184,10 @@ def test_the_balancing_loss_ignores_padding_and_is_least_for_even_routing():
     [
         ({"top_k": 9}, "top_k = 9 is more than count = 8"),
         ({"count": 0}, "count is 0"),
-        ({"balance_weight": -1.0}, "balance_weight -1.0"),
+        ({"balance_weight": -1.0}, "balance_weight is -1.0"),
+        ({"router": RouterConfig(groups=3)}, "3 groups, which must divide the 8 experts"),
+        ({"router": RouterConfig(groups=8)}, "groups of at least 2"),
+        ({"top_k": 3, "router": RouterConfig(groups=4)}, "top_k = 3 is more than the 2 experts of the 1 groups"),
     ],
 )
 def test_invalid_experts_are_refused(fields, message):

@@ -72,7 +72,7 @@ def test_encoder_tokens_are_inserted_at_their_index():
 def test_hidden_states_are_taken_from_their_own_row():
     hidden = jnp.arange(8.0).reshape(2, 4, 1)
     at = jnp.array([[[0, 3]], [[2, 2]]])
-    np.testing.assert_array_equal(hidden_states_at(hidden, at)[..., 0], [[[0, 3]], [[6, 6]]])
+    np.testing.assert_array_equal(hidden_states_at(hidden, at, 4, Axes())[..., 0], [[[0, 3]], [[6, 6]]])
 
 
 # ---------------------------------------------------------------- packing

@@ -47,7 +47,7 @@ def test_cosines_and_sines_are_transformers(kind, scaled):
     )  # fmt: skip
     with torch.no_grad():
         expected = theirs(torch.zeros(1), torch.from_numpy(POSITIONS).permute(2, 0, 1))
-    scaling = YarnScaling(4.0, 512) if scaled else None
+    scaling = YarnScaling(factor=4.0, original_positions=512) if scaled else None
     found = backbone_rotary(backbone(sections, interleaved, rope_scaling=scaling), jnp.asarray(POSITIONS))
     for ours, published in zip(found, expected, strict=True):
         published = published.numpy()

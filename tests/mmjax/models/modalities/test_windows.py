@@ -69,7 +69,7 @@ def test_a_traced_layer_reads_the_mask_that_its_number_reads(layer):
     expected = inputs_of_layer(inputs(), VISION.windows, layer)
     traced = jax.jit(lambda shared, number: inputs_of_layer(shared, VISION.windows, number))(inputs(), layer)
     jax.tree.map(np.testing.assert_array_equal, traced, expected)
-    own = np.asarray(expected.mask.query_segments)[0]
+    own = np.asarray(expected.mask.queries.segments)[0]
     assert len(set(own[own > 0])) == (3 if layer == 1 else 6 + 1 + 6)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import ExpertsConfig, ModelConfig
+from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig
 from configs.attention_windows import AttentionWindows
 from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from configs.vision_rope import VisionRope
@@ -138,7 +138,7 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
 
 
 def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_with_either():
-    """What Gemma 2 and 3 have, each an option of the block."""
+    """What Gemma 2 and 3 and gpt-oss have, each an option of the block."""
     gemma = dataclasses.replace(
         BACKBONE,
         depth=3,
@@ -152,6 +152,7 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
         attention_window=3,
         local_rope_base=100.0,
         embedding_scale=3.0,
+        attention_sinks=True,
         logit_softcap=4.0,
         activation="gelu_tanh",
     )
@@ -174,6 +175,15 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.parametrize(("collectives", "query_rank"), [("gather", 6), ("reduce", 0)])
+def test_latent_attention_on_two_stages_of_two_tensor_ranks(collectives, query_rank):
+    """Tensor ranks have whole latent vectors, of which each expands its own heads; or they divide the positions."""
+    latent = LatentAttentionConfig(query_rank=query_rank, kv_rank=8, nope_width=4, rope_width=2, value_width=3)
+    config = ModelConfig((), dataclasses.replace(BACKBONE, kv_heads=4, latent_attention=latent), ())
+    unit = dataclasses.replace(BACKBONE_UNIT, devices=(0, 1, 2, 3), collectives=collectives)
+    assert_step_of_one_device(shared_engine(Plan((unit,), 2), config))
+
+
 def test_positions_along_three_axes():
     backbone = dataclasses.replace(BACKBONE, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
     assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
@@ -184,7 +194,7 @@ def test_blocks_of_tokens_that_attend_both_ways():
     assert_step_of_one_device(shared_engine(TWO_UNITS, config))
 
 
-@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, top_k=2, ffn=16)], ids=["plain", "experts"])
+@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, ffn=16, dense_layers=1)], ids=["plain", "experts"])
 def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(experts):
     """Taps cross from one stage of the encoder to the next; tensor ranks divide the backbone's positions."""
     vision = dataclasses.replace(VISION, depth=3, deepstack_layers=(0, 2))

@@ -12,6 +12,7 @@ from optax import contrib
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
+from configs.experts import ExpertsConfig
 from configs.optimizer import (
     SGD,
     Adafactor,
@@ -25,7 +26,6 @@ from configs.optimizer import (
     OptimizerConfig,
     PartOptimizer,
 )
-from configs.transformer import ExpertsConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.transformations import learning_rate_schedule, make_transformation

@@ -36,6 +36,12 @@ def randomise_weights(model: Any, scale: float = 0.2) -> Any:
     return model.eval()
 
 
+def sinusoids(positions: int, width: int) -> np.ndarray:
+    """Whisper's position table, float64[positions, width], which models keep and mmjax computes."""
+    angles = np.arange(positions)[:, None] * 10000.0 ** (-np.arange(width // 2) / (width // 2 - 1))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
 def import_parameters(folder: pathlib.Path, model: ModelConfig, part: str, modules: tuple[Module, ...]) -> Tree:
     """Parameters of some modules of a model, `{module: {piece: {layer: {...}}}}`; the folder gives one part of it."""
     initializer = parameter_initializer(model, 0, ((part, str(folder)),))
@@ -66,7 +72,7 @@ def same_tensors(first: pathlib.Path, second: pathlib.Path) -> bool:
     return contents[0] == contents[1]
 
 
-def assert_close(values: np.ndarray, expected: np.ndarray, tolerance: float = 1e-4) -> None:
+def assert_close(values: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
     """Fails where values differ by more than a share of the largest expected value, or where all expected are alike."""
     assert np.std(expected) > 0.1
     np.testing.assert_allclose(values, expected, atol=tolerance * np.abs(expected).max())

@@ -34,10 +34,12 @@ def import_backbone(folder: pathlib.Path) -> Tree:
     return import_parameters(folder, as_model(config), config.name, (backbone_module(config),))[config.name]
 
 
-def backbone_logits(folder: pathlib.Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    """Logits of every position, in rows that are one segment each."""
-    config, parameters = read_backbone_config(folder), import_backbone(folder)
-    embed, blocks, head = backbone_module(config).pieces
+def backbone_logits(
+    folder: pathlib.Path, tokens: np.ndarray = TOKENS, config: BackboneConfig | None = None
+) -> np.ndarray:
+    """Logits of every position, in rows that are one segment each; by default of the folder's configuration."""
+    config, parameters = config or read_backbone_config(folder), import_backbone(folder)
+    embed, *stacks, head = backbone_module(config).pieces
     ones = jnp.ones(tokens.shape, jnp.int32)
     batch = {
         "tokens": jnp.asarray(tokens, jnp.int32),
@@ -51,11 +53,12 @@ def backbone_logits(folder: pathlib.Path, tokens: np.ndarray = TOKENS) -> np.nda
     @jax.jit
     def run(parameters: Tree, head_parameters: Tree) -> jax.Array:
         x = piece_definition(embed).apply(parameters["embed"]["000"], {}, batch, Axes())
-        shared = blocks.shared_inputs(batch)
-        for layer in range(blocks.layers):
-            own = blocks.inputs_of_layer(shared, layer)
-            x = piece_definition(blocks).apply(parameters["blocks"][layer_name(layer)], x, own, Axes())
-            x = x.x if isinstance(x, LayerOutput) else x
+        for stack in stacks:
+            shared = stack.shared_inputs(batch)
+            for layer in range(stack.layers):
+                own = stack.inputs_of_layer(shared, layer)
+                x = piece_definition(stack).apply(parameters[stack.name][layer_name(layer)], x, own, Axes())
+                x = x.x if isinstance(x, LayerOutput) else x
         module = piece_definition(head).bind(head_parameters)
         return module.logits(module.norm(x))
 

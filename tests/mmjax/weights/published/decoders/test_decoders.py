@@ -1,5 +1,6 @@
 """Small random decoders of transformers: logits, export after import, configurations."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -8,7 +9,7 @@ import pytest
 
 from configs.architectures import BackboneConfig
 from configs.errors import UserError
-from configs.rope import Llama3Scaling, YarnScaling
+from configs.rope import Llama3Scaling, LongRopeScaling, YarnScaling
 from mmjax.weights import registry
 from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader
@@ -24,7 +25,6 @@ from tests.mmjax.weights.published.parity import assert_close, randomise_weights
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-TOLERANCE = 1e-4
 SMALL = {
     "vocab_size": 24,
     "hidden_size": 16,
@@ -44,9 +44,36 @@ LLAMA3 = {
     "original_max_position_embeddings": ORIGINAL,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+MSCALES = {"mscale": 1.0, "mscale_all_dim": 0.5}
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 GPT2 = {"vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24, "n_positions": 32}
 WIDE = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 5}
+
+LATENT = {
+    **SMALL,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 5,
+    "rms_norm_eps": 1e-3,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
+OLMO3 = {**SMALL, "num_hidden_layers": 5, "sliding_window": 3}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 100.0}
+PHI4_MINI = {**SMALL, "hidden_size": 32, "sliding_window": None, "pad_token_id": 0, "tie_word_embeddings": True}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [2.0, 4.0, 8.0],
+    "partial_rotary_factor": 0.75,
+}
 
 CASES = {
     "llama 2": ("Llama", SMALL),
@@ -56,6 +83,10 @@ CASES = {
     ),
     "llama 3.1": ("Llama", {**SMALL, "rope_parameters": LLAMA3}),
     "llama stretched by yarn": ("Llama", {**SMALL, "rope_parameters": YARN}),
+    "llama stretched by a yarn with all keys": (
+        "Llama",
+        {**SMALL, "rope_parameters": {**YARN, "beta_fast": 2.0, "truncate": False, **MSCALES}},
+    ),
     "llama stretched linearly": ("Llama", {**SMALL, "rope_parameters": LINEAR}),
     "qwen 2": ("Qwen2", SMALL),
     "qwen 2.5, tied": ("Qwen2", {**SMALL, "tie_word_embeddings": True}),
@@ -66,6 +97,14 @@ CASES = {
     "gemma 2": ("Gemma2", {**SMALL, "num_hidden_layers": 3, **WIDE, "attn_logit_softcapping": 2.0}),
     "gemma 3": ("Gemma3Text", {**SMALL, "num_hidden_layers": 7, **WIDE}),
     "olmo 2": ("Olmo2", SMALL),
+    "deepseek v3 without experts": ("DeepseekV3", LATENT),
+    "deepseek v3 without experts, queries from the input, stretched": (
+        "DeepseekV3",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "olmo 3": ("Olmo3", {**OLMO3, "rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL_ROPE}}),
+    "olmo 3, not stretched": ("Olmo3", OLMO3),
+    "phi 4 mini": ("Phi3", {**PHI4_MINI, "rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
     "phi 3": ("Phi3", {**SMALL, "sliding_window": 5, "pad_token_id": 0}),
 }
 CLASSES = {
@@ -77,6 +116,8 @@ CLASSES = {
     "Gemma2": "Gemma2ForCausalLM",
     "Gemma3Text": "Gemma3ForCausalLM",
     "Olmo2": "Olmo2ForCausalLM",
+    "DeepseekV3": "DeepseekV3ForCausalLM",
+    "Olmo3": "Olmo3ForCausalLM",
     "Phi3": "Phi3ForCausalLM",
 }
 
@@ -138,6 +179,27 @@ def test_rope_scaling_is_read(saved):
     assert isinstance(read_backbone_config(saved("llama stretched by yarn")[0]).rope_scaling, YarnScaling)
 
 
+def test_longrope_divides_by_other_numbers_in_long_texts(saved, tmp_path):
+    """As many tokens as exceed the original positions, for which transformers changes to the other numbers."""
+    folder = saved("phi 4 mini")[0]
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"original_max_position_embeddings": ORIGINAL}
+    values["rope_parameters"]["original_max_position_embeddings"] = ORIGINAL
+    (copy := tmp_path / "long").mkdir()
+    (copy / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (copy / "config.json").write_text(json.dumps(values))
+    config = read_backbone_config(copy)
+    assert (
+        isinstance(config.rope_scaling, LongRopeScaling)
+        and config.rope_scaling.factor == 8.0
+        and config.rope_width == 6
+    )
+    long = dataclasses.replace(config, rope_scaling=dataclasses.replace(config.rope_scaling, long=True))
+    assert_close(backbone_logits(copy, config=long), published_logits(copy))
+    phi = registry.find_architecture("phi3")
+    assert registry.write_architecture(phi, long) == registry.write_architecture(phi, config)
+
+
 def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     """transformers has no InternLM2, so the test writes the weights of a Llama in InternLM2's layout."""
     folder, expected = saved("llama 2")
@@ -170,7 +232,7 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     write_checkpoint_folder(
         written, "model", declared, iter(tensors.items()), 10**9, {"config.json": json.dumps(values)}
     )
-    np.testing.assert_allclose(backbone_logits(written), expected, atol=TOLERANCE * np.abs(expected).max())
+    assert_close(backbone_logits(written), expected)
     assert same_tensors(written, export_backbone(written, tmp_path / "again"))
     assert import_backbone(written).keys() == import_backbone(folder).keys()
 
@@ -179,11 +241,15 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     ("model_type", "values", "message"),
     [
         ("llama", {**SMALL, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
-        ("llama", {**SMALL, "rope_parameters": {"rope_type": "longrope"}}, "of type 'longrope'; only default, linear"),
-        ("llama", {**SMALL, "rope_parameters": {**YARN, "truncate": False}}, "truncate of the rotary positions is F"),
+        ("llama", {**SMALL, "rope_parameters": {"rope_type": "dynamic"}}, "of type 'dynamic'; only default, linear"),
+        ("llama", {**SMALL, "rope_parameters": {"full_attention": YARN}}, "are those of full_attention apart"),
+        ("olmo3", {**OLMO3, "rope_parameters": {"full_attention": LOCAL_ROPE, "sliding_attention": YARN}}, "'yarn'"),
         ("gemma2", {**SMALL, "use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("mistral", {**SMALL, "layer_types": ["chunked_attention"] * 2}, "layer_types is"),
-        ("phi3", {**SMALL, "partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
+        ("phi3", {**SMALL, "attention_bias": True}, "attention_bias is true"),
+        ("deepseek_v3", {**LATENT, "attention_bias": True}, "attention_bias is true"),
+        ("deepseek_v3", {**LATENT, "rope_interleave": False}, "rope_interleave is false"),
+        ("deepseek_v3", {**LATENT, "num_key_value_heads": 2}, "num_key_value_heads is 2; only 4"),
         ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
         ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
         ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),

@@ -25,6 +25,7 @@ from tests.mmjax.weights.published.parity import (
     randomise_weights,
     same_tensors,
     single_threaded_torch,
+    sinusoids,
 )
 
 pytest.importorskip("torch")
@@ -61,9 +62,7 @@ def saved(tmp_path_factory):
     def save(kind):
         theirs = randomise_weights(CLASSES[kind](CONFIGS[kind]))
         if kind == "qwen2_audio":  # sines, which are kept and not read
-            width, positions = SMALL["d_model"], np.arange(WINDOW)[:, None]
-            angles = positions * 10000.0 ** (-np.arange(width // 2) / (width // 2 - 1))
-            sines = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+            sines = sinusoids(WINDOW, SMALL["d_model"])
             theirs.embed_positions.weight.data.copy_(single_threaded_torch().from_numpy(sines))
         folder = tmp_path_factory.mktemp(kind) / "saved"
         theirs.save_pretrained(folder)

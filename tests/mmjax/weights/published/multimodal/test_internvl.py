@@ -180,6 +180,17 @@ def test_transformers_loads_a_written_config(saved):
             assert getattr(getattr(named, part), key) == getattr(getattr(theirs.config, part), key), key
 
 
+@pytest.mark.parametrize("tied", [{"tie_word_embeddings": False}, {"tie_word_embeddings": True}, {}])
+def test_the_whole_model_ties_the_head_as_in_transformers(tied, saved):
+    """Whatever `text_config` says."""
+    published = registry.find_architecture("internvl")
+    values = registry.write_architecture(published, open_checkpoint(saved("300M")[1]).config)
+    del values["tie_word_embeddings"]
+    values["text_config"]["tie_word_embeddings"] = not tied.get("tie_word_embeddings", True)
+    theirs = transformers.InternVLConfig.from_dict({**values, **tied})
+    assert published.read_config({**values, **tied}).backbone.tie_embeddings == theirs.tie_word_embeddings
+
+
 @pytest.mark.parametrize(
     ("model_type", "changed", "said"),
     [

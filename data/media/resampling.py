@@ -1,0 +1,34 @@
+"""Resizing of pixels by one of the filters that published processors use, with antialiasing."""
+
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from data.errors import DataError
+
+Resampling = Literal["bilinear", "bicubic", "lanczos"]
+RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
+
+
+def resized(pixels: UInt8[np.ndarray, "h w 3"], size: tuple[int, int], resampling: str) -> UInt8[np.ndarray, "_ _ 3"]:
+    """The image at another (height, width), or itself if it has this size already."""
+    if size == pixels.shape[:2]:
+        return pixels
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling[resampling.upper()]))
+
+
+def require_resampling(owner: object, value: str) -> None:
+    """Raises DataError if a field `resampling` names no filter."""
+    if value not in RESAMPLINGS:
+        raise DataError(f"{type(owner).__name__}.resampling is {value!r}; choose one of {', '.join(RESAMPLINGS)}")
+
+
+def require_tile_of_cells(owner: object, field: str, side: int, cell_size: int) -> None:
+    """Raises DataError if the side of an encoder image is not a whole number of cells."""
+    if side % cell_size:
+        raise DataError(
+            f"{type(owner).__name__}.{field} = {side} must be a multiple of patch x merge = {cell_size}; change one"
+        )

@@ -1,0 +1,50 @@
+"""What decides whether a query attends to a key: ids of the tokens on both sides."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+class TokenIds(NamedTuple):
+    """What decides whether a query attends to a key, of the queries or of the keys.
+
+    Attributes:
+        segments: Segment of each token, 0 for padding.
+        branches: Branch of each within its segment, 0 for the trunk; None where there are none.
+        order: Place in the row of each; None where attention is not causal.
+        blocks: Block of each within its segment, 0 for none; None where there are none.
+        positions: Position in its segment of each; None without a window.
+    """
+
+    segments: Any
+    branches: Any = None
+    order: Any = None
+    blocks: Any = None
+    positions: Any = None
+
+
+def visibility(queries: TokenIds, keys: TokenIds, window: Int[Array, ""] | None) -> Bool[Array, "*r s t"]:
+    """Which keys each query attends to.
+
+    Args:
+        queries: Of the queries, each `[*r, s]`.
+        keys: Of the keys, each `[*r, t]`.
+        window: See `SegmentMask`.
+    """
+    query, key = (
+        jax.tree.map(lambda ids, axis=axis: jnp.expand_dims(ids, axis), side)
+        for side, axis in ((queries, -1), (keys, -2))
+    )
+    visible = (query.segments == key.segments) & (query.segments > 0)
+    if query.branches is not None:
+        visible &= (key.branches == 0) | (query.branches == key.branches)
+    if query.order is not None:
+        in_order = key.order <= query.order
+        if query.blocks is not None:
+            in_order |= (query.blocks == key.blocks) & (query.blocks > 0)
+        visible &= in_order
+    if window is not None:
+        visible &= query.positions - key.positions < window
+    return visible

@@ -1,0 +1,104 @@
+"""A transformer block with latent attention: the plain block's spec with its attention replaced."""
+
+import dataclasses
+
+from configs.backbone import BackboneConfig
+from configs.latent_attention import LatentAttentionConfig
+from sharding.specs.layer import (
+    Kernel,
+    LayerSpec,
+    PerLoad,
+    RecomputePolicy,
+    SavedActivations,
+    all_gather,
+    matmul,
+    memory_bound,
+)
+
+
+def with_latent_attention(block: LayerSpec, config: BackboneConfig, latent: LatentAttentionConfig) -> LayerSpec:
+    """A block with keys and values that are expanded from latent vectors.
+
+    Args:
+        block: Built from the same configuration, as if keys and values were as wide as queries.
+        config: The backbone's architecture.
+        latent: Widths of the latent attention.
+    """
+    width, query_width, value_width = config.width, config.query_width, config.heads * latent.value_width
+    names = [kernel.name for kernel in block.kernels]
+    start, end = names.index("attention_norm") + 1, names.index("output")
+    (attention,) = (kernel for kernel in block.kernels if kernel.name == "attention")
+    expanded = config.heads * (latent.nope_width + latent.value_width)
+    compressed = latent.kv_rank + latent.rope_width
+    kernels = (
+        *_query_kernels(width, query_width, latent),
+        matmul("latent", width, compressed, split=False),
+        memory_bound("latent_norm", 2 * latent.kv_rank, split=False),
+        all_gather(compressed),
+        matmul("key_value", latent.kv_rank, expanded),
+        memory_bound("rotary", 4 * query_width),  # and joining the parts of queries and keys
+        _attention(attention, query_width, value_width),
+        matmul("output", value_width, width, split_by="rows"),
+    )
+    split, replicated = _parameters(width, query_width, expanded, latent)
+    return dataclasses.replace(
+        block,
+        kernels=(*block.kernels[:start], *kernels, *block.kernels[end + 1 :]),
+        parameters=block.parameters - 4 * width * query_width + split + value_width * width,
+        replicated_parameters=block.replicated_parameters + replicated,
+        saved={policy: _saved(policy, saved, config, latent) for policy, saved in block.saved.items()},
+    )
+
+
+def _query_kernels(width: int, query_width: int, latent: LatentAttentionConfig) -> tuple[Kernel, ...]:
+    rank = latent.query_rank
+    if not rank:
+        return all_gather(width), matmul("query", width, query_width)
+    return (
+        matmul("query_down", width, rank, split=False),
+        memory_bound("query_norm", 2 * rank, split=False),
+        all_gather(rank),
+        matmul("query", rank, query_width),
+    )
+
+
+def _attention(attention: Kernel, query_width: int, value_width: int) -> Kernel:
+    """The kernel with values of another width than keys'; half of its FLOPs are those of the values."""
+
+    def narrower(flops: PerLoad) -> PerLoad:
+        return PerLoad(*(amount * (query_width + value_width) // (2 * query_width) for amount in flops.columns))
+
+    return dataclasses.replace(
+        attention,
+        flops=narrower(attention.flops),
+        masked_flops=narrower(attention.masked_flops),
+        activations=PerLoad(2 * query_width + 2 * value_width),
+        ring_elements=PerLoad(query_width + value_width),
+    )
+
+
+def _parameters(width: int, query_width: int, expanded: int, latent: LatentAttentionConfig) -> tuple[int, int]:
+    """Elements of the projections before attention and their norms: those that tensor ranks divide, and the others."""
+    rank = latent.query_rank
+    split = (rank or width) * query_width + latent.kv_rank * expanded
+    return split, width * (rank + latent.kv_rank + latent.rope_width) + rank + latent.kv_rank
+
+
+def _saved(
+    policy: RecomputePolicy, block: SavedActivations, config: BackboneConfig, latent: LatentAttentionConfig
+) -> SavedActivations:
+    """What the block saves instead of queries, keys and values that are all as wide, and of the latent vectors."""
+    if policy in ("offload", "full"):
+        return block
+    query_width, value_width = config.query_width, config.heads * latent.value_width
+    results = latent.query_rank + latent.kv_rank + latent.rope_width
+    if policy == "selective":
+        expanded = config.heads * (latent.nope_width + latent.value_width)
+        return SavedActivations(
+            block.split + PerLoad(query_width + expanded - 3 * query_width), block.replicated + PerLoad(results)
+        )
+    # Attention saves its inputs and output, and the output projection its input; norms and expansions their inputs.
+    return SavedActivations(
+        block.split + PerLoad(3 * (value_width - query_width)),
+        block.replicated + PerLoad(2 * (latent.query_rank + latent.kv_rank)),
+    )

@@ -1,0 +1,72 @@
+"""Routers against loops over tokens: scores, selection biases, groups, weights."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.experts import ExpertsConfig, RouterConfig
+from mmjax.models.layers.router import route_tokens
+
+COUNT, TOP = 8, 3
+LOGITS = np.random.default_rng(0).normal(size=(2, 9, COUNT)).astype(np.float32)
+BIAS = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
+ROUTERS = [
+    RouterConfig(scores=scores, normalise=normalise, selection_bias=bias, groups=groups, top_groups=top_groups)
+    for scores, normalise, bias, (groups, top_groups) in itertools.product(
+        ("softmax", "sigmoid"), (True, False), (True, False), ((1, 1), (4, 2), (2, 1))
+    )
+]
+
+
+def plain_routing(logits, router, bias):
+    """Experts and weights of one token."""
+    scores = np.exp(logits) / np.exp(logits).sum() if router.scores == "softmax" else 1 / (1 + np.exp(-logits))
+    criteria = scores + bias
+    groups = np.arange(COUNT).reshape(router.groups, -1)
+    best = sorted(groups, key=lambda group: -sum(sorted(criteria[group])[-2:]))[: router.top_groups]
+    allowed = [expert for group in best for expert in group] if router.groups > 1 else range(COUNT)
+    chosen = sorted(allowed, key=lambda expert: -criteria[expert])[:TOP]
+    weights = scores[chosen] / scores[chosen].sum() if router.normalise else scores[chosen]
+    return chosen, weights * router.weight_factor, scores / scores.sum()
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+def test_routing_equals_a_loop_over_tokens(router):
+    bias = jnp.asarray(BIAS) if router.selection_bias else None
+    found = route_tokens(jnp.asarray(LOGITS), ExpertsConfig(count=COUNT, top_k=TOP, router=router), bias)
+    for place in np.ndindex(LOGITS.shape[:2]):
+        experts, weights, probabilities = plain_routing(LOGITS[place], router, BIAS * router.selection_bias)
+        assert np.asarray(found.experts)[place].tolist() == experts
+        np.testing.assert_allclose(found.weights[place], weights, rtol=1e-5)
+        np.testing.assert_allclose(found.probabilities[place], probabilities, rtol=1e-5)
+
+
+def test_normalised_softmax_scores_are_the_softmax_of_the_chosen_logits():
+    found = route_tokens(jnp.asarray(LOGITS), ExpertsConfig(count=COUNT, top_k=TOP))
+    chosen = np.take_along_axis(LOGITS, np.asarray(found.experts), axis=-1)
+    np.testing.assert_allclose(found.weights, jax.nn.softmax(jnp.asarray(chosen)), rtol=1e-5)
+
+
+def test_the_selection_bias_has_no_gradient_but_the_logits_have():
+    config = ExpertsConfig(count=COUNT, top_k=TOP, router=RouterConfig(scores="sigmoid", selection_bias=True))
+
+    def total(logits, bias):
+        return jnp.sum(jnp.square(route_tokens(logits, config, bias).weights))
+
+    of_logits, of_bias = jax.grad(total, (0, 1))(jnp.asarray(LOGITS), jnp.asarray(BIAS))
+    assert np.all(np.asarray(of_bias) == 0) and np.any(np.asarray(of_logits) != 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_groups": 2}, "top_groups = 2 is more than groups = 1"),
+        ({"weight_factor": 0.0}, "weight_factor is 0.0"),
+    ],
+)
+def test_invalid_routers_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RouterConfig(**fields)
