@@ -60,8 +60,6 @@ TWO = NodePlacement.on_one_node(2)
 
 def test_times_are_interpolated_between_sizes_and_extrapolated_beyond():
     loads = make_loads(np.array([100.0, 150.0, 300.0, 500.0, 50.0]), items=1)
-        [[100.0, 0, 1, 0.0], [150.0, 0, 1, 0.0], [300.0, 0, 1, 0.0], [500.0, 0, 1, 0.0], [50.0, 0, 1, 0.0]]
-    )
     np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
     np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
 

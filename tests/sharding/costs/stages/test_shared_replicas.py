@@ -205,9 +205,6 @@ def test_a_device_holds_what_its_own_replicas_save_of_the_microbatches_in_flight
     images = np.array([8.0, 0, 0, 8] * 2)
     vision = np.stack([64 * images, 64**2 * images, images, 0 * images], axis=1)
     loads = {"vision": vision, "backbone": np.full((8, 4), 100.0)}
-        "vision": np.stack([64 * images, 64**2 * images, images, 0 * images], axis=1),
-        "backbone": np.full((8, 4), 100.0),
-    }
     batch = BatchCosts(GRAPH, COSTS, loads)
     plan = chain(1, 2, 2, (3, 4))
     plan = Plan((dataclasses.replace(plan.units[0], recompute=(recompute, "none")),), 4)
