@@ -76,6 +76,11 @@ CASES = {
         "DeepseekV3",
         {**DEEPSEEK, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 1},
     ),
+    "glm4_moe": ("Glm4Moe", {**DEEPSEEK, "head_dim": 8}),
+    "glm4_moe, normed queries with biases": (
+        "Glm4Moe",
+        {**DEEPSEEK, "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 1.0, "n_shared_experts": 1},
+    ),
     "gpt_oss": ("GptOss", {**GPT_OSS, "swiglu_limit": 1.0}),
     "gpt_oss, unscaled": ("GptOss", {**GPT_OSS, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     "qwen2_moe, normalised": ("Qwen2Moe", {**QWEN, "norm_topk_prob": True, "num_experts_per_tok": 3}),
@@ -116,11 +121,12 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     ("kind", "values", "billions"),
     [
         ("DeepseekV3", {"num_hidden_layers": 61}, 671),
+        ("Glm4Moe", {"attention_bias": True, "head_dim": 128}, 107),
         ("GptOss", {"num_hidden_layers": 24, "num_local_experts": 32}, 21),
     ],
 )
 def test_parameters_of_published_sizes_are_as_many(kind, values, billions):
-    """Of DeepSeek-V3 and gpt-oss-20b."""
+    """Of DeepSeek-V3, GLM-4.5-Air and gpt-oss-20b."""
     theirs_config = getattr(transformers, f"{kind}Config")(**values)
     with torch.device("meta"):
         theirs = getattr(transformers, f"{kind}ForCausalLM")(theirs_config)
