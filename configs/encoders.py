@@ -38,6 +38,8 @@ class EncoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "pool")
+        if self.qk_norm == "rotated":
+            raise ValueError(f"{type(self).__name__}.qk_norm is 'rotated', which only backbones have")
         if self.pool == 1:
             return
         if self.positions_per_token % self.pool:

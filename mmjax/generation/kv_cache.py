@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
-from configs.backbone import AttentionKind
-from mmjax.models.layers.positions import RotaryCosSin
+from configs.attention_kinds import AttentionKind
+from mmjax.models.layers.positions import Rotation
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock
 from mmjax.models.modalities.attention_kinds import (
     BlockInputs,
@@ -21,7 +21,8 @@ from mmjax.models.modalities.deepstack import EarlyActivations
 from mmjax.models.model import run_module, with_tied_parameters
 from mmjax.models.structure.module import Module, ModuleInputs
 from mmjax.models.structure.parameters import layer_name, piece_definition
-from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
+from pallas_kernels.packed_attention import make_segment_mask
+from pallas_kernels.packed_attention.api import Mask
 from sharding.axes import Axes
 from sharding.trees import Tree
 
@@ -116,6 +117,9 @@ class CachedBackbone:
         visible = slots <= state.lengths[:, None]  # [r, t]
         if kind == "local":
             visible &= slots > state.lengths[:, None] - self._config.attention_window
+        if kind == "chunked":
+            chunk = self._config.attention_chunk
+            visible &= slots // chunk == state.lengths[:, None] // chunk
         keys = visible.astype(jnp.int32)
         mask = make_segment_mask(jnp.ones_like(keys[:, :1]), keys=keys)
         return SharedInputs(mask, backbone_rotary(self._config, state.positions[:, None], kind))
@@ -152,8 +156,8 @@ class CachedBackbone:
 def block_with_cache(
     block: TransformerBlock,
     x: Float[Array, "r s d"],
-    mask: SegmentMask,
-    rotary: RotaryCosSin | None,
+    mask: Mask,
+    rotary: Rotation | None,
     cache: KVCache | None = None,
     start: Int[Array, " r"] | None = None,
 ) -> tuple[Float[Array, "r s d"], KVCache]:
