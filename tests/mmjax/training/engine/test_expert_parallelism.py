@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig, RouterConfig
+from mmjax.models.layers.experts import LOAD_GRADIENT_SCALE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -86,9 +87,19 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     )
     engine = shared_engine(Plan((unit,), microbatches=2), config)
     assert_step_of_one_device(engine)
-    _, gradients = reference(config)(noisy_parameters(config), tiny_batch(config))
+    batch = tiny_batch(config)
+    _, gradients = reference(config)(noisy_parameters(config), batch)
     blocks = gradients["backbone"]["blocks"]["000"]["mlp"]
-    assert not np.any(blocks["selection_bias"]) and all(np.any(blocks[f"{name}_bias"]) for name in ("router", "down"))
+    assert all(np.any(blocks[f"{name}_bias"]) for name in ("router", "down"))
+    layers = len(backbone.layers_with_experts)
+    loads = np.asarray(blocks["selection_bias"]) * layers / LOAD_GRADIENT_SCALE  # shares of the tokens
+    tokens = np.sum(batch["backbone"]["segments"] > 0)
+    counts = (loads + experts.top_k / experts.count) * tokens
+    np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
+    assert round(counts.sum()) == experts.top_k * tokens and np.ptp(counts) > 1
+    found, _ = gradients_and_summary(engine, batch)
+    of_plan = found["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
+    np.testing.assert_allclose(of_plan, blocks["selection_bias"], atol=1e-12)
     assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}
 
 
