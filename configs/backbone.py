@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from configs.attention_kinds import AttentionKind, AttentionTemperature
 from configs.backbone_checks import check_latent_attention, check_pattern, check_rotary, check_sections
+from configs.block_runs import BackboneBlockRun, block_runs, has_experts_at
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.latent_attention import LatentAttentionConfig
@@ -17,22 +18,6 @@ from configs.transformer import TransformerConfig
 POSITIONS = ("rotary", "learned")
 Bidirectional = Literal["none", "images", "prompt"]
 """Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
-
-
-class BackboneBlockRun(NamedTuple):
-    """Equal blocks that follow each other: a stack.
-
-    Attributes:
-        name: Its name.
-        first: Number of its first block among all blocks.
-        count: Number of its blocks.
-        has_experts: Whether they have experts instead of a feed-forward layer.
-    """
-
-    name: str
-    first: int
-    count: int
-    has_experts: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +53,8 @@ class BackboneConfig(TransformerConfig):
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
-        experts: A mixture of experts in place of the feed-forward layer of all blocks, or of all but the first
-            (`ExpertsConfig.dense_layers`), which alone have the width `ffn`; None for none. Experts are gated.
+        experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
+            `interval`), so that the others alone have the width `ffn`; None for none. Experts are gated.
         loss: Computes the loss of every target token from `mmjax.models.modalities.losses.TokenPredictions`
             (docs/extending.md); None for cross-entropy.
     """
@@ -124,30 +109,25 @@ class BackboneConfig(TransformerConfig):
                 "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
                 "(experts have their own, ExpertsConfig.biases); leave those out"
             )
-        if self.experts.dense_layers >= self.depth:
+        if not self.layers_with_experts:
             raise ValueError(
-                f"BackboneConfig: the first {self.experts.dense_layers} blocks (experts.dense_layers) have no experts, "
-                f"and depth is {self.depth}; leave at least one block to experts"
+                f"BackboneConfig: no block of depth = {self.depth} has experts, with experts.dense_layers = "
+                f"{self.experts.dense_layers} and experts.interval = {self.experts.interval}; leave at least one block "
+                "to experts"
             )
 
     @property
-    def dense_layers(self) -> int:
-        """Number of its first blocks without experts; all where no block has some."""
-        return self.depth if self.experts is None else self.experts.dense_layers
+    def layers_with_experts(self) -> tuple[int, ...]:
+        """Numbers of the blocks that have experts."""
+        return tuple(layer for layer in range(self.depth) if has_experts_at(self.experts, layer))
 
     def block_runs(self, before: int = 0) -> tuple[BackboneBlockRun, ...]:
-        """The runs of equal blocks behind the first `before` ones; the last run is named `blocks`."""
-        dense = self.dense_layers if self.experts else 0
-        dense_run = BackboneBlockRun("dense", before, dense - before, False)
-        first = max(before, dense)
-        last_run = BackboneBlockRun("blocks", first, self.depth - first, self.experts is not None)
-        return (dense_run, last_run) if dense_run.count > 0 else (last_run,)
+        """The runs of equal blocks behind the first `before` ones."""
+        return block_runs(self.experts, self.depth, before)
 
     def with_depth(self, depth: int) -> Self:
-        """The backbone with another number of blocks; of its dense first ones as many as leave one to experts."""
-        if self.experts is None:
-            return dataclasses.replace(self, depth=depth)
-        experts = dataclasses.replace(self.experts, dense_layers=min(self.experts.dense_layers, depth - 1))
+        """The backbone with another number of blocks, of which at least the last has experts if some have."""
+        experts = self.experts and self.experts.with_depth(depth)
         return dataclasses.replace(self, depth=depth, experts=experts)
 
     @property

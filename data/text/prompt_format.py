@@ -37,7 +37,7 @@ class PromptFormat:
     """How a data set lays out prompts.
 
     Attributes:
-        template: Name of the chat template (`data.text.chat_template.CHAT_TEMPLATES`) of prompts answered by text.
+        template: Name of the chat template (`data.text.find_template`) of prompts answered by text.
         generation_template: Name of the chat template of prompts answered by an image.
         tiling: How an input image becomes encoder images; None for one image at its own resolution.
         images: How the tokens of an input image are laid out.

@@ -148,6 +148,8 @@ class AnalyticCostModel:
                     exposed = self._collective(layer, number, loads, ranks)
                     exposed = exposed - self._overlapped(layer, number, seconds, ranks)
                     waiting = waiting + np.maximum(exposed, 0.0)
+            elif ranks.cp > 1 and kernel.ring_elements != ZERO and ranks.context_transfer == "all_to_all":
+                waiting = waiting + self._head_exchange(kernel, loads, ranks)
             elif ranks.cp > 1 and kernel.ring_elements != ZERO:
                 ring = rings * self._ring_attention(kernel, loads, ranks)
                 waiting = waiting + np.maximum(ring - seconds[..., number], 0.0)
@@ -169,6 +171,14 @@ class AnalyticCostModel:
         """Seconds in which keys and values are sent once around the context-parallel ranks."""
         size = self.element_bytes * kernel.ring_elements.at(loads) / (ranks.tp if kernel.split else 1)
         return ring_seconds(size * ranks.cp, ranks.cp, self._link_over(ranks.tp * ranks.cp))
+
+    def _head_exchange(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
+        """Seconds in which queries, keys and values are traded for those of some heads, and the output is traded back.
+
+        As much is sent in the backward: the output's gradient, and those of queries, keys and values.
+        """
+        size = self.element_bytes * kernel.activations.at(loads) / (ranks.tp if kernel.split else 1)
+        return ring_seconds(size, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
     def _overlapped(
         self, layer: LayerSpec, number: int, kernel_seconds: Float[np.ndarray, "*shape k"], ranks: LayerParallelism

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.clusters import Link
+from sharding.axes import ContextTransfer
 from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.trained_parts import Gradient
@@ -42,6 +43,7 @@ class LayerParallelism:
     Attributes:
         tp: Tensor ranks of a replica.
         cp: Context-parallel ranks of a replica.
+        context_transfer: How their attention reaches each other's positions (`UnitPlan.context_transfer`).
         ep: Replicas that divide the experts.
         expert_transfer: How tokens get to them (`UnitPlan.expert_transfer`).
         dp: Replicas that compute at once.
@@ -52,6 +54,7 @@ class LayerParallelism:
     tp: int = 1
     cp: int = 1
     _: dataclasses.KW_ONLY
+    context_transfer: ContextTransfer = "ring"
     ep: int = 1
     expert_transfer: ExpertTransferChoice = "cheaper"
     dp: int = 1
@@ -62,6 +65,11 @@ class LayerParallelism:
     def sequence_shards(self) -> int:
         """How many ranks divide the positions between split matmuls (sequence parallelism, arXiv 2205.05198)."""
         return self.tp if TENSOR_COLLECTIVES[self.collectives].sequence_parallel else 1
+
+    @property
+    def context_steps(self) -> int:
+        """Steps of attention over context-parallel ranks: those of a ring, or one."""
+        return self.cp if self.context_transfer == "ring" else 1
 
     @property
     def overlaps_collectives(self) -> bool:

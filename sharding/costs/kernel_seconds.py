@@ -69,7 +69,8 @@ class KernelCosts:
             loads: Loads of a context-parallel rank.
             ranks: Who computes the layer.
         """
-        key = (id(layer), ranks.tp, ranks.cp, ranks.ep, ranks.collectives, loads.shape, loads.tobytes())
+        steps = ranks.context_steps
+        key = (id(layer), ranks.tp, steps, ranks.ep, ranks.collectives, loads.shape, loads.tobytes())
         if key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.pop(next(iter(self._known)))
@@ -90,7 +91,7 @@ class KernelCosts:
         matmuls = [number for number, kernel in enumerate(kernels) if kernel.kind in MATMUL_KINDS]
         if matmuls:
             seconds[..., matmuls] = np.maximum(seconds[..., matmuls], self._matmuls(layer, loads, ranks, matmuls))
-        launches = np.array([ranks.cp if kernel.ring_elements != ZERO else 1 for kernel in kernels])
+        launches = np.array([ranks.context_steps if kernel.ring_elements != ZERO else 1 for kernel in kernels])
         launches = launches * self._parts(layer, ranks)
         is_computed = np.array([kernel.kind not in COLLECTIVE_KINDS for kernel in kernels], bool)
         runs = (loads != 0).any(axis=-1)[..., None] & is_computed

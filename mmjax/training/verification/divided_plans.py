@@ -10,9 +10,10 @@ from data.data_config import DataConfig
 from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import row_values
 from data.packing.phases.phase_rows import RowValues
+from sharding.axes import ContextTransfer
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import recompute_text
-from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
@@ -25,15 +26,19 @@ class GlobalRows:
     Attributes:
         count: Number of rows.
         values: By module, what a row holds of its inputs.
+        positions: By encoder and backbone, the positions of a row in its layers.
     """
 
     count: int
     values: Mapping[str, RowValues] = dataclasses.field(default_factory=dict)
+    positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_data(cls, model: ModelConfig, data: DataConfig) -> "GlobalRows":
         """The rows that a data configuration makes for a model."""
-        return cls(data.rows, row_values(model, global_batch_spec(data, model).arrays))
+        arrays = global_batch_spec(data, model).arrays
+        positions = {module: of["segments"].shape[1] for module, of in arrays.items() if "segments" in of}
+        return cls(data.rows, row_values(model, arrays), positions)
 
     def sufficient_capacity(self, module: str, microbatches: int, rows: int) -> int:
         """The capacity of a module's own rows with which any microbatch fits."""
@@ -53,6 +58,8 @@ class Parallelism:
     pp: int = 1
     recompute: tuple[RecomputePolicy, ...] = ("none",)
     chunks: int = 1
+    cp: int = 1
+    context_transfer: ContextTransfer = "ring"
     ep: int = 1
     fsdp: int = 1
     collectives: CollectivesName = "reduce"
@@ -64,7 +71,7 @@ class Parallelism:
     @property
     def size(self) -> int:
         """Number of devices."""
-        return self.copies * self.dp * self.tp * self.pp
+        return self.copies * self.dp * self.cp * self.tp * self.pp
 
 
 UNDIVIDED = Parallelism()
@@ -119,6 +126,8 @@ def plan_by_module(
     for module in graph.modules:
         of_role = parallelism[roles[module.name]]
         divided[module.name] = of_role if module.divisible else dataclasses.replace(of_role, pp=1, chunks=1)
+        if of_role.cp > 1:
+            divided[module.name] = _divided_positions(module, divided[module.name], rows)
     device_order = (ModuleRole.GENERATOR, ModuleRole.ENCODER, ModuleRole.BACKBONE)
     starts, first_free = {}, 0
     for name in sorted(graph.names, key=lambda name: device_order.index(roles[name])):
@@ -138,6 +147,8 @@ def plan_by_module(
                 layers=layers,
                 recompute=_recompute(division.recompute, layers),
                 chunks=division.chunks,
+                cp=division.cp,
+                context_transfer=division.context_transfer,
                 ep=division.ep,
                 fsdp=division.fsdp,
                 collectives=division.collectives,
@@ -148,6 +159,27 @@ def plan_by_module(
             )
         )
     return Plan(tuple(units), microbatches, schedule)
+
+
+def divides_positions(module: ModuleSpec, cp: int, tp: int, rows: GlobalRows) -> bool:
+    """Whether context-parallel ranks, and tensor ranks between matmuls, divide the positions of a module's rows."""
+    return cp == 1 or (module.supports_cp and rows.positions.get(module.name, 1) % (2 * cp * tp) == 0)
+
+
+def _divided_positions(module: ModuleSpec, division: Parallelism, rows: GlobalRows) -> Parallelism:
+    """The division with context-parallel ranks where a module has positions to divide.
+
+    Raises:
+        PlanError: The ranks do not divide the positions.
+    """
+    if not module.supports_cp:
+        return dataclasses.replace(division, cp=1)
+    if not divides_positions(module, division.cp, division.tp, rows):
+        raise PlanError(
+            f"two chunks for each of cp {division.cp} x tp {division.tp} ranks do not divide the "
+            f"{rows.positions.get(module.name, 0)} positions of a row of {module.name}"
+        )
+    return division
 
 
 def with_communication(plan: Plan) -> Plan:
@@ -180,7 +212,7 @@ def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Para
     if not division.two_capacities or module not in rows.values:
         return ()
     whole = rows.sufficient_capacity(module, microbatches, division.rows)
-    multiple = rows.values[module].per_cell * division.tp
+    multiple = rows.values[module].per_cell * division.tp * (2 * division.cp if division.cp > 1 else 1)
     half = whole // 2 // multiple * multiple
     return (half, whole) if half else (whole,)
 

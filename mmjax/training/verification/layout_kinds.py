@@ -162,6 +162,7 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
         ("dp", 1),
         ("tp", 1),
         ("pp", 1),
+        ("cp", 1),
         ("chunks", 1),
         ("ep", 1),
         ("fsdp", 1),
@@ -171,6 +172,7 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
         sizes = [getattr(division, name) for division in divisions]
         if max(sizes) > default:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
+    words += ["all-to-all"] if any(division.context_transfer == "all_to_all" for division in divisions) else []
     words += ["two capacities"] if any(division.two_capacities for division in divisions) else []
     extra = max(division.extra_in_flight for division in divisions)
     words += [f"{extra} extra in flight"] if extra else []

@@ -55,6 +55,7 @@ _GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, coll
 _RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
 _SELECTIVE, _FULL = Parallelism(recompute=("selective",)), Parallelism(dp=2, recompute=("full",))
 _SELECTIVE_RING = Parallelism(tp=2, recompute=("selective",), collectives="ring")
+_HEADS = Parallelism(cp=2, context_transfer="all_to_all")
 _FSDP2 = Parallelism(dp=2, fsdp=2)
 _HYBRID = Parallelism(dp=6, fsdp=2, recompute=("none", "selective"))
 _BY_TURNS = Parallelism(recompute=("full", "offload", "none", "selective"))
@@ -122,6 +123,23 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         (_GATHER, _RING, UNDIVIDED),
         (UNDIVIDED, _RING, UNDIVIDED),
         attention="blocked",
+    ),
+    "context parallelism, by a ring": each_its_own(
+        (Parallelism(cp=2, tp=2), Parallelism(cp=2, tp=2, pp=2, collectives="ring"), UNDIVIDED),
+        (Parallelism(cp=2), Parallelism(cp=2, tp=2, collectives="ring"), UNDIVIDED),
+        (UNDIVIDED, Parallelism(cp=2), UNDIVIDED),
+    ),
+    "context parallelism, by a ring of four, interleaved": each_its_own(
+        (Parallelism(dp=2, cp=2, recompute=("full",)), Parallelism(pp=2, chunks=2, cp=4), UNDIVIDED),
+        (UNDIVIDED, Parallelism(cp=4), UNDIVIDED),
+        microbatches=(4, *SEVERAL),
+        schedule="interleaved",
+        together=True,
+    ),
+    "context parallelism, by heads": each_its_own(
+        (_HEADS, Parallelism(dp=2, cp=2, pp=2, context_transfer="all_to_all", recompute=("selective",)), UNDIVIDED),
+        (_HEADS, _HEADS, UNDIVIDED),
+        together=True,
     ),
     "more and fewer tensor ranks, selective recomputation": each_its_own(
         (_SELECTIVE, dataclasses.replace(_SELECTIVE_RING, pp=2), _SELECTIVE),

@@ -5,8 +5,10 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from typing import get_args
 
-from mmjax.training.verification.divided_plans import GlobalRows
+from mmjax.training.verification.divided_plans import GlobalRows, divides_positions
+from sharding.axes import ContextTransfer
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.recompute_text import recompute_text
@@ -18,6 +20,7 @@ from sharding.specs.modules import ModuleGraph
 
 MOST_MICROBATCHES = 4
 LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2, "copies": 3}
+CONTEXT_RANKS = (2, 4)
 COLLECTIVES: tuple[CollectivesName, ...] = ("reduce", "gather", "ring")
 MOST_ROWS = 3  # of its own, of a replica
 UNIT_ATTEMPTS = 100
@@ -100,9 +103,12 @@ def _random_unit(
         )
         tp, pp, chunks, copies = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
         copies = min(copies, microbatches) if generator.random() < 0.5 else 1
-        if copies * dp * tp * pp > devices or pp * chunks > total:
+        cp = generator.choice(CONTEXT_RANKS) if generator.random() < 0.5 else 1
+        if copies * dp * cp * tp * pp > devices or pp * chunks > total:
             continue
-        module_tp = _random_module_tp(len(chain), dp * tp, tp, generator)
+        if not all(divides_positions(graph[module], cp, tp, rows) for module in chain):
+            continue
+        module_tp = _random_module_tp(len(chain), dp * tp, tp, generator) if cp == 1 else ()
         module_replicas = [dp * tp // size for size in module_tp or (tp,)]
         if not own_rows and any(rows.count // microbatches % replicas for replicas in module_replicas):
             continue
@@ -113,13 +119,15 @@ def _random_unit(
         unit = UnitPlan(
             name,
             chain,
-            tuple(generator.sample(range(devices), copies * dp * tp * pp)),
+            tuple(generator.sample(range(devices), copies * dp * cp * tp * pp)),
             dp=dp,
             tp=tp,
             module_tp=module_tp,
             layers=layers,
             recompute=tuple(_random_recompute(count, generator) for count in layers),
             chunks=chunks,
+            cp=cp,
+            context_transfer=generator.choice(get_args(ContextTransfer)) if cp > 1 else "ring",
             ep=ep,
             fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
             collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
@@ -169,7 +177,7 @@ def _random_capacities(
 ) -> tuple[int, ...]:
     """Some capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
     whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.rows)
-    multiple = rows.values[unit.modules[0]].per_cell * unit.tp
+    multiple = rows.values[unit.modules[0]].per_cell * unit.tp * (2 * unit.cp if unit.cp > 1 else 1)
     smaller = range(multiple, whole, multiple)
     drawn = generator.sample(smaller, min(len(smaller), generator.randrange(MOST_CAPACITIES)))
     return (*sorted(drawn), whole) if drawn else ()

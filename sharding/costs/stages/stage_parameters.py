@@ -17,6 +17,7 @@ def module_parallelism(unit: UnitPlan, module: str) -> LayerParallelism:
     return LayerParallelism(
         tp=tp,
         cp=unit.cp,
+        context_transfer=unit.context_transfer,
         ep=unit.ep,
         expert_transfer=unit.expert_transfer,
         dp=dp,

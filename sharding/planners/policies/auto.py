@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from configs.errors import UserError
+from sharding.planners.context_transfer import with_best_context_transfers
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan, check_layout, check_plan
@@ -100,8 +101,8 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
         best = best_of_policy(problem, PLANNING_POLICIES[policy], SPARE_PLANS.get(policy, _no_plans))
     except PlanError as error:
         return PolicyResult(policy, None, str(error))
-    plan = dataclasses.replace(best.plan, made_for=problem.purpose)
-    return PolicyResult(policy, dataclasses.replace(best, plan=plan))
+    plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
+    return PolicyResult(policy, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline))
 
 
 def _no_plans(_: PlanningProblem) -> Iterable[Plan]:

@@ -117,6 +117,25 @@ def test_sequence_ranks_divide_the_load_and_wait_for_keys_that_outlast_attention
     assert far.total == 1.0 + 2 * 4 * 50 / 4 / 2
 
 
+def test_an_exchange_of_heads_waits_for_queries_keys_values_and_output_both_ways():
+    attention = Kernel(
+        "attention", "attention", PerLoad(squared_lengths=1), PerLoad(6), ring_elements=PerLoad(4), head_width=1
+    )
+    ranks, load = LayerParallelism(1, 2, context_transfer="all_to_all"), loads(100, 10_000, 1)
+    # Half of 2 bytes x 6 numbers x 50 tokens goes to the other rank at 10 a second, whatever attention takes.
+    exchanged = 1 * (0.5 + 2 * 6 * 50 / 2 / 10)
+    found = TOY.forward(layer(attention), load, ranks)
+    assert (found.compute, found.communication) == (50.0, exchanged)
+    assert TOY.backward(layer(attention), load, ranks, ("dgrad",), "none").communication == exchanged
+    # Of as many key-value heads as heads, a ring of 8 sends 7 times 4 numbers a token, and the exchange 7 / 8 of 8.
+    equal = dataclasses.replace(attention, activations=PerLoad(8))
+    waits = [
+        TOY.forward(layer(equal), loads(800, 1, 1), LayerParallelism(1, 8, context_transfer=form)).communication
+        for form in ("ring", "all_to_all")
+    ]
+    assert waits[1] < waits[0] / 2
+
+
 def test_expert_ranks_divide_weights_and_exchange_tokens():
     kernels = (expert_dispatch(8, 2), expert_matmul("up", 10, 10, 2, experts=40), expert_combine(8))
     experts = dataclasses.replace(layer(*kernels), routing=Routing(40, 2))

@@ -15,7 +15,11 @@ from sharding.specs.modules import module_graph
 from tests.tiny_model import GENERATOR, tiny_model
 
 DEEP = tiny_model(depth=4)
-ROWS = GlobalRows(12, {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)})
+ROWS = GlobalRows(
+    12,
+    {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)},
+    {"vision": 32, "backbone": 48},
+)
 
 
 def units(layouts, name):

@@ -18,7 +18,11 @@ from tests.tiny_model import tiny_model
 from tests.verified_run import DATA, MODEL, SETTINGS
 
 DEEP = tiny_model(depth=4)
-ROWS = GlobalRows(12, {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)})
+ROWS = GlobalRows(
+    12,
+    {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)},
+    {"vision": 32, "backbone": 48},
+)
 EXPERTS = tiny_model(depth=4, experts=ExpertsConfig(count=4, top_k=2, ffn=8))
 
 
@@ -61,6 +65,8 @@ def test_all_kinds_of_division_occur_and_combine():
     assert any(unit.copies > 1 and unit.rows for unit in units)
     waiting = [plan for plan in plans if any(unit.forward_communication for unit in plan.units)]
     assert {plan.schedule for plan in waiting} == {"colocated"}
+    assert {unit.cp for unit in units} == {1, 2, 4} and any(unit.cp > 1 and unit.rows for unit in units)
+    assert {unit.context_transfer for unit in units if unit.cp > 1} == {"ring", "all_to_all"}
     assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
     shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
     assert any(shared) and not all(shared)
