@@ -123,6 +123,7 @@ class MultimodalFormat:
         tying: Whose `tie_word_embeddings` ties the head.
         tied_by_default: Its value where config.json leaves it out.
         prefix: Prefix of all tensors that have a parameter.
+        newline: Name of the tensor of the backbone's newline vector; empty for a model without one.
         ignored_tensors: Patterns of tensors of no module.
         own_aliases: Prefixes of tensors in some files besides those of the modules, as `PublishedArchitecture.aliases`.
     """
@@ -135,6 +136,7 @@ class MultimodalFormat:
     tying: Tying = "model"
     tied_by_default: bool = False
     prefix: str = ""
+    newline: str = ""
     ignored_tensors: tuple[str, ...] = ()
     own_aliases: tuple[tuple[str, str], ...] = ()
 
@@ -184,7 +186,9 @@ class MultimodalFormat:
         early = [f"early_{layer}" for layer in range(model.early_blocks)]
         of_decoder = decoder.rules(alone)[alone.name]
         of_decoder = with_first_layers(of_decoder, "blocks", early) if early else of_decoder
-        return {**found, alone.name: with_prefix(of_decoder, self.prefix + self.decoder_prefix)}
+        of_decoder = with_prefix(of_decoder, self.prefix + self.decoder_prefix)
+        newline = (Rule(self.newline, "embed/newline"),) if self.newline else ()
+        return {**found, alone.name: (*of_decoder, *newline)}
 
     def ignored(self, model: ModelConfig) -> tuple[str, ...]:
         """Ignored tensors of the encoders, of the decoder and of no module."""
@@ -259,7 +263,12 @@ class MultimodalFormat:
 def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
     """The backbone as the decoder's own architecture describes it: without what only tokens of images need."""
     return dataclasses.replace(
-        backbone, rope_sections=(), rope_interleaved=False, positions_per_second=0.0, bidirectional="none"
+        backbone,
+        rope_sections=(),
+        rope_interleaved=False,
+        positions_per_second=0.0,
+        bidirectional="none",
+        newline=False,
     )
 
 
