@@ -52,7 +52,7 @@ class PublishedEncoder:
         prefix: Prefix of its tensors.
         architectures: Architectures that it may have.
         projector: Rules of its projector, by the names in the whole checkpoint.
-        defaults: Values that a file may leave out under the key.
+        defaults: Values that a file may leave out under the key, where it leaves out `model_type` or has theirs.
         ignored: Patterns of its tensors without a parameter, without the prefix; None for those of the architecture,
             which count the projector among them where it lies within the encoder.
     """
@@ -81,7 +81,7 @@ class PublishedEncoder:
         """
         own = values.get(self.key, {}) if self.defaults else values[self.key]
         pixels = {key: values[key] for key in PIXEL_KEYS if key in values}
-        return read_part(self.key, {**self.defaults, **pixels, **own}, self.architectures)
+        return read_part(self.key, {**pixels, **with_defaults(own, self.defaults)}, self.architectures)
 
     def write_config(self, encoder: EncoderConfig) -> dict[str, Any]:
         """The inverse: what config.json says under the key."""
@@ -119,7 +119,7 @@ class MultimodalFormat:
         decoders: Architectures that the decoder may have.
         decoder_key: Key of config.json that describes the decoder.
         decoder_prefix: Prefix of its tensors.
-        decoder_defaults: Values that a file may leave out under the key.
+        decoder_defaults: Values that a file may leave out under the key, as `PublishedEncoder.defaults`.
         tying: Whose `tie_word_embeddings` ties the head.
         tied_by_default: Its value where config.json leaves it out.
         prefix: Prefix of all tensors that have a parameter.
@@ -162,7 +162,7 @@ class MultimodalFormat:
         """
         own = values.get(self.decoder_key, {}) if self.decoder_defaults else values[self.decoder_key]
         tied = {} if self.tying == "decoder" else {"tie_word_embeddings": self._tied(values, own)}
-        return read_part(self.decoder_key, {**self.decoder_defaults, **own, **tied}, self.decoders)
+        return read_part(self.decoder_key, {**with_defaults(own, self.decoder_defaults), **tied}, self.decoders)
 
     def _tied(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
         tied = bool(values.get("tie_word_embeddings", self.tied_by_default))
@@ -270,6 +270,13 @@ def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
         bidirectional="none",
         newline=False,
     )
+
+
+def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with those that a file leaves out, unless it names another `model_type` than the defaults."""
+    if values.get("model_type", defaults.get("model_type")) != defaults.get("model_type"):
+        return values
+    return {**defaults, **values}
 
 
 def read_part(key: str, values: Mapping[str, Any], architectures: Architectures) -> Any:
