@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from configs.block_runs import BackboneBlockRun, block_runs, has_experts_at
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.latent_attention import LatentAttentionConfig
-from configs.rope import RopeScaling
+from configs.rope import LongRopeScaling, RopeScaling
 from configs.transformer import TransformerConfig
 
 POSITIONS = ("rotary", "learned")
@@ -20,22 +21,6 @@ Bidirectional = Literal["none", "images", "prompt"]
 
 NEWLINE = -2
 """Encoder index of a token whose embedding the newline vector replaces."""
-
-
-class BackboneBlockRun(NamedTuple):
-    """Equal blocks that follow each other: a stack.
-
-    Attributes:
-        name: Its name.
-        first: Number of its first block among all blocks.
-        count: Number of its blocks.
-        has_experts: Whether they have experts instead of a feed-forward layer.
-    """
-
-    name: str
-    first: int
-    count: int
-    has_experts: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +34,7 @@ class BackboneConfig(TransformerConfig):
             sample may fill a row.
         rope_base: Base of the rotary frequencies.
         rope_scaling: How the frequencies are scaled for longer sequences; None for no scaling.
+        rope_width: Channels of a head, the first ones, that rotate (Phi-4-mini, arXiv 2503.01743); 0 for all.
         rope_sections: Pairs of channels of a head that rotate by time, row and column (Qwen2-VL's multimodal positions,
             arXiv 2409.12191, section 2.1); empty where all pairs rotate by one position.
         rope_interleaved: Whether pairs rotate by time, row and column in turn (Qwen3-VL), while sections last, and the
@@ -69,8 +55,8 @@ class BackboneConfig(TransformerConfig):
             LLaVA-NeXT and LLaVA-OneVision).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
-        experts: A mixture of experts in place of the feed-forward layer of all blocks, or of all but the first
-            (`ExpertsConfig.dense_layers`), which alone have the width `ffn`; None for none. Experts are gated.
+        experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
+            `interval`), so that the others alone have the width `ffn`; None for none. Experts are gated.
         loss: Computes the loss of every target token from `mmjax.models.modalities.losses.TokenPredictions`
             (docs/extending.md); None for cross-entropy.
     """
@@ -88,6 +74,7 @@ class BackboneConfig(TransformerConfig):
     max_positions: int = 2048
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    rope_width: int = 0
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False
     positions_per_second: float = 0.0
@@ -108,8 +95,7 @@ class BackboneConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
-        if self.positions == "rotary" and self.rotary_width % 2:
-            raise ValueError(f"BackboneConfig: head width {self.rotary_width} is odd; rotary positions need pairs")
+        self._check_rotary()
         self._check_latent_attention()
         self._check_experts()
         self._check_sections()
@@ -124,30 +110,25 @@ class BackboneConfig(TransformerConfig):
                 "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
                 "(experts have their own, ExpertsConfig.biases); leave those out"
             )
-        if self.experts.dense_layers >= self.depth:
+        if not self.layers_with_experts:
             raise ValueError(
-                f"BackboneConfig: the first {self.experts.dense_layers} blocks (experts.dense_layers) have no experts, "
-                f"and depth is {self.depth}; leave at least one block to experts"
+                f"BackboneConfig: no block of depth = {self.depth} has experts, with experts.dense_layers = "
+                f"{self.experts.dense_layers} and experts.interval = {self.experts.interval}; leave at least one block "
+                "to experts"
             )
 
     @property
-    def dense_layers(self) -> int:
-        """Number of its first blocks without experts; all where no block has some."""
-        return self.depth if self.experts is None else self.experts.dense_layers
+    def layers_with_experts(self) -> tuple[int, ...]:
+        """Numbers of the blocks that have experts."""
+        return tuple(layer for layer in range(self.depth) if has_experts_at(self.experts, layer))
 
     def block_runs(self, before: int = 0) -> tuple[BackboneBlockRun, ...]:
-        """The runs of equal blocks behind the first `before` ones; the last run is named `blocks`."""
-        dense = self.dense_layers if self.experts else 0
-        dense_run = BackboneBlockRun("dense", before, dense - before, False)
-        first = max(before, dense)
-        last_run = BackboneBlockRun("blocks", first, self.depth - first, self.experts is not None)
-        return (dense_run, last_run) if dense_run.count > 0 else (last_run,)
+        """The runs of equal blocks behind the first `before` ones."""
+        return block_runs(self.experts, self.depth, before)
 
     def with_depth(self, depth: int) -> Self:
-        """The backbone with another number of blocks; of its dense first ones as many as leave one to experts."""
-        if self.experts is None:
-            return dataclasses.replace(self, depth=depth)
-        experts = dataclasses.replace(self.experts, dense_layers=min(self.experts.dense_layers, depth - 1))
+        """The backbone with another number of blocks, of which at least the last has experts if some have."""
+        experts = self.experts and self.experts.with_depth(depth)
         return dataclasses.replace(self, depth=depth, experts=experts)
 
     def _check_latent_attention(self) -> None:
@@ -164,6 +145,7 @@ class BackboneConfig(TransformerConfig):
             )
         unsupported = {
             "attention_width": self.attention_width > 0,
+            "rope_width": self.rope_width > 0,
             "attention_sinks": self.attention_sinks,
             "qk_norm": self.qk_norm != "none",
             "biases": not {"query", "key", "value", "output"}.isdisjoint(self.biases),
@@ -181,7 +163,23 @@ class BackboneConfig(TransformerConfig):
     @property
     def rotary_width(self) -> int:
         """Channels of a head that rotate by its position."""
-        return self.latent_attention.rope_width if self.latent_attention else self.head_width
+        return self.latent_attention.rope_width if self.latent_attention else self.rope_width or self.head_width
+
+    def _check_rotary(self) -> None:
+        """Raises ValueError for numbers of channels that cannot rotate."""
+        width, scaling = self.rotary_width, self.rope_scaling
+        if self.positions == "rotary" and width % 2:
+            raise ValueError(f"BackboneConfig: head width {width} is odd; rotary positions need pairs")
+        if not 0 <= self.rope_width <= self.head_width or (self.rope_width and self.positions != "rotary"):
+            raise ValueError(
+                f"BackboneConfig.rope_width is {self.rope_width}, of heads {self.head_width} wide, and positions = "
+                f"{self.positions!r}; give no more, and rotary positions"
+            )
+        if isinstance(scaling, LongRopeScaling) and len(scaling.short_factors) != width // 2:
+            raise ValueError(
+                f"BackboneConfig.rope_scaling has {len(scaling.short_factors)} factors; give one for each of the "
+                f"{width // 2} pairs of channels that rotate"
+            )
 
     def _check_pattern(self) -> None:
         """Raises ValueError for a pattern of attention that does not fit the window or the positions."""
@@ -229,10 +227,10 @@ class BackboneConfig(TransformerConfig):
             raise ValueError(
                 f"BackboneConfig.positions_per_second is {self.positions_per_second}; it must be at least 0"
             )
-        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.head_width // 2:
+        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.rotary_width // 2:
             raise ValueError(
                 f"BackboneConfig.rope_sections = {sections}; it must be three numbers of pairs, for time, row and "
-                f"column, which sum to half of the head width {self.head_width}"
+                f"column, which sum to half of the {self.rotary_width} channels of a head that rotate"
             )
         if np.bincount(self.rope_axes, minlength=3).tolist() != list(sections):
             raise ValueError(

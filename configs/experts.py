@@ -1,7 +1,7 @@
 """Mixtures of experts: how a router chooses among feed-forward layers, and what these compute."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, Self
 
 from configs.checks import require_positive, require_types
 
@@ -65,6 +65,8 @@ class ExpertsConfig:
         shared_gate: Whether the shared expert's output is scaled by a sigmoid gate (Qwen2-MoE; not DeepSeek).
         dense_layers: Number of the first blocks that have a feed-forward layer of width `BackboneConfig.ffn` and no
             experts (DeepSeek, arXiv 2401.06066).
+        interval: Every how many blocks one has experts, the last of each; the others are like those first ones (Llama 4
+            Maverick has 2). Where blocks differ by turns, each is a stack of its own, which is compiled apart.
         balance_weight: Weight of the load-balancing loss, a mean over layers, in the model's loss.
     """
 
@@ -78,11 +80,12 @@ class ExpertsConfig:
     shared_ffn: int = 0
     shared_gate: bool = True
     dense_layers: int = 0
+    interval: int = 1
     balance_weight: float = 0.01
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_positive(self, "count", "top_k", "ffn")
+        require_positive(self, "count", "top_k", "ffn", "interval")
         if self.top_k > self.count:
             raise ValueError(f"ExpertsConfig.top_k = {self.top_k} is more than count = {self.count}")
         for field in ("limit", "shared_ffn", "dense_layers", "balance_weight"):
@@ -90,6 +93,14 @@ class ExpertsConfig:
                 raise ValueError(f"ExpertsConfig.{field} is {getattr(self, field)}; it may not be negative")
         if self.router.groups > 1:
             self._check_groups()
+
+    def with_depth(self, depth: int) -> Self:
+        """The experts of a backbone of another depth; `dense_layers` and `interval` leave at least the last block."""
+        dense_layers = min(self.dense_layers, depth - 1)
+        interval = min(self.interval, depth)
+        return dataclasses.replace(
+            self, dense_layers=dense_layers, interval=interval if depth // interval * interval > dense_layers else 1
+        )
 
     def _check_groups(self) -> None:
         """Raises ValueError for groups of experts that are too small."""

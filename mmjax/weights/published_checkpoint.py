@@ -55,7 +55,7 @@ def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     folder = open_folder(path, architecture.file_stem)
-    tensor_names = {_replace_alias(architecture, name): name for name in folder.tensors}
+    tensor_names = {replace_alias(architecture, name): name for name in folder.tensors}
     shapes = {name: folder.tensors[file_name].shape for name, file_name in tensor_names.items()}
     best = _best_fitting(architecture, config, shapes)
     return PublishedCheckpoint(folder, best, config_json, config, tensor_names)
@@ -78,7 +78,8 @@ def _best_fitting(
     return max((architecture, *architecture.alternatives), key=fitting_tensors)
 
 
-def _replace_alias(architecture: PublishedArchitecture, name: str) -> str:
+def replace_alias(architecture: PublishedArchitecture, name: str) -> str:
+    """The name that an architecture's rules use for a tensor of a file."""
     for alias, prefix in architecture.aliases:
         if name.startswith(alias):
             return prefix + name.removeprefix(alias)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.block_runs import has_experts_at
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
 from sharding.specs.latent_attention import with_latent_attention
@@ -43,7 +44,9 @@ def backbone_layers(config: ModelConfig) -> BackboneLayers:
     width, early = backbone.width, config.early_blocks
     embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
     first = (
-        _with_feature(dense if layer < backbone.dense_layers else block, f"early_{layer}", width, early - layer)
+        _with_feature(
+            block if has_experts_at(backbone.experts, layer) else dense, f"early_{layer}", width, early - layer
+        )
         for layer in range(early)
     )
     runs = tuple(

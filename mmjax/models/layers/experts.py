@@ -165,9 +165,8 @@ class MixtureOfExperts(nnx.Module):
 
         gate_bias, up_bias = (None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias))
         weights_inputs = self.config.router.weighted == "inputs"
-        inputs = jnp.repeat(x, per_token, axis=0)  # [n c, d]
-        inputs = recomputed(_weight_rows)(inputs, weights.reshape(-1)) if weights_inputs else inputs
-        pairs = masked(permute_rows(inputs, order))  # [n c, d]
+        copies = recomputed(_weight_copies)(x, weights) if weights_inputs else jnp.repeat(x, per_token, axis=0)
+        pairs = masked(permute_rows(copies, order))  # [n c, d]
         gate, up = project(pairs, self.gate[...], gate_bias), project(pairs, self.up[...], up_bias)  # [n c, f] each
         y = project(recomputed(self._hidden)(gate, up), self.down[...], down_bias)  # [n c, d]
         by_token = permute_rows(masked(y), jnp.argsort(order)).reshape(-1, per_token, y.shape[-1])  # [n, c, d]
@@ -179,6 +178,11 @@ class MixtureOfExperts(nnx.Module):
         if limit:
             gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
         return self.activation(gate) * (up + offset if offset else up)
+
+
+def _weight_copies(x: Float[Array, "n d"], weights: Float[Array, "n c"]) -> Float[Array, "m d"]:
+    """Copies each row c times, one after the other, and weights the copies; m = n c."""
+    return _weight_rows(jnp.repeat(x, weights.shape[1], axis=0), weights.reshape(-1))
 
 
 def _weight_rows(rows: Float[Array, "*n d"], weights: Float[Array, "*n"]) -> Float[Array, "*n d"]:

@@ -9,7 +9,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.backbone import NEWLINE, BackboneBlockRun
+from configs.backbone import NEWLINE
+from configs.block_runs import BackboneBlockRun, has_experts_at
 from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
     context_positions,
@@ -78,7 +79,7 @@ def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
 
 def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
     """One of the first blocks, to whose outputs features of encoders are added."""
-    kind = early_block(ExpertBlock if layer >= backbone.dense_layers else BackboneBlock)
+    kind = early_block(ExpertBlock if has_experts_at(backbone.experts, layer) else BackboneBlock)
     return Piece(
         name=f"early_{layer}",
         part=backbone.name,
@@ -215,7 +216,7 @@ class ExpertBlock(BackboneBlock):
         """Creates the layers of one block."""
         super().__init__(config)
         assert config.experts is not None, "a block with experts is built only where the backbone has some"
-        self.layers_with_experts = config.depth - config.dense_layers
+        self.layers_with_experts = len(config.layers_with_experts)
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod

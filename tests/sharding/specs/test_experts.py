@@ -31,6 +31,15 @@ EXPERTS = {
         shared_gate=False,
         dense_layers=1,
     ),
+    "Llama 4 Maverick": ExpertsConfig(
+        count=4,
+        top_k=1,
+        ffn=24,
+        router=RouterConfig(scores="sigmoid", normalise=False, weighted="inputs"),
+        shared_ffn=24,
+        shared_gate=False,
+        interval=2,
+    ),
     "gpt-oss": ExpertsConfig(
         count=4, top_k=2, ffn=24, router=RouterConfig(bias=True), biases=True, limit=7.0, up_offset=1.0
     ),

@@ -16,19 +16,18 @@ from mmjax.weights.published.decoders.llama_like import (
     BLOCK,
     embedding_and_head_rules,
     ignored_buffers,
-    mlp_rules,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
 from mmjax.weights.published.decoders.mixtral import expert_rules
+from mmjax.weights.published.decoders.sparse_layers import block_rules
 from mmjax.weights.published.rules import (
     PublishedArchitecture,
     Rule,
     Rules,
     linear_rules,
     require_round_trip,
-    with_runs,
 )
 from mmjax.weights.published.tensor_layouts import LINEAR
 
@@ -56,13 +55,8 @@ DIGITS = 12  # of the balancing loss, whose weight is divided by the number of c
 
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
-    runs = config.block_runs()
     everywhere = (*embedding_and_head_rules(config), *latent_attention_rules(config))
-    found = list(with_runs(everywhere, "blocks", [(run.name, run.first) for run in runs]))
-    for run in runs:
-        feed_forward = routed_rules(config) if run.has_experts else mlp_rules(config)
-        found += with_runs(feed_forward, "blocks", [(run.name, run.first)])
-    return {config.name: tuple(found)}
+    return {config.name: block_rules(config, everywhere, routed_rules(config) if config.experts else ())}
 
 
 def routed_rules(config: BackboneConfig) -> tuple[Rule, ...]:
@@ -118,7 +112,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
     values = {
         **write_decoder(config),
         **write_latent_attention(config),
-        "first_k_dense_replace": config.dense_layers,
+        "first_k_dense_replace": config.experts.dense_layers if config.experts else config.depth,
         **(_write_experts(config.experts) if config.experts else {}),
     }
     require_round_trip(config, read_config(values))

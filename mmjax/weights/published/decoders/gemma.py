@@ -18,6 +18,7 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
+from mmjax.weights.published.decoders.rope_config import read_local_base, read_local_rotary
 from mmjax.weights.published.rules import PublishedArchitecture, require_round_trip
 
 ALTERNATING = ("sliding_attention", "full_attention")
@@ -91,20 +92,14 @@ def write_gemma2(config: BackboneConfig) -> dict[str, Any]:
 def read_gemma3(values: Mapping[str, Any]) -> BackboneConfig:
     """Reads transformers' Gemma3TextConfig; later versions have the rotary positions of each kind of layer apart."""
     values = {**DEFAULTS, **GEMMA3_ROTARY, **values}
-    local_base = float(values["rope_local_base_freq"])
-    by_kind = values.get("rope_parameters") or {}
-    if "full_attention" in by_kind:
-        local = by_kind["sliding_attention"]
-        if local.get("rope_type", "default") != "default":
-            raise ValueError(f"local layers have rope_type {local['rope_type']!r}; only 'default' can be computed")
-        local_base = float(local["rope_theta"])
-        values = {**values, "rope_parameters": by_kind["full_attention"]}
+    values, local = read_local_rotary(values)
+    local_base = read_local_base(values, local or {"rope_theta": values["rope_local_base_freq"]})
     return read_gemma(values, FIVE_LOCAL, qk_norm="head", local_rope_base=local_base)
 
 
 def write_gemma3(config: BackboneConfig) -> dict[str, Any]:
     """Writes transformers' Gemma3TextConfig, with the keys of versions before 5, which later versions read too."""
-    values = {**write_gemma(config), "rope_local_base_freq": config.local_rope_base}
+    values = {**write_gemma(config), "rope_local_base_freq": config.local_rope_base or config.rope_base}
     require_round_trip(config, read_gemma3(values))
     return values
 

@@ -194,7 +194,7 @@ def test_blocks_of_tokens_that_attend_both_ways():
     assert_step_of_one_device(shared_engine(TWO_UNITS, config))
 
 
-@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, top_k=2, ffn=16)], ids=["plain", "experts"])
+@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, ffn=16, dense_layers=1)], ids=["plain", "experts"])
 def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(experts):
     """Taps cross from one stage of the encoder to the next; tensor ranks divide the backbone's positions."""
     vision = dataclasses.replace(VISION, depth=3, deepstack_layers=(0, 2))

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ExpertsConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss
 from mmjax.models.layers.router import route_tokens
 from mmjax.weights import registry
 from sharding.axes import Axes
+from sharding.specs.modules import module_graph
 from tests.mmjax.weights.published.decoders.decoder_parity import (
     TOKENS,
     backbone_logits,
@@ -64,6 +65,10 @@ DEEPSEEK = {
 }
 CASES = {
     "qwen3_moe": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
+    "qwen3_moe, dense layers between": (
+        "Qwen3Moe",
+        {**QWEN3, "norm_topk_prob": True, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
+    ),
     "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
@@ -107,6 +112,25 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     np.testing.assert_allclose(published_logits(output), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "billions"),
+    [
+        ("DeepseekV3", {"num_hidden_layers": 61}, 671),
+        ("GptOss", {"num_hidden_layers": 24, "num_local_experts": 32}, 21),
+    ],
+)
+def test_parameters_of_published_sizes_are_as_many(kind, values, billions):
+    """Of DeepSeek-V3 and gpt-oss-20b."""
+    theirs_config = getattr(transformers, f"{kind}Config")(**values)
+    with torch.device("meta"):
+        theirs = getattr(transformers, f"{kind}ForCausalLM")(theirs_config)
+    biases = sum(buffer.numel() for name, buffer in theirs.named_buffers() if name.endswith("correction_bias"))
+    config = registry.find_architecture(theirs_config.model_type).read_config(theirs_config.to_dict())
+    count = module_graph(ModelConfig((), config, ()))["backbone"].parameter_count
+    assert count == sum(parameter.numel() for parameter in theirs.parameters()) + biases
+    assert round(count / 1e9) == billions
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
     """transformers takes the tokens of all layers as one batch, which equals one sample with as many tokens here."""
@@ -132,8 +156,8 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
     ("model_type", "values", "message"),
     [
         ("mixtral", {**MIXTRAL, "sliding_window": 8}, "sliding_window is 8"),
-        ("qwen2_moe", {**QWEN, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
-        ("qwen2_moe", {**QWEN, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ("qwen2_moe", {**QWEN, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]"),
+        ("qwen2_moe", {**QWEN, "decoder_sparse_step": 3}, "no block of depth = 2 has experts"),
         ("deepseek_v3", {**DEEPSEEK, "scoring_func": "softmax"}, "scoring_func is 'softmax'; only 'sigmoid'"),
         ("deepseek_v3", {**DEEPSEEK, "topk_method": "greedy"}, "topk_method is 'greedy'"),
         ("deepseek_v3", {**DEEPSEEK, "n_group": 3}, "has 3 groups, which must divide the 8 experts"),
