@@ -7,7 +7,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from configs.attention_kinds import AttentionKind, AttentionTemperature
-from configs.backbone_checks import check_latent_attention, check_pattern, check_rotary, check_sections
+from configs.backbone_checks import (
+    check_experts,
+    check_latent_attention,
+    check_pattern,
+    check_rotary,
+    check_sections,
+)
 from configs.block_runs import BackboneBlockRun, block_runs, has_experts_at
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
@@ -102,25 +108,9 @@ class BackboneConfig(TransformerConfig):
         require_one_of(self, "positions", POSITIONS)
         check_rotary(self)
         check_latent_attention(self)
-        self._check_experts()
+        check_experts(self)
         check_sections(self)
         check_pattern(self)
-
-    def _check_experts(self) -> None:
-        """Raises ValueError for experts that do not fit the other options."""
-        if self.experts is None:
-            return
-        if not self.gated or "mlp" in (*self.biases, *self.inner_norms):
-            raise ValueError(
-                "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
-                "(experts have their own, ExpertsConfig.biases); leave those out"
-            )
-        if not self.layers_with_experts:
-            raise ValueError(
-                f"BackboneConfig: no block of depth = {self.depth} has experts, with experts.dense_layers = "
-                f"{self.experts.dense_layers} and experts.interval = {self.experts.interval}; leave at least one block "
-                "to experts"
-            )
 
     @property
     def layers_with_experts(self) -> tuple[int, ...]:
