@@ -25,6 +25,9 @@ POSITIONS = ("rotary", "learned")
 Bidirectional = Literal["none", "images", "prompt"]
 """Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
 
+NEWLINE = -2
+"""Encoder index of a token whose embedding the newline vector replaces."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneConfig(TransformerConfig):
@@ -57,6 +60,8 @@ class BackboneConfig(TransformerConfig):
         latent_attention: Attention whose keys and values are expanded from latent vectors (DeepSeek-V2 and V3); None
             for keys and values of their own.
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
+        newline: Whether a learned vector takes the place of tokens that end a row of an image's map (`image_newline` of
+            LLaVA-NeXT and LLaVA-OneVision).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
         experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
@@ -90,6 +95,7 @@ class BackboneConfig(TransformerConfig):
     local_rope_base: float = 0.0
     latent_attention: LatentAttentionConfig | None = None
     embedding_scale: float = 1.0
+    newline: bool = False
     logit_softcap: float = 0.0
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None

@@ -178,6 +178,11 @@ class VisionConfig(EncoderConfig):
         return dataclasses.replace(self, depth=depth, deepstack_layers=layers, windows=windows)
 
     @property
+    def kind_of_layers(self) -> tuple[int, ...]:
+        """For every layer 1 where patches attend within windows, else 0."""
+        return self.windows.kind_of_layers(self.depth) if self.windows else (0,) * self.depth
+
+    @property
     def tapped_layers(self) -> tuple[int, ...]:
         """`deepstack_layers`."""
         return self.deepstack_layers

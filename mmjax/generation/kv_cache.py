@@ -8,13 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
 from configs.attention_kinds import AttentionKind
+from mmjax.models.layers.layer_kinds import InputsOfKinds, inputs_of_layer
 from mmjax.models.layers.positions import Rotation
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock
 from mmjax.models.modalities.attention_kinds import (
-    BlockInputs,
     backbone_rotary,
     block_inputs,
-    block_inputs_of_layer,
 )
 from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding
 from mmjax.models.modalities.deepstack import EarlyActivations
@@ -128,7 +127,7 @@ class CachedBackbone:
         self,
         parameters: Tree,
         activations: EarlyActivations,
-        inputs: BlockInputs,
+        inputs: InputsOfKinds,
         caches: tuple[KVCache | None, ...] | None = None,
         start: Int[Array, " r"] | None = None,
     ) -> tuple[Float[Array, "r s d"], tuple[KVCache, ...]]:
@@ -137,7 +136,7 @@ class CachedBackbone:
         x, features, new_caches = activations.x, list(activations.features), []
         for layer, ((piece, number), cache) in enumerate(zip(self._layers, caches, strict=True)):
             block = piece_definition(piece).bind(parameters[self.name][piece.name][layer_name(number)])
-            mask, rotary = block_inputs_of_layer(self._config, inputs, layer)
+            mask, rotary = inputs_of_layer(inputs, self._config.kind_of_layers, layer)
             x, cache = block_with_cache(block, x, mask, rotary, cache, start)
             x = x + features.pop(0) if features else x
             new_caches.append(cache)

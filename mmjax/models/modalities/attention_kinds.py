@@ -1,16 +1,13 @@
 """Kinds of attention in the layers of one stack, which differ in what they read, not in their parameters."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.attention_kinds import AttentionKind, AttentionTemperature
 from configs.backbone import BackboneConfig
 from configs.rope import rotary_frequencies
 from mmjax.models.layers.context_parallel import context_positions, mask_of_rank
+from mmjax.models.layers.layer_kinds import InputsOfKinds
 from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.positions import Rotation, rotary_cos_sin
 from mmjax.models.layers.transformer import SharedInputs
@@ -21,32 +18,15 @@ from sharding.axes import Axes
 NO_WINDOW = 2**30
 """A window that no row exceeds, of global layers beside local ones: their masks have the same form."""
 
-BlockInputs = SharedInputs | tuple[SharedInputs, ...]
-"""What the blocks of a stage read: alike for all, or for every one of `BackboneConfig.attention_kinds`."""
 
-
-def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
-    """Masks and rotations of packed rows, of this rank's positions."""
+def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> InputsOfKinds:
+    """Masks and rotations of packed rows, of this rank's positions, for every one of `config.attention_kinds`."""
     positions = context_positions(batch["positions"], axes)
     inputs = tuple(
         SharedInputs(mask_of_rank(causal_mask(config, batch, kind), axes), backbone_rotary(config, positions, kind))
         for kind in config.attention_kinds
     )
     return inputs[0] if len(inputs) == 1 else inputs
-
-
-def block_inputs_of_layer(config: BackboneConfig, inputs: BlockInputs, layer: int | jax.Array) -> SharedInputs:
-    """What the block of a layer reads; in a scan over layers the number is traced, and it is chosen on the device."""
-    if isinstance(inputs, SharedInputs):
-        return inputs
-    if isinstance(layer, int):
-        return inputs[config.kind_of_layers[layer]]
-    kind = jnp.array(config.kind_of_layers, jnp.int32)[layer]
-
-    def choose(*of_kinds: Any) -> Any:
-        return of_kinds[0] if all(each is of_kinds[0] for each in of_kinds) else lax.select_n(kind, *of_kinds)
-
-    return jax.tree.map(choose, *inputs)
 
 
 def causal_mask(config: BackboneConfig, batch: ModuleInputs, kind: AttentionKind = "global") -> SegmentMask:
