@@ -10,7 +10,6 @@ from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelCon
 from mmjax.models.layers.experts import LOAD_GRADIENT_SCALE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
-from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
 from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.plan import Plan, check_plan
@@ -25,6 +24,7 @@ from tests.mmjax.training.engines import (
     reference,
     shared_engine,
 )
+from tests.mmjax.training.verification.test_layouts import ROWS
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_pat
 def test_verify_tries_layouts_of_experts_where_there_are_some():
     deep = tiny_model(depth=4)
     graph = module_graph(dataclasses.replace(deep, backbone=dataclasses.replace(deep.backbone, experts=EXPERTS)))
-    layouts, refused = default_layouts(graph, GlobalRows(12), devices=8)
+    layouts, refused = default_layouts(graph, ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS) + len(EXPERT_LAYOUT_KINDS), {})
     for layout in layouts:
         check_plan(layout.plan, graph, 12, 8)
