@@ -48,8 +48,8 @@ def _with_selection_biases(optimizer: optax.GradientTransformation, rate: float)
     of the mean counts as none, because where loads are even rounding errors would decide.
     """
 
-    def update(gradients: Tree, state: Any, parameters: Tree | None = None) -> tuple[Tree, Any]:
-        changes, state = optimizer.update(gradients, state, parameters)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        changes, state = optimizer.update(updates, state, params)
 
         def change(path: tuple[Any, ...], usual: jax.Array, excess: jax.Array) -> jax.Array:
             if path[-1].key != "selection_bias":
@@ -57,7 +57,7 @@ def _with_selection_biases(optimizer: optax.GradientTransformation, rate: float)
             counts = jnp.abs(excess) > 1e-3 * jnp.mean(jnp.abs(excess))
             return (-rate * jnp.sign(excess) * counts).astype(usual.dtype)
 
-        return jax.tree_util.tree_map_with_path(change, changes, gradients), state
+        return jax.tree_util.tree_map_with_path(change, changes, updates), state
 
     return optax.GradientTransformation(optimizer.init, update)
 
