@@ -7,7 +7,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from configs.attention_kinds import AttentionKind, AttentionTemperature
-from configs.backbone_checks import check_latent_attention, check_pattern, check_rotary, check_sections
+from configs.backbone_checks import (
+    check_experts,
+    check_latent_attention,
+    check_pattern,
+    check_rotary,
+    check_sections,
+)
 from configs.block_runs import BackboneBlockRun, block_runs, has_experts_at
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
@@ -18,6 +24,9 @@ from configs.transformer import TransformerConfig
 POSITIONS = ("rotary", "learned")
 Bidirectional = Literal["none", "images", "prompt"]
 """Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
+
+NEWLINE = -2
+"""Encoder index of a token whose embedding the newline vector replaces."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,8 @@ class BackboneConfig(TransformerConfig):
         latent_attention: Attention whose keys and values are expanded from latent vectors (DeepSeek-V2 and V3); None
             for keys and values of their own.
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
+        newline: Whether a learned vector takes the place of tokens that end a row of an image's map (`image_newline` of
+            LLaVA-NeXT and LLaVA-OneVision).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
         experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
@@ -84,6 +95,7 @@ class BackboneConfig(TransformerConfig):
     local_rope_base: float = 0.0
     latent_attention: LatentAttentionConfig | None = None
     embedding_scale: float = 1.0
+    newline: bool = False
     logit_softcap: float = 0.0
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
@@ -96,25 +108,9 @@ class BackboneConfig(TransformerConfig):
         require_one_of(self, "positions", POSITIONS)
         check_rotary(self)
         check_latent_attention(self)
-        self._check_experts()
+        check_experts(self)
         check_sections(self)
         check_pattern(self)
-
-    def _check_experts(self) -> None:
-        """Raises ValueError for experts that do not fit the other options."""
-        if self.experts is None:
-            return
-        if not self.gated or "mlp" in (*self.biases, *self.inner_norms):
-            raise ValueError(
-                "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
-                "(experts have their own, ExpertsConfig.biases); leave those out"
-            )
-        if not self.layers_with_experts:
-            raise ValueError(
-                f"BackboneConfig: no block of depth = {self.depth} has experts, with experts.dense_layers = "
-                f"{self.experts.dense_layers} and experts.interval = {self.experts.interval}; leave at least one block "
-                "to experts"
-            )
 
     @property
     def layers_with_experts(self) -> tuple[int, ...]:

@@ -34,6 +34,23 @@ def check_latent_attention(config: Any) -> None:
         raise ValueError(f"BackboneConfig.{field} is {getattr(config, field)!r}, which latent_attention has not")
 
 
+def check_experts(config: Any) -> None:
+    """Raises ValueError for experts that do not fit the feed-forward layer or the depth."""
+    experts = config.experts
+    if experts is None:
+        return
+    if not config.gated or "mlp" in (*config.biases, *config.inner_norms):
+        raise ValueError(
+            "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
+            "(experts have their own, ExpertsConfig.biases); leave those out"
+        )
+    if not config.layers_with_experts:
+        raise ValueError(
+            f"BackboneConfig: no block of depth = {config.depth} has experts, with experts.dense_layers = "
+            f"{experts.dense_layers} and experts.interval = {experts.interval}; leave at least one block to experts"
+        )
+
+
 def check_rotary(config: Any) -> None:
     """Raises ValueError for numbers of channels that cannot rotate."""
     width, scaling = config.rotary_width, config.rope_scaling

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.backbone import NEWLINE
 from configs.block_runs import BackboneBlockRun, has_experts_at
 from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
@@ -104,7 +105,7 @@ def insert_encoder_tokens(
     Args:
         x: Embedded row.
         tokens: The encoder's tokens for the row.
-        index: Which of the encoder's tokens stands at each position; -1 for none.
+        index: Which of the encoder's tokens stands at each position; negative for none.
     """
     inserted = jnp.take_along_axis(tokens, jnp.maximum(index, 0)[:, :, None], axis=1)  # [r, s, d]
     return jnp.where((index >= 0)[:, :, None], inserted, x)
@@ -114,7 +115,7 @@ class TokenEmbedding(PieceModule):
     """Embeds tokens and inserts the outputs of encoders at their positions."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Creates the embedding table `[v, d]` and, if positions are learned, their table `[max_positions, d]`."""
+        """Creates the embedding table `[v, d]` and, if there are any, learned positions and the newline vector."""
         self.encoders = tuple(encoder.name for encoder in config.encoders)
         self.early_blocks, self.scale = config.early_blocks, config.backbone.embedding_scale
         learned = config.backbone.positions == "learned"
@@ -122,6 +123,7 @@ class TokenEmbedding(PieceModule):
         self.embedding = embedding_table(config.backbone)
         shape = (config.backbone.max_positions, config.backbone.width)
         self.positions = normal_parameter(shape, (None, None), 0.02) if learned else None
+        self.newline = normal_parameter((config.backbone.width,), (None,), 0.02) if config.backbone.newline else None
 
     @jax.named_scope("embedding")
     def __call__(
@@ -134,6 +136,8 @@ class TokenEmbedding(PieceModule):
             index = local_positions(batch[f"{name}_index"], axes)
             tokens, *more = split_tokens(inputs[name], x.shape[-1])
             x = insert_encoder_tokens(x, tokens, index)
+            if self.newline is not None:
+                x = jnp.where((index == NEWLINE)[:, :, None], self.newline[...].astype(x.dtype), x)
             features[: len(more)] = [insert_encoder_tokens(*of, index) for of in zip(features, more, strict=False)]
         if self.positions is not None:
             x = x + self.positions[...][local_positions(batch["positions"], axes)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from configs.backbone import NEWLINE
 from data.datasets.conversations import Conversations, SampleBuilder
 from data.errors import DataError
 from data.media.any_resolution import AnyResolution
@@ -21,7 +22,7 @@ from data.media.tiling import DynamicTiling
 from data.records import ImagePart, Media, Record, TextPart, Turn
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat
-from data.samples.token_layout import NEWLINE
+from data.samples.token_format import TokenFormat
 from data.text.chat_template import PALIGEMMA, PLAIN, ChatTemplate
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
 from data.text.image_layout import ImageLayout
@@ -224,7 +225,8 @@ def published_ids(of: Family, text: str, pictures) -> list[int]:
 def builder(of: Family) -> SampleBuilder:
     names = SpecialTokenNames(pad="<|endoftext|>", eos="<|im_end|>", **of.names)
     tokenizer = HuggingFaceTokenizer(vocabulary(), names)
-    form = SampleFormat((PatchFormat(patch=of.patch, merge=of.merge, max_length=100_000),), None)
+    tokens = TokenFormat(newline=of.layout.joined)
+    form = SampleFormat((PatchFormat(patch=of.patch, merge=of.merge, max_length=100_000),), None, tokens)
     return SampleBuilder(of.template, tokenizer, form, of.tiling, of.layout)
 
 
@@ -314,6 +316,13 @@ def test_the_layout_belongs_to_the_data_set_and_to_saved_prompts():
     layout = FAMILIES["gemma3"].layout
     written = Conversations("train", images=layout).prompt_format
     assert written.images == layout and PromptFormat.from_json(written.to_json()) == written
+
+
+def test_a_joined_map_needs_a_newline_vector():
+    form = SampleFormat((PatchFormat(),), None)
+    of = FAMILIES["llava_onevision"]
+    with pytest.raises(DataError, match="set BackboneConfig.newline = True"):
+        SampleBuilder(of.template, builder(of).tokenizer, form, of.tiling, of.layout)
 
 
 @pytest.mark.parametrize(

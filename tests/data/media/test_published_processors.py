@@ -142,6 +142,19 @@ def test_tiles_of_llama_4_equal_those_of_its_processor():
             assert np.abs(levels).mean() < 0.5, where
 
 
+@pytest.mark.parametrize("kind", [SquareImage(side=60), SquareImage(side=60, fit="crop"), AnyResolution(tile_size=60)])
+def test_pixels_beyond_whole_cells_are_cut_off(kind):
+    """As the convolution of SigLIP's tower leaves them: 384 pixels are 27 patches of 14, and 6 more."""
+    for where, pixels in parts():
+        whole = kind.cut_images(pixels, 1)
+        found = kind.cut_images(pixels, 14)
+        assert (
+            [image.shape[:2] for image in found] == kind.image_sizes(*pixels.shape[:2], 14) == [(56, 56)] * len(whole)
+        )
+        for image, of in zip(found, whole, strict=True):
+            np.testing.assert_array_equal(image, of[:56, :56], err_msg=where)
+
+
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 16), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_canvases_equal_those_of_llama_4(height, width, tiles, enlarge):
@@ -205,7 +218,8 @@ def test_a_prompt_format_keeps_it(tiling):
         (lambda: SquareImage(fit="fill"), "SquareImage.fit is 'fill'; choose one of stretch, crop, pad"),
         (lambda: SquareImage(resampling="box"), "SquareImage.resampling is 'box'"),
         (lambda: SquareImage(padding=(0, 0, 256)), "SquareImage.padding"),
-        (lambda: SquareImage(side=50).image_sizes(9, 9, 14), "SquareImage.side = 50 must be a multiple"),
+        (lambda: SquareImage(side=12).image_sizes(9, 9, 14), "SquareImage.side = 12 is less than patch x merge = 14"),
+        (lambda: PanAndScan(side=50).image_sizes(9, 9, 14), "PanAndScan.side = 50 must be a multiple"),
         (lambda: LongestEdge(0), "LongestEdge.longest_edge is 0"),
         (lambda: PanAndScan(min_ratio=0.5), "PanAndScan.min_ratio is 0.5"),
         (lambda: AnyResolution(grids=((4, 4),)), "no grid of 1 to AnyResolution.max_tiles = 9"),

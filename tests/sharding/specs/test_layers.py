@@ -86,6 +86,7 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         parallel_block=True,
         positions="learned",
         max_positions=64,
+        newline=True,
         inner_norms=("mlp",),
     ),
     (
