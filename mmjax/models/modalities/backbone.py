@@ -20,6 +20,7 @@ from mmjax.models.layers.context_parallel import (
 )
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
 from mmjax.models.layers.latent_attention import LatentAttention
+from mmjax.models.layers.layer_kinds import InputsOfKinds, inputs_of_layer
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
@@ -29,7 +30,7 @@ from mmjax.models.layers.tensor_parallel import (
     vocabulary_parallel_logits,
 )
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
-from mmjax.models.modalities.attention_kinds import BlockInputs, block_inputs, block_inputs_of_layer
+from mmjax.models.modalities.attention_kinds import block_inputs
 from mmjax.models.modalities.deepstack import EarlyActivations, early_block, split_tokens
 from mmjax.models.modalities.losses import cross_entropy, token_predictions, weighted_loss
 from mmjax.models.structure.module import (
@@ -185,14 +186,14 @@ class BackboneBlock(TransformerBlock):
         )
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> InputsOfKinds:
         """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
         return block_inputs(config, batch, axes)
 
     @staticmethod
-    def inputs_of_layer(config: BackboneConfig, shared: BlockInputs, layer: int | jax.Array) -> SharedInputs:
+    def inputs_of_layer(config: BackboneConfig, shared: InputsOfKinds, layer: int | jax.Array) -> SharedInputs:
         """The mask and the rotation of a layer."""
-        return block_inputs_of_layer(config, shared, layer)
+        return inputs_of_layer(shared, config.kind_of_layers, layer)
 
 
 class ExpertSharedInputs(NamedTuple):
@@ -203,7 +204,7 @@ class ExpertSharedInputs(NamedTuple):
         balancing: How much each token counts in the load-balancing loss.
     """
 
-    attention: BlockInputs
+    attention: InputsOfKinds
     balancing: BalancingWeights
 
 
@@ -230,7 +231,7 @@ class ExpertBlock(BackboneBlock):
         config: BackboneConfig, shared: ExpertSharedInputs, layer: int | jax.Array
     ) -> ExpertSharedInputs:
         """What the block of a layer reads."""
-        return shared._replace(attention=block_inputs_of_layer(config, shared.attention, layer))
+        return shared._replace(attention=inputs_of_layer(shared.attention, config.kind_of_layers, layer))
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:

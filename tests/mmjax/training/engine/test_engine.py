@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig
+from configs.attention_kinds import AttentionTemperature
 from configs.attention_windows import AttentionWindows
 from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from configs.vision_rope import VisionRope
@@ -173,6 +174,17 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
         microbatches=2,
     )
     assert_step_of_one_device(shared_engine(plan, config))
+
+
+def test_chunked_and_unrotated_layers_on_stages_that_begin_with_either():
+    backbone = dataclasses.replace(
+        BACKBONE,
+        qk_norm="rotated",
+        attention_pattern=("chunked", "unrotated"),
+        attention_chunk=3,
+        attention_temperature=AttentionTemperature(0.7, 2),
+    )
+    assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
 
 
 @pytest.mark.parametrize(("collectives", "query_rank"), [("gather", 6), ("reduce", 0)])
