@@ -17,6 +17,7 @@ from data.media.any_resolution import AnyResolution
 from data.media.canvas_tiling import CanvasTiling
 from data.media.longest_edge import LongestEdge
 from data.media.pan_and_scan import PanAndScan
+from data.media.patch_count import PatchCount
 from data.media.pixel_range import PixelRange
 from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling, ImageTiling
@@ -175,6 +176,10 @@ def _qwen(values: Values) -> ImageTiling:
     return PixelRange(least, values.get("max_pixels", size.get("longest_edge")))
 
 
+def _siglip2(values: Values) -> ImageTiling:
+    return PatchCount(values["max_num_patches"], _resampling(values))
+
+
 def _llama4(values: Values) -> ImageTiling:
     return CanvasTiling(
         tile_size=_side(values["size"], "size"),
@@ -196,6 +201,7 @@ TILINGS: dict[str, Callable[[Values], ImageTiling]] = {
     "LlavaOnevisionImageProcessor": _any_resolution,
     "PixtralImageProcessor": _pixtral,
     "Qwen2VLImageProcessor": _qwen,
+    "Siglip2ImageProcessor": _siglip2,
     "SiglipImageProcessor": _square,
     "ViTImageProcessor": _square,
 }

@@ -9,6 +9,7 @@ from data.errors import DataError
 from data.media.any_resolution import AnyResolution
 from data.media.canvas_tiling import CanvasTiling
 from data.media.pan_and_scan import PanAndScan
+from data.media.patch_count import PatchCount
 from data.media.pixel_range import PixelRange
 from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling
@@ -99,6 +100,7 @@ FILES = [
         | {"crop_to_patches": True, "min_patches": 1, "max_patches": 12},
         DynamicTiling(),
     ),
+    ({"image_processor_type": "Siglip2ImageProcessorFast", "max_num_patches": 256, "resample": 2}, PatchCount()),
     ({"feature_extractor_type": "CLIPFeatureExtractor"}, None),
 ]
 
@@ -128,7 +130,7 @@ def test_gemma_3_with_pan_and_scan_has_the_published_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"image_processor_type": "Siglip2ImageProcessor"}, "image_processor_type is 'Siglip2ImageProcessor'"),
+        ({"image_processor_type": "FuyuImageProcessor"}, "image_processor_type is 'FuyuImageProcessor'"),
         ({"image_processor_type": "SiglipImageProcessor"}, "is missing or not of its kind: KeyError"),
         (
             {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, "crop_size": 224}
