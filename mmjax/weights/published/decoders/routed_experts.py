@@ -1,7 +1,4 @@
-"""DeepSeek-V3's experts (arXiv 2412.19437, section 2.1.2), which GLM-4.5 has too: routing in groups with a bias.
-
-The bias by which experts are chosen is trained there by their loads; here it stays as it is (`RouterConfig`).
-"""
+"""DeepSeek-V3's experts (arXiv 2412.19437, section 2.1.2), which GLM-4.5 has too: routing in groups with a bias."""
 
 from collections.abc import Mapping
 from typing import Any
