@@ -18,8 +18,8 @@ class RouterConfig:
             (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
         bias: Whether the logits have a bias (gpt-oss).
         selection_bias: Whether experts are chosen by their scores plus a bias each, which does not enter their weights
-            (balancing without auxiliary loss, arXiv 2408.15664). The bias has no gradient. What updates it there are
-            the loads of the experts over a global batch, which are not counted here: training leaves it as it is.
+            (balancing without auxiliary loss, arXiv 2408.15664). A step lowers the biases of experts with more than
+            their share of the global batch, and raises those of the others (`OptimizerConfig.selection_bias_rate`).
         groups: Number of groups of consecutive experts; 1 for no groups.
         top_groups: Number of groups that a token's experts come from: those where the two largest scores, with their
             selection biases, have the largest sum (DeepSeek-V3).

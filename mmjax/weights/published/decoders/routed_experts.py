@@ -1,7 +1,4 @@
-"""DeepSeek-V3's experts (arXiv 2412.19437, section 2.1.2), which GLM-4.5 has too: routing in groups with a bias.
-
-The bias by which experts are chosen is trained there by their loads; here it stays as it is (`RouterConfig`).
-"""
+"""DeepSeek-V3's experts (arXiv 2412.19437, section 2.1.2), which GLM-4.5 has too: routing in groups with a bias."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,9 +24,10 @@ def routed_rules(config: BackboneConfig) -> tuple[Rule, ...]:
     """Rules of the router, the experts, and the one of all tokens; none where all layers are dense."""
     if config.experts is None:
         return ()
+    has_bias = config.experts.router.selection_bias
     return (
         Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
-        Rule(f"{MLP}.gate.e_score_correction_bias", "blocks/mlp/selection_bias"),
+        *((Rule(f"{MLP}.gate.e_score_correction_bias", "blocks/mlp/selection_bias"),) if has_bias else ()),
         *expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES)),
         *(
             rule
@@ -47,9 +45,27 @@ def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
     Raises:
         ValueError: A key has a value that cannot be computed.
     """
-    for key, required in REQUIRED.items():
+    require_values(values, REQUIRED)
+    router = RouterConfig(
+        scores="sigmoid",
+        selection_bias=True,
+        groups=values["n_group"],
+        top_groups=values["topk_group"],
+        normalise=bool(values["norm_topk_prob"]),
+        weight_factor=float(values["routed_scaling_factor"]),
+    )
+    return read_experts(values, router)
+
+
+def require_values(values: Mapping[str, Any], required_values: Mapping[str, Any]) -> None:
+    """Raises ValueError where a key that a file has is not of the only value that can be computed."""
+    for key, required in required_values.items():
         if values.get(key, required) != required:
             raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
+
+
+def read_experts(values: Mapping[str, Any], router: RouterConfig) -> ExpertsConfig | None:
+    """The experts that the keys of all DeepSeeks describe, with a router; None where all layers are dense."""
     if values["first_k_dense_replace"] >= values["num_hidden_layers"]:
         return None
     top_k, ffn = values["num_experts_per_tok"], values["moe_intermediate_size"]
@@ -57,14 +73,7 @@ def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
         count=values["n_routed_experts"],
         top_k=top_k,
         ffn=ffn,
-        router=RouterConfig(
-            scores="sigmoid",
-            selection_bias=True,
-            groups=values["n_group"],
-            top_groups=values["topk_group"],
-            normalise=bool(values["norm_topk_prob"]),
-            weight_factor=float(values["routed_scaling_factor"]),
-        ),
+        router=router,
         shared_ffn=ffn * values["n_shared_experts"],
         shared_gate=False,
         dense_layers=values["first_k_dense_replace"],
@@ -75,20 +84,25 @@ def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
 
 def write_routed_experts(config: BackboneConfig) -> dict[str, Any]:
     """The keys that `read_routed_experts` reads."""
+    if config.experts is None:
+        return write_experts(config)
+    router = config.experts.router
+    groups = {"n_group": router.groups, "topk_group": router.top_groups, "norm_topk_prob": router.normalise}
+    return {**write_experts(config), **groups}
+
+
+def write_experts(config: BackboneConfig) -> dict[str, Any]:
+    """The keys that `read_experts` reads, and the factor of the router's weights."""
     experts = config.experts
     if experts is None:
         return {"first_k_dense_replace": config.depth}
-    router = experts.router
     return {
         "first_k_dense_replace": experts.dense_layers,
         "n_routed_experts": experts.count,
         "n_shared_experts": experts.shared_ffn // experts.ffn,
         "num_experts_per_tok": experts.top_k,
         "moe_intermediate_size": experts.ffn,
-        "n_group": router.groups,
-        "topk_group": router.top_groups,
-        "routed_scaling_factor": router.weight_factor,
-        "norm_topk_prob": router.normalise,
+        "routed_scaling_factor": experts.router.weight_factor,
         "aux_loss_alpha": round(experts.balance_weight * experts.top_k, DIGITS),
     }
 

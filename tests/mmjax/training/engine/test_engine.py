@@ -176,9 +176,11 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
     assert_step_of_one_device(shared_engine(plan, config))
 
 
-def test_chunked_and_unrotated_layers_on_stages_that_begin_with_either():
+def test_chunked_and_unrotated_layers_in_runs_of_one_with_experts_between():
+    """What Llama 4 has: which layers attend in which way is known by their numbers, not by those in their run."""
     backbone = dataclasses.replace(
         BACKBONE,
+        experts=ExpertsConfig(count=4, top_k=1, ffn=12, interval=2),
         qk_norm="rotated",
         attention_pattern=("chunked", "unrotated"),
         attention_chunk=3,

@@ -148,6 +148,18 @@ def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors(algorithm):
     np.testing.assert_array_equal(changes["down_bias"], np.zeros((2, 2)))
 
 
+@pytest.mark.parametrize("algorithm", PLAIN, ids=lambda algorithm: type(algorithm).__name__)
+def test_selection_biases_change_by_their_rate_against_the_excess_load(algorithm):
+    optimizer = make_transformation(OptimizerConfig(algorithm=algorithm, selection_bias_rate=0.25), 10)
+    layer = {"kernel": jnp.ones((2, 2)), "selection_bias": jnp.ones(4)}
+    excess = {"kernel": jnp.ones((2, 2)), "selection_bias": 1e-9 * jnp.asarray([3.0, -0.5, 1e-5, -2.5])}
+    state = optimizer.init(layer)
+    for _ in range(2):
+        with jax.numpy_dtype_promotion("standard"):
+            changes, state = optimizer.update(excess, state, layer)
+        np.testing.assert_array_equal(changes["selection_bias"], [-0.25, 0.25, 0.0, 0.25])
+
+
 @pytest.mark.parametrize(
     ("schedule", "after_warmup", "last"),
     [

@@ -74,7 +74,9 @@ LLAMA4 = {
     "attention_chunk_size": 5,
     "pad_token_id": 0,
 }
+DEEPSEEK_V2 = {**DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.5}
 CASES = {
+    "deepseek_v2": ("DeepseekV2", DEEPSEEK_V2),
     "qwen3_moe": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3_moe, dense layers between": (
         "Qwen3Moe",
@@ -131,7 +133,7 @@ def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     assert same_tensors(tmp_path / "theirs", output)
     config = read_backbone_config(tmp_path / "theirs")
     assert config.experts.balance_weight == 0.02 and config.experts.router.normalise == (
-        case != "qwen2_moe" and kind != "Llama4"
+        case not in ("qwen2_moe", "deepseek_v2") and kind != "Llama4"
     )
     published = registry.find_architecture(case.partition(",")[0])
     written = registry.write_architecture(published, config)
@@ -189,6 +191,12 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
         ("mixtral", {**MIXTRAL, "sliding_window": 8}, "sliding_window is 8"),
         ("qwen2_moe", {**QWEN, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]"),
         ("qwen2_moe", {**QWEN, "decoder_sparse_step": 3}, "no block of depth = 2 has experts"),
+        (
+            "deepseek_v2",
+            {**DEEPSEEK_V2, "topk_method": "group_limited_greedy"},
+            "topk_method is 'group_limited_greedy'",
+        ),
+        ("deepseek_v2", {**DEEPSEEK_V2, "norm_topk_prob": True}, "norm_topk_prob is True; only False"),
         ("deepseek_v3", {**DEEPSEEK, "scoring_func": "softmax"}, "scoring_func is 'softmax'; only 'sigmoid'"),
         ("deepseek_v3", {**DEEPSEEK, "topk_method": "greedy"}, "topk_method is 'greedy'"),
         ("deepseek_v3", {**DEEPSEEK, "n_group": 3}, "has 3 groups, which must divide the 8 experts"),
