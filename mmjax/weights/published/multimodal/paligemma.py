@@ -1,4 +1,4 @@
-"""PaliGemma 2 (arXiv 2412.03555): SigLIP's tower, one matmul, and Gemma 2.
+"""PaliGemma (arXiv 2407.07726) and PaliGemma 2 (2412.03555): SigLIP's tower, one matmul, and Gemma or Gemma 2.
 
 The tokens of images and of the prompt attend to each other both ways.
 """
@@ -30,7 +30,7 @@ TOWER = PublishedEncoder(
 )
 FORMAT = MultimodalFormat(
     encoders=(TOWER,),
-    decoders={each.model_types[0]: each for each in gemma.PUBLISHED if "gemma2" in each.model_types},
+    decoders={each.model_types[0]: each for each in gemma.PUBLISHED if each.model_types[0] in ("gemma", "gemma2")},
     tied_by_default=True,
     own_aliases=((f"model.{PROJECTOR}.", f"{PROJECTOR}."),),
 )

@@ -1,4 +1,4 @@
-"""A small random PaliGemma 2: logits of packed prompts and answers, export after import, configurations."""
+"""Small random PaliGemma and PaliGemma 2: logits of packed prompts, export after import, configurations."""
 
 import json
 
@@ -40,15 +40,21 @@ TEXT = {
     "query_pre_attn_scalar": 12,
     "sliding_window": 7,
 }
+OF_BOTH = frozenset(TEXT) - {"query_pre_attn_scalar", "sliding_window"}
 # Images, then <bos>, a prompt and an answer, of which the last tokens are predicted.
 ASKED = prompts(SIDE, IMAGE, PLACES, ([5, 6, 7, 8, 9], [11, 12, 13]))
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@pytest.fixture(scope="module", params=["gemma", "gemma2"])
+def saved(request, tmp_path_factory):
     """A model of transformers, and the folder that it saved."""
+    text = {key: value for key, value in TEXT.items() if request.param == "gemma2" or key in OF_BOTH}
     config = transformers.PaliGemmaConfig(
-        vision_config=dict(VISION), text_config=dict(TEXT), image_token_index=IMAGE, vocab_size=40, projection_dim=16
+        vision_config=dict(VISION),
+        text_config={**text, "model_type": request.param},
+        image_token_index=IMAGE,
+        vocab_size=40,
+        projection_dim=16,
     )
     theirs = randomise_weights(transformers.PaliGemmaForConditionalGeneration(config))
     folder = tmp_path_factory.mktemp("paligemma") / "saved"
@@ -102,7 +108,10 @@ def test_a_written_config_reads_back_equal(saved):
             {"text_config": {**TEXT, "use_bidirectional_attention": False}},
             "text_config.use_bidirectional_attention is False",
         ),
-        ({"text_config": {**TEXT, "model_type": "gemma"}}, "text_config is of type 'gemma'; choose one of gemma2"),
+        (
+            {"text_config": {**TEXT, "model_type": "llama"}},
+            "text_config is of type 'llama'; choose one of gemma, gemma2",
+        ),
     ],
 )
 def test_unsupported_values_are_refused_by_key(changed, said):
