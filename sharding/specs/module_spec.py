@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.specs.layer import ZERO, LayerSpec, Loads, PerLoad
+from sharding.specs.local_attention import LocalAttention
 
 _NO_LAYER = LayerSpec(
     name="", part="", kernels=(), parameters=0, replicated_parameters=0, saved={}, output_elements=ZERO
@@ -35,6 +36,7 @@ class ModuleSpec:
         is_backbone: Whether it is the language model, whose tokens count as throughput.
         adapters: Adapters of each layer of every run of the stack, in the order of the runs; empty for none.
         expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
+        local: What the attention of its local layers reads; None without such layers.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModuleSpec:
     is_backbone: bool = False
     adapters: tuple[LayerSpec, ...] = ()
     expert_count: int = 0
+    local: LocalAttention | None = None
 
     def __post_init__(self) -> None:
         if self.layer_count < 1:

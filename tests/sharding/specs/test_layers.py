@@ -156,6 +156,12 @@ MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
     BACKBONE,
     (),
 )
+MODELS["local and global attention"] = ModelConfig(
+    (dataclasses.replace(VISION, windows=AttentionWindows(2, full_layers=(0, 2))),),
+    dataclasses.replace(BACKBONE, depth=5, attention_pattern=("local", "local", "global"), attention_window=6),
+    (),
+    lora=(LoraConfig("backbone", rank=4),),
+)
 MODELS["a resampler of averages"] = ModelConfig(
     (VISION, dataclasses.replace(AUDIO, pool=2, projector=ResamplerConfig(heads=4))), BACKBONE, ()
 )
@@ -306,9 +312,10 @@ def test_parameters_per_tensor_rank_match_the_flax_module(model, name, tp):
 def test_flops_match_the_flax_module(model, name):
     spec = module_graph(MODELS[model])[name]
     loads = {
-        "backbone": (TOKENS, 2 * TOKENS**2, 1),  # the mask of the plain form hides half of what it computes
-        "generator": (0, 0, IMAGES),
-    }.get(name, (POSITIONS, POSITIONS**2, 1))
+        # The mask of the plain form hides half of what it computes, and more of local attention.
+        "backbone": (TOKENS, 2 * TOKENS**2, 1, TOKENS**2),
+        "generator": (0, 0, IMAGES, 0),
+    }.get(name, (POSITIONS, POSITIONS**2, 1, POSITIONS**2))
     assert spec.forward_flops(np.array(loads, float)) == flops(MODELS[model], name)
 
 
@@ -322,5 +329,5 @@ def test_layers_support_sequence_parallelism_where_the_flax_pieces_do(model):
 
 def test_per_load_quantities_add_up_and_take_arrays_of_loads():
     amount = PerLoad(1.0, 0.5) + PerLoad(items=3.0) * 2
-    loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])
+    loads = np.array([[[1.0, 4.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0]]])
     np.testing.assert_array_equal(amount.at(loads), [[15.0, 6.0]])
