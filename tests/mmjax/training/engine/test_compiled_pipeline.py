@@ -78,7 +78,9 @@ def test_parts_that_are_frozen(trainable):
 def test_adapters_and_experts_on_replicas_that_divide_them():
     """Microbatches that no group of pipeline ranks divides evenly: the last group of each chunk is smaller."""
     experts = ExpertsConfig(count=4, top_k=2, ffn=12)
-    config = ModelConfig((), dataclasses.replace(DEEP, experts=experts), (), lora=(LoraConfig(part="backbone", rank=2),))
+    config = ModelConfig(
+        (), dataclasses.replace(DEEP, experts=experts), (), lora=(LoraConfig(part="backbone", rank=2),)
+    )
     plan = Plan((backbone(2, chunks=2, dp=2, ep=2, recompute="selective"),), 1, "interleaved")
     assert_step_of_one_device(shared_engine(plan, config))
 
@@ -98,9 +100,7 @@ def test_evaluations_and_updates_are_those_of_dispatched_stages():
         state, summary = engine.executor.step(noisy_state(engine), engine.place_batch(batch, STEP))
         evaluated = engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
         last = {(stage, number): each for (stage, numbers) in evaluated.items() for number, each in numbers.items()}
-        of_backbone = {
-            number: each for ((unit, _), number), each in last.items() if unit == "backbone" and each.losses
-        }
+        of_backbone = {number: each for ((unit, _), number), each in last.items() if unit == "backbone" and each.losses}
         assert sorted(of_backbone) == [0, 1, 2]
         results.append(
             [
