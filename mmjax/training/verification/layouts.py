@@ -42,8 +42,13 @@ def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple
 
 
 def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
-    """The kinds of layouts for a model: those of expert parallelism only where it has experts."""
-    return LAYOUT_KINDS | (EXPERT_LAYOUT_KINDS if any(module.expert_count for module in graph.modules) else {})
+    """The kinds of layouts for a model: some only where it has experts, or a generator that can be cut."""
+    generators = (module for module in graph.modules if module.inputs and not module.is_backbone)
+    return (
+        LAYOUT_KINDS
+        | (EXPERT_LAYOUT_KINDS if any(module.expert_count for module in graph.modules) else {})
+        | (GENERATOR_LAYOUT_KINDS if any(module.divisible for module in generators) else {})
+    )
 
 
 _DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
@@ -226,5 +231,11 @@ EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
     "expert and tensor ranks in a pipeline": each_its_own(
         (_DP2, _EP_TP_PP, _TP2), (_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), together=True
+    ),
+}
+
+GENERATOR_LAYOUT_KINDS: dict[str, LayoutKind] = {
+    "generator cut into stages, with tensor ranks": each_its_own(
+        (UNDIVIDED, UNDIVIDED, _TP2_PP2), (UNDIVIDED, UNDIVIDED, _PP2), together=True
     ),
 }
