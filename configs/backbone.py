@@ -2,22 +2,31 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from configs.attention_kinds import AttentionKind, AttentionTemperature
+from configs.backbone_checks import (
+    check_experts,
+    check_latent_attention,
+    check_pattern,
+    check_rotary,
+    check_sections,
+)
 from configs.block_runs import BackboneBlockRun, block_runs, has_experts_at
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.latent_attention import LatentAttentionConfig
-from configs.rope import LongRopeScaling, RopeScaling
+from configs.rope import RopeScaling
 from configs.transformer import TransformerConfig
 
 POSITIONS = ("rotary", "learned")
-AttentionKind = Literal["global", "local"]
-ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 Bidirectional = Literal["none", "images", "prompt"]
 """Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
+
+NEWLINE = -2
+"""Encoder index of a token whose embedding the newline vector replaces."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,14 +49,19 @@ class BackboneConfig(TransformerConfig):
             another (Qwen2.5-VL); 0 for one each group of frames (Qwen2-VL).
         bidirectional: Tokens that attend to each other both ways: `none`, those of one image (`images`, Gemma 3), or
             those of the trunk, and of each branch, before its first target (`prompt`, PaliGemma).
-        attention_pattern: Kinds of attention of the layers, repeated to the depth: `global`, to all earlier positions,
-            or `local`, to those of a window (Gemma 2 and 3; all layers of Mistral).
+        attention_pattern: Kinds of attention of the layers, repeated to the depth: `global`, to all earlier positions;
+            `local`, to those of a window (Gemma 2 and 3; all layers of Mistral); `chunked`, to those of its chunk
+            (Llama 4); `unrotated`, to all, without rotation of queries and keys (arXiv 2305.19466, Llama 4).
         attention_window: Positions, itself included, that a position of a local layer attends to.
+        attention_chunk: Positions of a chunk of chunked layers; the first begins with the text.
+        attention_temperature: Sharper scores at later positions in unrotated layers (Llama 4); None for none.
         local_rope_base: Base of the rotary frequencies of local layers, which are then not scaled; 0 for those of
             global layers.
         latent_attention: Attention whose keys and values are expanded from latent vectors (DeepSeek-V2 and V3); None
             for keys and values of their own.
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
+        newline: Whether a learned vector takes the place of tokens that end a row of an image's map (`image_newline` of
+            LLaVA-NeXT and LLaVA-OneVision).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
         experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
@@ -76,9 +90,12 @@ class BackboneConfig(TransformerConfig):
     bidirectional: Bidirectional = "none"
     attention_pattern: tuple[AttentionKind, ...] = ("global",)
     attention_window: int = 0
+    attention_chunk: int = 0
+    attention_temperature: AttentionTemperature | None = None
     local_rope_base: float = 0.0
     latent_attention: LatentAttentionConfig | None = None
     embedding_scale: float = 1.0
+    newline: bool = False
     logit_softcap: float = 0.0
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
@@ -89,27 +106,11 @@ class BackboneConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
-        self._check_rotary()
-        self._check_latent_attention()
-        self._check_experts()
-        self._check_sections()
-        self._check_pattern()
-
-    def _check_experts(self) -> None:
-        """Raises ValueError for experts that do not fit the other options."""
-        if self.experts is None:
-            return
-        if not self.gated or "mlp" in (*self.biases, *self.inner_norms):
-            raise ValueError(
-                "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
-                "(experts have their own, ExpertsConfig.biases); leave those out"
-            )
-        if not self.layers_with_experts:
-            raise ValueError(
-                f"BackboneConfig: no block of depth = {self.depth} has experts, with experts.dense_layers = "
-                f"{self.experts.dense_layers} and experts.interval = {self.experts.interval}; leave at least one block "
-                "to experts"
-            )
+        check_rotary(self)
+        check_latent_attention(self)
+        check_experts(self)
+        check_sections(self)
+        check_pattern(self)
 
     @property
     def layers_with_experts(self) -> tuple[int, ...]:
@@ -125,30 +126,6 @@ class BackboneConfig(TransformerConfig):
         experts = self.experts and self.experts.with_depth(depth)
         return dataclasses.replace(self, depth=depth, experts=experts)
 
-    def _check_latent_attention(self) -> None:
-        """Raises ValueError for options that latent attention does not have."""
-        if self.latent_attention is None:
-            return
-        if self.kv_heads != self.heads:
-            raise ValueError(
-                f"BackboneConfig.kv_heads is {self.kv_heads}; with latent_attention all {self.heads} heads have keys"
-            )
-        if self.positions != "rotary":
-            raise ValueError(
-                f"BackboneConfig.positions is {self.positions!r}; latent_attention rotates part of every head"
-            )
-        unsupported = {
-            "attention_width": self.attention_width > 0,
-            "rope_width": self.rope_width > 0,
-            "attention_sinks": self.attention_sinks,
-            "qk_norm": self.qk_norm != "none",
-            "biases": not {"query", "key", "value", "output"}.isdisjoint(self.biases),
-            "inner_norms": "attention" in self.inner_norms,
-            "rope_sections": bool(self.rope_sections),
-        }
-        for field in (field for field, given in unsupported.items() if given):
-            raise ValueError(f"BackboneConfig.{field} is {getattr(self, field)!r}, which latent_attention has not")
-
     @property
     def query_width(self) -> int:
         """Width of all queries together."""
@@ -158,41 +135,6 @@ class BackboneConfig(TransformerConfig):
     def rotary_width(self) -> int:
         """Channels of a head that rotate by its position."""
         return self.latent_attention.rope_width if self.latent_attention else self.rope_width or self.head_width
-
-    def _check_rotary(self) -> None:
-        """Raises ValueError for numbers of channels that cannot rotate."""
-        width, scaling = self.rotary_width, self.rope_scaling
-        if self.positions == "rotary" and width % 2:
-            raise ValueError(f"BackboneConfig: head width {width} is odd; rotary positions need pairs")
-        if not 0 <= self.rope_width <= self.head_width or (self.rope_width and self.positions != "rotary"):
-            raise ValueError(
-                f"BackboneConfig.rope_width is {self.rope_width}, of heads {self.head_width} wide, and positions = "
-                f"{self.positions!r}; give no more, and rotary positions"
-            )
-        if isinstance(scaling, LongRopeScaling) and len(scaling.short_factors) != width // 2:
-            raise ValueError(
-                f"BackboneConfig.rope_scaling has {len(scaling.short_factors)} factors; give one for each of the "
-                f"{width // 2} pairs of channels that rotate"
-            )
-
-    def _check_pattern(self) -> None:
-        """Raises ValueError for a pattern of attention that does not fit the window or the positions."""
-        unknown = [kind for kind in self.attention_pattern if kind not in ATTENTION_KINDS]
-        if unknown or not self.attention_pattern:
-            raise ValueError(
-                f"BackboneConfig.attention_pattern is {self.attention_pattern}; "
-                f"give one or more of {', '.join(ATTENTION_KINDS)}"
-            )
-        if ("local" in self.attention_pattern) != (self.attention_window > 0):
-            raise ValueError(
-                f"BackboneConfig.attention_window is {self.attention_window} and attention_pattern "
-                f"{self.attention_pattern}; local layers need a window, and only they have one"
-            )
-        if self.attention_window and (self.rope_sections or self.positions != "rotary"):
-            raise ValueError(
-                f"BackboneConfig.attention_window = {self.attention_window} counts positions along the text; "
-                "it needs rotary positions without rope_sections"
-            )
 
     @property
     def attention_kinds(self) -> tuple[AttentionKind, ...]:
@@ -204,33 +146,6 @@ class BackboneConfig(TransformerConfig):
         """For every layer the number of its kind in `attention_kinds`."""
         length = len(self.attention_pattern)
         return tuple(self.attention_kinds.index(self.attention_pattern[n % length]) for n in range(self.depth))
-
-    def _check_sections(self) -> None:
-        """Raises ValueError for sections of rotary positions that do not fit a head, or each other."""
-        sections = self.rope_sections
-        if not sections:
-            if self.rope_interleaved or self.positions_per_second:
-                raise ValueError(
-                    "BackboneConfig.rope_interleaved and positions_per_second are of multimodal positions; give "
-                    "rope_sections"
-                )
-            return
-        if self.positions != "rotary":
-            raise ValueError(f"BackboneConfig.rope_sections need rotary positions, and positions = {self.positions!r}")
-        if self.positions_per_second < 0:
-            raise ValueError(
-                f"BackboneConfig.positions_per_second is {self.positions_per_second}; it must be at least 0"
-            )
-        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.rotary_width // 2:
-            raise ValueError(
-                f"BackboneConfig.rope_sections = {sections}; it must be three numbers of pairs, for time, row and "
-                f"column, which sum to half of the {self.rotary_width} channels of a head that rotate"
-            )
-        if np.bincount(self.rope_axes, minlength=3).tolist() != list(sections):
-            raise ValueError(
-                f"BackboneConfig.rope_sections = {sections} cannot be interleaved: a pair of row or column would come "
-                "after the last one of a head; make the first section larger"
-            )
 
     @property
     def rope_axes(self) -> np.ndarray:

@@ -54,7 +54,8 @@ class Llama3Scaling:
         """Scaled angles per position of the pairs of channels of a head."""
         plain = rotary_frequencies(width, base)
         waves = self.original_positions * plain / (2 * math.pi)
-        kept = np.clip((waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
+        between = max(self.high_freq_factor - self.low_freq_factor, 1e-9)  # none are, in Llama 4
+        kept = np.clip((waves - self.low_freq_factor) / between, 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / self.factor
 
     @property

@@ -25,6 +25,8 @@ def main(arguments: ContextParallelArguments) -> int:
     from benchmarks.rows import report
 
     rows = [*blocks.measure(), *memory.measure(arguments.h100)]
+    if arguments.h100:
+        rows += memory.measure_overlap()
     return report(rows, "note", digits=4, as_json=arguments.json)
 
 

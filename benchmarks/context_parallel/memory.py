@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.context_parallel.ring_overlap import ring_permutes
 from benchmarks.memory.cases import MemoryCase
 from benchmarks.memory.compiled_stages import StageBytes, abstract_stage_programs, compiled_bytes
 from configs.architectures import ModelConfig
@@ -16,8 +17,10 @@ from data.packing.packed_rows import pack_samples
 from data.samples.sample_format import SampleFormat
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime.stages.programs import StagePrograms
 
 TOKENS, SHORT, SIZES, STAGES, LAYERS = 32768, 512, (2, 4, 8), 3, 4
+OVERLAP_RANKS = 4
 GOAL = 1.1
 
 
@@ -27,12 +30,7 @@ def measure(h100: bool) -> Iterator[dict[str, Any]]:
     What a pass needs has a part that does not depend on rows, such as gradients of weights before they are added to
     those of earlier microbatches. It is left out: that of a short row is subtracted.
     """
-    config = MemoryCase(
-        name="Llama3-8B", gin_file="models/internvit_6b_llama3_8b.gin", module="backbone", stages=1
-    ).model()
-    backbone = dataclasses.replace(config.backbone, depth=STAGES * LAYERS)
-    config = dataclasses.replace(config, backbone=backbone, generators=())
-    devices = _devices(h100)
+    config, devices = _model(), _devices(h100)
     where = "H100" if h100 else "CPU"
     fixed = compiled(config, 1, SHORT, devices).workspace
     whole = _activations(compiled(config, 1, TOKENS, devices), fixed)
@@ -49,12 +47,38 @@ def measure(h100: bool) -> Iterator[dict[str, Any]]:
             }
 
 
+def measure_overlap() -> Iterator[dict[str, Any]]:
+    """The ring's permutes on H100s that are in flight while blocks of attention are computed."""
+    programs = stage_programs(_model(), OVERLAP_RANKS, TOKENS, _devices(h100=True))
+    for name, (beside, count) in ring_permutes(programs, "blocked").items():
+        yield {
+            "name": f"{name}, cp {OVERLAP_RANKS}: share of permutes in flight beside attention",
+            "value": beside / count,
+            "goal": None,
+            "met": None,
+            "note": f"H100: {beside} of {count} in the program",
+        }
+
+
+def _model() -> ModelConfig:
+    """Llama3-8B with few layers."""
+    case = MemoryCase(name="Llama3-8B", gin_file="models/internvit_6b_llama3_8b.gin", module="backbone", stages=1)
+    config = case.model()
+    backbone = dataclasses.replace(config.backbone, depth=STAGES * LAYERS)
+    return dataclasses.replace(config, backbone=backbone, generators=())
+
+
 def _activations(found: StageBytes, fixed: float) -> dict[str, float]:
     return {"saved": found.saved, "workspace": found.workspace - fixed}
 
 
 def compiled(config: ModelConfig, cp: int, tokens: int, devices: list[Any]) -> StageBytes:
     """Bytes of the stage in the middle, of which each rank has a share of one row."""
+    return compiled_bytes(stage_programs(config, cp, tokens, devices), "blocked", cp)
+
+
+def stage_programs(config: ModelConfig, cp: int, tokens: int, devices: list[Any]) -> StagePrograms:
+    """The programs of the stage in the middle."""
     unit = UnitPlan(
         "backbone",
         ("backbone",),
@@ -66,8 +90,7 @@ def compiled(config: ModelConfig, cp: int, tokens: int, devices: list[Any]) -> S
     )
     plan = Plan((unit,), schedule="interleaved")
     with jax.numpy_dtype_promotion("standard"):
-        programs = abstract_stage_programs(config, plan, _batch_spec(config, tokens), devices, "blocked")
-        return compiled_bytes(programs["backbone", 1], "blocked", cp)
+        return abstract_stage_programs(config, plan, _batch_spec(config, tokens), devices, "blocked")["backbone", 1]
 
 
 def _batch_spec(config: ModelConfig, tokens: int) -> BatchSpec:

@@ -196,7 +196,7 @@ class SampleBuilder:
         tiling, images, video: See `Conversations`.
 
     Raises:
-        DataError: Two encoders have the same special token.
+        DataError: Two encoders have the same special token, or the layout needs a newline vector and there is none.
     """
 
     template: ConversationTemplate
@@ -207,6 +207,11 @@ class SampleBuilder:
     video: VideoLayout = VideoLayout()
 
     def __post_init__(self) -> None:
+        if self.images.joined and not self.sample_format.tokens.newline:
+            raise DataError(
+                "ImageLayout.joined ends rows by the backbone's newline vector, and this backbone has none; set "
+                "BackboneConfig.newline = True, or ImageLayout.joined = False"
+            )
         encoder_of_token: dict[str, EncoderFormat] = {}
         for encoder in self.sample_format.encoders:
             other = encoder_of_token.setdefault(encoder.special_token, encoder)

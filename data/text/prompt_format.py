@@ -10,6 +10,7 @@ from data.media.any_resolution import AnyResolution
 from data.media.canvas_tiling import CanvasTiling
 from data.media.longest_edge import LongestEdge
 from data.media.pan_and_scan import PanAndScan
+from data.media.patch_count import PatchCount
 from data.media.pixel_range import PixelRange
 from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
@@ -26,6 +27,7 @@ _TILINGS = {
         LongestEdge,
         NativeResolution,
         PanAndScan,
+        PatchCount,
         PixelRange,
         SquareImage,
     )

@@ -33,6 +33,14 @@ SAME = {
 SAME_OF_SOUNDS = {"sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
 """Keys of audio processors with the only value that log-mel features are computed with."""
 
+OF_SOUNDS = frozenset(
+    (
+        *(*SAME_OF_SOUNDS, "feature_size", "chunk_length", "dither", "n_samples", "nb_max_frames", "padding_side"),
+        *("padding_value", "return_attention_mask"),
+    )
+)
+"""Keys of audio processors in a file that describes one of images too (Qwen2.5-Omni)."""
+
 TOKEN_COUNTS = ("image_seq_length", "num_image_tokens")
 
 CHOSEN_BY_DATA = frozenset(
@@ -42,7 +50,7 @@ CHOSEN_BY_DATA = frozenset(
         *("max_num_patches", "image_grid_pinpoints", "vision_aspect_ratio", "resize_to_max_canvas"),
         *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
         *("pan_and_scan_min_ratio_to_activate", "do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"),
-        *("return_metadata", "initial_shift", "reducing_gap"),
+        *("return_metadata", "initial_shift", "reducing_gap", "aspect_ratio_setting"),
     )
 )
 """Keys that say which images and frames are made of an input: `data.media` has a tiling for each kind."""
@@ -104,7 +112,8 @@ def _sections(file: str, values: Any) -> Iterator[ProcessorSection]:
         if sounds:
             yield ProcessorSection(file, "feature_extractor", others)
         if pictures or not sounds:
-            yield ProcessorSection(file, "image_processor", others)
+            own = {key: value for key, value in others.items() if not sounds or key not in OF_SOUNDS}
+            yield ProcessorSection(file, "image_processor", own)
 
 
 def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
@@ -162,7 +171,7 @@ def _check_pictures(section: ProcessorSection, encoder: VisionConfig, whole: boo
     for key in PIXEL_KEYS:
         if key not in values and values.get("do_normalize", section.kind == "image_processor" and "size" in values):
             raise UserError(f"{section.where} has no {key}, so that pixels cannot be normalised; add it")
-    if whole and encoder.positions == "learned":
+    if whole and encoder.positions == "learned" and section.kind == "image_processor":
         _check_size(section, values, encoder)
     _check_token_counts(section, values, encoder)
     unknown = [

@@ -193,7 +193,7 @@ def _token_embedding(config: BackboneConfig) -> LayerSpec:
         part=config.name,
         kernels=(memory_bound("lookup", 2 * width), reduce_scatter(width)),
         parameters=config.vocabulary * width,
-        replicated_parameters=config.max_positions * width if config.positions == "learned" else 0,
+        replicated_parameters=(config.max_positions * (config.positions == "learned") + config.newline) * width,
         saved=saved_by_policy(SavedActivations(), SavedActivations()),
         output_elements=PerLoad(width),
     )

@@ -86,7 +86,7 @@ def test_parts_without_weights_in_the_checkpoint_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "gemma3n"}, "of its family 'gemma2', 'gemma3', 'gemma3_text' are known"),
+        ({"model_type": "gemma3n"}, "of its family 'gemma', 'gemma2', 'gemma3', 'gemma3_text' are known"),
         ({"model_type": "lama"}, "'lama' is not known; the nearest that is known is 'llama'"),
         ({"model_type": None}, "names no architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),

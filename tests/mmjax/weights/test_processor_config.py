@@ -51,8 +51,9 @@ def opened(tmp_path):
         texts |= {f"{name}.json": json.dumps(values) for name, values in files.items()}
         header = {"x": TensorHeader("F32", (1,))}
         arrays = iter([("x", np.zeros(1, np.float32))])
-        write_checkpoint_folder(tmp_path / "of", "model", header, arrays, 10**6, texts)
-        return open_checkpoint(tmp_path / "of").config
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        write_checkpoint_folder(folder, "model", header, arrays, 10**6, texts)
+        return open_checkpoint(folder).config
 
     return read
 
@@ -143,6 +144,19 @@ def test_all_keys_of_published_processors_are_known(name, opened):
     processor = getattr(transformers, f"{name}ImageProcessor")()
     values = json.loads(processor.to_json_string())
     opened(TOWER, preprocessor_config={**values, "patch_size": 4, "merge_size": 1, "temporal_patch_size": 1})
+
+
+def test_a_file_may_describe_images_and_sounds(opened):
+    """As that of Qwen2.5-Omni."""
+    sounds = {"feature_size": 80, "sampling_rate": 16000, "chunk_length": 300, "dither": 0.0, "padding_side": "left"}
+    assert opened(LLAVA, preprocessor_config={**IMAGES, **sounds}).encoders[0].pixel_mean == (-0.5, 0.0, 0.5)
+    with pytest.raises(UserError, match="sampling_rate is 8000"):
+        opened(AUDIO, preprocessor_config={**IMAGES, **sounds, "sampling_rate": 8000})
+
+
+def test_frames_of_clips_may_have_another_size(opened):
+    frames = {**IMAGES, "do_center_crop": None, "size": {"height": 32, "width": 32}}
+    opened(LLAVA, preprocessor_config=IMAGES, video_preprocessor_config=frames)
 
 
 def test_a_file_that_is_no_object_is_refused(opened):

@@ -21,6 +21,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
+from configs.attention_kinds import AttentionTemperature
 from configs.attention_windows import AttentionWindows
 from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
@@ -85,6 +86,7 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         parallel_block=True,
         positions="learned",
         max_positions=64,
+        newline=True,
         inner_norms=("mlp",),
     ),
     (
@@ -113,6 +115,17 @@ MODELS["as Gemma's, with sinks"] = ModelConfig(
         logit_softcap=3.0,
         activation="gelu_tanh",
         tie_embeddings=True,
+    ),
+    (),
+)
+MODELS["as Llama 4's"] = ModelConfig(
+    (),
+    dataclasses.replace(
+        BACKBONE,
+        qk_norm="rotated",
+        attention_pattern=("chunked", "unrotated"),
+        attention_chunk=8,
+        attention_temperature=AttentionTemperature(),
     ),
     (),
 )

@@ -12,7 +12,7 @@ from configs.projectors import MLPProjectorConfig
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, init_module_parameters
-from mmjax.weights.published.decoders.llama_like import decoder_rules
+from mmjax.weights.published.decoders.shared.llama_like import decoder_rules
 from mmjax.weights.published.rules import match_rules, with_first_layers
 from sharding.trees import get_leaf, set_leaf
 from tests.mmjax.weights.published.parity import randomise_weights
@@ -146,8 +146,8 @@ def test_decoding_goes_on_behind_a_prompt_with_features(parameters):
         state, _ = backbone.decode(parameters, state, text()["tokens"][:, place])
     assert len(state.caches) == BACKBONE.depth
     for by_step, at_once in zip(state.caches, whole.caches, strict=True):
-        np.testing.assert_allclose(by_step.keys, at_once.keys, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(by_step.values, at_once.values, rtol=1e-4, atol=1e-4)
+        for cached, expected in zip(by_step, at_once, strict=True):  # keys, and values
+            np.testing.assert_allclose(cached, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_taps_are_the_outputs_of_encoders_that_end_there(parameters):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig, RouterConfig
+from mmjax.models.layers.experts import LOAD_GRADIENT_SCALE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
-from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
 from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.plan import Plan, check_plan
@@ -24,6 +24,7 @@ from tests.mmjax.training.engines import (
     reference,
     shared_engine,
 )
+from tests.mmjax.training.verification.test_layouts import ROWS
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
@@ -86,9 +87,19 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     )
     engine = shared_engine(Plan((unit,), microbatches=2), config)
     assert_step_of_one_device(engine)
-    _, gradients = reference(config)(noisy_parameters(config), tiny_batch(config))
+    batch = tiny_batch(config)
+    _, gradients = reference(config)(noisy_parameters(config), batch)
     blocks = gradients["backbone"]["blocks"]["000"]["mlp"]
-    assert not np.any(blocks["selection_bias"]) and all(np.any(blocks[f"{name}_bias"]) for name in ("router", "down"))
+    assert all(np.any(blocks[f"{name}_bias"]) for name in ("router", "down"))
+    layers = len(backbone.layers_with_experts)
+    loads = np.asarray(blocks["selection_bias"]) * layers / LOAD_GRADIENT_SCALE  # shares of the tokens
+    tokens = np.sum(batch["backbone"]["segments"] > 0)
+    counts = (loads + experts.top_k / experts.count) * tokens
+    np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
+    assert round(counts.sum()) == experts.top_k * tokens and np.ptp(counts) > 1
+    found, _ = gradients_and_summary(engine, batch)
+    of_plan = found["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
+    np.testing.assert_allclose(of_plan, blocks["selection_bias"], atol=1e-12)
     assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}
 
 
@@ -119,7 +130,7 @@ def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_pat
 def test_verify_tries_layouts_of_experts_where_there_are_some():
     deep = tiny_model(depth=4)
     graph = module_graph(dataclasses.replace(deep, backbone=dataclasses.replace(deep.backbone, experts=EXPERTS)))
-    layouts, refused = default_layouts(graph, GlobalRows(12), devices=8)
+    layouts, refused = default_layouts(graph, ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS) + len(EXPERT_LAYOUT_KINDS), {})
     for layout in layouts:
         check_plan(layout.plan, graph, 12, 8)

@@ -75,6 +75,30 @@ WHOLE = {
             "tie_word_embeddings": False,
         },
     ),
+    "llava_onevision": (
+        "LlavaOnevision",
+        {
+            "vision_config": {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
+            "text_config": {"model_type": "qwen2", **TEXT},
+        },
+    ),
+    "paligemma": (
+        "PaliGemma",
+        {
+            "vision_config": {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
+            "text_config": {**DECODERS["gemma2"][1], "model_type": "gemma2"},
+            "projection_dim": 32,
+        },
+    ),
+    "pixtral": (
+        "Llava",
+        {
+            "vision_config": {"model_type": "pixtral", **VISION},
+            "text_config": {**DECODERS["mistral"][1], "model_type": "mistral"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
     "qwen2_5_vl": ("Qwen2_5_VL", {"vision_config": QWEN25_VISION, "text_config": {**TEXT, **MROPE}}),
     "qwen3_vl": (
         "Qwen3VL",

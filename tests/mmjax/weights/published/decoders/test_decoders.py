@@ -74,6 +74,17 @@ LONGROPE = {
     "long_factor": [2.0, 4.0, 8.0],
     "partial_rotary_factor": 0.75,
 }
+LLAMA4 = {
+    **SMALL,
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "intermediate_size_mlp": 24,
+    "moe_layers": [],
+    "attention_chunk_size": 5,
+    "floor_scale": 3,
+    "attn_scale": 0.7,
+    "rms_norm_eps": 1e-3,
+}
 
 CASES = {
     "llama 2": ("Llama", SMALL),
@@ -94,6 +105,7 @@ CASES = {
     "mistral": ("Mistral", {**SMALL, "head_dim": 8, "sliding_window": 5}),
     "mistral without a window": ("Mistral", {**SMALL, "sliding_window": None}),
     "qwen 3": ("Qwen3", {**SMALL, "head_dim": 8}),
+    "gemma": ("Gemma", {**SMALL, "head_dim": 8}),
     "gemma 2": ("Gemma2", {**SMALL, "num_hidden_layers": 3, **WIDE, "attn_logit_softcapping": 2.0}),
     "gemma 3": ("Gemma3Text", {**SMALL, "num_hidden_layers": 7, **WIDE}),
     "olmo 2": ("Olmo2", SMALL),
@@ -105,6 +117,17 @@ CASES = {
     "olmo 3": ("Olmo3", {**OLMO3, "rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL_ROPE}}),
     "olmo 3, not stretched": ("Olmo3", OLMO3),
     "phi 4 mini": ("Phi3", {**PHI4_MINI, "rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+    "llama 4 without experts": ("Llama4Text", LLAMA4),
+    "llama 4 without experts, chunks, temperature and norms": (
+        "Llama4Text",
+        {
+            **LLAMA4,
+            "attention_chunk_size": None,
+            "attn_temperature_tuning": False,
+            "use_qk_norm": False,
+            "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},
+        },
+    ),
     "phi 3": ("Phi3", {**SMALL, "sliding_window": 5, "pad_token_id": 0}),
 }
 CLASSES = {
@@ -113,11 +136,13 @@ CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "Mistral": "MistralForCausalLM",
     "Qwen3": "Qwen3ForCausalLM",
+    "Gemma": "GemmaForCausalLM",
     "Gemma2": "Gemma2ForCausalLM",
     "Gemma3Text": "Gemma3ForCausalLM",
     "Olmo2": "Olmo2ForCausalLM",
     "DeepseekV3": "DeepseekV3ForCausalLM",
     "Olmo3": "Olmo3ForCausalLM",
+    "Llama4Text": "Llama4ForCausalLM",
     "Phi3": "Phi3ForCausalLM",
 }
 
@@ -244,12 +269,15 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
         ("llama", {**SMALL, "rope_parameters": {"rope_type": "dynamic"}}, "of type 'dynamic'; only default, linear"),
         ("llama", {**SMALL, "rope_parameters": {"full_attention": YARN}}, "are those of full_attention apart"),
         ("olmo3", {**OLMO3, "rope_parameters": {"full_attention": LOCAL_ROPE, "sliding_attention": YARN}}, "'yarn'"),
+        ("gemma", {**SMALL, "hidden_act": "relu"}, "hidden_act is 'relu'"),
         ("gemma2", {**SMALL, "use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("mistral", {**SMALL, "layer_types": ["chunked_attention"] * 2}, "layer_types is"),
         ("phi3", {**SMALL, "attention_bias": True}, "attention_bias is true"),
         ("deepseek_v3", {**LATENT, "attention_bias": True}, "attention_bias is true"),
         ("deepseek_v3", {**LATENT, "rope_interleave": False}, "rope_interleave is false"),
         ("deepseek_v3", {**LATENT, "num_key_value_heads": 2}, "num_key_value_heads is 2; only 4"),
+        ("llama4_text", {**LLAMA4, "layer_types": ["chunked_attention"] * 5}, "layer 3 has chunked_attention and no"),
+        ("llama4_text", {**LLAMA4, "attention_bias": True}, "attention_bias is true"),
         ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
         ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
         ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),

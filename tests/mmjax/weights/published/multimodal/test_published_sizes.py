@@ -50,7 +50,33 @@ CASES = {
         },
     ),
     "InternVL": (transformers.InternVLForConditionalGeneration, {}),
+    "Llama 4 Scout": (
+        transformers.Llama4ForConditionalGeneration,
+        {"vision_config": {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096}},
+    ),
     "LLaVA 1.5 7B": (transformers.LlavaForConditionalGeneration, {}),
+    "LLaVA-NeXT 7B": (transformers.LlavaNextForConditionalGeneration, {}),
+    "LLaVA-OneVision 7B": (
+        transformers.LlavaOnevisionForConditionalGeneration,
+        {"text_config": {"model_type": "qwen2", **text(3584, 28, 28, 4, 18944, vocab_size=152064)}},
+    ),
+    "PaliGemma 2 3B": (
+        transformers.PaliGemmaForConditionalGeneration,
+        {
+            "text_config": {"model_type": "gemma2", **text(2304, 26, 8, 4, 9216, head_dim=256, vocab_size=257216)},
+            "vision_config": {"model_type": "siglip_vision_model", **SIGLIP, "image_size": 224},
+            "projection_dim": 2304,
+        },
+    ),
+    "Pixtral 12B": (
+        transformers.LlavaForConditionalGeneration,
+        {
+            "text_config": {"model_type": "mistral", **text(5120, 40, 32, 8, 14336, head_dim=128, vocab_size=131072)},
+            "vision_config": {"model_type": "pixtral", "hidden_act": "silu"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
     "Qwen2-Audio 7B": (transformers.Qwen2AudioForConditionalGeneration, {}),
     "Qwen2-VL 7B": (
         transformers.Qwen2VLForConditionalGeneration,

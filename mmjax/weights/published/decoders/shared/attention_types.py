@@ -1,0 +1,47 @@
+"""Kinds of attention of a decoder's layers in a config.json: `layer_types` and `sliding_window`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.attention_kinds import AttentionKind
+from configs.backbone import BackboneConfig
+
+_KINDS: dict[str, AttentionKind] = {"full_attention": "global", "sliding_attention": "local"}
+
+
+def read_attention_types(values: Mapping[str, Any], default: Sequence[str]) -> dict[str, Any]:
+    """The fields `attention_pattern` and `attention_window` of a BackboneConfig.
+
+    Args:
+        values: Contents of config.json.
+        default: Types of layers, repeated to the depth, for files that have no `layer_types`.
+
+    Raises:
+        ValueError: A layer is of a type that cannot be computed, or no window is given.
+    """
+    depth = values["num_hidden_layers"]
+    types = values.get("layer_types") or [default[layer % len(default)] for layer in range(depth)]
+    unknown = [name for name in types if name not in _KINDS]
+    if unknown or len(types) != depth:
+        raise ValueError(f"layer_types is {list(types)} for {depth} layers; give each one of {', '.join(_KINDS)}")
+    window = values.get("sliding_window")
+    kinds: list[AttentionKind] = [_KINDS[name] for name in types]
+    if "local" not in kinds or window is None:
+        if "local" in kinds and values.get("layer_types"):
+            raise ValueError("layer_types has sliding_attention, and sliding_window is None; give it positions")
+        return {}
+    return {"attention_pattern": shortest_pattern(kinds), "attention_window": window}
+
+
+def shortest_pattern(kinds: Sequence[AttentionKind]) -> tuple[AttentionKind, ...]:
+    """The shortest pattern that, repeated, gives the kinds of all layers."""
+    depth = len(kinds)
+    length = next(n for n in range(1, depth + 1) if all(kinds[i] == kinds[i % n] for i in range(depth)))
+    return tuple(kinds[:length])
+
+
+def write_attention_types(config: BackboneConfig) -> dict[str, Any]:
+    """The keys that `read_attention_types` reads."""
+    names = {kind: name for name, kind in _KINDS.items()}
+    kinds = [config.attention_kinds[number] for number in config.kind_of_layers]
+    return {"layer_types": [names[kind] for kind in kinds], "sliding_window": config.attention_window or None}

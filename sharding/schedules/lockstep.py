@@ -1,0 +1,270 @@
+"""1F1B and interleaved 1F1B in lockstep: what every pipeline rank does in each tick of one program on all of them.
+
+All ranks run the same instructions, whose collectives must meet. So a tick has a place for a forward and, after it, one
+for a backward, and what a rank sends, another can use from the next tick on:
+
+    tick      0    1    2    3    4    5    6    7    8    9
+    rank 0    F0   F1   F2   F3   F4B0 F5B1 B2   B3   B4   B5        3 ranks, 6 microbatches
+    rank 1         F0   F1   F2B0 F3B1 F4B2 F5B3 B4   B5
+    rank 2              F0B0 F1B1 F2B2 F3B3 F4B4 F5B5
+
+The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
+v m + p - 1 ticks with forwards, and as many with backwards: the pass takes as long as where ranks wait for nothing but
+their inputs.
+Each rank's order is that of interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
+as in eager 1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from sharding.plans.stage_graph import StageGraph
+from sharding.schedules.in_flight import InFlightLimits
+from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.list_scheduling import list_schedule, warm_up_order
+from sharding.schedules.one_f_one_b import backwards_first
+from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+
+_UNIT = "unit"
+_NONE = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TickOps:
+    """The forwards, or the backwards, of each tick on each rank.
+
+    Attributes:
+        runs: Whether there is one; where there is none, the other entries are 0.
+        microbatch: Its microbatch.
+        chunk: Its chunk.
+    """
+
+    runs: Bool[np.ndarray, "t p"]
+    microbatch: Int[np.ndarray, "t p"]
+    chunk: Int[np.ndarray, "t p"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TickSlots:
+    """Where each rank keeps arrays of the microbatches in flight; -1 for none.
+
+    Attributes:
+        size: Number of slots, of all ranks alike.
+        arrival: The slot of an array that arrives at the start of a tick.
+        forward: The slot that the tick's forward reads or writes.
+        backward: The slot that the tick's backward reads; then the slot is free.
+    """
+
+    size: int
+    arrival: Int[np.ndarray, "t p"]
+    forward: Int[np.ndarray, "t p"]
+    backward: Int[np.ndarray, "t p"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TickTable:
+    """A pass over a unit's pipeline in lockstep: t ticks, p pipeline ranks.
+
+    Attributes:
+        ranks: Number of pipeline ranks.
+        chunks: Chunks of each.
+        microbatches: Microbatches of the pass.
+        forwards, backwards: The ops of every tick; no backward runs in a pass without them.
+        inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
+            it is kept until the backward.
+        residuals: Slots of what a forward saves. A forward that does not run has one too, which holds nothing then.
+        gradients: Slots of gradients of outputs. That of the last stage is made in the tick of its forward, for which
+            `forward` has the slot.
+    """
+
+    ranks: int
+    chunks: int
+    microbatches: int
+    forwards: TickOps
+    backwards: TickOps
+    inputs: TickSlots
+    residuals: TickSlots
+    gradients: TickSlots
+
+    @property
+    def ticks(self) -> int:
+        """Number of ticks."""
+        return len(self.forwards.runs)
+
+    @functools.cached_property
+    def first_forwards(self) -> Int[np.ndarray, " t"]:
+        """The microbatch that enters the first stage in each tick; -1 for none."""
+        return _microbatches_at(self.forwards, 0, 0)
+
+    @functools.cached_property
+    def last_forwards(self) -> Int[np.ndarray, " t"]:
+        """The microbatch whose forward ends in the last stage in each tick; -1 for none."""
+        return _microbatches_at(self.forwards, self.ranks - 1, self.chunks - 1)
+
+    @functools.cached_property
+    def first_backwards(self) -> Int[np.ndarray, " t"]:
+        """The microbatch whose backward ends in the first stage in each tick; -1 for none."""
+        return _microbatches_at(self.backwards, 0, 0)
+
+    def segments(self) -> list["TickSegment"]:
+        """Runs of ticks in which some rank has a forward, or none has one, and likewise with backwards."""
+        kinds = np.stack([self.forwards.runs.any(axis=1), self.backwards.runs.any(axis=1)], axis=1)
+        starts = [0, *(1 + np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1))).tolist()]
+        ends = [*starts[1:], self.ticks]
+        return [TickSegment(start, end, *kinds[start].tolist()) for start, end in zip(starts, ends, strict=True)]
+
+
+class TickSegment(NamedTuple):
+    """The ticks from `start` to before `end`, and whether some rank runs forwards, or backwards, in each of them."""
+
+    start: int
+    end: int
+    has_forwards: bool
+    has_backwards: bool
+
+
+def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t"]:
+    runs = ops.runs[:, rank] & (ops.chunk[:, rank] == chunk)
+    return np.where(runs, ops.microbatch[:, rank], _NONE)
+
+
+def tick_table(ranks: int, chunks: int, microbatches: int, *, has_backward: bool = True) -> TickTable:
+    """The table of a training pass, or of its forwards alone.
+
+    Args:
+        ranks: Pipeline ranks; at least 1.
+        chunks: Chunks of each rank; at least 1.
+        microbatches: Microbatches of a step; at least 1.
+        has_backward: Whether there are backwards.
+    """
+    schedule = lockstep_order(ranks, chunks, microbatches, has_backward=has_backward)
+    ticks = _ticks(schedule, ranks)
+    count = 1 + max(ticks.values())
+    shape = (count, ranks)
+    stages = ranks * chunks
+    of_kind = {
+        kind: {(op.stage, op.microbatch): tick for op, tick in ticks.items() if op.kind == kind}
+        for kind in ("forward", "backward")
+    }
+    forward, backward = of_kind["forward"], of_kind["backward"]
+    inputs, residuals, gradients = [], [], []
+    for (stage, number), tick in forward.items():
+        end = backward.get((stage, number), tick)
+        arrival = forward[stage - 1, number] + 1 if stage else _NONE
+        inputs.append(_Lifetime(stage, number, arrival, tick, end))
+        if not has_backward:
+            continue
+        residuals.append(_Lifetime(stage, number, _NONE, tick, end))
+        is_last = stage == stages - 1
+        arrival = _NONE if is_last else backward[stage + 1, number] + 1
+        gradients.append(_Lifetime(stage, number, arrival, tick if is_last else _NONE, end))
+    return TickTable(
+        ranks=ranks,
+        chunks=chunks,
+        microbatches=microbatches,
+        forwards=_ops(forward, shape),
+        backwards=_ops(backward, shape),
+        inputs=_slots(inputs, shape),
+        residuals=_with_unused_slots(_slots(residuals, shape), residuals),
+        gradients=_slots(gradients, shape),
+    )
+
+
+def lockstep_in_flight(op_graph: OpGraph) -> InFlightLimits:
+    """How many microbatches each rank holds at once; one that is in several of its chunks counts in each.
+
+    As in `interleaved_in_flight`, but also of ranks with one chunk.
+    """
+    graph = op_graph.stage_graph
+    return {rank: graph.heights[stages[0]] + graph.heights[stages[-1]] - 1 for rank, stages in graph.stages_of.items()}
+
+
+def lockstep_order(ranks: int, chunks: int, microbatches: int, *, has_backward: bool = True) -> Schedule:
+    """The order of every rank's ops, on a chain of stages that starts and ends with this unit."""
+    stages = [(_UNIT, number) for number in range(ranks * chunks)]
+    graph = StageGraph(
+        {stage: frozenset({stage[1] % ranks}) for stage in stages},
+        tuple(zip(stages, stages[1:], strict=False)),
+        {_UNIT: ranks},
+    )
+    if not has_backward:
+        return interleaved(OpGraph(stage_graph=graph, microbatches=microbatches, with_update=False))
+    op_graph = OpGraph(stage_graph=graph, microbatches=microbatches, backward_stages=frozenset(stages))
+    limits = lockstep_in_flight(op_graph)
+    if chunks > 1:
+        return interleaved(op_graph, limits)
+    orders = {rank: warm_up_order(op_graph, rank, limit - 1) for rank, limit in limits.items()}
+    return list_schedule(op_graph, limits, backwards_first(op_graph), orders)
+
+
+def _ticks(schedule: Schedule, ranks: int) -> dict[PipelineOp, int]:
+    """The earliest tick of every forward and backward in the order of the schedule."""
+    ticks: dict[PipelineOp, int] = {}
+    previous: dict[int, PipelineOp] = {}
+    for op in schedule.ops:
+        if op.kind not in ("forward", "backward"):
+            continue
+        rank, is_forward = op.stage % ranks, op.kind == "forward"
+        before = op.stage - 1 if is_forward else op.stage + 1
+        sent = ticks.get(PipelineOp(op.kind, op.unit, before, op.microbatch), _NONE)
+        last = previous.get(rank)
+        free = 0 if last is None else ticks[last] + (is_forward or last.kind == "backward")
+        ticks[op] = max(sent + 1, free)
+        previous[rank] = op
+    return ticks
+
+
+def _ops(ticks: dict[tuple[int, int], int], shape: tuple[int, int]) -> TickOps:
+    """The table of ops given as (stage, microbatch): tick."""
+    runs = np.zeros(shape, bool)
+    microbatch, chunk = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for (stage, number), tick in ticks.items():
+        rank = stage % shape[1]
+        runs[tick, rank], microbatch[tick, rank], chunk[tick, rank] = True, number, stage // shape[1]
+    return TickOps(runs=runs, microbatch=microbatch, chunk=chunk)
+
+
+class _Lifetime(NamedTuple):
+    """An array that a rank keeps: when it arrives, is used or made by a forward, and used last; -1 for never."""
+
+    stage: int
+    microbatch: int
+    arrival: int
+    forward: int
+    end: int
+
+    @property
+    def start(self) -> int:
+        """The first tick in which it is there."""
+        return min(tick for tick in (self.arrival, self.forward) if tick != _NONE)
+
+
+def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
+    """Slots for arrays, of which those on one rank at one time have different ones: as few as can be."""
+    arrival, forward, backward = (np.full(shape, _NONE, np.int32) for _ in range(3))
+    free_from: list[list[int]] = [[] for _ in range(shape[1])]  # by rank and slot
+    for each in sorted(lifetimes, key=lambda each: each.start):
+        rank = each.stage % shape[1]
+        slots = free_from[rank]
+        slot = next((slot for slot, tick in enumerate(slots) if tick <= each.start), len(slots))
+        slots[slot : slot + 1] = [each.end + 1]
+        for table, tick in ((arrival, each.arrival), (forward, each.forward), (backward, each.end)):
+            if tick != _NONE:
+                table[tick, rank] = slot
+    return TickSlots(size=max(map(len, free_from)), arrival=arrival, forward=forward, backward=backward)
+
+
+def _with_unused_slots(slots: TickSlots, lifetimes: Iterable[_Lifetime]) -> TickSlots:
+    """The same with a slot for every tick and rank without a forward: one that holds nothing, or one more slot."""
+    ticks, ranks = slots.forward.shape
+    is_held = np.zeros((ticks, ranks, slots.size + 1), bool)
+    for each in lifetimes:
+        rank = each.stage % ranks
+        is_held[each.start : each.end + 1, rank, slots.forward[each.forward, rank]] = True
+    forward = np.where(slots.forward == _NONE, np.argmin(is_held, axis=2), slots.forward).astype(np.int32)
+    return dataclasses.replace(slots, size=max(slots.size, 1 + int(forward.max())), forward=forward)

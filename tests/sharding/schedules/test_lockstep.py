@@ -1,0 +1,125 @@
+"""Tables of ticks: every op once, in order and after what it needs, and no slot reused while something needs it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.schedules.checks import check_schedule
+from sharding.schedules.lockstep import lockstep_in_flight, lockstep_order, tick_table
+
+SIZES = {
+    "ranks": st.integers(1, 5),
+    "chunks": st.integers(1, 3),
+    "microbatches": st.integers(1, 11),
+    "has_backward": st.booleans(),
+}
+
+
+def ticks_of(ops, ranks):
+    """By (stage, microbatch) the tick of its op."""
+    found = {}
+    for tick, rank in zip(*np.nonzero(ops.runs), strict=True):
+        key = (int(ops.chunk[tick, rank]) * ranks + int(rank), int(ops.microbatch[tick, rank]))
+        assert key not in found
+        found[key] = int(tick)
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(**SIZES)
+def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, has_backward):
+    table = tick_table(ranks, chunks, microbatches, has_backward=has_backward)
+    forward, backward = (ticks_of(ops, ranks) for ops in (table.forwards, table.backwards))
+    everything = set(itertools.product(range(ranks * chunks), range(microbatches)))
+    assert set(forward) == everything
+    assert set(backward) == (everything if has_backward else set())
+    for (stage, number), tick in forward.items():
+        assert stage == 0 or tick > forward[stage - 1, number]
+    for (stage, number), tick in backward.items():
+        assert tick >= forward[stage, number]
+        assert stage == ranks * chunks - 1 or tick > backward[stage + 1, number]
+    assert table.forwards.runs.any(axis=1)[0]
+    assert (table.forwards.runs | table.backwards.runs).any(axis=1).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(**SIZES)
+def test_reads_find_what_was_written(ranks, chunks, microbatches, has_backward):
+    """The program's reads and writes, played with names of arrays."""
+    table = tick_table(ranks, chunks, microbatches, has_backward=has_backward)
+    last = ranks * chunks - 1
+    inputs, residuals, gradients = (
+        [[None] * slots.size for _ in range(ranks)] for slots in (table.inputs, table.residuals, table.gradients)
+    )
+    sent, sent_back = {}, {}
+    for tick in range(table.ticks):
+        arrived, arrived_back, sent, sent_back = sent, sent_back, {}, {}
+        for rank in range(ranks):
+            if table.inputs.arrival[tick, rank] >= 0:
+                inputs[rank][table.inputs.arrival[tick, rank]] = arrived[rank]
+            if table.gradients.arrival[tick, rank] >= 0:
+                gradients[rank][table.gradients.arrival[tick, rank]] = arrived_back[rank]
+        for rank in range(ranks):
+            ops = table.forwards
+            key = (int(ops.chunk[tick, rank]) * ranks + rank, int(ops.microbatch[tick, rank]))
+            if has_backward:
+                name = key if ops.runs[tick, rank] else "nothing"
+                residuals[rank][table.residuals.forward[tick, rank]] = name
+            if ops.runs[tick, rank]:
+                slot = table.inputs.forward[tick, rank]
+                if key[0] == 0:
+                    inputs[rank][slot] = key
+                assert inputs[rank][slot] == key
+                sent[(rank + 1) % ranks] = (key[0] + 1, key[1])
+                if key[0] == last and has_backward:
+                    gradients[rank][table.gradients.forward[tick, rank]] = key
+        for rank in range(ranks):
+            ops = table.backwards
+            if ops.runs[tick, rank]:
+                key = (int(ops.chunk[tick, rank]) * ranks + rank, int(ops.microbatch[tick, rank]))
+                for buffer, slots in (
+                    (inputs, table.inputs),
+                    (residuals, table.residuals),
+                    (gradients, table.gradients),
+                ):
+                    assert buffer[rank][slots.backward[tick, rank]] == key
+                sent_back[(rank - 1) % ranks] = (key[0] - 1, key[1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(ranks=st.integers(1, 6), chunks=st.integers(1, 3), groups=st.integers(1, 5))
+def test_whole_groups_take_no_longer_and_hold_no_more_than_where_ranks_wait_for_inputs_alone(ranks, chunks, groups):
+    microbatches = ranks * groups
+    table = tick_table(ranks, chunks, microbatches)
+    assert table.ticks == microbatches * chunks + ranks * chunks + ranks - 2
+    for ops in (table.forwards, table.backwards):
+        assert ops.runs.any(axis=1).sum() == microbatches * chunks + ranks - 1
+    held = min(2 * (ranks - 1) + (chunks - 1) * ranks + 1, microbatches * chunks)
+    is_full = held == microbatches * chunks and ranks > 1  # the first rank waits for others with all that it will hold
+    assert table.residuals.size == held + is_full
+    assert table.inputs.size <= held + 1
+    assert table.gradients.size <= 2
+
+
+@settings(deadline=None, max_examples=40)
+@given(ranks=st.integers(1, 5), chunks=st.integers(1, 3), microbatches=st.integers(1, 11))
+def test_ranks_hold_no_more_than_the_limit(ranks, chunks, microbatches):
+    schedule = lockstep_order(ranks, chunks, microbatches)
+    limits = lockstep_in_flight(schedule.op_graph)
+    check_schedule(schedule, limits)
+    table = tick_table(ranks, chunks, microbatches)
+    assert table.residuals.size <= 1 + max(limits.values())
+
+
+@pytest.mark.parametrize("microbatches", [1, 5])
+def test_all_ranks_know_which_microbatch_enters_and_ends(microbatches):
+    table = tick_table(3, 1, microbatches)
+    for entries in (table.first_forwards, table.last_forwards, table.first_backwards):
+        assert [number for number in entries.tolist() if number >= 0] == list(range(microbatches))
+    forwards = [(segment.has_forwards, segment.has_backwards) for segment in table.segments()]
+    assert forwards[0] == (True, False)
+    assert forwards[-1] == (False, True)
+    assert sum(segment.end - segment.start for segment in table.segments()) == table.ticks
