@@ -80,11 +80,15 @@ PARTS = {
     "audioldm_s": Published(0.181, "arXiv 2301.12503 (U-Net)"),
     "flux_1_dev": Published(11.901, "weights of FLUX.1-dev (transformer)"),
     "stable_diffusion_3": Published(2.028, "weights of stable-diffusion-3-medium-diffusers (transformer)"),
-    "qwen3_vl_vision": Published(0.416, "weights of Qwen3-VL-8B-Instruct (vision tower without mergers)"),
-    "gemma3_vision": Published(0.417, "weights of gemma-3-27b-it (vision tower)"),
+    "qwen3_vl_vision": Published(
+        0.416, "weights of Qwen3-VL-8B-Instruct, less the language model and 0.160 B of mergers"
+    ),
+    "gemma3_vision": Published(
+        0.417, "weights of gemma-3-27b-it, less the language model and 0.006 B of the projector"
+    ),
     "internvit_300m": Published(0.304, "model card of InternViT-300M-448px-V2_5"),
-    "qwen2_5_omni_vision": Published(0.632, "weights of Qwen2.5-Omni-7B (vision tower without merger)"),
-    "qwen2_5_omni_audio": Published(0.635, "weights of Qwen2.5-Omni-7B (audio tower without projection)"),
+    "qwen2_5_omni_vision": Published(0.632, "transformers' class of that size, without its merger"),
+    "qwen2_5_omni_audio": Published(0.635, "transformers' class of that size, without its projection"),
     "qwen3_vl_8b_text": Published(8.19, "weights of Qwen3-VL-8B-Instruct (language model)"),
     "qwen3_vl_30b_a3b_text": Published(30.532, "weights of Qwen3-VL-30B-A3B-Instruct (language model)"),
     "gemma3_27b_text": Published(27.009, "weights of gemma-3-27b-it (language model)"),
