@@ -29,7 +29,7 @@ def counted(config: ModelConfig, plan: Plan, batch) -> StageCosts:
     """What the planner counts of a plan's first stage, for rows that are full."""
     rows, tokens = batch["backbone"]["tokens"].shape
     graph, costs = module_graph(config), AnalyticCostModel(CLUSTERS["h100"], element_bytes=4)
-    loads = {"backbone": np.array([[tokens, tokens**2, 1.0]] * rows)}
+    loads = {"backbone": np.array([[tokens, tokens**2, 1.0, 0.0]] * rows)}
     return plan_costs(plan, BatchCosts(graph, costs, loads), trained_parts(graph, ("all",))).stages["b", 0]
 
 

@@ -32,7 +32,7 @@ def test_planned_capacities_hold_every_microbatch_that_plans_are_simulated_with(
             assert bool(unit.capacities) == bool(unit.rows)
             if unit.rows:
                 with_rows += 1
-                totals = of.sampled_rows[unit.name].reshape(plan.microbatches, -1, 3).sum(axis=1)
+                totals = of.sampled_rows[unit.name].reshape(plan.microbatches, -1, 4).sum(axis=1)
                 assert fullest_row(totals, unit.rows, of.graph[unit.name]).max() <= unit.capacities[-1]
                 assert len(unit.capacities) <= MOST_CAPACITIES
                 assert not any(size % of.graph[unit.name].values_per_cell for size in unit.capacities)

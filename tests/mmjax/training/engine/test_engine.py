@@ -328,13 +328,6 @@ def test_evaluation_gives_the_losses_of_the_step():
     assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
 
 
-def test_context_parallelism_is_refused_before_anything_compiles():
-    eyes, mind = TWO_UNITS.units
-    ringed = dataclasses.replace(TWO_UNITS, units=(eyes, dataclasses.replace(mind, tp=1, cp=2)))
-    with pytest.raises(PlanError, match=r"unit backbone: cp 2 can be planned and simulated .*, but not yet trained"):
-        shared_engine(ringed, WITHOUT_GENERATOR)
-
-
 def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
     eyes, mind = TWO_UNITS.units
     ringed = dataclasses.replace(TWO_UNITS, units=(eyes, dataclasses.replace(mind, collectives="ring")))
