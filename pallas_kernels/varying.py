@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import ShapedArray
 
 
 def rank_count(axes: tuple[str, ...]) -> int:
@@ -17,8 +18,8 @@ def rank_count(axes: tuple[str, ...]) -> int:
 
 
 def varying_axes(leaf: Any) -> frozenset[str]:
-    """Mesh axes over which a value inside `jax.shard_map` differs between devices."""
-    abstract_value = jax.typeof(leaf)
+    """Mesh axes over which a value inside `jax.shard_map`, or an abstract one, differs between devices."""
+    abstract_value: Any = leaf if isinstance(leaf, ShapedArray) else jax.typeof(leaf)
     if hasattr(abstract_value, "vma"):
         return frozenset(abstract_value.vma)
     return frozenset(abstract_value.manual_axis_type.varying)  # jax 0.12

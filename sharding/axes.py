@@ -30,6 +30,7 @@ class Axes:
         sequence: Axes over which the positions of a row are divided between split matmuls: none, or all of `tensor`.
             They divide what the ranks of `context` have.
         collective_matmul: Implementation of the collectives around split matmuls (`pallas_kernels.collective_matmul`).
+        pipeline: Axes over which the layers of a stack are divided where one program runs a whole pipeline; else none.
     """
 
     data: tuple[str, ...] = ()
@@ -42,9 +43,10 @@ class Axes:
     context_transfer: ContextTransfer = "ring"
     sequence: tuple[str, ...] = ()
     collective_matmul: CollectiveMatmul = "reference"
+    pipeline: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for purpose in ("data", "tensor", "expert", "fsdp", "context", "sequence"):
+        for purpose in ("data", "tensor", "expert", "fsdp", "context", "sequence", "pipeline"):
             if isinstance(getattr(self, purpose), str):
                 raise TypeError(f"Axes.{purpose} is the string {getattr(self, purpose)!r}; give a tuple of axis names")
         # An axis may serve data and expert at once, but rows and widths never share one.
@@ -62,6 +64,17 @@ class Axes:
     def replicas(self) -> tuple[str, ...]:
         """Axes over which gradients and losses are summed: each rank along them has rows or positions of its own."""
         return (*self.data, *self.context)
+
+    @property
+    def around_stack(self) -> "Axes":
+        """The same axes for layers before and behind a stack: pipeline ranks divide their vocabulary too.
+
+        They are more tensor ranks there (vocabulary parallelism over pipeline ranks, arXiv 2411.05288), none of which
+        divide positions.
+        """
+        if not self.pipeline:
+            return self
+        return dataclasses.replace(self, tensor=(*self.pipeline, *self.tensor), sequence=(), pipeline=())
 
     @property
     def without_sequence(self) -> "Axes":

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId, UnitCopies
+from sharding.plans.unit_plan import UnitPlan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,12 +85,14 @@ def _without_repetitions(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray
 def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[np.ndarray, "_ _"]]:
     """The devices of every stage as [copies * replicas, ranks of a replica]; replicas are those that modules share."""
     units = {unit.name: unit for unit in plan.units}
-    return {
-        (unit, stage): np.array(units[unit].stage_devices(stage)).reshape(
-            units[unit].copies * units[unit].shared_replicas, -1
-        )
-        for unit, stage in stages
-    }
+
+    def devices(unit: UnitPlan, stage: int) -> Int[np.ndarray, "_ _"]:
+        if unit.is_compiled:  # the replicas of every pipeline rank, next to each other
+            by_rank = np.array(unit.devices).reshape(unit.pp, unit.shared_replicas, -1)
+            return by_rank.swapaxes(0, 1).reshape(unit.shared_replicas, -1)
+        return np.array(unit.stage_devices(stage)).reshape(unit.copies * unit.shared_replicas, -1)
+
+    return {(unit, stage): devices(units[unit], stage) for unit, stage in stages}
 
 
 def replicas_at(

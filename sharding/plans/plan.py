@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from configs.strict_json import parse_json
+from sharding.plans.compiled_units import check_compiled_unit
 from sharding.plans.device_ranges import MAX_DEVICES, device_ranges, parse_ranges
 from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.json_text import json_text
@@ -93,6 +94,7 @@ class Plan:
             "chunks": 1,
         }
         defaults |= {"collectives": "reduce", "extra_in_flight": 0, "copies": 1, "rows": 0, "capacities": ()}
+        defaults |= {"executor": "dispatched"}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {
@@ -195,6 +197,7 @@ def check_layout(plan: Plan, graph: ModuleGraph, devices: int) -> None:
         _check_placement(plan, graph)
         for unit in plan.units:
             check_unit(unit, graph, devices)
+            check_compiled_unit(unit, plan.units, plan.schedule, graph)
     except PlanError as error:
         there, here = plan.made_for or PlanPurpose(), PlanPurpose(model=module_sizes(graph))
         if other := differences(there, here):

@@ -48,6 +48,10 @@ def _prime_factors(number: int) -> list[tuple[int, int]]:
     return factors
 
 
+PIPELINE_AXIS = "stage"
+"""The axis of pipeline ranks, before the others, of a unit that is one program."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StageAxes:
     """The mesh of a unit's stages.
@@ -64,16 +68,18 @@ class StageAxes:
 def stage_axes(unit: UnitPlan) -> StageAxes:
     """The mesh of each stage of a unit: "data", "fsdp", "expert", and one axis or several for tensor parallelism.
 
-    Context parallelism adds an axis "context" before those.
+    Context parallelism adds an axis "context", and a unit that is one program an axis "stage" before all others.
     """
     own_axes = dataclasses.replace(
         STAGE_AXES,
         fsdp=("fsdp", "expert") if unit.fsdp > 1 else (),
         context=("context",) if unit.cp > 1 else (),
         context_transfer=unit.context_transfer,
+        pipeline=(PIPELINE_AXIS,) if unit.is_compiled else (),
     )
     if not unit.module_tp:
-        sizes = _data_sizes(unit, unit.dp) | {"tensor": unit.tp}
+        pipeline = {PIPELINE_AXIS: unit.pp} if unit.is_compiled else {}
+        sizes = pipeline | _data_sizes(unit, unit.dp) | {"tensor": unit.tp}
         return StageAxes(sizes, dict.fromkeys(unit.modules, own_axes))
     factors = tensor_axes({module: unit.tensor_ranks_of(module) for module in unit.modules})
     names = {users: _axis_name(users, unit.modules) for users in factors}

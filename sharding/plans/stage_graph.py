@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 
 from sharding.plans.plan import Plan
-from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_layers import program_layers
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import ModuleGraph
 
@@ -56,6 +56,8 @@ class StageGraph:
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
         exchanges: The edges between stages whose rows hold different items (`UnitPlan.rows`).
         copies: Of units with several copies of their pipeline.
+        compiled: Stages that are a whole unit, of which one program runs all forwards and backwards of a step: it needs
+            the inputs of all microbatches (`UnitPlan.executor`).
     """
 
     devices: Mapping[StageId, frozenset[int]]
@@ -63,6 +65,7 @@ class StageGraph:
     pp: Mapping[str, int] = dataclasses.field(default_factory=dict)
     exchanges: frozenset[StageEdge] = frozenset()
     copies: Mapping[str, "UnitCopies"] = dataclasses.field(default_factory=dict)
+    compiled: frozenset[StageId] = frozenset()
 
     def __post_init__(self) -> None:
         order = {stage: position for position, stage in enumerate(self.devices)}
@@ -179,6 +182,15 @@ class StageGraph:
         """For every stage, the number of stages on the longest path from it to a sink, itself included."""
         return _longest_paths(self.stages[::-1], self.targets.__getitem__)
 
+    @functools.cached_property
+    def ancestors_of_compiled(self) -> frozenset[StageId]:
+        """The stages that feed a stage of `compiled`, directly or through others, and these."""
+        reached = set(self.compiled)
+        for stage in reversed(self.stages):
+            if any(target in reached for target in self.targets[stage]):
+                reached.add(stage)
+        return frozenset(reached)
+
     def with_descendants(self, stages: frozenset[StageId]) -> frozenset[StageId]:
         """These stages and all that they feed, directly or through others."""
         reached = set(stages)
@@ -228,14 +240,16 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     last_stage: dict[str, StageId] = {}
     for unit in plan.units:
         rank_devices = [frozenset(unit.stage_devices(rank)) for rank in range(unit.pp)]
+        if unit.is_compiled:
+            rank_devices = [frozenset(unit.devices)]
         if unit.copies > 1:
             copies[unit.name] = UnitCopies(
                 tuple(frozenset(unit.rank_devices(rank)) for rank in range(unit.copies * unit.pp)),
                 unit.microbatch_copies(plan.microbatches),
             )
-        for number, runs in enumerate(stage_layers(unit, graph)):
+        for number, runs in enumerate(program_layers(unit, graph)):
             stage = (unit.name, number)
-            devices[stage] = rank_devices[number % unit.pp]
+            devices[stage] = rank_devices[number % len(rank_devices)]
             if number:
                 edges.append(((unit.name, number - 1), stage))
             for run in runs:
@@ -244,10 +258,13 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     module_edges = ((last_stage[source], first_stage[target]) for source, target in graph.edges)
     edges = list(dict.fromkeys([*edges, *(edge for edge in module_edges if edge[0] != edge[1])]))
     order = _topological_order(tuple(devices), edges)
-    pp = {unit.name: unit.pp for unit in plan.units if unit.chunks > 1}
+    pp = {unit.name: unit.pp for unit in plan.units if unit.chunks > 1 and not unit.is_compiled}
+    compiled = frozenset((unit.name, 0) for unit in plan.units if unit.is_compiled)
     own_rows = {unit.name for unit in plan.units if unit.rows}
     exchanges = (edge for edge in edges if edge[0][0] != edge[1][0] and own_rows.intersection((edge[0][0], edge[1][0])))
-    return StageGraph({stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges), copies)
+    return StageGraph(
+        {stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges), copies, compiled
+    )
 
 
 def _topological_order(stages: tuple[StageId, ...], edges: list[StageEdge]) -> list[StageId]:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from configs.errors import UserError
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_layers import program_layers
 from sharding.specs.layer import LayerSpec
 from sharding.specs.modules import ModuleGraph
 
@@ -58,7 +58,7 @@ def trained_stages(plan: Plan, graph: ModuleGraph, trained: frozenset[str]) -> f
     return frozenset(
         (unit.name, stage)
         for unit in plan.units
-        for stage, runs in enumerate(stage_layers(unit, graph))
+        for stage, runs in enumerate(program_layers(unit, graph))
         for run in runs
         if any(layer.part in trained for layer, _ in graph[run.module].layers_between(run.first, run.last))
     )

@@ -15,6 +15,13 @@ class LayerRun(NamedTuple):
     last: int
 
 
+def program_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
+    """For every stage with programs of its own (`UnitPlan.program_count`), its runs of layers, in chain order."""
+    if not unit.is_compiled:
+        return stage_layers(unit, graph)
+    return (tuple(LayerRun(name, 0, graph[name].layer_count) for name in unit.modules),)
+
+
 def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
     """For every virtual stage, the runs of layers that it owns, in chain order.
 

@@ -19,6 +19,8 @@ MOST_CAPACITIES = 4
 
 CollectivesName = Literal["reduce", "gather", "ring", "mosaic"]
 
+ExecutorName = Literal["dispatched", "compiled"]
+
 
 class TensorCollectives(NamedTuple):
     """What the tensor ranks do around split matmuls.
@@ -99,6 +101,10 @@ class UnitPlan:
         capacities: What such a row holds, ascending: patches, frames or target images. A microbatch runs with the
             smallest that holds its items, all replicas alike, and one without items not at all. Empty for one that
             suffices for every batch: rows of the global batch fit as wholes.
+        executor: How a step of the unit runs. `dispatched`: a program for each stage, microbatch, and forward or
+            backward, in the order of the plan's schedule. `compiled`: one program a step, in which all pipeline ranks
+            run in lockstep (`sharding.schedules.lockstep`); of a backbone alone, whose stages must be equal
+            (`sharding.plans.compiled_units`).
     """
 
     name: str
@@ -126,6 +132,7 @@ class UnitPlan:
     copy_of_microbatch: tuple[int, ...] = ()
     rows: int = 0
     capacities: tuple[int, ...] = ()
+    executor: ExecutorName = "dispatched"
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
@@ -163,7 +170,8 @@ class UnitPlan:
             raise PlanError(
                 f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
             )
-        for key, choices in (("expert_transfer", ExpertTransferChoice), ("context_transfer", ContextTransfer)):
+        literals = {"expert_transfer": ExpertTransferChoice, "context_transfer": ContextTransfer}
+        for key, choices in (literals | {"executor": ExecutorName}).items():
             if getattr(self, key) not in get_args(choices):
                 raise PlanError(
                     f"unit {self.name}: {key} {getattr(self, key)!r}; choose from {', '.join(get_args(choices))}"
@@ -309,6 +317,11 @@ class UnitPlan:
         """The recomputation policy of each layer of a virtual stage, in chain order."""
         return layer_policies(self.recompute[stage], self.layers[stage])
 
+    def program_recompute(self, stage: int) -> tuple[RecomputePolicy, ...]:
+        """The same of a stage with programs of its own."""
+        stages = range(self.stage_count) if self.is_compiled else (stage,)
+        return tuple(policy for each in stages for policy in self.layer_recompute(each))
+
     @property
     def stage_count(self) -> int:
         """Number of virtual stages: pp * chunks."""
@@ -318,6 +331,20 @@ class UnitPlan:
     def pp(self) -> int:
         """Number of pipeline ranks: stages with devices of their own."""
         return self.stage_count // self.chunks
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a step of the unit is one program."""
+        return self.executor == "compiled"
+
+    @property
+    def program_count(self) -> int:
+        """Stages with programs of their own: the virtual stages, or one where a step of the unit is one program."""
+        return 1 if self.is_compiled else self.stage_count
+
+    def program_devices(self, stage: int, copy: int) -> tuple[int, ...]:
+        """The devices of the programs of a stage in one copy: by data rank, or by pipeline rank in one program."""
+        return self.devices if self.is_compiled else self.copy_devices(stage, copy)
 
     def rank_devices(self, rank: int) -> tuple[int, ...]:
         """The dp * cp * tp devices of a pipeline rank of a copy, `rank` being copy * pp + stage % pp."""

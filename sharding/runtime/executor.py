@@ -15,10 +15,12 @@ from flax import traverse_util
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.bundled_ops import bundle_calls, ops_by_program
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
-from sharding.runtime.microbatch_ops import MicrobatchOps, OpCall, StageEvaluation, StepBuffers
+from sharding.runtime.microbatch_ops import MicrobatchOps
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
+from sharding.runtime.pipeline_ops import PipelineOps
 from sharding.runtime.stages.bundles import BundledPrograms
 from sharding.runtime.stages.compilation import ProgramCall
+from sharding.runtime.step_buffers import OpCall, StageEvaluation, StepBuffers
 from sharding.schedules.op_log import OpLog
 from sharding.schedules.ops import OpKind, PipelineOp, Schedule
 from sharding.trees import Tree, get_leaf, set_leaf
@@ -64,11 +66,13 @@ class Executor:
         self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
         self.op_log = OpLog(_LOGGED_STEPS * len(training_schedule.ops))
         self.microbatch_ops = MicrobatchOps(stages, channels, training_schedule.op_graph.stage_graph)
+        self._pipeline_ops = PipelineOps(stages)
+        self._compiled = training_schedule.op_graph.stage_graph.compiled
         self.bundled_programs = BundledPrograms()
         self._prepare_call: dict[OpKind, Callable[[StepBuffers, PipelineOp], OpCall | None]] = {
             "gather": self._gather,
-            "forward": self.microbatch_ops.forward,
-            "backward": self.microbatch_ops.backward,
+            "forward": self._forward,
+            "backward": self._backward,
             "reduce": self._reduce,
         }
         self._run_op: dict[OpKind, Callable[[StepBuffers, PipelineOp], Any]] = {
@@ -169,7 +173,10 @@ class Executor:
             if op.kind == "hop":
                 self.microbatch_ops.hop(buffers, op)
             elif op.kind == "forward":
-                results[op.stage_id][op.microbatch] = self.microbatch_ops.evaluate(buffers, op)
+                if op.stage_id in self._compiled:
+                    results[op.stage_id] |= self._pipeline_ops.evaluate(buffers, op)
+                else:
+                    results[op.stage_id][op.microbatch] = self.microbatch_ops.evaluate(buffers, op)
             self.op_log.end(op, self._mark(batch, op, None))
         return results
 
@@ -181,6 +188,15 @@ class Executor:
             return None
         call = ProgramCall(stage.gather, (buffers.state.master_weights[op.stage_id],))
         return OpCall(call, functools.partial(_store, buffers.compute_weights, op.stage_id))
+
+    def _forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
+        ops = self._pipeline_ops if op.stage_id in self._compiled else self.microbatch_ops
+        return ops.forward(buffers, op)
+
+    def _backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
+        if op.stage_id in self._compiled:
+            return None  # the last forward has run it
+        return self.microbatch_ops.backward(buffers, op)
 
     def _share(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []

@@ -76,7 +76,7 @@ def submesh(devices: Sequence[jax.Device], sizes: Mapping[str, int]) -> Mesh:
 
 
 def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, CopyMeshes]:
-    """The meshes of every virtual stage; the device indices of a plan are positions in `devices`.
+    """The meshes of every stage with programs of its own; the device indices of a plan are positions in `devices`.
 
     Raises:
         PlanError: The plan names a device that does not exist.
@@ -86,10 +86,10 @@ def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, Cop
         raise PlanError(f"the plan needs device {highest}, but there are {len(devices)} devices; use fewer")
 
     def mesh(unit: UnitPlan, stage: int, copy: int) -> Mesh:
-        return submesh([devices[index] for index in unit.copy_devices(stage, copy)], stage_axes(unit).sizes)
+        return submesh([devices[index] for index in unit.program_devices(stage, copy)], stage_axes(unit).sizes)
 
     return {
         (unit.name, stage): CopyMeshes(tuple(mesh(unit, stage, copy) for copy in range(unit.copies)))
         for unit in plan.units
-        for stage in range(unit.stage_count)
+        for stage in range(unit.program_count)
     }

@@ -7,10 +7,8 @@ it. The stages beside it take zeros instead, which is what an exchange without i
 are is the same on all processes.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -19,67 +17,14 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_graph import StageCopy, StageGraph, StageId
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
-from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop, PermuteHop
-from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch, TrainState
+from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch
 from sharding.runtime.stages.compilation import ProgramCall
-from sharding.runtime.stages.definition import Arrays, BackwardResult, ForwardResult
+from sharding.runtime.stages.definition import BackwardResult, ForwardResult
 from sharding.runtime.stages.programs import StagePrograms
+from sharding.runtime.step_buffers import OpCall, StageEvaluation, StepBuffers
 from sharding.schedules.ops import PipelineOp
 from sharding.trees import Tree
-
-ChannelKey = tuple[str, int]
-"""(channel, microbatch)."""
-
-
-class StageEvaluation(NamedTuple):
-    """A stage's results for one microbatch.
-
-    Attributes:
-        losses: `[replicas]` by name.
-        auxiliary_metrics: Arrays by name, rows first; none of a microbatch that does not run there.
-    """
-
-    losses: Arrays
-    auxiliary_metrics: Arrays
-
-
-@dataclasses.dataclass(kw_only=True)
-class StepBuffers:
-    """All arrays that are alive during one pass over the schedule.
-
-    Compute weights are on the mesh of all copies of a stage; `copy_weights` are views of them on each copy's submesh.
-    """
-
-    state: TrainState
-    batch: PlacedBatch
-    compute_weights: dict[StageId, Tree]
-    copy_weights: dict[StageId, tuple[Tree | None, ...]] = dataclasses.field(default_factory=dict)
-    losses: dict[StageCopy, Arrays] = dataclasses.field(default_factory=dict)
-    unreduced_gradients: dict[StageCopy, Tree] = dataclasses.field(default_factory=dict)
-    gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
-    outputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    inputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    output_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    input_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
-    summary: StepSummary | None = None
-
-
-class OpCall(NamedTuple):
-    """An op that is ready to run: one program, alone or in a bundle.
-
-    Attributes:
-        call: The program and what it takes.
-        store: Puts what the program returned where later ops find it; returns the arrays that the op made.
-    """
-
-    call: ProgramCall
-    store: Callable[[Any], Any]
-
-    def run(self) -> Any:
-        """Runs the program alone, and returns the arrays that the op made."""
-        return self.store(self.call.program(*self.call.arguments))
 
 
 class MicrobatchOps:
@@ -120,7 +65,7 @@ class MicrobatchOps:
             buffers.losses[place] = of_copy.largest.zero_losses()
         if capacity is None:
             return None
-        programs = of_copy.by_capacity[capacity]
+        programs = _programs(of_copy, capacity)
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
         operands = (
             self._weights(buffers, place),
@@ -139,7 +84,7 @@ class MicrobatchOps:
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
         if capacity is None:
             return StageEvaluation(of_copy.largest.zero_losses(), {})
-        programs = of_copy.by_capacity[capacity]
+        programs = _programs(of_copy, capacity)
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
             self._weights(buffers, place), inputs, buffers.batch.stages[place], self._index(stage_id, microbatch)
@@ -170,10 +115,10 @@ class MicrobatchOps:
         if not of_copy.is_local:
             return None
         if place not in buffers.unreduced_gradients:
-            buffers.unreduced_gradients[place] = of_copy.largest.zero_gradients()
+            buffers.unreduced_gradients[place] = _programs(of_copy, -1).zero_gradients()
         if capacity is None:
             return None
-        programs = of_copy.by_capacity[capacity]
+        programs = _programs(of_copy, capacity)
         assert programs.backward is not None
         definition = programs.definition
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
@@ -267,6 +212,13 @@ class MicrobatchOps:
             sharding = NamedSharding(of_copy.largest.mesh, P())
             self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(position))
         return self._indices[key]
+
+
+def _programs(of_copy: CopyPrograms, capacity: int) -> StagePrograms:
+    """The programs of a stage for a capacity by number; -1 for the largest."""
+    programs = of_copy.by_capacity[capacity]
+    assert isinstance(programs, StagePrograms), "a unit that is one program has ops of its own (`PipelineOps`)"
+    return programs
 
 
 def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:

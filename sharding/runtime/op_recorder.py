@@ -23,6 +23,7 @@ from pallas_kernels.varying import make_varying
 from sharding.runtime.executor import Executor
 from sharding.runtime.stages.compilation import abstract_arrays
 from sharding.runtime.stages.definition import BackwardResult, ForwardResult
+from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.ops import TRANSFERS, PipelineOp
 
 _SWITCH_INTERVAL = 1e-4
@@ -164,7 +165,7 @@ def _compile_marks(executor: Executor) -> None:
     """Compiles `_mark` for the stages whose programs return nothing but donated arrays: nobody is fed by them."""
     for copy in (copy for stage in executor.stages.values() for copy in stage.copies):
         programs = copy.largest
-        if not copy.is_local:
+        if not copy.is_local or not isinstance(programs, StagePrograms):
             continue
         if programs.backward is None and not programs.output_shapes and programs.loss_names:
             _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))

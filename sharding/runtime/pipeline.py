@@ -11,7 +11,7 @@ from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop
 from sharding.runtime.stages.definition import Microbatches
-from sharding.runtime.stages.programs import StagePrograms
+from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.trees import Tree
 
 
@@ -20,13 +20,14 @@ class CopyPrograms:
     """The programs of one stage that run for the microbatches of one copy of its unit, all jitted on its submesh.
 
     Attributes:
-        by_capacity: Forward, backward and evaluation, for each capacity of the stage's rows, ascending.
+        by_capacity: Forward, backward and evaluation, for each capacity of the stage's rows, ascending; or the programs
+            of a whole pipeline, whose rows have one capacity.
     """
 
-    by_capacity: tuple[StagePrograms, ...]
+    by_capacity: tuple[MeshPrograms, ...]
 
     @property
-    def largest(self) -> StagePrograms:
+    def largest(self) -> MeshPrograms:
         """Those for rows of the largest capacity."""
         return self.by_capacity[-1]
 
@@ -59,7 +60,7 @@ class ExecutableStage:
     update: Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]] | None
 
     @property
-    def programs(self) -> StagePrograms:
+    def programs(self) -> MeshPrograms:
         """Those of the first copy for rows of the largest capacity: what depends on neither is the same for all."""
         return self.copies[0].largest
 

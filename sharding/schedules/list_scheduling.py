@@ -103,7 +103,8 @@ class _ReadyOps:
             forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
             self._missing[forward] = len(graph.sources[stage])
             if stage in op_graph.backward_stages:
-                self._missing[backward] = 1 + len(graph.targets[stage])
+                forwards = op_graph.microbatches if stage in graph.compiled else 1
+                self._missing[backward] = forwards + len(graph.targets[stage])
             if not graph.sources[stage]:
                 self._add(forward)
 
@@ -131,7 +132,11 @@ class _ReadyOps:
         if op.kind == "forward":
             waiting += [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
         before = (op.stage_id,) if op.kind == "forward" else graph.sources[op.stage_id]
-        waiting += [PipelineOp("backward", *stage, op.microbatch) for stage in before if stage in backward_stages]
+        waits_for_all = op.kind == "forward" and op.stage_id in graph.compiled
+        numbers = range(self._op_graph.microbatches) if waits_for_all else (op.microbatch,)
+        waiting += [
+            PipelineOp("backward", *stage, number) for stage in before if stage in backward_stages for number in numbers
+        ]
         for dependent in waiting:
             self._missing[dependent] -= 1
             if not self._missing[dependent]:

@@ -8,8 +8,9 @@ for a backward, and what a rank sends, another can use from the next tick on:
     rank 1         F0   F1   F2B0 F3B1 F4B2 F5B3 B4   B5
     rank 2              F0B0 F1B1 F2B2 F3B3 F4B4 F5B5
 
-The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, v m + p - 1
-ticks have forwards, and as many backwards: the pass takes as long as where ranks wait for nothing but their inputs.
+The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
+v m + p - 1 ticks with forwards, and as many with backwards: the pass takes as long as where ranks wait for nothing but
+their inputs.
 Each rank's order is that of interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
 as in eager 1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
 """

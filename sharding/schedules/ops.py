@@ -199,8 +199,10 @@ class OpGraph:
             dependencies |= dict.fromkeys(self.forward_hops(stage, number), (forward,))
             if stage in self.backward_stages:
                 backward = PipelineOp("backward", *stage, number)
+                numbers = range(self.microbatches) if stage in graph.compiled else (number,)
+                forwards = (PipelineOp("forward", *stage, each) for each in numbers)
                 gradients = tuple(PipelineOp("hop_back", *target, number, *stage) for target in graph.targets[stage])
-                dependencies[backward] = (forward, *gradients)
+                dependencies[backward] = (*forwards, *gradients)
                 dependencies |= dict.fromkeys(self.backward_hops(stage, number), (backward,))
         return dependencies
 

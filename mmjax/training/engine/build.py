@@ -6,6 +6,7 @@ Every function here is pure: it takes what earlier ones returned, and changes no
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from mmjax.training.engine.channels import (
 )
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import LayerOptimizers, stage_optimizers
+from mmjax.training.engine.pipeline_functions import make_pipeline_definition
 from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
@@ -34,7 +36,9 @@ from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
 from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
+from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
 from sharding.runtime.stages.definition import Microbatches, StageDefinition
+from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
@@ -127,18 +131,23 @@ def build_stage_programs(
             return sent
         return jax.ShapeDtypeStruct((*of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
 
-    def make_programs(stage_id: StageId, copy: int, capacity: int, shares: tuple[Fraction, ...]) -> StagePrograms:
+    def make_programs(stage_id: StageId, copy: int, capacity: int, shares: tuple[Fraction, ...]) -> MeshPrograms:
         stage, layout = stages[stage_id], stages[stage_id].layout
         taken = len(op_graph.stage_graph.microbatches_of(stage_id[0], copy, op_graph.microbatches))
         batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, op_graph.microbatches, taken)
+        what: dict[str, Any] = {
+            "mesh": stage.meshes.by_copy[copy],
+            "axes": stage.axes,
+            "input_shapes": {name: input_shape(name, capacity) for name in layout.inputs},
+            "batch_shapes": batch_shapes,
+            "differentiated_inputs": frozenset(name for name in layout.inputs if sources[name] in backward_stages),
+            "has_backward": stage_id in backward_stages,
+        }
+        if stage.unit.is_compiled:
+            return CompiledPipeline(make_pipeline_definition(stage), **what)
         return StagePrograms(
             _stage_definition(stage_id, stage),
-            mesh=stage.meshes.by_copy[copy],
-            axes=stage.axes,
-            input_shapes={name: input_shape(name, capacity) for name in layout.inputs},
-            batch_shapes=batch_shapes,
-            differentiated_inputs=frozenset(name for name in layout.inputs if sources[name] in backward_stages),
-            has_backward=stage_id in backward_stages,
+            **what,
             row_lengths=_row_lengths(batch_shapes, shares[capacity]),
             name_suffix=f"_capacity{capacity}" if len(shares) > 1 else "",
         )

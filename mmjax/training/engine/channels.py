@@ -10,7 +10,7 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.hops import Hop, make_hop
 from sharding.runtime.pipeline import Channel, CopyPrograms
-from sharding.runtime.stages.programs import StagePrograms
+from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.schedules.ops import OpGraph
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def copy_pairs(op_graph: OpGraph, source: str, target: str) -> list[tuple[int, i
 
 
 def _make_hops(
-    name: str, source: StagePrograms, target: StagePrograms, transport: str, is_exchange: bool
+    name: str, source: MeshPrograms, target: MeshPrograms, transport: str, is_exchange: bool
 ) -> tuple[Hop, Hop] | tuple[ExchangeHop, ExchangeHop]:
     """The hops of a channel's activations and of their gradients."""
     begin, end = source.channel_shardings[name], target.channel_shardings[name]

@@ -18,10 +18,10 @@ from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes,
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, stage_meshes
-from sharding.runtime.stages.master_weights import StageMasterWeights
+from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
 from sharding.runtime.stages.residuals import HOST_MEMORY
 from sharding.specs.modules import ModuleGraph
 
@@ -31,6 +31,7 @@ class PlacedStage:
     """One stage of a plan on its devices.
 
     Attributes:
+        unit: Its unit.
         layout: Its pieces and layers, and the channels that enter and leave it.
         meshes: The submesh of each copy of its unit, and the mesh of all of them.
         axes: By module of its unit, what the axes of a submesh are for.
@@ -38,6 +39,7 @@ class PlacedStage:
         trained_keys: Those of its parameters' keys (`PieceRun.parameter_key`) that train.
     """
 
+    unit: UnitPlan
     layout: StageLayout
     meshes: CopyMeshes
     axes: Mapping[str, Axes]
@@ -74,15 +76,16 @@ def place_stages(
     """
     meshes_of = stage_meshes(plan, list(devices))
     axes = {unit.name: module_axes(unit, meshes_of[unit.name, 0]) for unit in plan.units}
-    stages = {}
+    stages, units = {}, {unit.name: unit for unit in plan.units}
     for stage_id, layout in make_stage_layouts(plan, modules, graph).items():
         meshes, stage_axes = meshes_of[stage_id], axes[stage_id[0]]
         stages[stage_id] = PlacedStage(
+            unit=units[stage_id[0]],
             layout=layout,
             meshes=meshes,
             axes=stage_axes,
             master_weights=StageMasterWeights(
-                layer_stack_shapes(layout),
+                _in_pipeline_order(layer_stack_shapes(layout), units[stage_id[0]]),
                 meshes.all_copies,
                 {module: meshes.axes_of_all(own) for module, own in stage_axes.items()},
                 jnp.dtype(config.dtype),
@@ -91,6 +94,21 @@ def place_stages(
             trained_keys=frozenset(run.parameter_key for run in layout.piece_runs if run.piece.part in trained_parts),
         )
     return stages
+
+
+def _in_pipeline_order(stacks: dict[str, LayerStackShapes], unit: UnitPlan) -> dict[str, LayerStackShapes]:
+    """The stacks of a stage; those of a whole pipeline with the layers of each rank together, chunk by chunk."""
+    if not unit.is_compiled:
+        return stacks
+    count = unit.layers[0]
+    stages = [chunk * unit.pp + rank for rank in range(unit.pp) for chunk in range(unit.chunks)]
+    order = [stage * count + layer for stage in stages for layer in range(count)]
+    return {
+        key: dataclasses.replace(stack, layers=tuple(stack.layers[layer] for layer in order))
+        if stack.stacked
+        else stack
+        for key, stack in stacks.items()
+    }
 
 
 def check_processes(plan: Plan, devices: Sequence[jax.Device]) -> None:

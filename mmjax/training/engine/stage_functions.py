@@ -3,7 +3,7 @@
 Activation recomputation is applied here: every layer is wrapped as its policy says (`RECOMPUTATION_POLICIES`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,35 +67,63 @@ def make_stage_function(layout: StageLayout, specs: Tree) -> Callable:
     """
 
     def apply(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Mapping[str, Axes]) -> StageOutput:
-        channels, losses, metrics = dict(inputs), {}, {}
-        shared_inputs: dict[str, Any] = {}
-        for run in layout.piece_runs:
-            if run.piece.adapter_of:
-                continue  # its parameters are joined to those of the piece that it adapts
-            module = run.module.name
-            own_axes = axes[module]
-            x = _reshard_positions(run, _piece_input(run, channels), own_axes)
-            piece_axes = own_axes if run.piece.sequence_parallel else own_axes.of_whole_rows
-            stack = piece_key(run.parameter_key)
-            if stack not in shared_inputs:
-                shared_inputs[stack] = _shared_inputs(run, batch.get(module, {}), piece_axes)
-            output = _apply_layers(layout, run, (parameters, specs), x, shared_inputs[stack], piece_axes)
-            if isinstance(output, LayerOutput):
-                name = auxiliary_loss_name(module, BALANCING_LOSS)
-                losses[name] = losses[name] + output.auxiliary_loss if name in losses else output.auxiliary_loss
-                output = output.x
-            if isinstance(output, ModuleOutput):
-                for target, array in output.activations.items():
-                    channel = f"{module}>{target}"
-                    is_sent = channel in layout.outputs
-                    channels[channel] = array if is_sent else _reshard_rows(array, own_axes, axes[target])
-                metrics |= {f"{module}/{name}": array for name, array in output.auxiliary_metrics.items()}
-                losses |= module_losses(module, output)
-            else:
-                channels[run.output_channel] = output
-        return StageOutput({name: channels[name] for name in layout.outputs}, losses, metrics)
+        output = run_pieces(layout, layout.piece_runs, (parameters, specs), inputs, batch, axes)
+        return output._replace(outputs={name: output.outputs[name] for name in layout.outputs})
 
     return apply
+
+
+def run_pieces(
+    layout: StageLayout,
+    runs: Sequence[PieceRun],
+    parameters_and_specs: tuple[Tree, Tree],
+    inputs: Arrays,
+    batch: Mapping[str, Arrays],
+    axes: Mapping[str, Axes],
+    first_layer: int | jax.Array = 0,
+) -> StageOutput:
+    """Runs some pieces of a stage, one after another.
+
+    Args:
+        layout: The layers of the stage.
+        runs: Those to run.
+        parameters_and_specs: The stage's compute weights, and their specs.
+        inputs: Activations by channel.
+        batch: Arrays of a microbatch, by module and name.
+        axes: Mesh axes by module.
+        first_layer: Added to the numbers of layers.
+
+    Returns:
+        Inputs and outputs by channel, losses, and metrics.
+    """
+    channels, losses, metrics = dict(inputs), {}, {}
+    shared_inputs: dict[str, Any] = {}
+    for run in runs:
+        if run.piece.adapter_of:
+            continue  # its parameters are joined to those of the piece that it adapts
+        module = run.module.name
+        own_axes = axes[module]
+        x = _reshard_positions(run, _piece_input(run, channels), own_axes)
+        piece_axes = own_axes if run.piece.sequence_parallel else own_axes.of_whole_rows
+        stack = piece_key(run.parameter_key)
+        if stack not in shared_inputs:
+            shared_inputs[stack] = _shared_inputs(run, batch.get(module, {}), piece_axes)
+        shared = (shared_inputs[stack], first_layer)
+        output = _apply_layers(layout, run, parameters_and_specs, x, shared, piece_axes)
+        if isinstance(output, LayerOutput):
+            name = auxiliary_loss_name(module, BALANCING_LOSS)
+            losses[name] = losses[name] + output.auxiliary_loss if name in losses else output.auxiliary_loss
+            output = output.x
+        if isinstance(output, ModuleOutput):
+            for target, array in output.activations.items():
+                channel = f"{module}>{target}"
+                is_sent = channel in layout.outputs
+                channels[channel] = array if is_sent else _reshard_rows(array, own_axes, axes[target])
+            metrics |= {f"{module}/{name}": array for name, array in output.auxiliary_metrics.items()}
+            losses |= module_losses(module, output)
+        else:
+            channels[run.output_channel] = output
+    return StageOutput(channels, losses, metrics)
 
 
 def _piece_input(run: PieceRun, channels: Arrays) -> Any:
@@ -134,9 +162,18 @@ def _shared_inputs(run: PieceRun, batch: Arrays, axes: Axes) -> Any:
 
 
 def _apply_layers(
-    layout: StageLayout, run: PieceRun, parameters_and_specs: tuple[Tree, Tree], x: Any, shared: Any, axes: Axes
+    layout: StageLayout,
+    run: PieceRun,
+    parameters_and_specs: tuple[Tree, Tree],
+    x: Any,
+    shared_and_first: tuple[Any, int | jax.Array],
+    axes: Axes,
 ) -> Any:
-    """Runs a piece, or a run of a stack's layers by `lax.scan` over their stacked parameters."""
+    """Runs a piece, or a run of a stack's layers by `lax.scan` over their stacked parameters.
+
+    What all layers share comes with a number that is added to those of the layers.
+    """
+    shared, first_layer = shared_and_first
     definition = piece_definition(run.piece)
     own_parameters, own_specs = (_piece_parameters(layout, run, tree) for tree in parameters_and_specs)
     layer = RECOMPUTATION_POLICIES[run.recompute](lambda weights, x, shared: definition.apply(weights, x, shared, axes))
@@ -150,7 +187,7 @@ def _apply_layers(
         output = layer(weights, x, run.piece.inputs_of_layer(shared, number))
         return (output.x, output.auxiliary_loss) if isinstance(output, LayerOutput) else (output, None)
 
-    numbers = jnp.arange(run.first, run.last)
+    numbers = first_layer + jnp.arange(run.first, run.last)
     x, auxiliary_losses = jax.lax.scan(scan_layer, x, (own_parameters, numbers))  # [r, s, d], [l]
     return x if auxiliary_losses is None else LayerOutput(x, jnp.sum(auxiliary_losses))
 

@@ -8,7 +8,7 @@ from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
 from sharding.plans.stage_graph import StageId, stage_graph
-from sharding.plans.unit_layers import LayerRun, stage_layers
+from sharding.plans.unit_layers import LayerRun, program_layers
 from sharding.runtime.stages.master_weights import LayerStackShapes
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
@@ -145,10 +145,10 @@ def make_stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGra
     """The layout of every stage, each after the stages that feed it."""
     modules_by_name = {module.name: module for module in modules}
     units = {unit.name: unit for unit in plan.units}
-    ranges = {name: stage_layers(unit, graph) for name, unit in units.items()}
+    ranges = {name: program_layers(unit, graph) for name, unit in units.items()}
     return {
         (name, stage): _stage_layout(
-            (name, stage), ranges[name][stage], modules_by_name, graph, units[name].layer_recompute(stage)
+            (name, stage), ranges[name][stage], modules_by_name, graph, units[name].program_recompute(stage)
         )
         for name, stage in stage_graph(plan, graph).stages
     }

@@ -12,7 +12,7 @@ from sharding.costs.stages.shared_replicas import row_gathers, slowest_of_shared
 from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
-from sharding.plans.unit_layers import LayerRun, stage_layers
+from sharding.plans.unit_layers import LayerRun, program_layers
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import ZERO, PerLoad
 
@@ -31,7 +31,7 @@ class HopCosts:
         self._microbatches, self._batch, self._stages = microbatches, batch, stages
         self._graph, self._costs = batch.graph, batch.costs
         self._units = {unit.name: unit for unit in units}
-        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in units}
+        self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
         self._own_rows = {
             module: OwnRows(unit.rows, unit.capacities) for unit in units for module in unit.modules if unit.rows
         }

@@ -11,6 +11,7 @@ from sharding.costs.batch_costs import BatchCosts, LayerCosts
 from sharding.costs.cost_model import LayerParallelism, masked_flops
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
+from sharding.costs.stages.compiled_costs import CompiledLayers, compiled_layers, lockstep_sums
 from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.sharded_weights import (
     WeightExchange,
@@ -25,7 +26,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_layers import program_layers
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import LoadColumn
 from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
@@ -91,7 +92,7 @@ def unit_work(
 ) -> tuple[StageWork, ...]:
     """What bounds a step from below of every stage of one unit, wherever the others are."""
     builder = _costs_of_unit(unit, microbatches, batch, trained_parts)
-    return tuple(builder.work((unit.name, number)) for number in range(unit.stage_count))
+    return tuple(builder.work((unit.name, number)) for number in range(unit.program_count))
 
 
 def unit_costs(
@@ -106,7 +107,7 @@ def unit_costs(
         trained_parts: Parts that train.
     """
     builder = _costs_of_unit(unit, microbatches, batch, trained_parts)
-    return tuple(builder.stage((unit.name, number)) for number in range(unit.stage_count))
+    return tuple(builder.stage((unit.name, number)) for number in range(unit.program_count))
 
 
 def _costs_of_unit(unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> "_PlanCosts":
@@ -165,7 +166,7 @@ class _PlanCosts:
         self._microbatches, self._batch, self._stages = microbatches, batch, stages
         self._graph, self._costs = batch.graph, batch.costs
         self._units = {unit.name: unit for unit in units}
-        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in units}
+        self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
         self._required = required
         self.hops = HopCosts(units, microbatches, batch, stages)
         self._work: dict[tuple, tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]] = {}
@@ -174,7 +175,7 @@ class _PlanCosts:
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
         """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
         unit = self._units[stage[0]]
-        policies = unit.layer_recompute(stage[1])
+        policies = unit.program_recompute(stage[1])
         layers: list[LayersOfStage] = []
         for module, first, last in self._runs[stage[0]][stage[1]]:
             ranks, start = module_parallelism(unit, module), first
@@ -266,15 +267,34 @@ class _PlanCosts:
         """Costs of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
+        if unit.is_compiled:
+            return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph))
         sums, workspace = self._layer_sums(layers, unit, number)
-        parameters = module_parameters(layers, unit.copies)
-        state_bytes = sum(np.sum(train_state_bytes(*of, self._costs)) for of in parameters)
+        state_bytes = self._state_bytes(layers, unit)
         once = self._once_per_step(unit, number, layers)
         growth = self._largest_over_needed(unit)
         of_largest = growth * (workspace + self._exchange_bytes(stage)) + (growth - 1) * float(
             sums["saved_bytes"].max()
         )
-        return StageCosts(**sums, **once._asdict(), static_bytes=float(state_bytes) + of_largest)
+        return StageCosts(**sums, **once._asdict(), static_bytes=state_bytes + of_largest)
+
+    def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers) -> StageCosts:
+        """Costs of a unit whose step is one program."""
+        of_chunk, workspace = self._layer_sums(layers.chunk, unit, 0)
+        around, more_workspace = self._layer_sums(layers.around, unit, 0)
+        held = (layers.rank, layers.around)
+        once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
+        state_bytes = sum(self._state_bytes(each, unit) for each in held)
+        return StageCosts(
+            **lockstep_sums(of_chunk, around, unit),
+            **_OncePerStep(*once.tolist())._asdict(),
+            static_bytes=state_bytes + max(workspace, more_workspace) + float(around["saved_bytes"].max()),
+        )
+
+    def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> float:
+        """Bytes of weights, gradients and optimizer state on a device."""
+        parameters = module_parameters(layers, unit.copies)
+        return float(sum(np.sum(train_state_bytes(*of, self._costs)) for of in parameters))
 
     def recomputed(self) -> RecomputedFlops:
         """What the backwards of all stages compute again."""
@@ -301,6 +321,8 @@ class _PlanCosts:
         """What bounds the step from below of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
+        if unit.is_compiled:
+            layers = compiled_layers(layers, unit, self._graph).rank
         exchanges = self._weight_exchanges(layers, unit, number)
         key = (layer_key(layers), name, exchanges)
         if key not in self._work:

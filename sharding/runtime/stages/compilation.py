@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
 from sharding.runtime.stages.master_weights import is_partition_spec
+from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.programs import StagePrograms
 
 CompilationCallback = Callable[[int, int], None]
@@ -64,8 +66,28 @@ class StageCalls(NamedTuple):
     gradients: Any
 
 
-def stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
-    """Forward and backward of a stage in a training step, for every capacity, and what they are called with."""
+def stage_calls(by_capacity: Sequence[MeshPrograms]) -> StageCalls:
+    """Forward and backward of a stage in a training step, for every capacity, and what they are called with.
+
+    Of a unit that is one program, that.
+    """
+    programs = by_capacity[-1]
+    if isinstance(programs, CompiledPipeline):
+        return _pipeline_calls(programs)
+    return _stage_calls([each for each in by_capacity if isinstance(each, StagePrograms)])
+
+
+def _pipeline_calls(programs: CompiledPipeline) -> StageCalls:
+    operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, programs.mesh)
+    results = jax.eval_shape(programs.step, *operands)
+    losses = abstract_arrays(results.losses, programs.loss_specs, programs.mesh)
+    gradients = None
+    if programs.definition.trained_keys:
+        gradients = abstract_arrays(results.parameter_gradients, programs.gradient_specs(), programs.mesh)
+    return StageCalls([ProgramCall(programs.step, operands)], losses, gradients)
+
+
+def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
     programs = by_capacity[-1]
     losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh)
     calls = [ProgramCall(programs.zero_losses, ())]
@@ -92,10 +114,13 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
     return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
 
 
-def evaluation_calls(by_capacity: Sequence[StagePrograms]) -> list[ProgramCall]:
+def evaluation_calls(by_capacity: Sequence[MeshPrograms]) -> list[ProgramCall]:
     """The evaluation of a stage for every capacity, and the losses of microbatches that do not run there."""
+    programs = [each for each in by_capacity if isinstance(each, StagePrograms | CompiledPipeline)]
     evaluations = [
         ProgramCall(each.evaluate, abstract_arrays(each.operand_shapes, each.operand_specs, each.mesh))
-        for each in by_capacity
+        for each in programs
     ]
-    return [*evaluations, ProgramCall(by_capacity[-1].zero_losses, ())]
+    if isinstance(programs[-1], CompiledPipeline):
+        return evaluations  # all its microbatches run
+    return [*evaluations, ProgramCall(programs[-1].zero_losses, ())]

@@ -60,13 +60,11 @@ class BackwardResult(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StageDefinition:
-    """What a stage computes, as a plain function of one device's shards.
+class StageInterface:
+    """What a stage reads and sends, and its parameters.
 
     Attributes:
         stage_id: (unit, stage).
-        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; axes by module. Every array
-            of activations has the rows first; each loss is a sum over the local rows of its module.
         partition_specs: Specs of all parameters in stacked form. They use their module's tensor axes and, for experts,
             the expert axes, which are some of its data axes; all else is replicated over its data axes.
         shapes: Shape and compute precision of all parameters in stacked form.
@@ -80,7 +78,6 @@ class StageDefinition:
     """
 
     stage_id: StageId
-    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Mapping[str, Axes]], tuple[Arrays, Arrays, Arrays]]
     partition_specs: Tree
     shapes: Tree
     trained_keys: frozenset[str]
@@ -104,6 +101,48 @@ class StageDefinition:
 
         channels = {**self.input_channels, **self.output_channels}
         return {name: spec(name, axes[module]) for name, module in channels.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageDefinition(StageInterface):
+    """What a stage computes, as a plain function of one device's shards.
+
+    Attributes:
+        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; axes by module. Every array
+            of activations has the rows first; each loss is a sum over the local rows of its module.
+    """
+
+    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Mapping[str, Axes]], tuple[Arrays, Arrays, Arrays]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineDefinition(StageInterface):
+    """What a whole unit computes where its pipeline is one program, as plain functions of one device's shards.
+
+    Its only module has pieces before a stack, the stack, and pieces behind it. Pipeline ranks divide the vocabulary of
+    the pieces around the stack (`Axes.around_stack`), and all run these for the same microbatch at once.
+
+    Attributes:
+        ranks: Pipeline ranks.
+        chunks: Chunks of the stack on each rank.
+        chunk_layers: Layers of a chunk.
+        enter: `(parameters, inputs, batch, axes) -> x`: what precedes the stack, with this rank's positions.
+        run_layers: `(parameters, x, batch, axes, first layer) -> (x, losses)`: a chunk, whose parameters are stacked.
+        leave: `(parameters, x, batch, axes) -> (losses, auxiliary metrics)`: what follows the stack.
+        enter_keys, stack_keys, leave_keys: Keys of the parameters that each reads; a tied one is in two.
+    """
+
+    ranks: int
+    chunks: int
+    chunk_layers: int
+    enter: Callable[[Tree, Arrays, Mapping[str, Arrays], Mapping[str, Axes]], jax.Array]
+    run_layers: Callable[
+        [Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes], jax.Array], tuple[jax.Array, Arrays]
+    ]
+    leave: Callable[[Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes]], tuple[Arrays, Arrays]]
+    enter_keys: frozenset[str]
+    stack_keys: frozenset[str]
+    leave_keys: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True)

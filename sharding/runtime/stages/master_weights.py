@@ -52,6 +52,11 @@ def _mesh_axes(split: Split, axes: Axes) -> tuple[Any, ...]:
     return tuple(axes_by_purpose[purpose] for purpose in split)
 
 
+def _names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of an entry of a spec."""
+    return entry if isinstance(entry, tuple) else (entry,) if entry else ()
+
+
 def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
     """The axes of `Axes.replicas` along which every rank holds the same part of a parameter: those not in its spec."""
     used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
@@ -71,17 +76,21 @@ def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) ->
     """The spec of a parameter's master weights.
 
     They are divided as the compute weights are. The remaining data axes divide the same dimension further, or the
-    largest that nothing divides, where they divide it evenly.
+    largest that nothing divides, where they divide it evenly. So do pipeline axes, which divide the layers of a stack:
+    each layer's master weights are on all pipeline ranks.
     """
     spec = _compute_entries(shape, split, mesh, axes)
     data_axes = replicated_data_axes(P(*spec), axes)
+    further = [names for names in ((*data_axes, *axes.pipeline), data_axes, axes.pipeline) if names]
     sharded = fully_sharded_dimension(P(*spec), axes)
     if sharded is not None:
         dim, own_axes = sharded
-        if shape[dim] % device_count_along(mesh, (*own_axes, *data_axes)) == 0:
-            spec[dim] = (*own_axes, *data_axes)
-            return P(*spec)
-    return P(*_with_largest_divided(shape, spec, mesh, data_axes))
+        for names in further:
+            if shape[dim] % device_count_along(mesh, (*own_axes, *names)) == 0:
+                spec[dim] = (*own_axes, *names)
+                return P(*spec)
+    divided = (_with_largest_divided(shape, list(spec), mesh, names) for names in further)
+    return P(*next((each for each in divided if each != spec), spec))
 
 
 def _compute_entries(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> list[Any]:
@@ -143,7 +152,10 @@ class StageMasterWeights:
         stage_id: StageId,
     ) -> None:
         self.layer_stacks, self.mesh, self.axes, self.dtype, self.stage_id = layer_stacks, mesh, axes, dtype, stage_id
-        axes_of = {key: axes[module_of(key)] for key in layer_stacks}
+        axes_of = self._axes_of = {
+            key: axes[module_of(key)] if stack.stacked else axes[module_of(key)].around_stack
+            for key, stack in layer_stacks.items()
+        }
         self.shardings = {
             key: dict.fromkeys(stack.layers, self._master_shardings(stack, axes_of[key]))
             for key, stack in layer_stacks.items()
@@ -181,7 +193,7 @@ class StageMasterWeights:
         }
 
     def _own_compute_specs(self, stack: LayerStackShapes, axes: Axes) -> Tree:
-        leading = (None,) if stack.stacked else ()
+        leading = (axes.pipeline or None,) if stack.stacked else ()
 
         def spec(shape: jax.ShapeDtypeStruct, split: Split) -> P:
             return P(*leading, *compute_spec(shape.shape, split, self.mesh, axes))
@@ -196,12 +208,31 @@ class StageMasterWeights:
         """Compute weights: cast, gathered over the data axes, equal layers stacked."""
         cast = jax.tree.map(lambda leaf: leaf.astype(self.dtype), masters)
 
-        def stack_one(stack: LayerStackShapes, layers: Tree) -> Tree:
+        def stack_one(key: str, stack: LayerStackShapes) -> Tree:
             if not stack.stacked:
-                return layers[stack.layers[0]]
-            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[name] for name in stack.layers))
+                return cast[key][stack.layers[0]]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(cast[key][name] for name in stack.layers))
+            return self._exchange_layers(key, stacked, to_pipeline=True)
 
-        return {key: stack_one(stack, cast[key]) for key, stack in self.layer_stacks.items()}
+        return {key: stack_one(key, stack) for key, stack in self.layer_stacks.items()}
+
+    def _exchange_layers(self, key: str, stacked: Tree, *, to_pipeline: bool) -> Tree:
+        """A stack `[l, ...]` between master weights' layout, whose layers all pipeline ranks divide, and its own.
+
+        An all-to-all among pipeline ranks, which XLA sees if nothing else changes: the other axes stay.
+        """
+        pipeline = self._axes_of[key].pipeline
+        if not pipeline:
+            return stacked
+
+        def exchange(sharding: NamedSharding, leaf: jax.Array) -> jax.Array:
+            on_ranks = (tuple(name for name in _names(entry) if name not in pipeline) for entry in sharding.spec)
+            specs = [P(None, *sharding.spec), P(pipeline, *on_ranks)]
+            for spec in specs if to_pipeline else reversed(specs):
+                leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
+            return leaf
+
+        return jax.tree.map(exchange, next(iter(self.shardings[key].values())), stacked)
 
     def make_reduce(self, trained_keys: frozenset[str]) -> Callable[[Tree], Tree]:
         """The program that sums gradients over replicas and unstacks them by layer, sharded like the master weights.
@@ -228,7 +259,10 @@ class StageMasterWeights:
 
         def reduce(gradients: Tree) -> Tree:
             summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), gradients)  # [replicas, ...] -> [...]
-            return {key: unstack(self.layer_stacks[key], tree) for key, tree in summed.items()}
+            return {
+                key: unstack(self.layer_stacks[key], self._exchange_layers(key, tree, to_pipeline=False))
+                for key, tree in summed.items()
+            }
 
         return named_jit(reduce, self.stage_id, "reduce", out_shardings=shardings)
 

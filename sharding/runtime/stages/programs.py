@@ -5,7 +5,6 @@ Parameters are cast once a step, beforehand; their gradients come out unreduced 
 accumulated for each of its replicas, and are reduced once a step (`master_weights.py`).
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from sharding.runtime.stages.definition import (
     StageOutput,
     module_of,
 )
-from sharding.runtime.stages.master_weights import device_count_along, is_partition_spec, replicated_data_axes
+from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.residuals import VjpStructure, memory_kind, split_vjp
 from sharding.trees import Tree
@@ -56,7 +55,7 @@ class _TracedForward(NamedTuple):
     vjp_structure: VjpStructure
 
 
-class StagePrograms:
+class StagePrograms(MeshPrograms[StageDefinition]):
     """Compiled forward, backward and evaluation of one stage on one submesh, for rows of one capacity.
 
     All three take `(parameters, inputs, batch, index)`, where `index` is the number of the microbatch:
@@ -78,12 +77,10 @@ class StagePrograms:
         has_backward: Whether there is a backward at all; if not, `forward` saves no residuals.
 
     Attributes:
-        output_shapes, channel_shapes: Shape and dtype of each output channel, and of every channel, of a microbatch.
-        loss_names: Names of its losses, sorted; empty where it has none.
+        definition: What the stage computes.
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
-        output_specs, loss_specs: Specs of each output channel, and of each loss.
+        output_specs: Specs of each output channel.
         residual_specs, residual_shardings: Of what `forward` saves for `backward`; offloaded arrays are in host memory.
-        channel_shardings: Shardings of the activations of each channel.
     """
 
     def __init__(
@@ -198,52 +195,6 @@ class StagePrograms:
 
     def _in_mesh_order(self, axes: frozenset[str]) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.axis_names if axis in axes)
-
-    def gradient_specs(self) -> Tree:
-        """Specs of the unreduced gradients: one copy for each replica that holds the parameter, stacked first."""
-        return self._map_trained(lambda axes, spec: P(replicated_data_axes(spec, axes), *spec))
-
-    def _map_trained(self, function: Callable, *trees: Tree) -> Tree:
-        """`function(axes of its layers, spec, ...)` of every parameter that trains."""
-        return {
-            key: jax.tree.map(
-                functools.partial(function, self.definition.axes_of_layers(key, self.axes)),
-                self.definition.partition_specs[key],
-                *(tree[key] for tree in trees),
-                is_leaf=is_partition_spec,
-            )
-            for key in sorted(self.definition.trained_keys)
-        }
-
-    @functools.cached_property
-    def zero_gradients(self) -> Callable[[], Tree]:
-        """The program that makes gradients of zero in float32, `[replicas, ...]` each."""
-
-        def gradient_shape(axes: Axes, spec: P, shape: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-            return (device_count_along(self.mesh, replicated_data_axes(spec, axes)), *shape.shape)
-
-        shapes = self._map_trained(gradient_shape, self.definition.shapes)
-        shardings = jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs(), is_leaf=is_partition_spec
-        )
-
-        def zeros() -> Tree:
-            return jax.tree.map(jnp.zeros, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
-
-        return named_jit(zeros, self.definition.stage_id, "zero_gradients", out_shardings=shardings)
-
-    @functools.cached_property
-    def zero_losses(self) -> Callable[[], Arrays]:
-        """The program that makes losses of zero by name, `[replicas]` each."""
-        replicas = {
-            name: device_count_along(self.mesh, self.axes[module_of(name)].replicas) for name in self.loss_names
-        }
-        return named_jit(
-            lambda: {name: jnp.zeros(count) for name, count in replicas.items()},
-            self.definition.stage_id,
-            "zero_losses",
-            out_shardings={name: NamedSharding(self.mesh, spec) for name, spec in self.loss_specs.items()},
-        )
 
     # ------------------------------------------------------------------ bodies, as one device runs them
 

@@ -70,10 +70,17 @@ def build_schedule(
 
 
 def in_flight_limits(plan: Plan, op_graph: OpGraph) -> InFlightLimits:
-    """The limits of a plan's schedule, raised by what the plan allows the units to hold beyond them."""
+    """The limits of a plan's schedule, raised by what the plan allows the units to hold beyond them.
+
+    A compiled unit, and those that feed it, hold all microbatches: its program starts when all its inputs are there.
+    """
     extra = {unit.name: unit.extra_in_flight for unit in plan.units}
     limits = find_schedule(plan.schedule).max_in_flight(op_graph)
-    return {rank: limit + extra.get(rank[0], 0) for rank, limit in limits.items()}
+    stages_of, waiting = op_graph.stage_graph.stages_of, op_graph.stage_graph.ancestors_of_compiled
+    all_of_rank = {
+        rank: len(stages) * plan.microbatches for rank, stages in stages_of.items() if not waiting.isdisjoint(stages)
+    }
+    return {rank: limit + extra.get(rank[0], 0) for rank, limit in limits.items()} | all_of_rank
 
 
 def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, shares: tuple[StageEdge, ...] = ()) -> Schedule:

@@ -1,0 +1,79 @@
+"""What a unit computes whose pipeline is one program: its layers as plain functions of one device's shards."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from mmjax.models.layers.tensor_parallel import all_gather_sequence, sequence_positions
+from mmjax.training.engine.placement import PlacedStage
+from mmjax.training.engine.stage_functions import Arrays, run_pieces
+from mmjax.training.engine.stage_layouts import PieceRun
+from sharding.axes import Axes
+from sharding.runtime.stages.definition import PipelineDefinition
+from sharding.trees import Tree
+
+_AxesByModule = Mapping[str, Axes]
+
+
+def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
+    """The definition of a compiled unit, whose only stage has all its layers.
+
+    The pieces around the stack run forward and backward in one go, so that nothing of them is recomputed.
+    """
+    unit, layout, specs = stage.unit, stage.layout, stage.master_weights.compute_specs
+    runs = layout.piece_runs
+    numbers = [number for number, run in enumerate(runs) if run.piece.layers]
+    module, stack = runs[0].module.name, runs[numbers[0]]
+    before, of_stack, behind = runs[: numbers[0]], runs[numbers[0] : numbers[-1] + 1], runs[numbers[-1] + 1 :]
+    before, behind = (tuple(dataclasses.replace(run, recompute="none") for run in each) for each in (before, behind))
+    chunk = tuple(dataclasses.replace(run, last=unit.layers[0]) for run in of_stack)
+    entering = next(run for run in reversed(before) if not run.piece.adapter_of).output_channel
+    leaving = stack.output_channel
+
+    def enter(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: _AxesByModule) -> jax.Array:
+        output = run_pieces(layout, before, (parameters, specs), inputs, batch, _around_stack(axes))
+        return sequence_positions(output.outputs[entering], axes[module])
+
+    def run_layers(
+        parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule, first_layer: jax.Array
+    ) -> tuple[jax.Array, Arrays]:
+        output = run_pieces(layout, chunk, (parameters, specs), {entering: x}, batch, axes, first_layer)
+        return output.outputs[chunk[0].output_channel], output.losses
+
+    def leave(
+        parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule
+    ) -> tuple[Arrays, Arrays]:
+        x = all_gather_sequence(x, axes[module])
+        output = run_pieces(layout, behind, (parameters, specs), {leaving: x}, batch, _around_stack(axes))
+        return output.losses, output.auxiliary_metrics
+
+    tied = {f"{module}/{owner}" for run in behind for _, owner, _ in run.piece.tied_parameters}
+    return PipelineDefinition(
+        stage_id=layout.stage_id,
+        ranks=unit.pp,
+        chunks=unit.chunks,
+        chunk_layers=unit.layers[0],
+        enter=enter,
+        run_layers=run_layers,
+        leave=leave,
+        enter_keys=_keys(before),
+        stack_keys=_keys(of_stack),
+        leave_keys=_keys(behind) | tied,
+        partition_specs=specs,
+        shapes=stage.master_weights.compute_shapes,
+        trained_keys=stage.trained_keys,
+        batch_arrays=layout.batch_arrays(),
+        input_channels=layout.input_modules,
+        output_channels=layout.output_modules,
+        context_keys=layout.context_keys,
+        sequence_sharded_channels=layout.sequence_sharded_channels,
+    )
+
+
+def _keys(runs: Sequence[PieceRun]) -> frozenset[str]:
+    return frozenset(run.parameter_key for run in runs)
+
+
+def _around_stack(axes: _AxesByModule) -> _AxesByModule:
+    return {module: of_module.around_stack for module, of_module in axes.items()}

@@ -1,0 +1,76 @@
+"""Which units can run a step as one program (`UnitPlan.executor`), and what is wrong with others."""
+
+from collections.abc import Sequence
+
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.specs.modules import ModuleGraph
+
+_ONLY_DISPATCHED = {"copies": 1, "extra_in_flight": 0, "forward_seconds": ()}
+"""Keys that order or multiply a unit's programs, and what a unit of one program has."""
+
+
+def check_compiled_unit(unit: UnitPlan, units: Sequence[UnitPlan], schedule: str, graph: ModuleGraph) -> None:
+    """Raises PlanError, naming what is at fault, if a unit is to be one program but cannot.
+
+    Args:
+        unit: The unit; a dispatched one passes.
+        units: All units of the plan.
+        schedule: Name of the plan's schedule.
+        graph: The model's modules.
+    """
+    if not unit.is_compiled:
+        return
+    where = f'unit {unit.name}: executor "compiled"'
+    _check_stages(where, unit)
+    _check_module(where, unit, graph)
+    if schedule == "colocated":
+        raise PlanError(f'{where} with schedule "colocated", which bundles programs; use another schedule')
+    if own_rows := [other.name for other in units if other.rows]:
+        raise PlanError(
+            f"{where} beside unit {own_rows[0]}, which has rows of its own; leave rows out there, or use the executor "
+            '"dispatched"'
+        )
+
+
+def _check_stages(where: str, unit: UnitPlan) -> None:
+    policies = set(unit.program_recompute(0))
+    if len(set(unit.layers)) > 1:
+        raise PlanError(
+            f"{where} has layers {list(unit.layers)}; give all {unit.stage_count} stages as many, because they are one "
+            "program"
+        )
+    if len(policies) > 1 or "offload" in policies:
+        raise PlanError(
+            f'{where} has recompute {", ".join(unit.recompute)}; give all layers one policy, and not "offload", '
+            "because they are one program whose residuals stay on its devices"
+        )
+    for key, only in _ONLY_DISPATCHED.items():
+        if getattr(unit, key) != only:
+            raise PlanError(f"{where} has {key} {getattr(unit, key)}, which is for dispatched programs; leave it out")
+
+
+def _check_module(where: str, unit: UnitPlan, graph: ModuleGraph) -> None:
+    backbone = graph.backbone
+    if unit.modules != (backbone.name,):
+        raise PlanError(
+            f"{where} holds {', '.join(unit.modules)}; only a unit of the backbone alone can be one program"
+        )
+    if fed := [target for source, target in graph.edges if source == backbone.name]:
+        raise PlanError(
+            f"{where}: {backbone.name} feeds {', '.join(fed)}, for whose gradients its program would have to stop "
+            'between forwards and backwards; use the executor "dispatched"'
+        )
+    early = [layer.name for layer in backbone.leading_layers if layer.name.startswith("early_")]
+    if early or backbone.later_runs:
+        unlike = [*early, *(layer.name for layer, _ in backbone.stack)]
+        raise PlanError(
+            f"{where}: the layers of {backbone.name} are unlike ({', '.join(unlike)}), but its stages are one program; "
+            'use the executor "dispatched"'
+        )
+    ranks = unit.pp * unit.tp
+    vocabulary = dict(backbone.tensor_splits)["vocabulary"]
+    if vocabulary % ranks:
+        raise PlanError(
+            f"{where}: its pp {unit.pp} x tp {unit.tp} = {ranks} ranks do not divide the vocabulary of "
+            f"{backbone.name}, {vocabulary}; pad it to a multiple of {ranks}, or use other ranks"
+        )

@@ -1,0 +1,240 @@
+"""What one rank of a pipeline that is one program computes in a tick: its chunk, and the pieces around the stack."""
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from pallas_kernels.varying import make_varying
+from sharding.axes import Axes
+from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, module_of
+from sharding.runtime.stages.residuals import VjpStructure, split_vjp
+from sharding.trees import Tree
+
+T = TypeVar("T")
+
+
+class PipelineBackwards(NamedTuple):
+    """Which gradients a step of a pipeline computes.
+
+    Attributes:
+        inputs: Channels whose gradient is needed.
+        enter: Whether the pieces before the stack have a backward.
+        layers: Whether the layers of the stack have one.
+        leave: Whether the pieces behind the stack have one.
+    """
+
+    inputs: frozenset[str] = frozenset()
+    enter: bool = False
+    layers: bool = False
+    leave: bool = False
+
+
+NO_BACKWARD = PipelineBackwards()
+
+
+def needed_backwards(definition: PipelineDefinition, inputs: frozenset[str]) -> PipelineBackwards:
+    """The backwards of a training step, given the channels whose gradient is needed."""
+    trained = definition.trained_keys
+    enter = bool(inputs or trained & definition.enter_keys)
+    layers = enter or bool(trained & definition.stack_keys)
+    return PipelineBackwards(inputs, enter, layers, layers or bool(trained & definition.leave_keys))
+
+
+class LayersForward(NamedTuple):
+    """The forward of a chunk.
+
+    Attributes:
+        output: Activations `[r, q, d]`.
+        losses: By name, of the layers.
+        residuals: What the backward needs.
+        vjp_structure: What it restores the vjp function from.
+    """
+
+    output: jax.Array
+    losses: Arrays
+    residuals: list[jax.Array]
+    vjp_structure: VjpStructure
+
+
+class LeaveResult(NamedTuple):
+    """What the pieces behind the stack give for a microbatch, the same on all pipeline ranks.
+
+    Attributes:
+        losses: By name.
+        auxiliary_metrics: By name, rows first.
+        parameter_gradients: By key, of those that train; empty without a backward.
+        gradient: Of the activations that they take; None without a backward.
+    """
+
+    losses: Arrays
+    auxiliary_metrics: Arrays
+    parameter_gradients: Tree
+    gradient: jax.Array | None
+
+
+class PipelineSections:
+    """The computations of a tick, inside `jax.shard_map`.
+
+    Args:
+        definition: What the unit computes.
+        axes: Mesh axes by module.
+        parameters: This device's compute weights.
+        inputs: Activations of all microbatches by channel, `[m, r, ...]`.
+        batch: This device's part of the batch.
+        backwards: The gradients that are computed.
+
+    Attributes:
+        pipeline, data, replicas: The axes of pipeline ranks, of rows, and of rows and positions.
+        rank: This device's pipeline rank.
+        parameters: Those given, marked as varying over replicas.
+    """
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        axes: dict[str, Axes],
+        parameters: Tree,
+        inputs: Arrays,
+        batch: Microbatches,
+        backwards: PipelineBackwards,
+    ) -> None:
+        self.definition, self.backwards, self.inputs = definition, backwards, inputs
+        self._axes, self._batch = axes, batch
+        (of_module,) = {module_of(key): axes[module_of(key)] for key in parameters}.values()
+        self.pipeline, self.data, self.replicas = of_module.pipeline, of_module.data, of_module.replicas
+        self._sequence = of_module.sequence
+        self.rank = lax.axis_index(self.pipeline)
+        self.parameters = {
+            key: make_varying(tree, definition.axes_of_layers(key, axes).replicas) for key, tree in parameters.items()
+        }
+
+    @property
+    def activation_axes(self) -> tuple[str, ...]:
+        """The axes over which the activations between layers differ."""
+        return (*self.pipeline, *self.replicas, *self._sequence)
+
+    def is_rank(self, rank: int) -> jax.Array:
+        """Whether this device is of a pipeline rank."""
+        return self.rank == rank
+
+    def _microbatch(self, index: jax.Array) -> dict[str, Arrays]:
+        """[m, r, ...] -> [r, ...], and `seed_and_step` for the module if it reads that."""
+        arrays = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index, keepdims=False), self._batch.arrays)
+        for module, names in self.definition.batch_arrays.items():
+            if "seed_and_step" in names:
+                arrays[module] = {**arrays[module], "seed_and_step": self._batch.seed_and_step}
+        return arrays
+
+    def _split(self, keys: frozenset[str]) -> tuple[Tree, Tree]:
+        """The parameters under some keys that train, and those that do not."""
+        trained = {key: self.parameters[key] for key in sorted(keys & self.definition.trained_keys)}
+        return trained, {key: self.parameters[key] for key in sorted(keys - self.definition.trained_keys)}
+
+    # ------------------------------------------------------------------ before the stack
+
+    def _enter_function(self, index: jax.Array) -> tuple[Any, tuple[Tree, Arrays]]:
+        """The pieces before the stack as a function of what is differentiated, and that."""
+        trained, frozen = self._split(self.definition.enter_keys)
+        of_microbatch = {
+            name: lax.dynamic_index_in_dim(array, index, keepdims=False) for name, array in self.inputs.items()
+        }
+        differentiated = {name: x for name, x in of_microbatch.items() if name in self.backwards.inputs}
+        microbatch = self._microbatch(index)
+
+        def function(trained: Tree, inputs: Arrays) -> jax.Array:
+            x = self.definition.enter({**trained, **frozen}, {**of_microbatch, **inputs}, microbatch, self._axes)
+            return make_varying(x, (*self.replicas, *self._sequence))
+
+        return function, (trained, differentiated)
+
+    def enter(self, index: jax.Array) -> jax.Array:
+        """What enters the stack of a microbatch, the same on all pipeline ranks."""
+        function, arguments = self._enter_function(index)
+        return function(*arguments)
+
+    def enter_backward(self, index: jax.Array, gradient: jax.Array) -> tuple[Tree, Arrays]:
+        """Gradients of the parameters before the stack, and of inputs, given the first rank's gradient of a chunk."""
+        function, arguments = self._enter_function(index)
+        _, vjp = jax.vjp(function, *arguments)
+        return vjp(self.from_rank(0, gradient))
+
+    def from_rank(self, rank: int, x: jax.Array) -> jax.Array:
+        """The activations of one pipeline rank, on all of them."""
+        return lax.psum(jnp.where(self.is_rank(rank), x, jnp.zeros((), x.dtype)), self.pipeline)
+
+    # ------------------------------------------------------------------ behind the stack
+
+    def leave(self, index: jax.Array, x: jax.Array) -> LeaveResult:
+        """The pieces behind the stack, with their backward if there is one, of the last rank's output of a chunk."""
+        trained, frozen = self._split(self.definition.leave_keys)
+        microbatch = self._microbatch(index)
+
+        def function(trained: Tree, x: jax.Array) -> tuple[Arrays, Arrays]:
+            losses, metrics = self.definition.leave({**trained, **frozen}, x, microbatch, self._axes)
+            return make_varying(losses, self.replicas), make_varying(metrics, self.data)
+
+        x = self.from_rank(self.definition.ranks - 1, x)
+        if not self.backwards.leave:
+            return LeaveResult(*function(trained, x), {}, None)
+        losses, vjp, metrics = jax.vjp(function, trained, x, has_aux=True)
+        parameter_gradients, gradient = vjp(self._ones_like(losses, self.replicas))
+        return LeaveResult(losses, metrics, parameter_gradients, gradient)
+
+    @staticmethod
+    def _ones_like(losses: dict[str, Any], axes: tuple[str, ...]) -> Arrays:
+        return {name: make_varying(jnp.ones((), loss.dtype), axes) for name, loss in losses.items()}
+
+    # ------------------------------------------------------------------ the layers of a chunk
+
+    def of_chunk(self, chunk: jax.Array, tree: T) -> T:
+        """The part of a chunk of this rank's stacked arrays `[v l, ...]`."""
+        if self.definition.chunks == 1:
+            return tree
+        count = self.definition.chunk_layers
+        return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, chunk * count, count), tree)
+
+    def layers_operands(self, index: jax.Array, chunk: jax.Array, x: jax.Array) -> tuple[Any, ...]:
+        """What a chunk's forward and backward take of a microbatch: weights that train and others, x, batch, number."""
+        weights = (self.of_chunk(chunk, tree) for tree in self._split(self.definition.stack_keys))
+        first_layer = (chunk * self.definition.ranks + self.rank) * self.definition.chunk_layers
+        return (*weights, x, self._microbatch(index), first_layer)
+
+    def trace_layers(self, x: jax.Array) -> jax.stages.Traced:
+        """The forward of a chunk, traced once for all scans: `(*layers_operands) -> LayersForward`."""
+        zero = make_varying(jnp.zeros((), jnp.int32), self.pipeline)
+        return jax.jit(self._layers_forward).trace(*self.layers_operands(zero, zero, x))
+
+    def _layers_forward(
+        self, trained: Tree, frozen: Tree, x: jax.Array, microbatch: dict[str, Arrays], first_layer: jax.Array
+    ) -> LayersForward:
+        def function(trained: Tree, x: jax.Array) -> tuple[jax.Array, Arrays]:
+            output, losses = self.definition.run_layers({**trained, **frozen}, x, microbatch, self._axes, first_layer)
+            return make_varying(output, self.activation_axes), make_varying(losses, (*self.pipeline, *self.replicas))
+
+        if not self.backwards.layers:
+            return LayersForward(*function(trained, x), *split_vjp((), ()))
+        (output, losses), vjp = jax.vjp(function, trained, x)
+        available = jax.tree.leaves((trained, frozen, x, microbatch, first_layer))
+        return LayersForward(output, losses, *split_vjp(vjp, available))
+
+    def layers_backward(
+        self, program: jax.stages.Traced, operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array
+    ) -> tuple[Tree, jax.Array]:
+        """Gradients of a chunk's parameters that train, and of its input, given that of its output."""
+        forward = abstract_results(program)
+        vjp = forward.vjp_structure.restore(residuals, jax.tree.leaves(operands))
+        return vjp((gradient, self._ones_like(forward.losses, (*self.pipeline, *self.replicas))))
+
+
+def abstract_results(program: jax.stages.Traced) -> LayersForward:
+    """Shapes of what the traced forward of a chunk returns, and its vjp's structure."""
+    return jax.tree.unflatten(program.out_tree, program.jaxpr.out_avals)
+
+
+def run_traced(program: jax.stages.Traced, operands: tuple[Any, ...]) -> LayersForward:
+    """The forward of a chunk as it was traced."""
+    results = jaxpr_as_fun(program.jaxpr)(*jax.tree.leaves(operands))
+    return jax.tree.unflatten(program.out_tree, results)

@@ -1,0 +1,69 @@
+"""What is alive during one pass over a schedule, and what an op gives to it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from sharding.plans.stage_graph import StageCopy, StageId
+from sharding.runtime.global_reduction import StepSummary
+from sharding.runtime.pipeline import PlacedBatch, TrainState
+from sharding.runtime.stages.compilation import ProgramCall
+from sharding.runtime.stages.definition import Arrays
+from sharding.trees import Tree
+
+ChannelKey = tuple[str, int]
+"""(channel, microbatch)."""
+
+
+class StageEvaluation(NamedTuple):
+    """A stage's results for one microbatch.
+
+    Attributes:
+        losses: `[replicas]` by name.
+        auxiliary_metrics: Arrays by name, rows first; none of a microbatch that does not run there.
+    """
+
+    losses: Arrays
+    auxiliary_metrics: Arrays
+
+
+@dataclasses.dataclass(kw_only=True)
+class StepBuffers:
+    """All arrays that are alive during one pass over the schedule.
+
+    Compute weights are on the mesh of all copies of a stage; `copy_weights` are views of them on each copy's submesh.
+    `begun` has the microbatches whose inputs have come, of units that are one program.
+    """
+
+    state: TrainState
+    batch: PlacedBatch
+    compute_weights: dict[StageId, Tree]
+    copy_weights: dict[StageId, tuple[Tree | None, ...]] = dataclasses.field(default_factory=dict)
+    losses: dict[StageCopy, Arrays] = dataclasses.field(default_factory=dict)
+    unreduced_gradients: dict[StageCopy, Tree] = dataclasses.field(default_factory=dict)
+    gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
+    outputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    inputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    output_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    input_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
+    begun: dict[StageId, set[int]] = dataclasses.field(default_factory=dict)
+    summary: StepSummary | None = None
+
+
+class OpCall(NamedTuple):
+    """An op that is ready to run: one program, alone or in a bundle.
+
+    Attributes:
+        call: The program and what it takes.
+        store: Puts what the program returned where later ops find it; returns the arrays that the op made.
+    """
+
+    call: ProgramCall
+    store: Callable[[Any], Any]
+
+    def run(self) -> Any:
+        """Runs the program alone, and returns the arrays that the op made."""
+        return self.store(self.call.program(*self.call.arguments))
