@@ -8,7 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 WORKDIR /work
 
 COPY . /opt/mmjax
-RUN pip install '/opt/mmjax[cuda13,audio,parquet,remote,service]'
+RUN pip install '/opt/mmjax[cuda13,audio,chat,parquet,remote,service]'
 
 ENTRYPOINT ["mmjax"]
 CMD ["--help"]

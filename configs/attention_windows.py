@@ -33,6 +33,10 @@ class AttentionWindows:
         layers = tuple((group + 1) * other_depth // count - 1 for group in range(count))
         return dataclasses.replace(self, full_layers=layers)
 
+    def kind_of_layers(self, depth: int) -> tuple[int, ...]:
+        """For every layer 0 where patches attend to all of their image, and 1 where to those of their window."""
+        return tuple(int(layer not in self.full_layers) for layer in range(depth))
+
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(self, "side")

@@ -2,10 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from configs.attention_kinds import AttentionKind, AttentionTemperature
+from configs.backbone_checks import (
+    check_experts,
+    check_latent_attention,
+    check_pattern,
+    check_rotary,
+    check_sections,
+)
+from configs.block_runs import BackboneBlockRun, block_runs, has_experts_at
 from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.latent_attention import LatentAttentionConfig
@@ -13,26 +22,11 @@ from configs.rope import RopeScaling
 from configs.transformer import TransformerConfig
 
 POSITIONS = ("rotary", "learned")
-AttentionKind = Literal["global", "local"]
-ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 Bidirectional = Literal["none", "images", "prompt"]
 """Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
 
-
-class BackboneBlockRun(NamedTuple):
-    """Equal blocks that follow each other: a stack.
-
-    Attributes:
-        name: Its name.
-        first: Number of its first block among all blocks.
-        count: Number of its blocks.
-        has_experts: Whether they have experts instead of a feed-forward layer.
-    """
-
-    name: str
-    first: int
-    count: int
-    has_experts: bool
+NEWLINE = -2
+"""Encoder index of a token whose embedding the newline vector replaces."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +40,7 @@ class BackboneConfig(TransformerConfig):
             sample may fill a row.
         rope_base: Base of the rotary frequencies.
         rope_scaling: How the frequencies are scaled for longer sequences; None for no scaling.
+        rope_width: Channels of a head, the first ones, that rotate (Phi-4-mini, arXiv 2503.01743); 0 for all.
         rope_sections: Pairs of channels of a head that rotate by time, row and column (Qwen2-VL's multimodal positions,
             arXiv 2409.12191, section 2.1); empty where all pairs rotate by one position.
         rope_interleaved: Whether pairs rotate by time, row and column in turn (Qwen3-VL), while sections last, and the
@@ -54,18 +49,23 @@ class BackboneConfig(TransformerConfig):
             another (Qwen2.5-VL); 0 for one each group of frames (Qwen2-VL).
         bidirectional: Tokens that attend to each other both ways: `none`, those of one image (`images`, Gemma 3), or
             those of the trunk, and of each branch, before its first target (`prompt`, PaliGemma).
-        attention_pattern: Kinds of attention of the layers, repeated to the depth: `global`, to all earlier positions,
-            or `local`, to those of a window (Gemma 2 and 3; all layers of Mistral).
+        attention_pattern: Kinds of attention of the layers, repeated to the depth: `global`, to all earlier positions;
+            `local`, to those of a window (Gemma 2 and 3; all layers of Mistral); `chunked`, to those of its chunk
+            (Llama 4); `unrotated`, to all, without rotation of queries and keys (arXiv 2305.19466, Llama 4).
         attention_window: Positions, itself included, that a position of a local layer attends to.
+        attention_chunk: Positions of a chunk of chunked layers; the first begins with the text.
+        attention_temperature: Sharper scores at later positions in unrotated layers (Llama 4); None for none.
         local_rope_base: Base of the rotary frequencies of local layers, which are then not scaled; 0 for those of
             global layers.
         latent_attention: Attention whose keys and values are expanded from latent vectors (DeepSeek-V2 and V3); None
             for keys and values of their own.
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
+        newline: Whether a learned vector takes the place of tokens that end a row of an image's map (`image_newline` of
+            LLaVA-NeXT and LLaVA-OneVision).
         logit_softcap: Logits are softcap * tanh(logit / softcap) (Gemma 2); 0 for no limit.
         tie_embeddings: Whether the output head is the input embedding.
-        experts: A mixture of experts in place of the feed-forward layer of all blocks, or of all but the first
-            (`ExpertsConfig.dense_layers`), which alone have the width `ffn`; None for none. Experts are gated.
+        experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
+            `interval`), so that the others alone have the width `ffn`; None for none. Experts are gated.
         loss: Computes the loss of every target token from `mmjax.models.modalities.losses.TokenPredictions`
             (docs/extending.md); None for cross-entropy.
     """
@@ -83,15 +83,19 @@ class BackboneConfig(TransformerConfig):
     max_positions: int = 2048
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    rope_width: int = 0
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False
     positions_per_second: float = 0.0
     bidirectional: Bidirectional = "none"
     attention_pattern: tuple[AttentionKind, ...] = ("global",)
     attention_window: int = 0
+    attention_chunk: int = 0
+    attention_temperature: AttentionTemperature | None = None
     local_rope_base: float = 0.0
     latent_attention: LatentAttentionConfig | None = None
     embedding_scale: float = 1.0
+    newline: bool = False
     logit_softcap: float = 0.0
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
@@ -102,70 +106,25 @@ class BackboneConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
-        if self.positions == "rotary" and self.rotary_width % 2:
-            raise ValueError(f"BackboneConfig: head width {self.rotary_width} is odd; rotary positions need pairs")
-        self._check_latent_attention()
-        self._check_experts()
-        self._check_sections()
-        self._check_pattern()
-
-    def _check_experts(self) -> None:
-        """Raises ValueError for experts that do not fit the other options."""
-        if self.experts is None:
-            return
-        if not self.gated or "mlp" in (*self.biases, *self.inner_norms):
-            raise ValueError(
-                "BackboneConfig.experts are gated and have no inner norms and biases of mlp "
-                "(experts have their own, ExpertsConfig.biases); leave those out"
-            )
-        if self.experts.dense_layers >= self.depth:
-            raise ValueError(
-                f"BackboneConfig: the first {self.experts.dense_layers} blocks (experts.dense_layers) have no experts, "
-                f"and depth is {self.depth}; leave at least one block to experts"
-            )
+        check_rotary(self)
+        check_latent_attention(self)
+        check_experts(self)
+        check_sections(self)
+        check_pattern(self)
 
     @property
-    def dense_layers(self) -> int:
-        """Number of its first blocks without experts; all where no block has some."""
-        return self.depth if self.experts is None else self.experts.dense_layers
+    def layers_with_experts(self) -> tuple[int, ...]:
+        """Numbers of the blocks that have experts."""
+        return tuple(layer for layer in range(self.depth) if has_experts_at(self.experts, layer))
 
     def block_runs(self, before: int = 0) -> tuple[BackboneBlockRun, ...]:
-        """The runs of equal blocks behind the first `before` ones; the last run is named `blocks`."""
-        dense = self.dense_layers if self.experts else 0
-        dense_run = BackboneBlockRun("dense", before, dense - before, False)
-        first = max(before, dense)
-        last_run = BackboneBlockRun("blocks", first, self.depth - first, self.experts is not None)
-        return (dense_run, last_run) if dense_run.count > 0 else (last_run,)
+        """The runs of equal blocks behind the first `before` ones."""
+        return block_runs(self.experts, self.depth, before)
 
     def with_depth(self, depth: int) -> Self:
-        """The backbone with another number of blocks; of its dense first ones as many as leave one to experts."""
-        if self.experts is None:
-            return dataclasses.replace(self, depth=depth)
-        experts = dataclasses.replace(self.experts, dense_layers=min(self.experts.dense_layers, depth - 1))
+        """The backbone with another number of blocks, of which at least the last has experts if some have."""
+        experts = self.experts and self.experts.with_depth(depth)
         return dataclasses.replace(self, depth=depth, experts=experts)
-
-    def _check_latent_attention(self) -> None:
-        """Raises ValueError for options that latent attention does not have."""
-        if self.latent_attention is None:
-            return
-        if self.kv_heads != self.heads:
-            raise ValueError(
-                f"BackboneConfig.kv_heads is {self.kv_heads}; with latent_attention all {self.heads} heads have keys"
-            )
-        if self.positions != "rotary":
-            raise ValueError(
-                f"BackboneConfig.positions is {self.positions!r}; latent_attention rotates part of every head"
-            )
-        unsupported = {
-            "attention_width": self.attention_width > 0,
-            "attention_sinks": self.attention_sinks,
-            "qk_norm": self.qk_norm != "none",
-            "biases": not {"query", "key", "value", "output"}.isdisjoint(self.biases),
-            "inner_norms": "attention" in self.inner_norms,
-            "rope_sections": bool(self.rope_sections),
-        }
-        for field in (field for field, given in unsupported.items() if given):
-            raise ValueError(f"BackboneConfig.{field} is {getattr(self, field)!r}, which latent_attention has not")
 
     @property
     def query_width(self) -> int:
@@ -175,26 +134,7 @@ class BackboneConfig(TransformerConfig):
     @property
     def rotary_width(self) -> int:
         """Channels of a head that rotate by its position."""
-        return self.latent_attention.rope_width if self.latent_attention else self.head_width
-
-    def _check_pattern(self) -> None:
-        """Raises ValueError for a pattern of attention that does not fit the window or the positions."""
-        unknown = [kind for kind in self.attention_pattern if kind not in ATTENTION_KINDS]
-        if unknown or not self.attention_pattern:
-            raise ValueError(
-                f"BackboneConfig.attention_pattern is {self.attention_pattern}; "
-                f"give one or more of {', '.join(ATTENTION_KINDS)}"
-            )
-        if ("local" in self.attention_pattern) != (self.attention_window > 0):
-            raise ValueError(
-                f"BackboneConfig.attention_window is {self.attention_window} and attention_pattern "
-                f"{self.attention_pattern}; local layers need a window, and only they have one"
-            )
-        if self.attention_window and (self.rope_sections or self.positions != "rotary"):
-            raise ValueError(
-                f"BackboneConfig.attention_window = {self.attention_window} counts positions along the text; "
-                "it needs rotary positions without rope_sections"
-            )
+        return self.latent_attention.rope_width if self.latent_attention else self.rope_width or self.head_width
 
     @property
     def attention_kinds(self) -> tuple[AttentionKind, ...]:
@@ -206,33 +146,6 @@ class BackboneConfig(TransformerConfig):
         """For every layer the number of its kind in `attention_kinds`."""
         length = len(self.attention_pattern)
         return tuple(self.attention_kinds.index(self.attention_pattern[n % length]) for n in range(self.depth))
-
-    def _check_sections(self) -> None:
-        """Raises ValueError for sections of rotary positions that do not fit a head, or each other."""
-        sections = self.rope_sections
-        if not sections:
-            if self.rope_interleaved or self.positions_per_second:
-                raise ValueError(
-                    "BackboneConfig.rope_interleaved and positions_per_second are of multimodal positions; give "
-                    "rope_sections"
-                )
-            return
-        if self.positions != "rotary":
-            raise ValueError(f"BackboneConfig.rope_sections need rotary positions, and positions = {self.positions!r}")
-        if self.positions_per_second < 0:
-            raise ValueError(
-                f"BackboneConfig.positions_per_second is {self.positions_per_second}; it must be at least 0"
-            )
-        if len(sections) != 3 or min(sections) < 1 or sum(sections) != self.head_width // 2:
-            raise ValueError(
-                f"BackboneConfig.rope_sections = {sections}; it must be three numbers of pairs, for time, row and "
-                f"column, which sum to half of the head width {self.head_width}"
-            )
-        if np.bincount(self.rope_axes, minlength=3).tolist() != list(sections):
-            raise ValueError(
-                f"BackboneConfig.rope_sections = {sections} cannot be interleaved: a pair of row or column would come "
-                "after the last one of a head; make the first section larger"
-            )
 
     @property
     def rope_axes(self) -> np.ndarray:

@@ -38,6 +38,8 @@ class EncoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "pool")
+        if self.qk_norm == "rotated":
+            raise ValueError(f"{type(self).__name__}.qk_norm is 'rotated', which only backbones have")
         if self.pool == 1:
             return
         if self.positions_per_token % self.pool:
@@ -174,6 +176,11 @@ class VisionConfig(EncoderConfig):
         layers = tuple(layer * depth // self.depth for layer in self.deepstack_layers)
         windows = self.windows and self.windows.with_depth(self.depth, depth)
         return dataclasses.replace(self, depth=depth, deepstack_layers=layers, windows=windows)
+
+    @property
+    def kind_of_layers(self) -> tuple[int, ...]:
+        """For every layer 1 where patches attend within windows, else 0."""
+        return self.windows.kind_of_layers(self.depth) if self.windows else (0,) * self.depth
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:

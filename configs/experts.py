@@ -1,7 +1,7 @@
 """Mixtures of experts: how a router chooses among feed-forward layers, and what these compute."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, Self
 
 from configs.checks import require_positive, require_types
 
@@ -18,11 +18,12 @@ class RouterConfig:
             (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
         bias: Whether the logits have a bias (gpt-oss).
         selection_bias: Whether experts are chosen by their scores plus a bias each, which does not enter their weights
-            (balancing without auxiliary loss, arXiv 2408.15664). The bias has no gradient. What updates it there are
-            the loads of the experts over a global batch, which are not counted here: training leaves it as it is.
+            (balancing without auxiliary loss, arXiv 2408.15664). A step lowers the biases of experts with more than
+            their share of the global batch, and raises those of the others (`OptimizerConfig.selection_bias_rate`).
         groups: Number of groups of consecutive experts; 1 for no groups.
-        top_groups: Number of groups that a token's experts come from: those where the two largest scores, with their
-            selection biases, have the largest sum (DeepSeek-V3).
+        top_groups: Number of groups that a token's experts come from: those where the largest scores, with their
+            selection biases, have the largest sum.
+        group_best: How many of its largest scores a group is judged by: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
         normalise: Whether the scores of the chosen experts are divided by their sum. Of softmax scores, that is the
             softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
         weight_factor: Factor of the weights (DeepSeek-V3's routed scaling factor).
@@ -34,13 +35,14 @@ class RouterConfig:
     selection_bias: bool = False
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     normalise: bool = True
     weight_factor: float = 1.0
     weighted: WeightedSide = "outputs"
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_positive(self, "groups", "top_groups")
+        require_positive(self, "groups", "top_groups", "group_best")
         if self.top_groups > self.groups:
             raise ValueError(f"RouterConfig.top_groups = {self.top_groups} is more than groups = {self.groups}")
         if self.weight_factor <= 0:
@@ -65,6 +67,8 @@ class ExpertsConfig:
         shared_gate: Whether the shared expert's output is scaled by a sigmoid gate (Qwen2-MoE; not DeepSeek).
         dense_layers: Number of the first blocks that have a feed-forward layer of width `BackboneConfig.ffn` and no
             experts (DeepSeek, arXiv 2401.06066).
+        interval: Every how many blocks one has experts, the last of each; the others are like those first ones (Llama 4
+            Maverick has 2). Where blocks differ by turns, each is a stack of its own, which is compiled apart.
         balance_weight: Weight of the load-balancing loss, a mean over layers, in the model's loss.
     """
 
@@ -78,11 +82,12 @@ class ExpertsConfig:
     shared_ffn: int = 0
     shared_gate: bool = True
     dense_layers: int = 0
+    interval: int = 1
     balance_weight: float = 0.01
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_positive(self, "count", "top_k", "ffn")
+        require_positive(self, "count", "top_k", "ffn", "interval")
         if self.top_k > self.count:
             raise ValueError(f"ExpertsConfig.top_k = {self.top_k} is more than count = {self.count}")
         for field in ("limit", "shared_ffn", "dense_layers", "balance_weight"):
@@ -91,14 +96,22 @@ class ExpertsConfig:
         if self.router.groups > 1:
             self._check_groups()
 
+    def with_depth(self, depth: int) -> Self:
+        """The experts of a backbone of another depth; `dense_layers` and `interval` leave at least the last block."""
+        dense_layers = min(self.dense_layers, depth - 1)
+        interval = min(self.interval, depth)
+        return dataclasses.replace(
+            self, dense_layers=dense_layers, interval=interval if depth // interval * interval > dense_layers else 1
+        )
+
     def _check_groups(self) -> None:
         """Raises ValueError for groups of experts that are too small."""
         groups, top_groups = self.router.groups, self.router.top_groups
         size = self.count // groups
-        if self.count % groups or size < 2:
+        if self.count % groups or size < self.router.group_best:
             raise ValueError(
                 f"ExpertsConfig.router has {groups} groups, which must divide the {self.count} experts (count) into "
-                "groups of at least 2"
+                f"groups of at least {self.router.group_best} (router.group_best)"
             )
         if self.top_k > top_groups * size:
             raise ValueError(

@@ -207,6 +207,8 @@ class OptimizerConfig:
         warmup_steps: Steps of linear warm-up from 0, fewer than the run has; None for `warmup_fraction` of the run.
         warmup_fraction: Share of a run's steps that are warm-up, rounded, if `warmup_steps` is None.
         schedule: The learning rate after the warm-up.
+        selection_bias_rate: What a step adds to the bias by which an expert with less than its share of the tokens is
+            chosen, and subtracts for one with more (`RouterConfig.selection_bias`); 0 leaves these biases as they are.
         max_grad_norm: Global norm over the whole model above which gradients are scaled down; 0 turns clipping off.
         parts: Settings of parts, by the names that `TrainConfig.trainable` takes: pairs (name, settings).
     """
@@ -217,13 +219,14 @@ class OptimizerConfig:
     warmup_steps: int | None = None
     warmup_fraction: float = 0.1
     schedule: RateSchedule = CosineDecay()
+    selection_bias_rate: float = 1e-3
     max_grad_norm: float = 1.0
     parts: tuple[tuple[str, PartOptimizer], ...] = ()
 
     def __post_init__(self) -> None:
         require_types(self)
         _require_rates(self)
-        _require_range(self, 0, float("inf"), "max_grad_norm")
+        _require_range(self, 0, float("inf"), "max_grad_norm", "selection_bias_rate")
         _require_range(self, 0, 1, "warmup_fraction")
 
     def for_part(self, settings: PartOptimizer) -> "OptimizerConfig":

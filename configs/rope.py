@@ -54,7 +54,8 @@ class Llama3Scaling:
         """Scaled angles per position of the pairs of channels of a head."""
         plain = rotary_frequencies(width, base)
         waves = self.original_positions * plain / (2 * math.pi)
-        kept = np.clip((waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
+        between = max(self.high_freq_factor - self.low_freq_factor, 1e-9)  # none are, in Llama 4
+        kept = np.clip((waves - self.low_freq_factor) / between, 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / self.factor
 
     @property
@@ -118,4 +119,46 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE: every pair of channels is divided by a number of its own that was searched for (arXiv 2402.13753).
+
+    The published models divide by other numbers in texts of more than the original positions. So that the rotation of a
+    text depends neither on what it is packed with nor on how long it becomes when it is continued, the configuration
+    says which numbers hold, for all texts alike; rows of data that could hold a longer text are refused without `long`.
+
+    Attributes:
+        short_factors: Divisors for texts of up to `original_positions`.
+        long_factors: Divisors for longer texts.
+        original_positions: Positions of the original pretraining.
+        factor: How many times longer the longest texts may be.
+        attention_factor: Factor of cosines and sines; 0 for the paper's sqrt(1 + ln(factor) / ln(original_positions)).
+        long: Whether `long_factors` hold.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_positions: int
+    factor: float
+    attention_factor: float = 0.0
+    long: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.short_factors) != len(self.long_factors):
+            raise ValueError(
+                f"LongRopeScaling has {len(self.short_factors)} short_factors and {len(self.long_factors)} "
+                "long_factors; give one of each for every pair of channels"
+            )
+
+    def frequencies(self, width: int, base: float) -> Frequencies:
+        """Scaled angles per position of the pairs of channels of a head."""
+        return rotary_frequencies(width, base) / np.array(self.long_factors if self.long else self.short_factors)
+
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of cosines and sines."""
+        longer = math.log(max(self.factor, 1.0)) / math.log(self.original_positions)
+        return self.attention_factor or math.sqrt(1 + longer)
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling

@@ -7,7 +7,7 @@ from configs.checks import require_divides, require_one_of, require_positive, re
 NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
 PROJECTIONS = ("query", "key", "value", "output", "mlp")
-QK_NORMS = ("none", "head", "width")
+QK_NORMS = ("none", "head", "width", "rotated")
 NORM_PLACES = ("before", "after", "both")
 INNER_NORMS = ("attention", "mlp")
 
@@ -37,8 +37,9 @@ class TransformerConfig:
         activation: `gelu` (exact), `gelu_tanh`, `quick_gelu` (x sigmoid(1.702 x), CLIP's), `silu` or `relu`.
         gated: Whether the feed-forward layer is down(activation(gate x) * up x) (arXiv 2002.05202).
         biases: Which projections have a bias: any of query, key, value, output and mlp.
-        qk_norm: Norm of queries and keys: `none`, over each `head` (ViT-22B, arXiv 2302.05442), or over the whole
-            `width` (InternViT-6B, arXiv 2312.14238).
+        qk_norm: Norm of queries and keys: `none`, over each `head` (ViT-22B, arXiv 2302.05442), over the whole `width`
+            (InternViT-6B, arXiv 2312.14238), or over each head once it is `rotated`, without parameters and only in
+            layers that rotate (Llama 4; backbones).
         layer_scale: Initial value of a learned scale per channel on the outputs of attention and feed-forward layer
             (arXiv 2103.17239); 0 for none.
         parallel_block: Whether attention and feed-forward layer read the same normed input (ViT-22B).

@@ -13,6 +13,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
+from configs.backbone import NEWLINE
 
 AUDIO = AudioConfig(width=8, depth=2, heads=2, ffn=12, mels=3, merge=2)
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2)
@@ -112,6 +113,8 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
         index = np.full((rows, TOKENS), -1, np.int32)
         index[:, 1 + place] = encoder.prefix_cells if isinstance(encoder, VisionConfig) else 0
         index[::3, 4] = 1
+        if config.backbone.newline and not place:
+            index[:, 3] = NEWLINE
         fields[f"{encoder.name}_index"] = index
     for generator in config.generators:
         shape = (rows, IMAGES, generator.conditions)

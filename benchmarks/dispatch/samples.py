@@ -72,9 +72,9 @@ class StepSamples:
 
     def first(self, mini_batch: int, replicas: int = 0) -> "StepSamples":
         """The first samples of each replica, or of the first replicas."""
-        replicas = replicas or self.replicas
+        replicas, columns = replicas or self.replicas, len(LoadColumn)
         kept = {
-            module: loads.reshape(self.replicas, -1, len(LoadColumn))[:replicas, :mini_batch].reshape(-1, 3)
+            module: loads.reshape(self.replicas, -1, columns)[:replicas, :mini_batch].reshape(-1, columns)
             for module, loads in self.loads.items()
         }
         return StepSamples(self.model, replicas, kept)

@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.gpu.sizes import BenchmarkSizes
 from data.samples.token_layout import TokenLayout, lay_out_tokens
+from sharding.specs.layer import make_loads
 from sharding.specs.modules import module_graph
 
 WINDOW = 64
@@ -127,7 +128,7 @@ def step_flops(step: Step, sizes: BenchmarkSizes) -> dict[str, float]:
     patches = 1 + picture_tokens(sizes)  # with the class token
     pictures = sum(sample.pictures for sample in samples)
     loads = {
-        sizes.model.encoders[0].name: np.array([pictures * patches, pictures * patches**2, pictures], float),
-        sizes.model.backbone.name: np.array([lengths.sum(), (lengths**2).sum(), len(lengths)], float),
+        sizes.model.encoders[0].name: make_loads(pictures * patches, pictures * patches**2, pictures),
+        sizes.model.backbone.name: make_loads(lengths.sum(), (lengths**2).sum(), len(lengths)),
     }
     return {name: 3.0 * float(graph[name].forward_flops(load)) for name, load in loads.items()}

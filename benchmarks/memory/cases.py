@@ -22,7 +22,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layer import RecomputePolicy, make_loads
 from sharding.specs.modules import module_graph
 
 BACKBONE_TOKENS = 8192
@@ -93,10 +93,10 @@ class MemoryCase:
     def predicted(self, config: ModelConfig, plan: Plan) -> dict[StageId, StageCosts]:
         """What the planner counts, for full rows."""
         graph = module_graph(config)
-        loads = {module.name: [0.0, 0.0, 0.0] for module in graph.modules}
-        loads[graph.backbone.name] = [BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1.0]
+        loads = {module.name: make_loads() for module in graph.modules}
+        loads[graph.backbone.name] = make_loads(BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1)
         if self.patches:
-            loads[self.module] = [self.patches, self.patches * self.image, self.patches / self.image]
+            loads[self.module] = make_loads(self.patches, self.patches * self.image, self.patches / self.image)
         rows = {name: np.array([of_row] * self.fsdp, float) for name, of_row in loads.items()}
         costs = plan_costs(
             plan, BatchCosts(graph, AnalyticCostModel(CLUSTERS["h100"]), rows), trained_parts(graph, ("all",))

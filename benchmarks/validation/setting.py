@@ -86,6 +86,6 @@ def simulated_step(setting: Setting) -> float:
     plan = Plan((unit,), setting.microbatches, "interleaved" if setting.chunks > 1 else "1f1b")
     trains = trained_parts(graph, ("all",))
     length = float(setting.length)
-    rows = {setting.model.name: np.tile([length, length**2, 1.0], (setting.sequences, 1))}
+    rows = {setting.model.name: np.tile([length, length**2, 1.0, 0.0], (setting.sequences, 1))}
     costs = plan_costs(plan, BatchCosts(graph, setting.costs, rows), trains)
     return simulate(plan, build_schedule(plan, graph, trained_stages(plan, graph, trains)), costs).step

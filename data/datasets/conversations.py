@@ -19,7 +19,7 @@ from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata, with_sample_key
 from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
-from data.text.chat_template import CHAT_TEMPLATES
+from data.text.find_template import find_template
 from data.text.image_layout import ImageLayout
 from data.text.prompt_format import PromptFormat
 from data.text.rendering import (
@@ -45,7 +45,8 @@ class Conversations:
         train: (kind, records) of the training split; `DataConfig.mixture` says how often each kind is drawn.
         test: (kind, records) of the test split.
         tokenizer: Encodes the texts.
-        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
+        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`), or `tokenizer` for that which the
+            tokenizer comes with.
         tiling: How an input image becomes encoder images; None for one at its own resolution, as large as a row
             allows.
         images: How the tokens of an input image are laid out.
@@ -68,15 +69,17 @@ class Conversations:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise DataError(f"Conversations.split is {self.split!r}; choose one of {', '.join(SPLITS)}")
-        if self.template not in CHAT_TEMPLATES:
-            raise DataError(f"Conversations.template is {self.template!r}; choose one of {', '.join(CHAT_TEMPLATES)}")
         if self.join_tokens < 0:
             raise DataError(f"Conversations.join_tokens is {self.join_tokens}; it must be 0 or a number of tokens")
         kinds = [kind for kind, _ in self.sources]
         if len(set(kinds)) < len(kinds):
             raise DataError(f"Conversations.{self.split} names {', '.join(kinds)}; give each source a name of its own")
-        CHAT_TEMPLATES[self.template].check_tokenizer(self.tokenizer)
+        self._chat_template.check_tokenizer(self.tokenizer)
         self.images.check_tokenizer(self.tokenizer)
+
+    @functools.cached_property
+    def _chat_template(self) -> ConversationTemplate:
+        return find_template(self.template, self.tokenizer, "Conversations.template")
 
     @property
     def sources(self) -> tuple[tuple[str, RecordSource], ...]:
@@ -101,7 +104,7 @@ class Conversations:
         ):
             self.tokenizer.special_tokens.require(role)
         builder = SampleBuilder(
-            CHAT_TEMPLATES[self.template], self.tokenizer, sample_format, self.tiling, self.images, self.video
+            self._chat_template, self.tokenizer, sample_format, self.tiling, self.images, self.video
         )
         return {
             kind: join_records(records, builder, kind, self.join_tokens)
@@ -193,7 +196,7 @@ class SampleBuilder:
         tiling, images, video: See `Conversations`.
 
     Raises:
-        DataError: Two encoders have the same special token.
+        DataError: Two encoders have the same special token, or the layout needs a newline vector and there is none.
     """
 
     template: ConversationTemplate
@@ -204,6 +207,11 @@ class SampleBuilder:
     video: VideoLayout = VideoLayout()
 
     def __post_init__(self) -> None:
+        if self.images.joined and not self.sample_format.tokens.newline:
+            raise DataError(
+                "ImageLayout.joined ends rows by the backbone's newline vector, and this backbone has none; set "
+                "BackboneConfig.newline = True, or ImageLayout.joined = False"
+            )
         encoder_of_token: dict[str, EncoderFormat] = {}
         for encoder in self.sample_format.encoders:
             other = encoder_of_token.setdefault(encoder.special_token, encoder)

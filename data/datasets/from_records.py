@@ -43,7 +43,7 @@ def from_records(
             dictionaries then; anything else, such as a generator, is read to its end at once.
         folder: Folder to which paths are relative; the current one by default.
         tokenizer: Encodes the texts.
-        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
+        template: Name of a chat template; see `Conversations`.
         tiling: How an image becomes encoder images; see `Conversations`.
         images: How the tokens of an image are laid out.
         video: How the frames of a video clip are chosen and laid out.

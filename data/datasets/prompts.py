@@ -8,7 +8,7 @@ from data.errors import DataError
 from data.records import MEDIA_PARTS, ContentPart, EncoderPart, Media, Record, TextPart, Turn
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
-from data.text.chat_template import CHAT_TEMPLATES
+from data.text.find_template import find_template
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
@@ -78,4 +78,4 @@ def _builder(
     template: str, prompt_format: PromptFormat, tokenizer: Tokenizer, sample_format: SampleFormat
 ) -> SampleBuilder:
     of = prompt_format
-    return SampleBuilder(CHAT_TEMPLATES[template], tokenizer, sample_format, of.tiling, of.images, of.video)
+    return SampleBuilder(find_template(template, tokenizer), tokenizer, sample_format, of.tiling, of.images, of.video)

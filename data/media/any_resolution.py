@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 
 from configs.checks import require_types
 from data.errors import DataError
-from data.media.resampling import require_resampling, require_tile_of_cells, resized
+from data.media.resampling import cropped, require_resampling, resized, side_of_whole_cells
 from data.media.tiling import Tile
 
 
@@ -20,7 +20,8 @@ class AnyResolution:
     input's aspect ratio allows; the rest is black, the same on both sides.
 
     Attributes:
-        tile_size: Side of a tile in pixels; a multiple of the cell size.
+        tile_size: Side of a tile in pixels. What is less than a cell at its end is cut off, as SigLIP's convolution
+            leaves it (384 pixels in patches of 14).
         grids: (rows, columns) of the grids in tiles; among equal ones, the first is taken.
         max_tiles: Grids of more tiles are not used. LLaVA-OneVision makes more, and interpolates their map down to as
             many cells as these tiles have, which is not done here.
@@ -64,11 +65,11 @@ class AnyResolution:
         """The same size for the whole input and every tile.
 
         Raises:
-            DataError: The side of a tile is no multiple of `cell_size`.
+            DataError: The side of a tile is less than `cell_size`.
         """
-        require_tile_of_cells(self, "tile_size", self.tile_size, cell_size)
+        side = side_of_whole_cells(self, "tile_size", self.tile_size, cell_size)
         rows, columns = self.grid(height, width)
-        return [(self.tile_size, self.tile_size)] * (1 + rows * columns)
+        return [(side, side)] * (1 + rows * columns)
 
     def tiles(self, height: int, width: int, cell_size: int) -> list[Tile | None]:
         """None for the whole input, then the places of the tiles, with the cells that are kept when padding is cut."""
@@ -101,12 +102,12 @@ class AnyResolution:
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The whole input, then the tiles in raster order."""
         height, width = pixels.shape[:2]
-        whole, *_ = self.image_sizes(height, width, cell_size)
+        (shown, _), *_ = self.image_sizes(height, width, cell_size)
         rows, columns = self.grid(height, width)
         side = self.tile_size
         canvas = self._on_canvas(pixels, rows * side, columns * side)
         tiles = canvas.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
-        return [resized(pixels, whole, self.resampling), *(np.ascontiguousarray(tile) for tile in tiles)]
+        return [cropped(image, shown) for image in (resized(pixels, (side, side), self.resampling), *tiles)]
 
     def _on_canvas(self, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         """The input in the middle of a black image, as large as it fits."""

@@ -32,3 +32,15 @@ def require_tile_of_cells(owner: object, field: str, side: int, cell_size: int) 
         raise DataError(
             f"{type(owner).__name__}.{field} = {side} must be a multiple of patch x merge = {cell_size}; change one"
         )
+
+
+def side_of_whole_cells(owner: object, field: str, side: int, cell_size: int) -> int:
+    """The side of an encoder image without what is less than a cell at its end; DataError if it has no cell."""
+    if side < cell_size:
+        raise DataError(f"{type(owner).__name__}.{field} = {side} is less than patch x merge = {cell_size}; raise it")
+    return side // cell_size * cell_size
+
+
+def cropped(pixels: UInt8[np.ndarray, "h w 3"], side: int) -> UInt8[np.ndarray, "{side} {side} 3"]:
+    """The square at the beginning of an image."""
+    return np.ascontiguousarray(pixels[:side, :side])

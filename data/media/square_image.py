@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 
 from configs.checks import require_types
 from data.errors import DataError
-from data.media.resampling import require_resampling, require_tile_of_cells, resized
+from data.media.resampling import cropped, require_resampling, resized, side_of_whole_cells
 
 Fit = Literal["stretch", "crop", "pad"]
 
@@ -18,7 +18,8 @@ class SquareImage:
     """One square image.
 
     Attributes:
-        side: Side in pixels; a multiple of the cell size.
+        side: Side in pixels. What is less than a cell at its end is cut off, as SigLIP's convolution leaves it (384
+            pixels in patches of 14).
         fit: How another aspect ratio becomes a square: `stretch` changes it (SigLIP, PaliGemma, Gemma 3); `crop` keeps
             the middle of an image whose shorter side has been resized (CLIP, LLaVA-1.5); `pad` first adds `padding` on
             both sides of the shorter one.
@@ -45,20 +46,23 @@ class SquareImage:
         """The size of the one image.
 
         Raises:
-            DataError: The side is no multiple of `cell_size`.
+            DataError: The side is less than `cell_size`.
         """
-        require_tile_of_cells(self, "side", self.side, cell_size)
-        return [(self.side, self.side)]
+        side = side_of_whole_cells(self, "side", self.side, cell_size)
+        return [(side, side)]
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The one image."""
         height, width = pixels.shape[:2]
-        (size,) = self.image_sizes(height, width, cell_size)
+        ((side, _),) = self.image_sizes(height, width, cell_size)
         if self.fit == "crop":
-            return [self._cropped(pixels)]
-        return [resized(self._padded(pixels) if self.fit == "pad" else pixels, size, self.resampling)]
+            square = self._middle(pixels)
+        else:
+            fitted = self._padded(pixels) if self.fit == "pad" else pixels
+            square = resized(fitted, (self.side, self.side), self.resampling)
+        return [square if side == self.side else cropped(square, side)]
 
-    def _cropped(self, pixels: np.ndarray) -> np.ndarray:
+    def _middle(self, pixels: np.ndarray) -> np.ndarray:
         height, width = pixels.shape[:2]
         shorter = min(height, width)
         size = (int(self.side * height / shorter), int(self.side * width / shorter))

@@ -13,6 +13,7 @@ import grain
 import numpy as np
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import DataError
@@ -139,17 +140,24 @@ def make_sample_index(config: DataConfig, model: ModelConfig, dataset: Dataset) 
             f"the tokenizer has {dataset.tokenizer.vocabulary_size} ids, more than {model.backbone.name}.vocabulary = "
             f"{model.backbone.vocabulary}; raise it"
         )
-    _check_learned_positions(config, model.backbone)
+    _check_positions(config, model.backbone)
     return sample_index
 
 
-def _check_learned_positions(config: DataConfig, backbone: BackboneConfig) -> None:
-    """Raises DataError if a sample, which may fill a row, can exceed the table of learned positions."""
+def _check_positions(config: DataConfig, backbone: BackboneConfig) -> None:
+    """Raises DataError if a sample, which may fill a row, can have more positions than the backbone is for."""
     if backbone.positions == "learned" and config.tokens > backbone.max_positions:
         raise DataError(
             f"a sample may fill a row of DataConfig.tokens = {config.tokens}, but {backbone.name}.max_positions = "
             f"{backbone.max_positions} learned positions are there; lower DataConfig.tokens to "
             f"{backbone.max_positions} or raise BackboneConfig.max_positions"
+        )
+    scaling = backbone.rope_scaling
+    if isinstance(scaling, LongRopeScaling) and not scaling.long and config.tokens > scaling.original_positions:
+        raise DataError(
+            f"a sample may fill a row of DataConfig.tokens = {config.tokens}, and the rotary positions of "
+            f"{backbone.name} are those of up to LongRopeScaling.original_positions = {scaling.original_positions}; "
+            "lower DataConfig.tokens or set LongRopeScaling.long"
         )
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int64
 
+from configs.backbone import NEWLINE
 from data.media.tiling import Tile
 from data.samples.encoder_format import MediaItem
-from data.samples.token_layout import NEWLINE
 from data.text.image_layout import SeparatorIds
 
 Placed = tuple[int, int | None]

@@ -23,16 +23,20 @@ class TokenFormat:
         multimodal: Whether a position is (time, row, column) (Qwen2-VL, arXiv 2409.12191, section 2.1).
         positions_per_second: Positions along time that a second of a video clip takes; 0 for one each group of frames.
         bidirectional: Which tokens attend to each other both ways.
+        newline: Whether the backbone has a newline vector.
     """
 
     multimodal: bool = False
     positions_per_second: float = 0.0
     bidirectional: Bidirectional = "none"
+    newline: bool = False
 
     @classmethod
     def for_backbone(cls, backbone: BackboneConfig) -> "TokenFormat":
         """The format for a backbone."""
-        return cls(bool(backbone.rope_sections), backbone.positions_per_second, backbone.bidirectional)
+        return cls(
+            bool(backbone.rope_sections), backbone.positions_per_second, backbone.bidirectional, backbone.newline
+        )
 
     @property
     def position_shape(self) -> tuple[int, ...]:

@@ -8,9 +8,6 @@ import numpy as np
 from data.errors import DataError
 from data.text.word_tokenizer import PAD
 
-NEWLINE = -2
-"""Encoder index of a token whose embedding the backbone's newline vector replaces."""
-
 TOKEN_COLUMNS = ("tokens", "branches", "positions", "targets", "target_mask", "blocks")
 
 
@@ -27,8 +24,8 @@ class TokenLayout:
         target_mask: 1 where predicting the target counts in the loss, else 0.
         blocks: Tokens of a sample with one number above 0 attend to each other both ways; 0 for causal attention.
         encoder_indices: By encoder field, for every token -1 or the index of the encoder output that replaces its
-            embedding, or `NEWLINE`. In sample metadata the index counts outputs of images and clips; in a decoded
-            sample it counts all cells, those of class tokens too.
+            embedding, or `configs.backbone.NEWLINE`. In sample metadata the index counts outputs of images and clips;
+            in a decoded sample it counts all cells, those of class tokens too.
     """
 
     tokens: np.ndarray

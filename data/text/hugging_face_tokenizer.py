@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable
 from typing import Any, SupportsInt
 
@@ -13,6 +14,7 @@ import tokenizers
 
 from configs.strict_json import parse_json
 from data.errors import DataError
+from data.text.published_template import PublishedTemplate, read_published_template
 from data.text.tokenizer import (
     SpecialTokens,
     missing_control_token_error,
@@ -52,6 +54,7 @@ class HuggingFaceTokenizer:
     Attributes:
         content: Text of the file.
         names: Its special tokens.
+        chat_template: The chat template that it comes with; None for none.
 
     Raises:
         DataError: The text is not such a file, or lacks a named token.
@@ -59,6 +62,7 @@ class HuggingFaceTokenizer:
 
     content: str = dataclasses.field(repr=False)
     names: SpecialTokenNames
+    chat_template: PublishedTemplate | None = None
 
     def __post_init__(self) -> None:
         vocabulary = self._model.get_vocab(with_added_tokens=True)
@@ -72,9 +76,11 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], names: SpecialTokenNames) -> "HuggingFaceTokenizer":
-        """Reads a `tokenizer.json`; raises DataError if it cannot be used."""
+        """Reads a `tokenizer.json` and the chat template beside it; raises DataError if one cannot be used."""
+        path = pathlib.Path(path)
+        template = read_published_template(path.parent)
         try:
-            return cls(pathlib.Path(path).read_text(encoding="utf-8"), names)
+            return cls(path.read_text(encoding="utf-8"), names, template)
         except (OSError, UnicodeDecodeError, DataError) as error:
             raise DataError(f"{os.fspath(path)}: {error}") from error
 
@@ -101,6 +107,15 @@ class HuggingFaceTokenizer:
         named = {name for name in dataclasses.asdict(self.names).values() if name}
         marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
         return {name: self._id_of(name) for name in (named | marked) - self._unknown_names}
+
+    @property
+    def control_token_patterns(self) -> dict[str, str]:
+        """By the name of each token that no text may spell, a regular expression of what it takes of a text."""
+        strips = {
+            token.content: (token.lstrip, token.rstrip) for token in self._model.get_added_tokens_decoder().values()
+        }
+        spaces = {name: [r"\s*" if side else "" for side in strips.get(name, ())] for name in self._control_tokens}
+        return {name: re.escape(name).join(sides or ["", ""]) for name, sides in spaces.items()}
 
     def _id_of(self, name: str) -> int:
         token_id = self._model.token_to_id(name)
@@ -176,7 +191,9 @@ class HuggingFaceTokenizer:
     def to_json(self) -> str:
         """The file and the names, so that a checkpoint needs no other file."""
         names = dataclasses.asdict(self.names)
-        return json.dumps({"kind": "hugging_face", "names": names, "content": self.content}, indent=1)
+        template = self.chat_template and dataclasses.asdict(self.chat_template)
+        fields = {"kind": "hugging_face", "names": names, "chat_template": template, "content": self.content}
+        return json.dumps(fields, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "HuggingFaceTokenizer":
@@ -186,10 +203,11 @@ class HuggingFaceTokenizer:
             content, names = fields["content"], SpecialTokenNames(**fields["names"])
             if not all(isinstance(value, str | None) for value in (content, *dataclasses.asdict(names).values())):
                 raise TypeError("the file and the names of tokens are texts")
-        except (KeyError, TypeError) as error:
+            template = fields["chat_template"] and PublishedTemplate.from_json(fields["chat_template"])
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a tokenizer written by HuggingFaceTokenizer.to_json: {error!r}") from error
-        return cls(content, names)
+        return cls(content, names, template or None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the fields: the package's own pickle loses which tokens are special."""
-        return type(self), (self.content, self.names)
+        return type(self), (self.content, self.names, self.chat_template)

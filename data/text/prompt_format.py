@@ -10,6 +10,7 @@ from data.media.any_resolution import AnyResolution
 from data.media.canvas_tiling import CanvasTiling
 from data.media.longest_edge import LongestEdge
 from data.media.pan_and_scan import PanAndScan
+from data.media.patch_count import PatchCount
 from data.media.pixel_range import PixelRange
 from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
@@ -26,6 +27,7 @@ _TILINGS = {
         LongestEdge,
         NativeResolution,
         PanAndScan,
+        PatchCount,
         PixelRange,
         SquareImage,
     )
@@ -37,7 +39,7 @@ class PromptFormat:
     """How a data set lays out prompts.
 
     Attributes:
-        template: Name of the chat template (`data.text.chat_template.CHAT_TEMPLATES`) of prompts answered by text.
+        template: Name of the chat template (`data.text.find_template`) of prompts answered by text.
         generation_template: Name of the chat template of prompts answered by an image.
         tiling: How an input image becomes encoder images; None for one image at its own resolution.
         images: How the tokens of an input image are laid out.

@@ -100,7 +100,7 @@ class ImageGenerator:
         ) -> jax.Array:
             _, hidden = backbone.prefill(parameters, arrays, lengths)  # [b, s, d]
             layer = parameters[self._module.name][projector.name][layer_name(0)]
-            inputs = {backbone.name: hidden_states_at(hidden, positions)}  # [b, 1, q, d]
+            inputs = {backbone.name: hidden_states_at(hidden, positions, hidden.shape[1], Axes())}
             return piece_definition(projector).apply(layer, inputs, {}, Axes())[:, 0]
 
         return jax.jit(conditions)

@@ -7,21 +7,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
-from configs.backbone import AttentionKind
-from mmjax.models.layers.positions import RotaryCosSin
+from configs.attention_kinds import AttentionKind
+from mmjax.models.layers.layer_kinds import InputsOfKinds, inputs_of_layer
+from mmjax.models.layers.positions import Rotation
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock
 from mmjax.models.modalities.attention_kinds import (
-    BlockInputs,
     backbone_rotary,
     block_inputs,
-    block_inputs_of_layer,
 )
 from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding
 from mmjax.models.modalities.deepstack import EarlyActivations
 from mmjax.models.model import run_module, with_tied_parameters
 from mmjax.models.structure.module import Module, ModuleInputs
 from mmjax.models.structure.parameters import layer_name, piece_definition
-from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
+from pallas_kernels.packed_attention import make_segment_mask
+from pallas_kernels.packed_attention.api import Mask
 from sharding.axes import Axes
 from sharding.trees import Tree
 
@@ -116,6 +116,9 @@ class CachedBackbone:
         visible = slots <= state.lengths[:, None]  # [r, t]
         if kind == "local":
             visible &= slots > state.lengths[:, None] - self._config.attention_window
+        if kind == "chunked":
+            chunk = self._config.attention_chunk
+            visible &= slots // chunk == state.lengths[:, None] // chunk
         keys = visible.astype(jnp.int32)
         mask = make_segment_mask(jnp.ones_like(keys[:, :1]), keys=keys)
         return SharedInputs(mask, backbone_rotary(self._config, state.positions[:, None], kind))
@@ -124,7 +127,7 @@ class CachedBackbone:
         self,
         parameters: Tree,
         activations: EarlyActivations,
-        inputs: BlockInputs,
+        inputs: InputsOfKinds,
         caches: tuple[KVCache | None, ...] | None = None,
         start: Int[Array, " r"] | None = None,
     ) -> tuple[Float[Array, "r s d"], tuple[KVCache, ...]]:
@@ -133,7 +136,7 @@ class CachedBackbone:
         x, features, new_caches = activations.x, list(activations.features), []
         for layer, ((piece, number), cache) in enumerate(zip(self._layers, caches, strict=True)):
             block = piece_definition(piece).bind(parameters[self.name][piece.name][layer_name(number)])
-            mask, rotary = block_inputs_of_layer(self._config, inputs, layer)
+            mask, rotary = inputs_of_layer(inputs, self._config.kind_of_layers, layer)
             x, cache = block_with_cache(block, x, mask, rotary, cache, start)
             x = x + features.pop(0) if features else x
             new_caches.append(cache)
@@ -152,8 +155,8 @@ class CachedBackbone:
 def block_with_cache(
     block: TransformerBlock,
     x: Float[Array, "r s d"],
-    mask: SegmentMask,
-    rotary: RotaryCosSin | None,
+    mask: Mask,
+    rotary: Rotation | None,
     cache: KVCache | None = None,
     start: Int[Array, " r"] | None = None,
 ) -> tuple[Float[Array, "r s d"], KVCache]:

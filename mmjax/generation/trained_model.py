@@ -19,7 +19,7 @@ from data.packing.packed_rows import pack_samples
 from data.records import MEDIA_PARTS, Media
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
-from data.text.chat_template import CHAT_TEMPLATES
+from data.text.find_template import find_template
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer, tokenizer_from_json
 from mmjax.generation.decoding import DecodedTokens, decode_answers
@@ -201,7 +201,7 @@ class TrainedModel:
     @functools.cached_property
     def _decode_program(self) -> Callable[..., DecodedTokens]:
         """The compiled `decode_answers`, which allows text tokens and the end token, but no other special tokens."""
-        end_token = CHAT_TEMPLATES[self.prompt_format.template].end_token(self.tokenizer)
+        end_token = find_template(self.prompt_format.template, self.tokenizer).end_token(self.tokenizer)
         ids = np.arange(self.config.backbone.vocabulary)
         special = self.tokenizer.special_tokens
         forbidden = special.ids - {special.unknown}

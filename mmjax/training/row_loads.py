@@ -1,6 +1,6 @@
 """The loads that the rows of a training run bring to each module: what its planner and its profile count by."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,14 +30,15 @@ def first_batches(config: TrainConfig, count: int) -> list[GlobalBatch]:
 
 
 def capacity_row_loads(batch_spec: "BatchSpec", graph: ModuleGraph) -> dict[str, np.ndarray]:
-    """Loads [n, 3] of the rows of every module at full capacity: programs compute all of it, padding included."""
+    """Loads [n, 4] of the rows of every module at full capacity: programs compute all of it, padding included."""
     loads = {}
     for module in graph.modules:
         arrays = batch_spec[module.name]
         rows = next(iter(arrays.values())).shape[0]
         length = arrays["segments"].shape[1] if "segments" in arrays else 0
         items = arrays["images"].shape[1] if "images" in arrays else 0
-        loads[module.name] = np.tile(make_loads(length, length**2, items), (rows, 1))
+        load = make_loads(length, length**2, items, _pairs_at_capacity(module, length))
+        loads[module.name] = np.tile(load, (rows, 1))
     return loads
 
 
@@ -48,21 +49,43 @@ def batch_statistics(batches: list[GlobalBatch], graph: ModuleGraph) -> RowLoadS
 
 
 def filled_row_loads(arrays: HostArrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
-    """Loads [n, 3] of the rows of every module as their samples fill them, without padding."""
+    """Loads [n, 4] of the rows of every module as their samples fill them, without padding."""
     return {
-        module.name: np.array([_segment_loads(row, module) for row in arrays[module.name]["segments"]])
+        module.name: np.array([_segment_loads(*row, module) for row in _rows_of_segments(arrays[module.name])])
         if "segments" in arrays[module.name]
         else np.array([make_loads(items=int((row > 0).sum())) for row in arrays[module.name]["weights"]])
         for module in graph.modules
     }
 
 
-def _segment_loads(segments: np.ndarray, module: ModuleSpec) -> np.ndarray:
-    """Tokens, sum of squared lengths, and number of the segments of a row [s]; 0 is padding.
+def _pairs_at_capacity(module: ModuleSpec, length: int) -> float:
+    """Pairs of local attention in a row of one item; of images as if all its windows were whole."""
+    if module.local is None:
+        return 0.0
+    if module.local.kind == "square":
+        return float(length * min(length, module.local.size**2))
+    return float(module.local.pairs(float(length)))
+
+
+def _rows_of_segments(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Segments and positions of every row; encoders may have none of the latter."""
+    segments = arrays["segments"]
+    yield from zip(segments, arrays.get("positions", segments), strict=True)
+
+
+def _segment_loads(segments: np.ndarray, positions: np.ndarray, module: ModuleSpec) -> np.ndarray:
+    """The load of the segments of a row [s]; 0 is padding.
 
     Class tokens and registers attend as one position each and take whole cells.
     """
     lengths = np.bincount(segments[segments > 0])
-    lengths = lengths[lengths > 0].astype(float)
+    numbers, lengths = np.flatnonzero(lengths), lengths[lengths > 0].astype(float)
     cells = segments.reshape(-1, module.values_per_cell // module.values_per_position)
-    return make_loads((cells > 0).any(axis=1).sum() * cells.shape[1], np.square(lengths).sum(), len(lengths))
+    pairs, local = 0.0, module.local
+    if local is not None and local.kind == "square":
+        grids = (1 + positions[segments == number].max(axis=0) for number in numbers)
+        pairs = sum(local.pairs_of_grid(int(rows), int(columns)) for rows, columns in grids)
+    elif local is not None:
+        pairs = float(local.pairs(lengths).sum())
+    tokens = (cells > 0).any(axis=1).sum() * cells.shape[1]
+    return make_loads(tokens, np.square(lengths).sum(), len(lengths), pairs)

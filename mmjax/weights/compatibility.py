@@ -1,6 +1,8 @@
-"""Checks that a published checkpoint has what a model needs, before any tensor is read."""
+"""Checks that a published checkpoint has what a model needs, before any tensor is read but copies of others."""
 
 from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
@@ -18,6 +20,9 @@ from mmjax.weights.published_checkpoint import (
     parts_by_piece,
     parts_of_matches,
 )
+
+COMPARED_ROWS = 4096
+"""Rows of two tensors that are compared at once, so that little memory is needed."""
 
 READABLE_DTYPES = ("F32", "F16", "BF16")
 """Types whose every value float32 represents exactly."""
@@ -64,6 +69,7 @@ def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part
     problems = [f"config.json: {difference}" for difference in differences]
     problems += tensor_problems(checkpoint, matches, parameter_shapes(model))
     problems += _extra_tensors(checkpoint, all_matches, config)
+    problems += _differing_copies(checkpoint, matches, config)
     if problems:
         others = (
             f"; {len(problems) - 1} more are listed by python -m mmjax.convert --folder={path} --part={part} with the "
@@ -120,3 +126,25 @@ def _extra_tensors(checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatc
         if name not in known and not is_ignored_tensor(architecture, config, name)
     ]
     return [f"extra: {name}, which is no parameter of the model" for name in extra]
+
+
+def _differing_copies(checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatch], config: Config) -> list[str]:
+    """Tensors that should be copies of one that is read, and differ from it: a head that is not tied, after all."""
+    read = {name for match in matches for name in match.tensor_names} & set(checkpoint.tensor_names)
+    copies = checkpoint.architecture.duplicates(config)
+    return [
+        f"copy: {copy} differs from {name}, and config.json says that they are one; set tie_word_embeddings there to "
+        "false to read both"
+        for copy, name in copies.items()
+        if name in read and copy in checkpoint.tensor_names and not _are_equal(checkpoint, copy, name)
+    ]
+
+
+def _are_equal(checkpoint: PublishedCheckpoint, *names: str) -> bool:
+    """Whether two tensors of a checkpoint have the same bits."""
+    first, second = (checkpoint.folder.tensors[checkpoint.tensor_names[name]] for name in names)
+    if (first.dtype, first.shape) != (second.dtype, second.shape) or first.dtype not in READABLE_DTYPES:
+        return False
+    one, other = (np.atleast_1d(checkpoint.folder.read(checkpoint.tensor_names[name])).view(np.uint8) for name in names)
+    rows = range(0, len(one), COMPARED_ROWS)
+    return all(np.array_equal(one[row : row + COMPARED_ROWS], other[row : row + COMPARED_ROWS]) for row in rows)

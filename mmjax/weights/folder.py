@@ -19,9 +19,6 @@ from configs.strict_json import read_json_file
 from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor, write_safetensors
 
 CONFIG_FILE = "config.json"
-PREPROCESSOR_FILE = "preprocessor_config.json"
-PIXEL_KEYS = ("image_mean", "image_std")
-"""Keys of preprocessor_config.json that belong to the architecture: how pixels are normalised."""
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -57,12 +54,6 @@ def read_config_json(path: pathlib.Path) -> dict[str, Any]:
     if not (path / CONFIG_FILE).is_file():
         raise UserError(f"{path} has no {CONFIG_FILE}; give the folder of a published checkpoint")
     return _read_json(path / CONFIG_FILE)
-
-
-def read_pixel_normalisation(path: pathlib.Path) -> dict[str, Any]:
-    """Mean and standard deviation of pixels from a folder's preprocessor_config.json; empty if it has none."""
-    values = _read_json(path / PREPROCESSOR_FILE) if (path / PREPROCESSOR_FILE).is_file() else {}
-    return {key: values[key] for key in PIXEL_KEYS if key in values}
 
 
 def open_folder(path: pathlib.Path, stem: str) -> CheckpointFolder:

@@ -52,7 +52,7 @@ class _ScopedConfig:
             kinds = [type(element) for element in value]
             return tuple(
                 dataclasses.replace(self, config=element, scope=f"{element.name}/")
-                if dataclasses.is_dataclass(element) and kinds.count(type(element)) > 1
+                if _fields(element) and kinds.count(type(element)) > 1
                 else self._scope_value("", element)
                 for element in value
             )

@@ -12,7 +12,8 @@ from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
-from mmjax.weights.folder import CheckpointFolder, open_folder, read_config_json, read_pixel_normalisation
+from mmjax.weights.folder import CheckpointFolder, open_folder, read_config_json
+from mmjax.weights.processor_config import check_processor, pixel_normalisation, read_processor_config
 from mmjax.weights.published.rules import Config, PublishedArchitecture, TensorMatch, match_rules
 from mmjax.weights.published.tensor_layouts import Shape
 from mmjax.weights.registry import read_architecture, write_architecture
@@ -44,15 +45,17 @@ def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
     """Reads config.json and the headers of a folder.
 
     Raises:
-        UserError: As `read_config_json`, `open_folder` and `read_architecture`.
+        UserError: As `read_config_json`, `open_folder`, `read_architecture` and `check_processor`.
     """
     config_json = read_config_json(path)
     try:
-        architecture, config = read_architecture({**read_pixel_normalisation(path), **config_json})
+        processors = read_processor_config(path)
+        architecture, config = read_architecture({**pixel_normalisation(processors), **config_json})
+        check_processor(processors, config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     folder = open_folder(path, architecture.file_stem)
-    tensor_names = {_replace_alias(architecture, name): name for name in folder.tensors}
+    tensor_names = {replace_alias(architecture, name): name for name in folder.tensors}
     shapes = {name: folder.tensors[file_name].shape for name, file_name in tensor_names.items()}
     best = _best_fitting(architecture, config, shapes)
     return PublishedCheckpoint(folder, best, config_json, config, tensor_names)
@@ -75,7 +78,8 @@ def _best_fitting(
     return max((architecture, *architecture.alternatives), key=fitting_tensors)
 
 
-def _replace_alias(architecture: PublishedArchitecture, name: str) -> str:
+def replace_alias(architecture: PublishedArchitecture, name: str) -> str:
+    """The name that an architecture's rules use for a tensor of a file."""
     for alias, prefix in architecture.aliases:
         if name.startswith(alias):
             return prefix + name.removeprefix(alias)

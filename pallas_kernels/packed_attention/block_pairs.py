@@ -68,15 +68,15 @@ def blocks_overlap(
     if queries.branches is not None:
         of_keys = key.of(keys.branches)
         overlap &= (of_keys[0] == 0)[:, None, :] | _ranges_meet(query.of(queries.branches), of_keys)
+    attended = jnp.bool_(True)
     if queries.order is not None:
-        in_order = key.of(keys.order)[0][:, None, :] <= query.of(queries.order)[1][:, :, None]
-        if queries.blocks is not None:
-            # Numbers begin anew in each segment: where several meet, a pair may be listed without need.
-            in_order |= _ranges_meet(query.of_positive(queries.blocks), key.of_positive(keys.blocks))
-        overlap &= in_order
+        attended &= key.of(keys.order)[0][:, None, :] <= query.of(queries.order)[1][:, :, None]
     if first_visible is not None:
-        overlap &= query.of(first_visible)[0][:, :, None] <= key.of(keys.order)[1][:, None, :]
-    return overlap
+        attended &= query.of(first_visible)[0][:, :, None] <= key.of(keys.order)[1][:, None, :]
+    if queries.blocks is not None:
+        # Numbers begin anew in each segment: where several meet, a pair may be listed without need.
+        attended |= _ranges_meet(query.of_positive(queries.blocks), key.of_positive(keys.blocks))
+    return overlap & attended
 
 
 class _BlockRanges:

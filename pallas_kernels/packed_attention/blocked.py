@@ -15,6 +15,7 @@ for values: m and n blocks in a row, of q and p positions; k key heads, each sha
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +104,7 @@ def _forward(
         if number + 1 < len(steps):
             keys, values = _send_on(here, ring.axes)  # while the pairs are computed
         running = lax.fori_loop(0, step.count, functools.partial(accumulate_pair, step, *here), running)
+        running, keys, values = _end_of_step((running, keys, values), ring)
     weighted_sum, maximum, denominator = running
     if sinks is not None:
         sink_scores = blocks.per_query(sinks)  # [1, k, gq]
@@ -141,14 +143,20 @@ def _backward(options: ScoreOptions, residuals: tuple, cotangent: jax.Array) -> 
             _set(total, _get(total, block) + new, block) for total, (block, new) in zip(running, updates, strict=True)
         )
 
-    running = (_zeros_like(queries), _zeros_like(keys), _zeros_like(values))
+    query_sum = _zeros_like(queries)
+    totals: tuple[jax.Array, ...] = ()  # of the keys and values of the step before
     for number, step in enumerate(steps):
         here = (keys, values)
+        sent = (*(here if number + 1 < len(steps) else ()), *totals)
+        received = _send_on(sent, ring.axes) if sent else ()  # while the pairs are computed
+        running = (query_sum, _zeros_like(keys), _zeros_like(values))
+        running = lax.fori_loop(0, step.count, functools.partial(accumulate_pair, step, *here), running)
+        (query_sum, *added), received = _end_of_step((running, received), ring)
         if number + 1 < len(steps):
-            keys, values = _send_on(here, ring.axes)
-        query_sum, *key_sums = lax.fori_loop(0, step.count, functools.partial(accumulate_pair, step, *here), running)
-        running = (query_sum, *(_send_on(tuple(key_sums), ring.axes) if ring.axes else key_sums))
-    query_gradient, key_gradient, value_gradient = running
+            keys, values, *received = received
+        totals = tuple(map(jnp.add, received, added)) if number else tuple(added)
+    key_gradient, value_gradient = _send_on(totals, ring.axes) if ring.axes else totals
+    query_gradient = query_sum
     gradients = (
         blocks.join_queries(query_gradient),
         blocks.join_keys(key_gradient),
@@ -233,10 +241,32 @@ class _Blocks:
         return visibility(queries, keys, self._window)
 
 
-def _send_on(arrays: tuple[jax.Array, ...], axes: tuple[str, ...]) -> tuple[jax.Array, ...]:
-    """The arrays of the rank before this one, to which those of this rank are sent in turn."""
+def _send_on(arrays: tuple[Float[Array, "rn k p _"], ...], axes: tuple[str, ...]) -> tuple[jax.Array, ...]:
+    """The arrays of the rank before this one; those of this rank go to the one after it.
+
+    They are joined to one array, because XLA lets one permute run at a time.
+    """
     ranks = rank_count(axes)
-    return lax.ppermute(arrays, axes, [(rank, (rank + 1) % ranks) for rank in range(ranks)])
+    smallest = min((array.dtype for array in arrays), key=lambda dtype: dtype.itemsize)
+    parts = [_with_elements_of(array, smallest) for array in arrays]
+    joined = jnp.concatenate(parts, axis=-1)
+    received = lax.ppermute(joined, axes, [(rank, (rank + 1) % ranks) for rank in range(ranks)])
+    ends = np.cumsum([part.shape[-1] for part in parts])[:-1]
+    split = jnp.split(received, ends, axis=-1)
+    return tuple(_with_elements_of(part, array.dtype) for part, array in zip(split, arrays, strict=True))
+
+
+def _with_elements_of(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The same bits as elements of another type along the last dimension."""
+    if x.dtype.itemsize < dtype.itemsize:
+        x = x.reshape(*x.shape[:-1], -1, dtype.itemsize // x.dtype.itemsize)
+    bits = lax.bitcast_convert_type(x, dtype)
+    return bits.reshape(*bits.shape[:3], -1)
+
+
+def _end_of_step(results: Any, ring: RingMask) -> Any:
+    """The results of a step, all of which exist before the next begins; else XLA would send first, and wait."""
+    return lax.optimization_barrier(results) if ring.axes else results
 
 
 def _split(x: Float[Array, "r s h e"], block: int, group: int) -> Array:

@@ -23,8 +23,10 @@ class SegmentMask:
 
     Attributes:
         queries, keys: Ids of the tokens of each side, `[r, s]` and `[r, t]`.
-        first_visible: Place in the row before which each query attends to nothing: int `[r, s]`; None without a window.
-        window: How many positions, itself included, a position attends to: int32 scalar; None without a window.
+        first_visible: Place in the row before which each query attends to nothing but its block: int `[r, s]`; None
+            without a window.
+        window: How many positions, itself included, a position attends to outside of its block: int32 scalar; None
+            without a window.
         block_pairs: The `BlockPairs` that overlap, for rows of more than `MAX_DENSE_PAIRS`; else None.
     """
 
@@ -59,8 +61,8 @@ def make_segment_mask(
 
     A position attends to the positions of its own segment; with `causal` only to those up to itself and, with `blocks`,
     to all of its own block (of an image, say, in a text); with `branches` only to the trunk (branch 0) and to its own
-    branch; with a `window` only to those fewer than `window` positions before it. Padding, segment 0, attends to
-    nothing, and nothing attends to it.
+    branch; with a `window`, outside of its block, only to those fewer than `window` positions before it. Padding,
+    segment 0, attends to nothing, and nothing attends to it.
 
     Args:
         segments: `[r, s]`, whole numbers: the segment of each query. Positions of one segment are adjacent, and
@@ -69,7 +71,7 @@ def make_segment_mask(
         branches: `[r, s]`, whole numbers.
         causal: Whether a position attends only to itself, the positions before it, and those of its block.
         blocks: `[r, s]`, whole numbers: positions of a segment with one number above 0 attend to each other both ways,
-            as far as branches and window allow; needs `causal`.
+            as far as branches allow and whatever the window; needs `causal`.
         positions: `[r, s]`, the position of each token in its segment, from 0 on, where a branch continues from the end
             of the trunk; for a window.
         window: How many positions, itself included, a position attends to; needs `positions` and `causal`.

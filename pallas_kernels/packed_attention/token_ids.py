@@ -40,11 +40,11 @@ def visibility(queries: TokenIds, keys: TokenIds, window: Int[Array, ""] | None)
     visible = (query.segments == key.segments) & (query.segments > 0)
     if query.branches is not None:
         visible &= (key.branches == 0) | (query.branches == key.branches)
+    attended = jnp.bool_(True)
     if query.order is not None:
-        in_order = key.order <= query.order
-        if query.blocks is not None:
-            in_order |= (query.blocks == key.blocks) & (query.blocks > 0)
-        visible &= in_order
+        attended &= key.order <= query.order
     if window is not None:
-        visible &= query.positions - key.positions < window
-    return visible
+        attended &= query.positions - key.positions < window
+    if query.blocks is not None:
+        attended |= (query.blocks == key.blocks) & (query.blocks > 0)
+    return visible & attended

@@ -2,8 +2,9 @@
 
 In causal attention a position attends to all before it, so that the last of contiguous parts costs most. A row is
 therefore cut into chunks, which are dealt to the ranks there and back: of 4 ranks, chunks 0 to 7 go to ranks
-0 1 2 3 3 2 1 0, and so on. Two chunks for each rank are the cut of DistTrain and Megatron-LM; packed rows are evened
-out by more of them, since the segments of a row then reach all ranks.
+0 1 2 3 3 2 1 0, and so on. Megatron-LM has two chunks for each rank. Here a chunk is as small as a block of attention:
+the segments of a packed row then reach all ranks, and what these compute is as even as causal attention over the whole
+row would be (`python -m benchmarks.context_parallel`).
 """
 
 import functools
@@ -15,23 +16,21 @@ from jax import lax
 from jaxtyping import Int
 
 from pallas_kernels.collective_matmul import gather_sequence, split_sequence
+from pallas_kernels.packed_attention.block_pairs import default_block_size
 from pallas_kernels.varying import rank_count
-
-SMALLEST_CHUNK = 128
-"""Positions of a chunk at least, where a row has them: a block of attention is not longer."""
 
 
 def chunk_size(length: int, ranks: int) -> int:
-    """Positions of a chunk of a row: the fewest from `SMALLEST_CHUNK` on, or two chunks for each rank.
+    """Positions of a chunk of a row: the fewest that are not below those of a block; at most half of a rank's.
 
     Raises:
         ValueError: Two chunks for each of the ranks do not divide the positions.
     """
     if length % (2 * ranks):
         raise ValueError(f"{ranks} ranks cannot take two chunks each of a row of {length} positions")
-    longest = length // (2 * ranks)
+    longest, block = length // (2 * ranks), default_block_size(length // ranks)
     divisors = (longest // count for count in range(1, longest + 1) if longest % count == 0)
-    return min((size for size in divisors if size >= SMALLEST_CHUNK), default=longest)
+    return min((size for size in divisors if size >= block), default=longest)
 
 
 @functools.lru_cache

@@ -36,7 +36,8 @@ def attention_arithmetic(
     """Seconds of the arithmetic of an attention kernel's forward and of its backward, over all tensor ranks.
 
     Every block of queries takes the time of one block of keys to start and to end. Under a causal mask the blocks on
-    the diagonal are computed whole, which is half a block more for every query.
+    the diagonal are computed whole, which is half a block more for every query; of a window before each position, the
+    blocks at its far end too.
 
     Args:
         kernel: The kernel.
@@ -45,9 +46,11 @@ def attention_arithmetic(
     """
     device = cluster.generation
     # A causal kernel counts half of the squares: a block of keys for every query is twice as much of its FLOPs.
-    blocks = 3.0 if kernel.masked_flops != ZERO else 1.0
+    is_causal = kernel.masked_flops != ZERO
     tokens, squared = loads[..., LoadColumn.TOKENS], loads[..., LoadColumn.SQUARED_LENGTHS]
-    extra = kernel.flops.squared_lengths * blocks * device.attention_block * tokens
+    per_block = kernel.flops.squared_lengths * (3 if is_causal else 1)
+    per_block += kernel.flops.local_pairs * (2 if is_causal else 1)
+    extra = per_block * device.attention_block * tokens
     flops = kernel.flops.at(loads) + np.where(squared > 0, extra, 0.0)
     peaks = [cluster.peak_flops * share for share in attention_shares(device, kernel.head_width)]
     return np.asarray(flops / peaks[0]), np.asarray(BACKWARD_FLOPS * flops / peaks[1])

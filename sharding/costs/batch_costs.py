@@ -14,18 +14,18 @@ from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn, Loads, RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 
-LoadsByModule = Mapping[str, Float[np.ndarray, "n 3"]]
+LoadsByModule = Mapping[str, Float[np.ndarray, "n 4"]]
 """For every module, the load of each row of the global batch."""
 
 
-def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
+def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 4"]:
     """The load of every replica in every microbatch.
 
     Rows go to replicas in order. Where there are more replicas than rows, each row's items are divided among several
     replicas (as in Megatron-LM's replicated encoders), and its tokens and squared lengths in proportion.
 
     Args:
-        rows: Loads of the global batch's rows, [rows, 3].
+        rows: Loads of the global batch's rows, [rows, 4].
         microbatches: Number of microbatches m.
         dp: Number of replicas i.
     """
@@ -33,14 +33,14 @@ def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, 
     if microbatch_rows * microbatches != len(rows):
         raise PlanError(f"{len(rows)} rows of the global batch are not divisible by {microbatches} microbatches")
     if microbatch_rows % dp == 0:
-        return rows.reshape(microbatches, dp, microbatch_rows // dp, 3).sum(axis=2)
+        return rows.reshape(microbatches, dp, microbatch_rows // dp, len(LoadColumn)).sum(axis=2)
     if dp % microbatch_rows:
         raise PlanError(f"dp {dp} neither divides the {microbatch_rows} rows of a microbatch nor is a multiple of them")
     replicas = dp // microbatch_rows
     items = rows[:, None, LoadColumn.ITEMS]
     dealt = np.floor((items + np.arange(replicas)[::-1]) / replicas)
     share = dealt / np.maximum(items, 1)
-    return (rows[:, None, :] * share[:, :, None]).reshape(microbatches, dp, 3)
+    return (rows[:, None, :] * share[:, :, None]).reshape(microbatches, dp, len(LoadColumn))
 
 
 class ReplicaLoads(NamedTuple):
@@ -52,8 +52,8 @@ class ReplicaLoads(NamedTuple):
         index: Which of them each replica has in each microbatch.
     """
 
-    distinct: Float[np.ndarray, "d 3"]
-    useful: Float[np.ndarray, "d 3"]
+    distinct: Float[np.ndarray, "d 4"]
+    useful: Float[np.ndarray, "d 4"]
     index: Int[np.ndarray, "m i"]
 
 
@@ -124,11 +124,11 @@ class BatchCosts:
         totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
         if own is None or not own.capacities:
             loads = dealt_loads(totals, dp) if own else replica_loads(self.rows[module], microbatches, dp)
-            distinct, index = distinct_loads(loads.reshape(-1, 3))
+            distinct, index = distinct_loads(loads.reshape(-1, len(LoadColumn)))
             return ReplicaLoads(distinct, distinct, index.reshape(microbatches, dp))
         executed, items = executed_loads(totals, own, dp, self.graph[module]), dealt_loads(totals, dp)
-        both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 6))
-        return ReplicaLoads(both[:, :3], both[:, 3:], index.reshape(microbatches, dp))
+        both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 2 * len(LoadColumn)))
+        return ReplicaLoads(*np.split(both, 2, axis=1), index.reshape(microbatches, dp))
 
     def largest_over_needed(self, module: str, microbatches: int, own: OwnRows) -> float:
         """See `sharding.costs.own_rows.largest_over_needed`."""

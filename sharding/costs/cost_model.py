@@ -202,7 +202,7 @@ def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]
     return np.asarray(loads @ (passes @ layer.kernel_arrays.flops))
 
 
-def masked_flops(layer: LayerSpec, load: Float[np.ndarray, " 3"], gradients: tuple[Gradient, ...]) -> float:
+def masked_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], gradients: tuple[Gradient, ...]) -> float:
     """What `useful_flops` leaves out of causal attention's squares, for one load."""
     return float(sum(kernel.masked_flops.at(load) * _passes(kernel, gradients) for kernel in layer.kernels))
 

@@ -22,7 +22,7 @@ def dealt_items(items: Float[np.ndarray, " m"], parts: int) -> Float[np.ndarray,
     return each + np.clip(rest - np.arange(parts), 0, 1)
 
 
-def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 3"]:
+def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 4"]:
     """The loads of `dp` replicas over which the items of microbatches are dealt.
 
     Replicas get whole items, equally many but for one, and tokens and squared lengths in proportion.
@@ -32,7 +32,7 @@ def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 3"]:
     return microbatches[:, None, :] * share[:, :, None]
 
 
-def executed_loads(microbatches: Loads, own: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 3"]:
+def executed_loads(microbatches: Loads, own: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 4"]:
     """What `dp` replicas compute: rows of the smallest capacity that holds the microbatch, the same on all of them.
 
     Padding counts as items of the microbatch's mean size would. A microbatch without an item is not computed; one that

@@ -63,11 +63,11 @@ def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
     return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else cells
 
 
-def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 3"]:
+def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 4"]:
     """Loads of microbatches of so many rows: those of several global batches, if one has few."""
     batches = -(-_DRAWN * rows // problem.rows)
     drawn = [problem.data.sample_batch(problem.rows, problem.seed + number)[module] for number in range(batches)]
-    return np.concatenate(drawn).reshape(-1, rows, 3).sum(axis=1)
+    return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 
 
 def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int, multiple: int) -> int:

@@ -113,21 +113,25 @@ def _peak_bytes(chain: ChainProblem, layout: ChainLayout, enough: float = np.inf
 def min_devices(problem: PlanningProblem) -> dict[str, int] | None:
     """The fewest devices on which the modules fit, each on its own; None if no number of devices will do."""
     backbone = problem.graph.backbone.name
-    table, generators = problem.module_tables[backbone], int(problem.has_generators)
+    table = problem.module_tables[backbone]
+    generators = [problem.module_tables[name] for name in problem.graph.names if problem.is_generator(name)]
+    depths = np.unique(np.concatenate([table.pp for table in generators])).tolist() if generators else [0]
     best: dict[str, int] | None = None
     for dp in map(int, problem.row_divisors):
-        own = _Options(problem, backbone, dp)
-        fits = own.max_downstream_stages >= generators
-        for index in np.flatnonzero(fits)[np.argsort(own.devices[fits], kind="stable")]:
-            if best and own.devices[index] >= sum(best.values()):
-                break
-            downstream = table.downstream_stages_of_sources(own.candidates[[index]], generators)[0]
-            counts = {
-                name: int(own.devices[index]) if name == backbone else _fewest_devices(problem, name, dp, downstream)
-                for name in problem.graph.names
-            }
-            if all(counts.values()) and (best is None or sum(counts.values()) < sum(best.values())):
-                best = counts
+        options = {name: _Options(problem, name, dp) for name in problem.graph.names}
+        own = options[backbone]
+        for deepest in depths:  # stages of the generator that has the most
+            fits = own.max_downstream_stages >= deepest
+            for index in np.flatnonzero(fits)[np.argsort(own.devices[fits], kind="stable")]:
+                if best and own.devices[index] >= sum(best.values()):
+                    break
+                downstream = table.downstream_stages_of_sources(own.candidates[[index]], float(deepest))[0]
+                counts = {
+                    name: int(own.devices[index]) if name == backbone else of.fewest_devices(downstream, deepest)
+                    for name, of in options.items()
+                }
+                if all(counts.values()) and (best is None or sum(counts.values()) < sum(best.values())):
+                    best = counts
     return best
 
 
@@ -154,13 +158,20 @@ class _Options:
         self.max_downstream_stages = table.max_downstream_stages(
             self.candidates, self.rows, self.dp, problem.cluster.memory, self.microbatches
         )
+        self._stages, self._is_generator = table.pp[self.candidates], problem.is_generator(name)
 
+    def fewest_devices(self, downstream_stages: float, deepest: int) -> int:
+        """The fewest devices on which an encoder or generator fits; 0 if it never does.
 
-def _fewest_devices(problem: PlanningProblem, name: str, dp: int, downstream_stages: float) -> int:
-    """The fewest devices of a module that runs with a backbone of `dp` replicas; 0 if it never fits."""
-    options = _Options(problem, name, dp)
-    fits = options.max_downstream_stages >= (0 if problem.graph[name].inputs else downstream_stages)
-    return int(options.devices[fits].min()) if fits.any() else 0
+        Args:
+            downstream_stages: Stages downstream of an encoder.
+            deepest: The most stages of a generator.
+        """
+        if self._is_generator:
+            fits = (self.max_downstream_stages >= 0) & (self._stages <= deepest)
+        else:
+            fits = self.max_downstream_stages >= downstream_stages
+        return int(self.devices[fits].min()) if fits.any() else 0
 
 
 def _min_bytes(problem: PlanningProblem, name: str, max_devices: int | None = None) -> float:

@@ -187,12 +187,13 @@ class _BackboneSearch:
         row, option = np.nonzero(devices <= max_devices)
         candidate = candidates[row, 0]
         stage, fill = table.stage_seconds(candidate, shares.rows[option])
+        is_generator = self._problem.is_generator(table.module.name)
         return ParetoFront(
             devices=devices[row, option],
             stage=shares.active * stage,
             fill=shares.active * fill,
             max_downstream_stages=np.zeros(len(candidate)),
-            downstream_stages=np.zeros(len(candidate)),
+            downstream_stages=is_generator * table.pp[candidate].astype(float),
             choices=np.stack([candidate, option], axis=1)[:, None],
         )
 
@@ -239,9 +240,10 @@ class _BackboneSearch:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The modules in the order in which they are combined."""
+        """The modules in the order in which they are combined: backbone, generators, what feeds the backbone."""
         backbone = self._problem.graph.backbone.name
-        return (backbone, *(name for name in self._candidates if name != backbone))
+        others = (name for name in self._candidates if name != backbone)
+        return (backbone, *sorted(others, key=lambda name: not self._problem.is_generator(name)))
 
     def _all_within(self, target: float) -> ParetoFront | None:
         """The combinations of at most `target` seconds that could be best in devices and seconds; None without one."""
@@ -250,13 +252,14 @@ class _BackboneSearch:
             return None
         backbone, *others = self._names
         total = fronts.pop(backbone)
-        total = total._replace(downstream_stages=self._downstream_stages(total))
+        total = total._replace(downstream_stages=self._downstream_stages(total, 0.0))
         other_devices = sum(int(front.devices.min()) for front in fronts.values())
         other_fill = sum(float(front.fill.min()) for front in fronts.values())
-        for front in (fronts[name] for name in others):
+        for name in others:
+            front = fronts[name]
             other_devices -= int(front.devices.min())
             other_fill -= float(front.fill.min())
-            total = self._combine(total, front, self._problem.devices - other_devices, target - other_fill)
+            total = self._combine(total, name, front, self._problem.devices - other_devices, target - other_fill)
             if not len(total.devices):
                 return None
         return total
@@ -279,17 +282,23 @@ class _BackboneSearch:
         return {name: front.pareto_optimal() for name, front in self._with_needed_memory(fronts).items()}
 
     def _with_needed_memory(self, fronts: dict[str, ParetoFront]) -> dict[str, ParetoFront]:
-        """The same without regard to memory for more stages than any candidate of the backbone puts downstream."""
-        most = float(self._downstream_stages(fronts[self._problem.graph.backbone.name]).max())
+        """The same without regard to memory for more stages than any candidates put downstream."""
+        backbone = self._problem.graph.backbone.name
+        deepest = max(float(front.downstream_stages.max()) for front in fronts.values())
+        most = float(self._downstream_stages(fronts[backbone], deepest).max())
         return {
-            name: front._replace(max_downstream_stages=np.minimum(front.max_downstream_stages, most))
+            name: front._replace(
+                max_downstream_stages=np.minimum(front.max_downstream_stages, deepest if name == backbone else most)
+            )
             for name, front in fronts.items()
         }
 
-    def _downstream_stages(self, backbone: ParetoFront) -> Float[np.ndarray, " n"]:
+    def _downstream_stages(
+        self, backbone: ParetoFront, generator_stages: Float[np.ndarray, " n"] | float
+    ) -> Float[np.ndarray, " n"]:
         """Stages downstream of the modules that feed the backbone, for candidates of the backbone."""
         table = self._problem.module_tables[self._problem.graph.backbone.name]
-        return table.downstream_stages_of_sources(backbone.choices[:, 0, 0], int(self._problem.has_generators))
+        return table.downstream_stages_of_sources(backbone.choices[:, 0, 0], generator_stages)
 
     def _drop_slow(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
         """Drops candidates with which a step takes more than `target` seconds whatever the other modules do."""
@@ -325,33 +334,45 @@ class _BackboneSearch:
             microbatches,
             self._more(table, candidates),
         )
-        if table.module.is_backbone:
-            return front.select(most >= generators)
+        if table.module.is_backbone:  # generators have one stage at least
+            return front._replace(max_downstream_stages=most).select(most >= generators)
         if table.module.inputs:  # nothing is downstream of a generator
             return front._replace(max_downstream_stages=np.full(len(most), np.inf)).select(most >= 0)
         return front._replace(max_downstream_stages=most).select(most >= 1 + generators)
 
     def _more(self, table: ModuleTable, candidates: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Microbatches beyond the schedule's limits for which candidates have to leave memory."""
+        """Microbatches beyond the schedule's limits for which candidates have to leave memory.
+
+        The backbone's are those beside generators of one stage; more stages allow more (`extra_in_flight`).
+        """
         if table.module.is_backbone:
             return most_extra_in_flight(table, candidates, int(self._problem.has_generators), self._extra)
         return np.full(len(candidates), 0 if table.module.inputs else self._extra)
 
-    def _combine(self, total: ParetoFront, front: ParetoFront, devices: int, target: float) -> ParetoFront:
-        """All pairs of a combination and a candidate, as far as devices, seconds and memory allow."""
+    def _combine(self, total: ParetoFront, name: str, front: ParetoFront, devices: int, target: float) -> ParetoFront:
+        """All pairs of a combination and a candidate of a module, as far as devices, seconds and memory allow."""
         count = total.devices[:, None] + front.devices
         stage = np.maximum(total.stage[:, None], front.stage)
         fill = total.fill[:, None] + front.fill
-        fits = (count <= devices) & (front.max_downstream_stages >= total.downstream_stages[:, None])
+        is_generator = self._problem.is_generator(name)
+        if is_generator:
+            in_memory = total.max_downstream_stages[:, None] >= front.downstream_stages
+        else:
+            in_memory = front.max_downstream_stages >= total.downstream_stages[:, None]
+        fits = (count <= devices) & in_memory
         fits &= fill + (self._microbatches - 1) * stage <= target * (1 + _TOLERANCE)
         left, right = np.nonzero(fits)
+        downstream_stages = total.downstream_stages[left]
+        if is_generator:
+            through = self._downstream_stages(total.select(left), front.downstream_stages[right])
+            downstream_stages = np.maximum(downstream_stages, through)
         choices = np.concatenate([total.choices[left], front.choices[right]], axis=1)
         return ParetoFront(
             devices=count[left, right],
             stage=stage[left, right],
             fill=fill[left, right],
             max_downstream_stages=total.max_downstream_stages[left],
-            downstream_stages=total.downstream_stages[left],
+            downstream_stages=downstream_stages,
             choices=choices,
         )
 

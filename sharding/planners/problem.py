@@ -144,6 +144,10 @@ class PlanningProblem:
         """Whether a stage of generators comes after the backbone."""
         return any(module.inputs and not module.is_backbone for module in self.graph.modules)
 
+    def is_generator(self, module: str) -> bool:
+        """Whether the backbone feeds a module."""
+        return bool(self.graph[module].inputs) and not self.graph[module].is_backbone
+
     @functools.cached_property
     def row_divisors(self) -> Int[np.ndarray, " k"]:
         """Divisors of the rows, ascending: the possible data-parallel sizes and rows of a replica's microbatch."""
@@ -169,7 +173,6 @@ class PlanningProblem:
                 recompute=self.recompute_choices,
                 chunks=self.chunk_choices if module.is_backbone else (1,),
                 tensor_sizes=tensor_sizes,
-                max_stages=module.layer_count if module.is_backbone or not module.inputs else 1,
                 fixed_ranks=self.fixed_ranks_of(module.name),
             )
             for module in self.graph.modules

@@ -30,17 +30,26 @@ def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[st
     The modules that feed the backbone hold a microbatch for as long as the backbone does, so they get at least as many
     as it does, and all as many as the fullest of them holds. Generators return a microbatch before they take the next.
     """
-    backbone, generators = problem.graph.backbone, int(problem.has_generators)
+    backbone, generators = problem.graph.backbone, generator_stages(problem, layout)
     own = layout.choices[backbone.name]
     table = problem.module_tables[backbone.name]
     chunks = int(table.chunks[own.candidate])
-    downstream = float(table.downstream_stages_of_sources(np.array([own.candidate]), generators)[0])
+    downstream = float(table.downstream_stages_of_sources(np.array([own.candidate]), float(generators))[0])
     sources = [module.name for module in problem.graph.modules if not module.inputs and not module.is_backbone]
     spare = [_spare(problem, backbone.name, own, float(generators)) // chunks]
     spare += [_spare(problem, name, layout.choices[name], downstream) for name in sources]
     count = max(0, int(min(MOST_EXTRA, layout.microbatches - 1, *spare)))
     of_backbone = int(most_extra_in_flight(table, np.array([own.candidate]), generators, count)[0])
     return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: of_backbone}
+
+
+def generator_stages(problem: PlanningProblem, layout: DisjointLayout) -> int:
+    """Stages downstream of the backbone: those of the generator that has the most; 0 without generators."""
+    tables = problem.module_tables
+    depths = (
+        int(tables[name].pp[choice.candidate]) for name, choice in layout.choices.items() if problem.is_generator(name)
+    )
+    return max(depths, default=0)
 
 
 def _spare(problem: PlanningProblem, name: str, choice: ModuleChoice, downstream_stages: float) -> float:

@@ -63,6 +63,7 @@ class MeanLoad:
     tokens: float = 0.0
     squared_lengths: float = 0.0
     items: float = 0.0
+    local_pairs: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

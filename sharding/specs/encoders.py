@@ -5,6 +5,7 @@ import functools
 
 from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, VisionConfig
 from configs.encoders import unregistered_encoder
+from sharding.specs.attention_runs import attention_runs
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
@@ -14,24 +15,12 @@ from sharding.specs.layer import (
     memory_bound,
     saved_by_policy,
 )
+from sharding.specs.local_attention import local_attention
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.projectors import projector_splits, projector_with_taps
 from sharding.specs.transformer import block_layer, norm_parameters
 
 _FRAMES_PER_POSITION = 2  # of audio: the stride of its second convolution
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalAttention:
-    """Attention to the positions of a window or a chunk.
-
-    Attributes:
-        positions: Positions of a whole window or chunk; those at the end of an item may have fewer.
-        share: Share of the layers whose attention is local; the others attend to the whole item.
-    """
-
-    positions: int
-    share: float = 1.0
 
 
 @functools.singledispatch
@@ -47,7 +36,6 @@ def transformer_encoder_spec(
     values_per_position: int = 1,
     *,
     rotary: bool = False,
-    local: LocalAttention | None = None,
 ) -> ModuleSpec:
     """The costs of an encoder that is a stack of blocks.
 
@@ -57,10 +45,9 @@ def transformer_encoder_spec(
         embedding: The layer before the blocks.
         values_per_position: Values that become one position.
         rotary: Whether attention rotates queries and keys by their positions.
-        local: Attention to a part of an item; None where all layers attend to all of it.
     """
-    block = block_layer(config, causal=False, rotary=rotary)
-    block = _with_local_attention(block, config.width, local) if local else block
+    block = _with_taps(block_layer(config, causal=False, rotary=rotary), config)
+    (layer, _), *later_runs = attention_runs(block, config, 0, config.depth)
     kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
     final_norm = (_norm(config),) if config.final_norm else ()
     return ModuleSpec(
@@ -72,26 +59,15 @@ def transformer_encoder_spec(
             *(projector_splits(config.tap_projector, config, backbone) if config.tapped_layers else ()),
         ),
         leading_layers=(_with_taps(embedding, config),),
-        layer=_with_taps(block, config),
+        layer=layer,
+        later_runs=tuple(later_runs),
+        local=local_attention(config),
         trailing_layers=(
             *(_with_taps(norm, config) for norm in final_norm), projector_with_taps(config, backbone),
         ),
         values_per_position=values_per_position,
         values_per_cell=values_per_position * config.positions_per_token,
     )  # fmt: skip
-
-
-def _with_local_attention(layer: LayerSpec, width: int, local: LocalAttention) -> LayerSpec:
-    """A layer with the mean over the stack of attention's FLOPs, as if every window or chunk were whole."""
-
-    def flops(kernel: Kernel) -> PerLoad:
-        return kernel.flops * (1 - local.share) + PerLoad(4 * width * local.positions * local.share)
-
-    kernels = (
-        dataclasses.replace(kernel, flops=flops(kernel)) if kernel.kind == "attention" else kernel
-        for kernel in layer.kernels
-    )
-    return dataclasses.replace(layer, kernels=tuple(kernels))
 
 
 def _with_taps(layer: LayerSpec, config: EncoderConfig) -> LayerSpec:
@@ -135,19 +111,12 @@ def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int
 
 @encoder_spec.register
 def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
-    local = None
-    if config.windows:
-        full = len(config.windows.full_layers) / config.depth
-        local = LocalAttention(config.windows.side**2, 1 - full)
-    return transformer_encoder_spec(
-        config, backbone, _patch_embedding(config), rotary=config.rope is not None, local=local
-    )
+    return transformer_encoder_spec(config, backbone, _patch_embedding(config), rotary=config.rope is not None)
 
 
 @encoder_spec.register
 def _audio(config: AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
-    local = LocalAttention(config.chunk) if config.chunk else None
-    return transformer_encoder_spec(config, backbone, _frame_embedding(config), _FRAMES_PER_POSITION, local=local)
+    return transformer_encoder_spec(config, backbone, _frame_embedding(config), _FRAMES_PER_POSITION)
 
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:

@@ -28,7 +28,7 @@ def expert_splits(config: BackboneConfig) -> tuple[tuple[str, int], ...]:
     if experts is None:
         return (("ffn", config.ffn),)
     splits = {
-        "ffn": config.ffn if experts.dense_layers else 0,
+        "ffn": config.ffn if len(config.layers_with_experts) < config.depth else 0,
         "experts.ffn": experts.ffn,
         "experts.shared_ffn": experts.shared_ffn,
         "width": config.width if experts.biases else 0,  # the biases of down
@@ -109,6 +109,7 @@ def _saved(
         return block
     width, selective = config.width, policy == "selective"
     hidden, matrices = (2, 1) if selective else (3, 2)  # of each pair: f-wide ones, and those as wide as the model
+    matrices -= experts.router.weighted == "inputs"  # of what enters a sum nothing is saved
     shared_output = (width + 1) * _has_shared_gate(experts)  # and the gate's
     return SavedActivations(
         block.split + PerLoad(hidden * (experts.shared_ffn - config.ffn)),

@@ -1,6 +1,6 @@
 """A layer as its kernels: what it computes, moves, saves and sends, as functions of the load it is given.
 
-A load is an array [..., 3] of what a microbatch brings to a module, with the columns of `LoadColumn`. Attention is
+A load is an array [..., 4] of what a microbatch brings to a module, with the columns of `LoadColumn`. Attention is
 counted per segment, so that neither padding nor packing adds to it.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 
 from sharding.expert_transfer import Routing
 
-Loads = Float[np.ndarray, "*shape 3"]
+Loads = Float[np.ndarray, "*shape 4"]
 Number = int | float
 Numbers = Number | np.number | np.ndarray
 
@@ -41,11 +41,16 @@ class LoadColumn(enum.IntEnum):
     """Sum over segments of the squared segment length."""
     ITEMS = 2
     """Images or clips; samples, of the backbone."""
+    LOCAL_PAIRS = 3
+    """Pairs of a query and a key that each layer with local attention computes (`sharding.specs.local_attention`)."""
 
 
-def make_loads(tokens: Numbers = 0, squared_lengths: Numbers = 0, items: Numbers = 0) -> Loads:
+def make_loads(
+    tokens: Numbers = 0, squared_lengths: Numbers = 0, items: Numbers = 0, local_pairs: Numbers = 0
+) -> Loads:
     """Loads from their columns, which broadcast against each other."""
-    return np.stack(np.broadcast_arrays(*(np.asarray(c, float) for c in (tokens, squared_lengths, items))), axis=-1)
+    columns = (tokens, squared_lengths, items, local_pairs)
+    return np.stack(np.broadcast_arrays(*(np.asarray(column, float) for column in columns)), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,28 +61,28 @@ class PerLoad:
         tokens: Amount per token.
         squared_lengths: Amount per squared token of a segment's length.
         items: Amount per item.
+        local_pairs: Amount per pair of a query and a key of local attention.
     """
 
     tokens: Number = 0
     squared_lengths: Number = 0
     items: Number = 0
+    local_pairs: Number = 0
 
     @property
-    def columns(self) -> tuple[Number, Number, Number]:
+    def columns(self) -> tuple[Number, Number, Number, Number]:
         """Amounts per column of a load."""
-        return self.tokens, self.squared_lengths, self.items
+        return self.tokens, self.squared_lengths, self.items, self.local_pairs
 
     def at(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
         """The quantity for each load."""
         return np.asarray(loads @ np.array(self.columns, float))
 
     def __add__(self, other: "PerLoad") -> "PerLoad":
-        return PerLoad(
-            self.tokens + other.tokens, self.squared_lengths + other.squared_lengths, self.items + other.items
-        )
+        return PerLoad(*(own + more for own, more in zip(self.columns, other.columns, strict=True)))
 
     def __mul__(self, factor: Number) -> "PerLoad":
-        return PerLoad(self.tokens * factor, self.squared_lengths * factor, self.items * factor)
+        return PerLoad(*(amount * factor for amount in self.columns))
 
 
 ZERO = PerLoad()
@@ -148,8 +153,8 @@ class KernelArrays(NamedTuple):
         expert: Whether expert ranks divide the weights.
     """
 
-    flops: Float[np.ndarray, "k 3"]
-    activations: Float[np.ndarray, "k 3"]
+    flops: Float[np.ndarray, "k 4"]
+    activations: Float[np.ndarray, "k 4"]
     weights: Float[np.ndarray, " k"]
     split: Bool[np.ndarray, " k"]
     expert: Bool[np.ndarray, " k"]
@@ -231,8 +236,8 @@ class LayerSpec:
     def kernel_arrays(self) -> KernelArrays:
         """Its kernels as arrays."""
         return KernelArrays(
-            np.array([kernel.flops.columns for kernel in self.kernels], float).reshape(-1, 3),
-            np.array([kernel.activations.columns for kernel in self.kernels], float).reshape(-1, 3),
+            np.array([kernel.flops.columns for kernel in self.kernels], float).reshape(-1, len(LoadColumn)),
+            np.array([kernel.activations.columns for kernel in self.kernels], float).reshape(-1, len(LoadColumn)),
             np.array([kernel.weights for kernel in self.kernels], float),
             np.array([kernel.split for kernel in self.kernels], bool),
             np.array([kernel.rank_group == "expert" for kernel in self.kernels], bool),

@@ -1,11 +1,13 @@
 """The costs of one module, for planners: a stack of layers, with some before and after it."""
 
 import dataclasses
+import functools
 
 import numpy as np
 from jaxtyping import Float
 
 from sharding.specs.layer import ZERO, LayerSpec, Loads, PerLoad
+from sharding.specs.local_attention import LocalAttention
 
 _NO_LAYER = LayerSpec(
     name="", part="", kernels=(), parameters=0, replicated_parameters=0, saved={}, output_elements=ZERO
@@ -16,7 +18,7 @@ _NO_LAYER = LayerSpec(
 class ModuleSpec:
     """The costs of one module, for planners: a stack of layers, with some before and after it.
 
-    The layers of a stack are equal, or runs of equal ones follow each other.
+    The layers of a stack are equal, or runs of equal ones follow each other; layers of one name are equal.
 
     Attributes:
         name: Name of the module, as in its configuration.
@@ -34,6 +36,7 @@ class ModuleSpec:
         is_backbone: Whether it is the language model, whose tokens count as throughput.
         adapters: Adapters of each layer of every run of the stack, in the order of the runs; empty for none.
         expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
+        local: What the attention of its local layers reads; None without such layers.
     """
 
     name: str
@@ -52,6 +55,7 @@ class ModuleSpec:
     is_backbone: bool = False
     adapters: tuple[LayerSpec, ...] = ()
     expert_count: int = 0
+    local: LocalAttention | None = None
 
     def __post_init__(self) -> None:
         if self.layer_count < 1:
@@ -74,17 +78,38 @@ class ModuleSpec:
         return ((self.layer, self.layer_count - sum(count for _, count in self.later_runs)), *self.later_runs)
 
     def layers_between(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
-        """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count)."""
+        """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count).
+
+        Equal layers of the stack count together, wherever in the stage they are.
+        """
         leading = self.leading_layers if first == 0 else ()
         trailing = self.trailing_layers if last == self.layer_count else ()
         stack: list[tuple[LayerSpec, int]] = []
-        begin = 0
-        for number, (layer, count) in enumerate(self.stack):
-            own = min(last, begin + count) - max(first, begin)
+        for layer, count in zip(self.stack_kinds, self.count_kinds(first, last), strict=True):
             # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
-            stack += [(each, own) for each in (*self.adapters[number : number + 1], layer)] if own > 0 else []
-            begin += count
+            stack += [(each, count) for each in (*self._adapters_of(layer), layer)] if count else []
         return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
+
+    def _adapters_of(self, kind: LayerSpec) -> tuple[LayerSpec, ...]:
+        """The adapters of a layer of the stack; empty for none."""
+        run = next(number for number, (layer, _) in enumerate(self.stack) if layer.name == kind.name)
+        return self.adapters[run : run + 1]
+
+    @functools.cached_property
+    def stack_kinds(self) -> tuple[LayerSpec, ...]:
+        """The different layers of the stack, by their first occurrence."""
+        return tuple({layer.name: layer for layer, _ in self.stack}.values())
+
+    @functools.cached_property
+    def kind_of_layer(self) -> tuple[int, ...]:
+        """Number of each layer of the stack among `stack_kinds`."""
+        numbers = {layer.name: number for number, layer in enumerate(self.stack_kinds)}
+        return tuple(numbers[layer.name] for layer, count in self.stack for _ in range(count))
+
+    def count_kinds(self, first: int, last: int) -> tuple[int, ...]:
+        """How many of layers `first` to `last` of the stack, the last excluded, are of each of `stack_kinds`."""
+        owned = self.kind_of_layer[first:last]
+        return tuple(owned.count(kind) for kind in range(len(self.stack_kinds)))
 
     def layer_named(self, name: str) -> LayerSpec:
         """Its layer of a name."""

@@ -7,6 +7,7 @@ from sharding.specs.encoders import encoder_spec
 from sharding.specs.experts import expert_splits
 from sharding.specs.generator import generator_spec
 from sharding.specs.layer import LayerSpec
+from sharding.specs.local_attention import local_attention
 from sharding.specs.lora import adapter_layer
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.transformer import backbone_layers
@@ -96,4 +97,5 @@ def _backbone_spec(model: ModelConfig) -> ModuleSpec:
         trailing_layers=trailing,
         is_backbone=True,
         expert_count=config.experts.count if config.experts else 0,
+        local=local_attention(config),
     )

@@ -35,7 +35,7 @@ class RecomputedFlops(NamedTuple):
     masked: float = 0.0
 
 
-def recomputed_flops(layer: LayerSpec, load: Float[np.ndarray, " 3"], recompute: RecomputePolicy) -> RecomputedFlops:
+def recomputed_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], recompute: RecomputePolicy) -> RecomputedFlops:
     """What the backward of a layer computes again under a policy, over all devices of a replica."""
     kernels = [kernel for kernel in layer.kernels if kernel.kind in RECOMPUTED_KERNELS[recompute]]
     return RecomputedFlops(

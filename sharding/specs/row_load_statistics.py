@@ -10,16 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from configs.architectures import AudioConfig, EncoderConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.specs.layer import LoadColumn, Loads
+from sharding.specs.layer import LoadColumn, Loads, Number
+from sharding.specs.local_attention import local_attention
 
 POSITIONS_PER_SECOND = 50  # of Whisper's encoder: 100 mel frames, halved
 MAX_MISSES = 16  # samples that a packer tries before it closes a row
 DELIMITERS = 2  # special tokens around every modality's subsequence
 
-Load = Float[np.ndarray, " 3"]
+Load = Float[np.ndarray, " 4"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,10 +28,10 @@ class RowLoadStatistics:
     """Loads of representative rows.
 
     Attributes:
-        loads: By module, [n, 3] with the columns of `LoadColumn`.
+        loads: By module, [n, 4] with the columns of `LoadColumn`.
     """
 
-    loads: Mapping[str, Float[np.ndarray, "n 3"]]
+    loads: Mapping[str, Float[np.ndarray, "n 4"]]
 
     def __post_init__(self) -> None:
         if len({len(loads) for loads in self.loads.values()}) != 1:
@@ -109,12 +110,14 @@ def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generat
             for name, load in sample.items():
                 loads[name] = _add(loads[name], load)
         elif length > data.row_tokens and not loads[backbone][LoadColumn.TOKENS]:
-            sample[backbone] = [room, room**2, 1.0]
+            sample[backbone] = [room, room**2, 1.0, _local_pairs(model.backbone, room)]
             return sample
         else:
             misses += 1
     if data.one_document:
-        loads[backbone][LoadColumn.SQUARED_LENGTHS] = loads[backbone][LoadColumn.TOKENS] ** 2
+        tokens = loads[backbone][LoadColumn.TOKENS]
+        loads[backbone][LoadColumn.SQUARED_LENGTHS] = tokens**2
+        loads[backbone][LoadColumn.LOCAL_PAIRS] = _local_pairs(model.backbone, tokens)
     return loads
 
 
@@ -144,15 +147,23 @@ def _draw_sample(data: SyntheticData, model: ModelConfig, random: np.random.Gene
     for encoder in model.encoders:
         items = encoder_items(encoder, kind, drawn)
         squared_lengths = sum(item.attended**2 for item in items)
-        load = [float(sum(item.positions for item in items)), float(squared_lengths), float(len(items))]
+        pairs = math.fsum(_local_pairs(encoder, item.attended) for item in items)
+        load = [float(sum(item.positions for item in items)), float(squared_lengths), float(len(items)), pairs]
         loads[encoder.name] = _add(loads[encoder.name], load)
         length += sum(item.tokens for item in items) + DELIMITERS * len(items)
     generated = int(random.binomial(images, kind.generated_share))
     for generator in model.generators:
         loads[generator.name][LoadColumn.ITEMS] += generated
         length += generator.conditions * generated
-    loads[model.backbone.name] = _add(loads[model.backbone.name], [float(length), float(length**2), 1.0])
+    of_sample = [float(length), float(length**2), 1.0, _local_pairs(model.backbone, length)]
+    loads[model.backbone.name] = _add(loads[model.backbone.name], of_sample)
     return loads
+
+
+def _local_pairs(config: EncoderConfig | BackboneConfig, length: Number) -> float:
+    """Pairs of an item of so many positions in a local layer; 0 for a module without one. Images are square."""
+    local = local_attention(config)
+    return float(local.pairs(float(length))) if local else 0.0
 
 
 def _choose(shares: tuple[float, ...], random: np.random.Generator) -> int:

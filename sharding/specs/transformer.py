@@ -4,7 +4,9 @@ import dataclasses
 from typing import NamedTuple
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.block_runs import has_experts_at
 from configs.transformer import TransformerConfig
+from sharding.specs.attention_runs import attention_runs, with_local_attention
 from sharding.specs.experts import with_experts
 from sharding.specs.latent_attention import with_latent_attention
 from sharding.specs.layer import (
@@ -19,6 +21,7 @@ from sharding.specs.layer import (
     reduce_scatter,
     saved_by_policy,
 )
+from sharding.specs.local_attention import is_local_layer
 
 
 class BackboneLayers(NamedTuple):
@@ -42,15 +45,16 @@ def backbone_layers(config: ModelConfig) -> BackboneLayers:
     block = with_experts(dense, backbone, backbone.experts) if backbone.experts else dense
     width, early = backbone.width, config.early_blocks
     embedding = dataclasses.replace(_token_embedding(backbone), output_elements=PerLoad((1 + early) * width))
-    first = (
-        _with_feature(dense if layer < backbone.dense_layers else block, f"early_{layer}", width, early - layer)
-        for layer in range(early)
-    )
-    runs = tuple(
-        (dataclasses.replace(block if run.has_experts else dense, name=run.name), run.count)
-        for run in backbone.block_runs(early)
-    )
-    return BackboneLayers((embedding, *first), runs, (_head(backbone),))
+    first = []
+    for number in range(early):
+        layer = block if has_experts_at(backbone.experts, number) else dense
+        layer = with_local_attention(layer) if is_local_layer(backbone, number) else layer
+        first.append(_with_feature(layer, f"early_{number}", width, early - number))
+    runs: list[tuple[LayerSpec, int]] = []
+    for run in backbone.block_runs(early):
+        layer = dataclasses.replace(block if run.has_experts else dense, name=run.name)
+        runs += attention_runs(layer, backbone, run.first, run.count)
+    return BackboneLayers((embedding, *first), tuple(runs), (_head(backbone),))
 
 
 def _backbone_block(config: BackboneConfig) -> LayerSpec:
@@ -189,7 +193,7 @@ def _token_embedding(config: BackboneConfig) -> LayerSpec:
         part=config.name,
         kernels=(memory_bound("lookup", 2 * width), reduce_scatter(width)),
         parameters=config.vocabulary * width,
-        replicated_parameters=config.max_positions * width if config.positions == "learned" else 0,
+        replicated_parameters=(config.max_positions * (config.positions == "learned") + config.newline) * width,
         saved=saved_by_policy(SavedActivations(), SavedActivations()),
         output_elements=PerLoad(width),
     )

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
 from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.clusters import CLUSTERS
-from configs.experts import ExpertsConfig
+from configs.experts import ExpertsConfig, RouterConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
@@ -18,7 +18,7 @@ from sharding.costs.step_costs import StageCosts
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import module_graph
 from tests.tiny_model import BACKBONE, tiny_batch
 
@@ -53,7 +53,19 @@ def test_residuals_are_what_the_planner_counts(recompute, tp):
 
 @pytest.mark.parametrize(("recompute", "ep"), [("selective", 2), ("selective", 4), ("offload", 4)])
 def test_residuals_of_experts_are_room_for_the_pairs_of_all_ranks(recompute, ep):
-    experts = ExpertsConfig(count=4, top_k=2, ffn=192, shared_ffn=128)
+    assert_residuals_of_experts(ExpertsConfig(count=4, top_k=2, ffn=192, shared_ffn=128), recompute, ep)
+
+
+@pytest.mark.parametrize("weighted", ["outputs", "inputs"])
+def test_residuals_of_experts_with_biases_beside_dense_layers(weighted):
+    router = RouterConfig(scores="sigmoid", weighted=weighted)
+    experts = ExpertsConfig(
+        count=4, top_k=2, ffn=192, router=router, biases=True, shared_ffn=128, shared_gate=False, dense_layers=1
+    )
+    assert_residuals_of_experts(experts, "selective", 2)
+
+
+def assert_residuals_of_experts(experts: ExpertsConfig, recompute: RecomputePolicy, ep: int) -> None:
     config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=experts))
     devices = tuple(range(2 * ep))
     unit = UnitPlan("b", ("backbone",), devices, dp=ep, layers=(3, 3), recompute=(recompute, "none"), ep=ep)

@@ -4,7 +4,6 @@ import pytest
 
 from configs.backbone import BackboneConfig
 from configs.latent_attention import LatentAttentionConfig
-from mmjax.weights.gin_export import gin_text
 
 LATENT = LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width=2, value_width=3)
 
@@ -37,9 +36,3 @@ def test_widths_that_cannot_be_are_refused(field, value, message):
 def test_heads_are_as_wide_as_their_two_parts():
     config = BackboneConfig(heads=4, kv_heads=4, latent_attention=LATENT)
     assert (config.head_width, config.query_width, config.rotary_width) == (6, 24, 2)
-
-
-def test_gin_text_binds_the_widths():
-    text = gin_text(BackboneConfig(heads=4, kv_heads=4, latent_attention=LATENT))
-    assert "latent_attention = @architectures.LatentAttentionConfig()" in text
-    assert "architectures.LatentAttentionConfig:" in text and "nope_width = 4" in text

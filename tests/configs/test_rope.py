@@ -1,9 +1,12 @@
 """Scaled rotary frequencies: each kind at both ends, by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from configs.rope import LinearScaling, Llama3Scaling, YarnScaling, rotary_frequencies
+from configs.backbone import BackboneConfig
+from configs.rope import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling, rotary_frequencies
 
 WIDTH, BASE = 128, 5e5
 
@@ -19,6 +22,25 @@ def test_high_frequencies_are_kept_and_low_ones_divided(scaling):
     np.testing.assert_allclose(stretched[-1], plain[-1] / 8)
     ratio = plain / stretched
     assert np.all(np.diff(ratio) >= -1e-9) and ratio.min() == 1
+
+
+def test_longrope_divides_each_pair_by_a_number_of_its_own():
+    scaling = LongRopeScaling(short_factors=(1.0, 2.0), long_factors=(4.0, 8.0), original_positions=16, factor=4.0)
+    plain = rotary_frequencies(4, BASE)
+    np.testing.assert_allclose(scaling.frequencies(4, BASE), plain / [1, 2])
+    np.testing.assert_allclose(dataclasses.replace(scaling, long=True).frequencies(4, BASE), plain / [4, 8])
+    assert scaling.attention_scaling == pytest.approx(np.sqrt(1.5))
+    with pytest.raises(ValueError, match="1 short_factors and 2 long_factors"):
+        dataclasses.replace(scaling, short_factors=(1.0,))
+    with pytest.raises(ValueError, match="rope_scaling has 2 factors; give one for each of the 4 pairs"):
+        BackboneConfig(width=16, heads=2, rope_scaling=scaling)
+    assert BackboneConfig(width=16, heads=2, rope_width=4, rope_scaling=scaling).rotary_width == 4
+
+
+@pytest.mark.parametrize("options", [{"rope_width": 10}, {"rope_width": 4, "positions": "learned"}])
+def test_only_channels_of_a_head_with_rotary_positions_rotate(options):
+    with pytest.raises(ValueError, match="of heads 8 wide, and positions = "):
+        BackboneConfig(width=16, heads=2, **options)
 
 
 def test_yarn_sharpens_attention_by_the_papers_rule_by_default():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-EXTRAS = ("av", "datasets", "pyarrow", "soundfile", "soxr")
+EXTRAS = ("av", "datasets", "jinja2", "pyarrow", "soundfile", "soxr")
 BLOCKED = f"""
 import sys
 for name in {EXTRAS}:
@@ -48,6 +48,11 @@ batches.close()
         ),
         ("data.media.video", "decoding video needs the package av, which is not installed: pip install 'mmjax[video]'"),
         ("data.media.video_writing", "writing video needs the package av"),
+        (
+            "data.text.jinja_environment",
+            "a tokenizer's own chat template needs the package jinja2, which is not installed: pip install "
+            "'mmjax[chat]'",
+        ),
         ("data.datasets.spoken_easy_vqa", "pip install 'mmjax[audio]'"),
         (
             "data.sources.parquet",

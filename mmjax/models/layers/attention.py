@@ -1,13 +1,14 @@
 """Attention over packed rows: several samples, and several branches of a sample, share a row."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.transformer import TransformerConfig
 from mmjax.models.layers.linear import Linear, column_parallel_projections, constant_parameter
-from mmjax.models.layers.normalization import Norm, build_norm
-from mmjax.models.layers.positions import RotaryCosSin, apply_rotary
+from mmjax.models.layers.normalization import Norm, build_norm, normalise_mean_square
+from mmjax.models.layers.positions import Rotation, apply_rotary
 from pallas_kernels.packed_attention.api import Mask, packed_attention
 from sharding.axes import Axes
 
@@ -35,6 +36,7 @@ class Attention(nnx.Module):
         score_scale: float = 0.0,
         score_softcap: float = 0.0,
         sinks: bool = False,
+        rotated_norm: float | None = None,
     ) -> None:
         """Creates the projections query `[d, h e]`, key and value `[c, k e]`, and output `[h e, d]`.
 
@@ -51,6 +53,8 @@ class Attention(nnx.Module):
             score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
             score_softcap: Soft cap of the scores (`packed_attention`); 0 for none.
             sinks: Whether there are learned scores `[h]` for attending to nothing (`packed_attention`).
+            rotated_norm: Epsilon of a norm, without parameters, of each head of rotated queries and keys; None for no
+                such norm.
         """
         query_width = attention_width or width
         self.head_width = query_width // heads
@@ -61,6 +65,7 @@ class Attention(nnx.Module):
         self.key = Linear(context, kv_width, split="columns", bias="key" in biases)
         self.value = Linear(context, kv_width, split="columns", bias="value" in biases)
         self.query_norm, self.key_norm, self.inner_norm = query_norm, key_norm, inner_norm
+        self.rotated_norm = rotated_norm
         self.sinks = constant_parameter(0.0, heads, "tensor") if sinks else None
         self.output = Linear(query_width, width, split="rows", bias="output" in biases)
 
@@ -71,7 +76,7 @@ class Attention(nnx.Module):
         axes: Axes,
         *,
         mask: Mask | None = None,
-        rotary: RotaryCosSin | None = None,
+        rotary: Rotation | None = None,
         context: Float[Array, "r t c"] | None = None,
     ) -> Float[Array, "r q d"]:
         """Attends from x to x itself, or to a context (cross-attention).
@@ -91,7 +96,7 @@ class Attention(nnx.Module):
         return self.project_output(heads_output, axes)
 
     def project(
-        self, x: Float[Array, "r q d"], axes: Axes, rotary: RotaryCosSin | None
+        self, x: Float[Array, "r q d"], axes: Axes, rotary: Rotation | None
     ) -> tuple[Float[Array, "r s h e"], tuple[Float[Array, "r s k e"], Float[Array, "r s k e"]]]:
         """Queries of x, and what later positions read of it: its keys and values."""
         query, key, value = self.project_query_key_value(x, None, axes, rotary)
@@ -115,7 +120,7 @@ class Attention(nnx.Module):
         x: Float[Array, "r q d"],
         context: Float[Array, "r t c"] | None,
         axes: Axes,
-        rotary: RotaryCosSin | None = None,
+        rotary: Rotation | None = None,
     ) -> tuple[Float[Array, "r s h e"], Float[Array, "r t k e"], Float[Array, "r t k e"]]:
         """Queries of x, and keys and values of the context (None for x), at all positions, normed and rotated."""
         if context is None:
@@ -127,8 +132,18 @@ class Attention(nnx.Module):
         key = self._split_heads(key, self.key_norm, axes)  # [r, t, k e] -> [r, t, k, e]
         value = self._split_heads(value, None, axes)  # [r, t, k e] -> [r, t, k, e]
         if rotary is not None:
-            query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
+            query, key = self._rotate(query, rotary), self._rotate(key, rotary)
+            if rotary.query_scale is not None:
+                query = (query * rotary.query_scale).astype(query.dtype)
         return query, key, value
+
+    def _rotate(self, x: Float[Array, "r s h e"], rotary: Rotation) -> Float[Array, "r s h e"]:
+        """Rotates queries or keys, and normalises what is rotated where the layer does that."""
+        x = apply_rotary(x, rotary)
+        if self.rotated_norm is None:
+            return x
+        normed = normalise_mean_square(x, self.rotated_norm)
+        return normed if rotary.is_rotated is None else jnp.where(rotary.is_rotated, normed, x)
 
     def _split_heads(self, x: jax.Array, norm: Norm | None, axes: Axes) -> Float[Array, "r s h e"]:
         """Splits the channels into heads.
@@ -161,6 +176,7 @@ def build_attention(config: TransformerConfig) -> Attention:
         score_scale=config.score_scale,
         score_softcap=config.score_softcap,
         sinks=config.attention_sinks,
+        rotated_norm=config.norm_epsilon if config.qk_norm == "rotated" else None,
     )
 
 

@@ -77,7 +77,10 @@ class MixtureOfExperts(nnx.Module):
         """The layer's output, and its load-balancing loss summed over the local rows."""
         y, routing = self._apply(x, axes)
         loss = load_balancing_loss(routing.probabilities, routing.experts, balancing, axes)
-        return y, self.config.balance_weight * loss
+        loss = self.config.balance_weight * loss
+        if self.selection_bias is not None:
+            loss = loss + selection_bias_term(self.selection_bias[...], routing.experts, balancing)
+        return y, loss
 
     @jax.named_scope("experts")
     def _apply(self, x: Float[Array, "r s d"], axes: Axes) -> tuple[Float[Array, "r s d"], TokenRouting]:
@@ -165,9 +168,8 @@ class MixtureOfExperts(nnx.Module):
 
         gate_bias, up_bias = (None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias))
         weights_inputs = self.config.router.weighted == "inputs"
-        inputs = jnp.repeat(x, per_token, axis=0)  # [n c, d]
-        inputs = recomputed(_weight_rows)(inputs, weights.reshape(-1)) if weights_inputs else inputs
-        pairs = masked(permute_rows(inputs, order))  # [n c, d]
+        copies = recomputed(_weight_copies)(x, weights) if weights_inputs else jnp.repeat(x, per_token, axis=0)
+        pairs = masked(permute_rows(copies, order))  # [n c, d]
         gate, up = project(pairs, self.gate[...], gate_bias), project(pairs, self.up[...], up_bias)  # [n c, f] each
         y = project(recomputed(self._hidden)(gate, up), self.down[...], down_bias)  # [n c, d]
         by_token = permute_rows(masked(y), jnp.argsort(order)).reshape(-1, per_token, y.shape[-1])  # [n, c, d]
@@ -179,6 +181,11 @@ class MixtureOfExperts(nnx.Module):
         if limit:
             gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
         return self.activation(gate) * (up + offset if offset else up)
+
+
+def _weight_copies(x: Float[Array, "n d"], weights: Float[Array, "n c"]) -> Float[Array, "m d"]:
+    """Copies each row c times, one after the other, and weights the copies; m = n c."""
+    return _weight_rows(jnp.repeat(x, weights.shape[1], axis=0), weights.reshape(-1))
 
 
 def _weight_rows(rows: Float[Array, "*n d"], weights: Float[Array, "*n"]) -> Float[Array, "*n d"]:
@@ -194,6 +201,25 @@ def _local_first(
     is_local = (experts >= 0) & (experts < count)
     kept = jnp.argsort(~is_local, axis=1)[:, :count]  # stable: in the order of their weights
     return jnp.take_along_axis(experts, kept, axis=1), jnp.take_along_axis(weights, kept, axis=1)
+
+
+LOAD_GRADIENT_SCALE = 1e-6
+"""Factor of the loads that are gradients, so that they add nothing that counts to the global norm of gradients."""
+
+
+def selection_bias_term(
+    bias: Float[Array, " E"], experts: Int[Array, "r s k"], balancing: BalancingWeights
+) -> Float[Array, ""]:
+    """Zero, whose gradient by an expert's bias is its excess load, in shares of the tokens, times a small factor.
+
+    Like gradients, loads are thereby summed over the whole global batch, however a plan divides it. The optimizer
+    takes their signs alone (`mmjax.training.engine.transformations`).
+    """
+    count, top_k = bias.shape[0], experts.shape[-1]
+    chosen = jnp.sum(jax.nn.one_hot(experts, count, dtype=jnp.float32), axis=2)  # [r, s, E]
+    excess = jnp.sum(balancing.loss_shares[:, :, None] * (chosen - top_k / count), axis=(0, 1))  # [E]
+    wide = bias.astype(jnp.float32)
+    return LOAD_GRADIENT_SCALE * jnp.sum((wide - lax.stop_gradient(wide)) * excess)
 
 
 def load_balancing_loss(

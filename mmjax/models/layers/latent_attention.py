@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from configs.latent_attention import LatentAttentionConfig
 from mmjax.models.layers.linear import NO_AXES, Linear
 from mmjax.models.layers.normalization import RMSNorm
-from mmjax.models.layers.positions import RotaryCosSin, apply_rotary
+from mmjax.models.layers.positions import Rotation, apply_rotary
 from mmjax.models.layers.tensor_parallel import all_gather_sequence
 from pallas_kernels.packed_attention.api import Mask, packed_attention
 from sharding.axes import Axes
@@ -55,16 +55,14 @@ class LatentAttention(nnx.Module):
         self.output = Linear(heads * config.value_width, width, split="rows")
 
     @jax.named_scope("attention")
-    def __call__(
-        self, x: Float[Array, "r q d"], axes: Axes, *, mask: Mask, rotary: RotaryCosSin
-    ) -> Float[Array, "r q d"]:
+    def __call__(self, x: Float[Array, "r q d"], axes: Axes, *, mask: Mask, rotary: Rotation) -> Float[Array, "r q d"]:
         """Attends from x to x itself; q are this rank's positions where `axes.sequence` divides them, else all s."""
         query = self._project_query(x, axes, rotary)
         latent, rotated = self._compress(x, axes, rotary)
         return self.project_output(self._attend(query, *self._expand(latent, rotated, axes), mask), axes)
 
     def project(
-        self, x: Float[Array, "r s d"], axes: Axes, rotary: RotaryCosSin
+        self, x: Float[Array, "r s d"], axes: Axes, rotary: Rotation
     ) -> tuple[Float[Array, "r s h e"], tuple[Float[Array, "r s 1 c"], Float[Array, "r s 1 rope"]]]:
         """Queries of x, and what later positions read of it: normed latent vectors and the rotated part of keys."""
         latent, rotated = self._compress(x, axes, rotary)
@@ -98,7 +96,7 @@ class LatentAttention(nnx.Module):
         to_key, to_value = jnp.split(kernel, [self.config.nope_width], axis=-1)
         return to_key, to_value
 
-    def _project_query(self, x: Float[Array, "r q d"], axes: Axes, rotary: RotaryCosSin) -> Float[Array, "r s h e"]:
+    def _project_query(self, x: Float[Array, "r q d"], axes: Axes, rotary: Rotation) -> Float[Array, "r s h e"]:
         """Queries of this rank's heads at all positions; their last channels are rotated."""
         if self.query_down is not None and self.query_norm is not None:
             x = self.query_norm(self.query_down(x, axes))  # [r, q, query_rank]
@@ -108,7 +106,7 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([nope, apply_rotary(rope, rotary)], axis=-1)
 
     def _compress(
-        self, x: Float[Array, "r q d"], axes: Axes, rotary: RotaryCosSin
+        self, x: Float[Array, "r q d"], axes: Axes, rotary: Rotation
     ) -> tuple[Float[Array, "r q c"], Float[Array, "r s 1 rope"]]:
         """Normed latent vectors at this rank's positions, and the rotated part of keys at all positions."""
         latent, rope = jnp.split(self.latent(x, axes), [self.config.kv_rank], axis=-1)

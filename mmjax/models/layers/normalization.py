@@ -58,6 +58,17 @@ class LayerNorm(nnx.Module):
 Norm = RMSNorm | LayerNorm
 
 
+def normalise_mean_square(x: Activations, epsilon: float) -> Activations:
+    """X / sqrt(mean(x²) + epsilon) over the last dimension, an RMSNorm without a scale."""
+
+    def normalise(x: Activations) -> Activations:
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(mean_square + epsilon)).astype(x.dtype)
+
+    return recomputed(normalise)(x)
+
+
 def build_norm(config: TransformerConfig, width: int, *, split: str | None = None) -> Norm:
     """A norm of the kind that the configuration names."""
     if config.norm == "rmsnorm":

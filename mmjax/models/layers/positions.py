@@ -1,9 +1,11 @@
 """Position embeddings without parameters: sinusoidal and rotary."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Real
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from configs.vision_rope import VisionRope
 
@@ -39,13 +41,26 @@ def _grid_sizes_of_row(positions: Int[Array, "p 2"], segments: Int[Array, " p"])
     return last[segments] + 1
 
 
-RotaryCosSin = tuple[Float[Array, "r s 1 half"], Float[Array, "r s 1 half"]]
-"""Cosines and sines by which the channel pairs of queries and keys are rotated; the same for every head."""
+class Rotation(NamedTuple):
+    """What positions do to queries and keys; the same for every head.
+
+    Attributes:
+        cos: Cosines by which pairs of channels are rotated.
+        sin: Sines likewise.
+        query_scale: Factor of rotated queries; None for none.
+        is_rotated: Whether the layer rotates, where the layers of a stack differ in that; None where all do. If not,
+            cosines are 1 and sines 0.
+    """
+
+    cos: Float[Array, "r s 1 half"]
+    sin: Float[Array, "r s 1 half"]
+    query_scale: Float[Array, "r s 1 1"] | None = None
+    is_rotated: Bool[Array, ""] | None = None
 
 
 def rotary_cos_sin(
     positions: Real[Array, "r s *half"], frequencies: Float[np.ndarray, " half"], scaling: float = 1.0
-) -> RotaryCosSin:
+) -> Rotation:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864), in float32.
 
     Args:
@@ -55,12 +70,12 @@ def rotary_cos_sin(
     """
     of_pairs = positions.reshape(*positions.shape[:2], 1, -1).astype(jnp.float32)  # [r, s, 1, 1 or half]
     angles = of_pairs * frequencies.astype(np.float32)[None, None, None, :]
-    return scaling * jnp.cos(angles), scaling * jnp.sin(angles)
+    return Rotation(scaling * jnp.cos(angles), scaling * jnp.sin(angles))
 
 
 def rotary_cos_sin_2d(
     positions: Int[Array, "r p 2"], segments: Int[Array, "r p"], head_width: int, rope: VisionRope
-) -> RotaryCosSin:
+) -> Rotation:
     """Rotary embedding of patches in a plane.
 
     Half of a head's pairs rotate by the patch row, the other half by the patch column. What precedes the patches of an
@@ -77,8 +92,8 @@ def rotary_cos_sin_2d(
         rotary_cos_sin(coordinates[:, :, axis], frequencies)
         for axis, frequencies in enumerate(rope.axis_frequencies(head_width))
     ]
-    cosines, sines = zip(*rotations, strict=True)
-    return jnp.concatenate(cosines, axis=-1), jnp.concatenate(sines, axis=-1)
+    cosines, sines = ([getattr(of, part) for of in rotations] for part in ("cos", "sin"))
+    return Rotation(jnp.concatenate(cosines, axis=-1), jnp.concatenate(sines, axis=-1))
 
 
 def _patch_coordinates(
@@ -96,12 +111,12 @@ def _patch_coordinates(
     return jnp.where(positions < 0, 0.0, index)
 
 
-def apply_rotary(x: Float[Array, "r s h e"], rotary: RotaryCosSin) -> Float[Array, "r s h e"]:
+def apply_rotary(x: Float[Array, "r s h e"], rotary: Rotation) -> Float[Array, "r s h e"]:
     """Rotates the channel pairs (i, i + half) of every head, the pairing of Llama's published weights.
 
     Channels after the first 2 * half are left as they are (Phi-4-mini).
     """
-    cos, sin = rotary
+    cos, sin = rotary.cos, rotary.sin
     half = cos.shape[-1]
     first, second, rest = jnp.split(x, [half, 2 * half], axis=-1)
     first, second = first.astype(jnp.float32), second.astype(jnp.float32)

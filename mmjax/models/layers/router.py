@@ -54,7 +54,7 @@ def _mask_other_groups(criteria: Float[Array, "r s E"], router: RouterConfig) ->
     if router.top_groups == router.groups:
         return criteria
     grouped = criteria.reshape(*criteria.shape[:-1], router.groups, -1)  # [r, s, g, E/g]
-    best_two, _ = lax.top_k(grouped, 2)
-    _, groups = lax.top_k(jnp.sum(best_two, axis=-1), router.top_groups)
+    best, _ = lax.top_k(grouped, router.group_best)
+    _, groups = lax.top_k(jnp.sum(best, axis=-1), router.top_groups)
     is_chosen = jnp.any(jax.nn.one_hot(groups, router.groups, dtype=jnp.bool_), axis=-2)  # [r, s, g]
     return jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(criteria.shape)

@@ -11,7 +11,7 @@ from mmjax.models.layers.attention import build_attention
 from mmjax.models.layers.feed_forward import build_mlp
 from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.normalization import LayerScale, build_norm
-from mmjax.models.layers.positions import RotaryCosSin
+from mmjax.models.layers.positions import Rotation
 from mmjax.models.structure.module import ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention.api import Mask
 from sharding.axes import Axes
@@ -26,7 +26,7 @@ class SharedInputs(NamedTuple):
     """
 
     mask: Mask
-    rotary: RotaryCosSin | None
+    rotary: Rotation | None
 
 
 class TransformerBlock(PieceModule):

@@ -1,17 +1,15 @@
-"""Global and local attention in the layers of one stack, which differ in what they read, not in their parameters."""
+"""Kinds of attention in the layers of one stack, which differ in what they read, not in their parameters."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
-from configs.backbone import AttentionKind, BackboneConfig
+from configs.attention_kinds import AttentionKind, AttentionTemperature
+from configs.backbone import BackboneConfig
 from configs.rope import rotary_frequencies
 from mmjax.models.layers.context_parallel import context_positions, mask_of_rank
+from mmjax.models.layers.layer_kinds import InputsOfKinds
 from mmjax.models.layers.linear import NO_AXES
-from mmjax.models.layers.positions import RotaryCosSin, rotary_cos_sin
+from mmjax.models.layers.positions import Rotation, rotary_cos_sin
 from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.structure.module import ModuleInputs
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
@@ -20,12 +18,9 @@ from sharding.axes import Axes
 NO_WINDOW = 2**30
 """A window that no row exceeds, of global layers beside local ones: their masks have the same form."""
 
-BlockInputs = SharedInputs | tuple[SharedInputs, ...]
-"""What the blocks of a stage read: alike for all, or for every one of `BackboneConfig.attention_kinds`."""
 
-
-def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
-    """Masks and rotations of packed rows, of this rank's positions."""
+def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> InputsOfKinds:
+    """Masks and rotations of packed rows, of this rank's positions, for every one of `config.attention_kinds`."""
     positions = context_positions(batch["positions"], axes)
     inputs = tuple(
         SharedInputs(mask_of_rank(causal_mask(config, batch, kind), axes), backbone_rotary(config, positions, kind))
@@ -34,38 +29,33 @@ def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AX
     return inputs[0] if len(inputs) == 1 else inputs
 
 
-def block_inputs_of_layer(config: BackboneConfig, inputs: BlockInputs, layer: int | jax.Array) -> SharedInputs:
-    """What the block of a layer reads; in a scan over layers the number is traced, and it is chosen on the device."""
-    if isinstance(inputs, SharedInputs):
-        return inputs
-    if isinstance(layer, int):
-        return inputs[config.kind_of_layers[layer]]
-    kind = jnp.array(config.kind_of_layers, jnp.int32)[layer]
-
-    def choose(*of_kinds: Any) -> Any:
-        return of_kinds[0] if all(each is of_kinds[0] for each in of_kinds) else lax.select_n(kind, *of_kinds)
-
-    return jax.tree.map(choose, *inputs)
-
-
 def causal_mask(config: BackboneConfig, batch: ModuleInputs, kind: AttentionKind = "global") -> SegmentMask:
     """Each position attends to earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
 
     So several questions can follow one image, which is encoded once, and no answer leaks into another question. Where
     the batch has `blocks`, the positions of a block attend to later ones of it too. In local layers only positions of
-    the window are attended to.
+    the window are attended to, in chunked ones only those of the chunk.
     """
     blocks = {"blocks": batch["blocks"]} if "blocks" in batch else {}
     windows = {}
     if config.attention_window:
         window = config.attention_window if kind == "local" else NO_WINDOW
         windows = {"positions": batch["positions"], "window": window}
-    return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True, **blocks, **windows)
+    segments, ordered = batch["segments"], True
+    if kind == "chunked":  # branches have positions of the same chunks, and follow one another
+        segments, ordered = chunk_segments(segments, batch["positions"], config.attention_chunk), False
+    return make_segment_mask(segments, branches=batch["branches"], causal=True, ordered=ordered, **blocks, **windows)
+
+
+def chunk_segments(segments: Int[Array, "r s"], positions: Int[Array, "r s"], chunk: int) -> Int[Array, "r s"]:
+    """Numbers of the chunks of a row's segments, from 1 and ascending from segment to segment; 0 outside of these."""
+    most = -(-segments.shape[1] // chunk)  # chunks of a segment
+    return jnp.where(segments > 0, (segments - 1) * most + positions // chunk + 1, 0)
 
 
 def backbone_rotary(
     config: BackboneConfig, positions: Int[Array, "r s *axes"], kind: AttentionKind = "global"
-) -> RotaryCosSin | None:
+) -> Rotation | None:
     """Rotation of queries and keys; None where the backbone has learned positions.
 
     Args:
@@ -76,9 +66,31 @@ def backbone_rotary(
     """
     if config.positions != "rotary":
         return None
+    rotation = _rotation(config, positions, kind)
+    if config.attention_temperature:
+        scale = jnp.ones_like(rotation.cos[..., :1])
+        if kind == "unrotated":
+            scale = query_scale(config.attention_temperature, positions)
+        rotation = rotation._replace(query_scale=scale)
+    if "unrotated" in config.attention_kinds and config.qk_norm == "rotated":
+        rotation = rotation._replace(is_rotated=jnp.bool_(kind != "unrotated"))
+    return rotation
+
+
+def query_scale(temperature: AttentionTemperature, positions: Int[Array, "r s"]) -> Float[Array, "r s 1 1"]:
+    """The factor of queries at their positions."""
+    steps = jnp.floor((positions.astype(jnp.float32) + 1.0) / temperature.positions)
+    return (1.0 + temperature.scale * jnp.log1p(steps))[:, :, None, None]
+
+
+def _rotation(config: BackboneConfig, positions: Int[Array, "r s *axes"], kind: AttentionKind) -> Rotation:
+    """Cosines and sines."""
     scaling = config.rope_scaling
     if positions.ndim == 3:
         positions = positions[:, :, config.rope_axes]  # [r, s, half]
+    if kind == "unrotated":
+        ones = jnp.ones((*positions.shape, 1, config.rotary_width // 2), jnp.float32)
+        return Rotation(ones, 0 * ones)
     if kind == "local" and config.local_rope_base:
         return rotary_cos_sin(positions, rotary_frequencies(config.rotary_width, config.local_rope_base))
     if scaling is None:

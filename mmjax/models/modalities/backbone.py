@@ -9,7 +9,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.backbone import BackboneBlockRun
+from configs.backbone import NEWLINE
+from configs.block_runs import BackboneBlockRun, has_experts_at
 from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
     context_positions,
@@ -19,6 +20,7 @@ from mmjax.models.layers.context_parallel import (
 )
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
 from mmjax.models.layers.latent_attention import LatentAttention
+from mmjax.models.layers.layer_kinds import InputsOfKinds, inputs_of_layer
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
@@ -28,7 +30,7 @@ from mmjax.models.layers.tensor_parallel import (
     vocabulary_parallel_logits,
 )
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
-from mmjax.models.modalities.attention_kinds import BlockInputs, block_inputs, block_inputs_of_layer
+from mmjax.models.modalities.attention_kinds import block_inputs
 from mmjax.models.modalities.deepstack import EarlyActivations, early_block, split_tokens
 from mmjax.models.modalities.losses import cross_entropy, token_predictions, weighted_loss
 from mmjax.models.structure.module import (
@@ -78,7 +80,7 @@ def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
 
 def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
     """One of the first blocks, to whose outputs features of encoders are added."""
-    kind = early_block(ExpertBlock if layer >= backbone.dense_layers else BackboneBlock)
+    kind = early_block(ExpertBlock if has_experts_at(backbone.experts, layer) else BackboneBlock)
     return Piece(
         name=f"early_{layer}",
         part=backbone.name,
@@ -103,7 +105,7 @@ def insert_encoder_tokens(
     Args:
         x: Embedded row.
         tokens: The encoder's tokens for the row.
-        index: Which of the encoder's tokens stands at each position; -1 for none.
+        index: Which of the encoder's tokens stands at each position; negative for none.
     """
     inserted = jnp.take_along_axis(tokens, jnp.maximum(index, 0)[:, :, None], axis=1)  # [r, s, d]
     return jnp.where((index >= 0)[:, :, None], inserted, x)
@@ -113,7 +115,7 @@ class TokenEmbedding(PieceModule):
     """Embeds tokens and inserts the outputs of encoders at their positions."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Creates the embedding table `[v, d]` and, if positions are learned, their table `[max_positions, d]`."""
+        """Creates the embedding table `[v, d]` and, if there are any, learned positions and the newline vector."""
         self.encoders = tuple(encoder.name for encoder in config.encoders)
         self.early_blocks, self.scale = config.early_blocks, config.backbone.embedding_scale
         learned = config.backbone.positions == "learned"
@@ -121,6 +123,7 @@ class TokenEmbedding(PieceModule):
         self.embedding = embedding_table(config.backbone)
         shape = (config.backbone.max_positions, config.backbone.width)
         self.positions = normal_parameter(shape, (None, None), 0.02) if learned else None
+        self.newline = normal_parameter((config.backbone.width,), (None,), 0.02) if config.backbone.newline else None
 
     @jax.named_scope("embedding")
     def __call__(
@@ -133,6 +136,8 @@ class TokenEmbedding(PieceModule):
             index = local_positions(batch[f"{name}_index"], axes)
             tokens, *more = split_tokens(inputs[name], x.shape[-1])
             x = insert_encoder_tokens(x, tokens, index)
+            if self.newline is not None:
+                x = jnp.where((index == NEWLINE)[:, :, None], self.newline[...].astype(x.dtype), x)
             features[: len(more)] = [insert_encoder_tokens(*of, index) for of in zip(features, more, strict=False)]
         if self.positions is not None:
             x = x + self.positions[...][local_positions(batch["positions"], axes)]
@@ -181,14 +186,14 @@ class BackboneBlock(TransformerBlock):
         )
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> BlockInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> InputsOfKinds:
         """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
         return block_inputs(config, batch, axes)
 
     @staticmethod
-    def inputs_of_layer(config: BackboneConfig, shared: BlockInputs, layer: int | jax.Array) -> SharedInputs:
+    def inputs_of_layer(config: BackboneConfig, shared: InputsOfKinds, layer: int | jax.Array) -> SharedInputs:
         """The mask and the rotation of a layer."""
-        return block_inputs_of_layer(config, shared, layer)
+        return inputs_of_layer(shared, config.kind_of_layers, layer)
 
 
 class ExpertSharedInputs(NamedTuple):
@@ -199,7 +204,7 @@ class ExpertSharedInputs(NamedTuple):
         balancing: How much each token counts in the load-balancing loss.
     """
 
-    attention: BlockInputs
+    attention: InputsOfKinds
     balancing: BalancingWeights
 
 
@@ -212,7 +217,7 @@ class ExpertBlock(BackboneBlock):
         """Creates the layers of one block."""
         super().__init__(config)
         assert config.experts is not None, "a block with experts is built only where the backbone has some"
-        self.layers_with_experts = config.depth - config.dense_layers
+        self.layers_with_experts = len(config.layers_with_experts)
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
@@ -226,7 +231,7 @@ class ExpertBlock(BackboneBlock):
         config: BackboneConfig, shared: ExpertSharedInputs, layer: int | jax.Array
     ) -> ExpertSharedInputs:
         """What the block of a layer reads."""
-        return shared._replace(attention=block_inputs_of_layer(config, shared.attention, layer))
+        return shared._replace(attention=inputs_of_layer(shared.attention, config.kind_of_layers, layer))
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:

@@ -20,7 +20,7 @@ from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear
 from mmjax.models.layers.normalization import RMSNorm, standardise
-from mmjax.models.layers.positions import RotaryCosSin, apply_rotary
+from mmjax.models.layers.positions import Rotation, apply_rotary
 from mmjax.models.structure.module import ModuleInputs, PieceModule
 from pallas_kernels.collective_matmul import split_sequence
 from sharding.axes import Axes
@@ -94,7 +94,7 @@ def modulate(x: Tokens, shift: Vector, scale: Vector) -> Tokens:
     return recomputed(modulated)(x, shift, scale)
 
 
-def rotary_of_images(config: DiTConfig, images: int) -> RotaryCosSin | None:
+def rotary_of_images(config: DiTConfig, images: int) -> Rotation | None:
     """Rotation of conditions, at position (0, 0, 0), and of patches, at (0, row, column); None without rotation."""
     if config.positions != "rotary":
         return None
@@ -111,7 +111,7 @@ def rotary_of_images(config: DiTConfig, images: int) -> RotaryCosSin | None:
     )[None, :, None]  # [1, s, 1, e / 2]
     cos, sin = (jnp.asarray(wave(angles), jnp.float32) for wave in (np.cos, np.sin))
     shape = (images, *angles.shape[1:])
-    return jnp.broadcast_to(cos, shape), jnp.broadcast_to(sin, shape)
+    return Rotation(jnp.broadcast_to(cos, shape), jnp.broadcast_to(sin, shape))
 
 
 def _attention(config: DiTConfig, biases: tuple[str, ...]) -> Attention:
@@ -143,7 +143,7 @@ class DiTBlock(PieceModule):
         conditions, patches = self.update(tokens, rotary_of_images(self.config, len(tokens.patches)), axes)
         return tokens._replace(conditions=conditions, patches=patches).rows(len(x))
 
-    def update(self, tokens: ImageTokens, rotary: RotaryCosSin | None, axes: Axes) -> Updated:
+    def update(self, tokens: ImageTokens, rotary: Rotation | None, axes: Axes) -> Updated:
         """New conditions and patches."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class PlainBlock(DiTBlock):
         self.modulation = Modulation(config.width, 6)
         self.attention, self.mlp = _full_attention(config), _mlp(config)
 
-    def update(self, tokens: ImageTokens, rotary: RotaryCosSin | None, axes: Axes) -> Updated:
+    def update(self, tokens: ImageTokens, rotary: Rotation | None, axes: Axes) -> Updated:
         """See `DiTBlock`."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(tokens.embedding, axes)
         x = jnp.concatenate([tokens.conditions, tokens.patches], axis=1)  # [b, t, d]
@@ -175,7 +175,7 @@ class SingleStreamBlock(DiTBlock):
         self.modulation = Modulation(config.width, 3)
         self.attention, self.mlp = _attention(config, ("query", "key", "value")), _mlp(config)
 
-    def update(self, tokens: ImageTokens, rotary: RotaryCosSin | None, axes: Axes) -> Updated:
+    def update(self, tokens: ImageTokens, rotary: Rotation | None, axes: Axes) -> Updated:
         """See `DiTBlock`."""
         shift, scale, gate = self.modulation(tokens.embedding, axes)
         x = jnp.concatenate([tokens.conditions, tokens.patches], axis=1)  # [b, t, d]
@@ -212,7 +212,7 @@ class DoubleStreamBlock(DiTBlock):
         self.conditions = TokenStream(config, is_updated=run.updates_conditions)
         self.patches = TokenStream(config, has_own_attention=run.has_image_attention)
 
-    def update(self, tokens: ImageTokens, rotary: RotaryCosSin | None, axes: Axes) -> Updated:
+    def update(self, tokens: ImageTokens, rotary: Rotation | None, axes: Axes) -> Updated:
         """See `DiTBlock`."""
         of_patches = self.patches.modulation(tokens.embedding, axes)
         of_conditions = self.conditions.modulation(tokens.embedding, axes)
@@ -234,7 +234,7 @@ class DoubleStreamBlock(DiTBlock):
         return _add_mlp(self.conditions, conditions, of_conditions, axes), patches
 
     def _attend(
-        self, conditions: ConditionTokens, patches: PatchTokens, rotary: RotaryCosSin | None, axes: Axes
+        self, conditions: ConditionTokens, patches: PatchTokens, rotary: Rotation | None, axes: Axes
     ) -> tuple[Float[Array, "b q h e"], Float[Array, "b n h e"]]:
         """Attention of both streams to both, before the output projections."""
         both = (self.conditions.attention, conditions), (self.patches.attention, patches)

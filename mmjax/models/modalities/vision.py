@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from configs.architectures import ModelConfig, VisionConfig
 from mmjax.models.layers.context_parallel import context_positions
+from mmjax.models.layers.layer_kinds import inputs_of_layer
 from mmjax.models.layers.linear import NO_AXES, Linear, constant_parameter, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.position_table import LearnedPositions2D
@@ -15,7 +16,7 @@ from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_position
 from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.modalities.deepstack import add_room_for_taps
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
-from mmjax.models.modalities.windows import inputs_of_layer, window_inputs
+from mmjax.models.modalities.windows import window_inputs
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
 
@@ -108,7 +109,7 @@ class PatchBlock(EncoderBlock):
     @staticmethod
     def inputs_of_layer(config: VisionConfig, shared: Any, layer: int | jax.Array) -> SharedInputs:
         """The mask of the layer, and the rotation."""
-        return shared if config.windows is None else inputs_of_layer(shared, config.windows, layer)
+        return inputs_of_layer(shared, config.kind_of_layers, layer)
 
 
 @encoder_module.register

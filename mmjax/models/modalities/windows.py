@@ -1,31 +1,14 @@
 """Attention within square windows of images in most layers of an encoder, and within whole images in the others."""
 
-from typing import Any, NamedTuple
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from configs.attention_windows import AttentionWindows
 from mmjax.models.layers.context_parallel import mask_of_rank
 from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.positions import image_grid_sizes
 from mmjax.models.layers.transformer import SharedInputs
 from pallas_kernels.packed_attention import make_segment_mask
-from pallas_kernels.packed_attention.api import Mask
 from sharding.axes import Axes
-
-
-class WindowInputs(NamedTuple):
-    """What the layers of a stack read that differ in their masks; each gets its own as `SharedInputs`.
-
-    Attributes:
-        image: Of a layer whose patches attend to all of their image.
-        window_mask: The mask of the other layers.
-    """
-
-    image: SharedInputs
-    window_mask: Mask
 
 
 def window_segments(
@@ -55,23 +38,10 @@ def window_inputs(
     side: int,
     merge: int,
     axes: Axes = NO_AXES,
-) -> WindowInputs:
-    """The masks of both kinds of layers; the arguments are `window_segments`', and the mesh axes."""
-    windows = window_segments(positions, segments, side, merge)
-    return WindowInputs(image, mask_of_rank(make_segment_mask(windows, ordered=False), axes))
+) -> tuple[SharedInputs, SharedInputs]:
+    """What layers read whose patches attend to all of their image, given here, and those within windows.
 
-
-def inputs_of_layer(inputs: WindowInputs, windows: AttentionWindows, layer: int | jax.Array) -> SharedInputs:
-    """What a layer reads, by its number; in a scan over layers that is traced, and the mask is selected on the device.
-
-    Args:
-        inputs: What all layers read.
-        windows: Says which layers attend to whole images.
-        layer: Number of the layer.
+    The other arguments are `window_segments`', and the mesh axes.
     """
-    if isinstance(layer, int):
-        full: Any = layer in windows.full_layers
-        return inputs.image if full else inputs.image._replace(mask=inputs.window_mask)
-    full = jnp.any(layer == jnp.array(windows.full_layers, jnp.int32))
-    mask = jax.tree.map(lambda whole, local: jnp.where(full, whole, local), inputs.image.mask, inputs.window_mask)
-    return inputs.image._replace(mask=mask)
+    windows = window_segments(positions, segments, side, merge)
+    return image, image._replace(mask=mask_of_rank(make_segment_mask(windows, ordered=False), axes))

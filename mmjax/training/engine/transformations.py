@@ -33,11 +33,33 @@ ADAMW_RMS = 0.2
 
 def make_transformation(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The optimizer of one layer, in a run of so many steps; `config.parts` and clipping are left to others."""
-    return optax.chain(
+    optimizer = optax.chain(
         update_direction(config.algorithm),
         optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
         optax.scale_by_learning_rate(learning_rate_schedule(config, steps)),
     )
+    return _with_selection_biases(optimizer, config.selection_bias_rate)
+
+
+def _with_selection_biases(optimizer: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
+    """The optimizer, but for the biases by which experts are chosen, whose gradients are excess loads.
+
+    They change by the rate, against the sign of the load (arXiv 2408.15664, algorithm 1). An excess below a thousandth
+    of the mean counts as none, because where loads are even rounding errors would decide.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        changes, state = optimizer.update(updates, state, params)
+
+        def change(path: tuple[Any, ...], usual: jax.Array, excess: jax.Array) -> jax.Array:
+            if path[-1].key != "selection_bias":
+                return usual
+            counts = jnp.abs(excess) > 1e-3 * jnp.mean(jnp.abs(excess))
+            return (-rate * jnp.sign(excess) * counts).astype(usual.dtype)
+
+        return jax.tree_util.tree_map_with_path(change, changes, updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _is_decayed(parameters: Tree) -> Tree:

@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from configs.architectures import (
     AutoencoderConfig,
@@ -20,6 +21,7 @@ from configs.architectures import (
     UNetConfig,
 )
 from configs.experts import ExpertsConfig
+from configs.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -141,17 +143,33 @@ def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
 def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:
     smallest_vocabulary = math.ceil(vocabulary / config.heads) * config.heads
     sections = ROPE_SECTIONS if config.rope_sections else ()
-    head_width = 2 * sum(sections) or HEAD_WIDTH
+    heads_width = config.heads * (2 * sum(sections) or HEAD_WIDTH)
+    width = heads_width if sections else min(config.width, heads_width)
+    attention_width = (heads_width if sections else min(config.attention_width, heads_width)) * (
+        config.attention_width > 0
+    )
     shallow = config.with_depth(depth)
     return dataclasses.replace(
         shallow,
-        width=head_width * config.heads if sections else min(config.width, head_width * config.heads),
+        width=width,
+        attention_width=attention_width,
         rope_sections=sections,
+        **_partial_rotary(config, (attention_width or width) // config.heads),
         latent_attention=_latent_attention(config.latent_attention) if config.latent_attention else None,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, smallest_vocabulary),
         experts=_experts(shallow.experts, config.heads) if shallow.experts else None,
     )
+
+
+def _partial_rotary(config: BackboneConfig, head_width: int) -> dict[str, Any]:
+    """A pair of channels rotates where not all of a head does; LongRoPE has a factor for each pair."""
+    rope_width = min(config.rope_width, 2)
+    scaling, pairs = config.rope_scaling, (rope_width or head_width) // 2
+    if isinstance(scaling, LongRopeScaling):
+        factors = {name: getattr(scaling, name)[:pairs] for name in ("short_factors", "long_factors")}
+        scaling = dataclasses.replace(scaling, **factors)
+    return {"rope_width": rope_width, "rope_scaling": scaling}
 
 
 def _latent_attention(config: LatentAttentionConfig) -> LatentAttentionConfig:

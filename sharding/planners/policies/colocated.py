@@ -25,6 +25,9 @@ _BOUNDED = 40  # layouts of the backbone of which a lower bound of the step is c
 _BACKBONES = 3  # layouts of the backbone that are simulated, of those that fit
 _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
+_MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
+_SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
+_PLACED_PASSES = 500_000  # by the search for which copy takes which microbatch, which places all of them for each
 
 
 class _ColocatedLayout(NamedTuple):
@@ -59,7 +62,7 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     _check(problem)
     search, fitting, others = _ColocatedSearch(problem), [], []
     for tried, candidate in enumerate(search.candidates()):
-        if len(fitting) == _BACKBONES or tried == _TRIED:
+        if len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
             break
         best = search.best_of(candidate).simulated
         (fitting if best.memory <= 1 else others).append(best)
@@ -91,10 +94,17 @@ class _ColocatedSearch:
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
         self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
+        self._simulated_ops = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether as many ops have been simulated as take a reasonable time."""
+        return self._simulated_ops >= _SIMULATED_OPS
 
     def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
         chosen = {layout: copied for layout in self._layouts if (copied := self._chosen(layout))}
+        chosen = {layout: of for layout, of in chosen.items() if _op_count(layout, of, {}) <= _MOST_OPS} or chosen
         found = []
         for seconds, layout in fewest_chunks((_estimate(*each), each[0]) for each in chosen.items())[:_BOUNDED]:
             bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, chosen[layout], {}))
@@ -137,24 +147,31 @@ class _ColocatedSearch:
         First the layouts of the copied modules are chosen, then their slices, then which copy takes which microbatch.
         Where the fastest does not fit, the backbone recomputes more beside it.
         """
-        found = [self._simulate(candidate.backbone, copied, {}) for copied in self._alternatives(candidate)]
+        found = []
+        for copied in self._alternatives(candidate):
+            if not found or not self.is_exhausted:
+                found.append(self._simulate(candidate.backbone, copied, {}))
         fastest = min(found, key=lambda each: each.simulated.step)
         if fastest.simulated.memory > 1:
             found += self._with_less_memory(fastest)
         best = _best(found)
         slices = self._slices(best.backbone, best.copied)
-        if max(slices.values()) > 1 and best.simulated.memory <= 1:
+        if max(slices.values()) > 1 and best.simulated.memory <= 1 and not self.is_exhausted:
             found.append(self._simulate(best.backbone, best.copied, slices))
             best = _best(found)
+        of_copies = _op_count(best.backbone, best.copied, {}) - _op_count(best.backbone, (), {})
+        if best.backbone.microbatches * of_copies > _PLACED_PASSES:
+            return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
         return _best([best, best._replace(simulated=assigned)])
 
     def _with_less_memory(self, fastest: _SimulatedLayout) -> list[_SimulatedLayout]:
-        """The same layouts where the backbone recomputes more, until one fits."""
+        """The same layouts where the backbone recomputes so much more that all may fit, until one does."""
         backbone, found = fastest.backbone, []
+        missing = (fastest.simulated.memory - 1) * self._problem.cluster.memory
         for layout in self._layouts:
             same = (layout.division, layout.chunks) == (backbone.division, backbone.chunks)
-            if same and layout.peak_bytes < backbone.peak_bytes:
+            if same and layout.peak_bytes < backbone.peak_bytes - missing / 2:
                 found.append(self._simulate(layout, fastest.copied, {}))
                 if found[-1].simulated.memory <= 1:
                     break
@@ -174,7 +191,7 @@ class _ColocatedSearch:
     def _slices(self, backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> Mapping[str, int]:
         """Into how many virtual stages each copied module's ranks are cut, so that one takes as long as the backbone's.
 
-        A module whose layers cannot be divided is not cut.
+        A module whose layers cannot be divided is not cut, and none into so many that the plan has too many ops.
         """
         op = backbone.work / backbone.microbatches / backbone.chunks
         slices = {}
@@ -183,7 +200,9 @@ class _ColocatedSearch:
             of_stage = layout.work / math.ceil(backbone.microbatches / layout.copies)
             most = module.layer_count // layout.pp if module.divisible else 1
             slices[layout.module] = max(1, min(most, math.ceil(of_stage / op)))
-        return slices
+        own, all_ops = _op_count(backbone, (), {}), _op_count(backbone, copied, slices)
+        share = min(1.0, (_MOST_OPS - own) / (all_ops - own))
+        return {name: max(1, int(count * share)) for name, count in slices.items()}
 
     def _simulate(
         self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
@@ -194,6 +213,7 @@ class _ColocatedSearch:
 
     def _run(self, plan: Plan) -> SimulatedMemory:
         timeline = self._problem.simulate(plan)
+        self._simulated_ops += 2 * plan.microbatches * sum(unit.stage_count for unit in plan.units)
         return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 
 
@@ -203,6 +223,12 @@ def _best(found: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
     if fitting:
         return min(fitting, key=lambda each: each.simulated.step)
     return min(found, key=lambda each: each.simulated.memory)
+
+
+def _op_count(backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]) -> int:
+    """Forwards and backwards of a step; every microbatch passes one copy of each module."""
+    stages = backbone.pp * backbone.chunks + sum(of.pp * slices.get(of.module, 1) for of in copied)
+    return 2 * backbone.microbatches * stages
 
 
 def _estimate(backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> float:

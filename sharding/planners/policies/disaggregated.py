@@ -28,8 +28,8 @@ _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by t
 _SLACKS = (0.0, STEP_SLACK / 4, STEP_SLACK / 2, STEP_SLACK)  # within which device-seconds count
 _UNSURE = 0.05  # share by which a layout may take longer than the shortest by an estimate that is some percent off
 _WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
-_SIMULATED_OPS = 25_000  # of all plans together; the first plans are simulated however many ops they have
-_ALWAYS_SIMULATED = 3
+_SIMULATED_OPS = 25_000  # of all plans together; the first plan is simulated however many ops it has
+_FIRST_PLANS, _OPS_OF_FIRST = 3, 100_000  # that are simulated if they have no more ops together
 
 ROOMY = 2
 """Microbatches in flight beyond the schedule's limits: with so many, stages hardly wait for each other."""
@@ -100,7 +100,8 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     ops = 0
     for _, layout in sorted(over_best, key=lambda entry: entry[0]):
         more = _op_count(problem, layout)
-        if layout not in chosen and (len(chosen) < _ALWAYS_SIMULATED or ops + more <= _SIMULATED_OPS):
+        most = _OPS_OF_FIRST if len(chosen) < _FIRST_PLANS else _SIMULATED_OPS
+        if layout not in chosen and (not chosen or ops + more <= most):
             chosen.append(layout)
             ops += more
     return [scheduled_plan(problem, layout) for layout in chosen]

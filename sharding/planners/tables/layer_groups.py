@@ -1,4 +1,4 @@
-"""Costs of a module's three groups of layers: the leading layers, one layer of the stack, and the trailing layers."""
+"""Costs of a module's groups of layers: the leading ones, one layer of each kind of the stack, the trailing ones."""
 
 from typing import NamedTuple
 
@@ -55,38 +55,35 @@ class LayerGroups:
         self._mean_loads = loads.mean(axis=0) * rows[:, None]
         layers = required.of_layers(module.name, 0, module.layer_count)
         before, after = len(module.leading_layers), len(layers) - len(module.trailing_layers)
-        self._groups = (layers[:before], layers[before:after], layers[after:])
-        self._layer_count = module.layer_count
+        stack = [each._replace(count=1) for each in layers[before:after]]
+        each = len(stack) // len(module.stack_kinds)  # a layer, behind its adapters if it has some
+        of_kinds = (tuple(stack[start : start + each]) for start in range(0, len(stack), each))
+        self._groups = (layers[:before], *of_kinds, layers[after:])
         self._forward_seconds: dict[tuple[str, int], LayerSeconds] = {}
 
     def costs(self, tp: int, recompute: RecomputePolicy) -> tuple[LayerGroupCosts, ...]:
-        """Costs of the leading layers, of a mean layer of the stack, and of the trailing layers."""
-        whole = (1, self._layer_count, 1)
-        return tuple(
-            self._group_costs(group, count, tp, recompute) for group, count in zip(self._groups, whole, strict=True)
-        )
+        """Costs of the leading layers, of a layer of each of `ModuleSpec.stack_kinds`, and of the trailing layers."""
+        return tuple(self._group_costs(group, tp, recompute) for group in self._groups)
 
-    def _group_costs(
-        self, group: tuple[LayerGradients, ...], whole: int, tp: int, recompute: RecomputePolicy
-    ) -> LayerGroupCosts:
-        """Costs of the layers of a group together, divided by how many whole layers they are."""
+    def _group_costs(self, group: tuple[LayerGradients, ...], tp: int, recompute: RecomputePolicy) -> LayerGroupCosts:
+        """Costs of the layers of a group together."""
         seconds, parameters = np.zeros(len(self._mean_loads)), np.zeros(4)
         saved, workspace = np.zeros(len(self._loads)), np.zeros(len(self._loads))
         ranks = self._ranks(tp)
         for layer, count, gradients in group:
-            forward, share = self._forward(layer, tp), count / whole
+            forward = self._forward(layer, tp)
             per_rank = [layer.parameters_per_rank(tp), layer.expert_parameters_per_rank(tp, ranks.ep)]
-            parameters = parameters + share * np.outer(per_rank, [1.0, "wgrad" in gradients]).ravel()
+            parameters = parameters + count * np.outer(per_rank, [1.0, "wgrad" in gradients]).ravel()
             if gradients:
                 backward = self._costs.backward(layer, self._mean_loads, ranks, gradients, recompute)
                 if recompute == "offload":
                     size = offloaded_bytes(layer, self._mean_loads, ranks, self._costs)
                     forward, backward = (beside_transfer(each, size, self._costs) for each in (forward, backward))
-                seconds = seconds + share * backward.total
-                saved = saved + share * saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
+                seconds = seconds + count * backward.total
+                saved = saved + count * saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
             policy = recompute if gradients else "none"
             workspace = np.maximum(workspace, workspace_bytes(layer, self._loads, ranks, policy, self._costs))
-            seconds = seconds + share * forward.total
+            seconds = seconds + count * forward.total
         return LayerGroupCosts(np.asarray(seconds), parameters, _moments(saved), _moments(workspace))
 
     def _forward(self, layer: LayerSpec, tp: int) -> LayerSeconds:

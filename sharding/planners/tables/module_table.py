@@ -152,7 +152,7 @@ class ModuleTable:
         return self.saved.select(candidates).max_rows(room) / np.maximum(rows, _NO_ROWS)[:, None]
 
     def downstream_stages_of_sources(
-        self, candidates: Int[np.ndarray, " n"], downstream_stages: int
+        self, candidates: Int[np.ndarray, " n"], downstream_stages: Float[np.ndarray, " n"] | float
     ) -> Float[np.ndarray, " n"]:
         """Stages downstream of the modules that feed this one, as in-flight microbatches that they add to those.
 

@@ -15,8 +15,10 @@ class ParetoFront(NamedTuple):
         devices: Number of devices of each.
         stage: Seconds of the slowest stage, clipped below by the seconds of a stage in perfect balance.
         fill: Seconds of the pipeline fill.
-        max_downstream_stages: How many stages the memory allows downstream of a module; of combinations, not used.
-        downstream_stages: How many stages the modules that feed the backbone have downstream; of combinations only.
+        max_downstream_stages: How many stages the memory allows downstream of a module; of combinations, of the
+            backbone.
+        downstream_stages: How many stages a generator puts downstream of the backbone; of combinations, how many the
+            modules that feed the backbone have downstream.
         choices: What was chosen for each module: (candidate, number in its `ReplicaShares`).
     """
 
@@ -33,8 +35,9 @@ class ParetoFront(NamedTuple):
 
     def pareto_optimal(self) -> "ParetoFront":
         """Those that no other one equals or beats in every respect."""
-        front = self.select(np.lexsort([-self.max_downstream_stages, self.fill, self.stage, self.devices]))
-        columns = np.stack([front.stage, front.fill, -front.max_downstream_stages])
+        order = np.lexsort([self.downstream_stages, -self.max_downstream_stages, self.fill, self.stage, self.devices])
+        front = self.select(order)
+        columns = np.stack([front.stage, front.fill, -front.max_downstream_stages, front.downstream_stages])
         kept = np.empty(0, int)
         for start in range(0, len(front.devices), _BLOCK):  # in this order, what dominates comes first
             block = np.arange(start, min(start + _BLOCK, len(front.devices)))
@@ -45,7 +48,7 @@ class ParetoFront(NamedTuple):
         return front.select(kept)
 
 
-def _dominated(points: Float[np.ndarray, "3 n"], others: Float[np.ndarray, "3 e"]) -> Bool[np.ndarray, "n e"]:
+def _dominated(points: Float[np.ndarray, "4 n"], others: Float[np.ndarray, "4 e"]) -> Bool[np.ndarray, "n e"]:
     """Whether another point is at most as large in every column."""
     dominated = others[0] <= points[0][:, None]
     for point, other in zip(points[1:], others[1:], strict=True):

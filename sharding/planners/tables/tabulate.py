@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.cost_model import CostModel
+from sharding.planners.stages.exact_partition import partition_by
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.planners.tables.layer_groups import LayerGroupCosts, LayerGroups
 from sharding.planners.tables.module_table import ModuleTable
@@ -19,7 +20,7 @@ from sharding.specs.module_spec import ModuleSpec
 
 
 class _Stage(NamedTuple):
-    """One stage of a candidate; triples count (leading layers, layers of the stack, trailing layers).
+    """One stage of a candidate; tuples count (leading layers, layers of each kind of the stack, trailing layers).
 
     Attributes:
         on_device: Layers on its device, in all chunks.
@@ -29,9 +30,9 @@ class _Stage(NamedTuple):
         in_flight: Microbatches in flight where no stage is downstream of the module.
     """
 
-    on_device: tuple[int, int, int]
-    per_microbatch: tuple[int, int, int]
-    saved_by_one_chunk: tuple[int, int, int]
+    on_device: tuple[int, ...]
+    per_microbatch: tuple[int, ...]
+    saved_by_one_chunk: tuple[int, ...]
     in_flight: int
 
 
@@ -57,7 +58,6 @@ def module_table(
     recompute: tuple[RecomputePolicy, ...],
     chunks: tuple[int, ...],
     tensor_sizes: tuple[int, ...],
-    max_stages: int,
     fixed_ranks: FixedRanks = SINGLE_RANKS,
 ) -> ModuleTable:
     """Tables every candidate layout of a module.
@@ -71,7 +71,6 @@ def module_table(
         recompute: Recomputation policies to choose from.
         chunks: Numbers of virtual stages per pipeline rank to choose from.
         tensor_sizes: Tensor-parallel sizes to choose from; those that do not divide the module are left out.
-        max_stages: The most stages; a module that is not divisible has one in any case.
         fixed_ranks: Context-parallel and expert ranks.
 
     Raises:
@@ -84,36 +83,58 @@ def module_table(
             f"{module.name} takes none of the tensor-parallel sizes {', '.join(map(str, tensor_sizes))}, because none "
             f"divides {splits}; add one that does"
         )
-    depth = min(max_stages, module.layer_count) if module.divisible else 1
+    depth = module.layer_count if module.divisible else 1
     layer_groups = LayerGroups(module, required, costs, loads, rows, fixed_ranks)
     candidates = []
     for tp, policy in itertools.product(sizes, recompute):
         groups = layer_groups.costs(tp, policy)
-        leading, layer, trailing = (float(np.interp(1.0, rows, group.seconds)) for group in groups)
+        partitions: dict[int, tuple[int, ...]] = {}
         for pp, count in itertools.product(range(1, depth + 1), chunks):
-            if count == 1 or 1 < pp <= depth // count:
-                layers = balanced_layers(leading, layer, trailing, module.layer_count, pp * count)
-                candidates.append(_Candidate(tp, policy, pp, count, layers, _distinct_stages(layers, pp), groups))
+            if count > 1 and not 1 < pp <= depth // count:
+                continue
+            if pp * count not in partitions:
+                partitions[pp * count] = _partition(module, groups, rows, pp * count)
+            layers = partitions[pp * count]
+            stages = _distinct_stages(module, layers, pp)
+            candidates.append(_Candidate(tp, policy, pp, count, layers, stages, groups))
     return _tabulate(module, costs, rows, candidates, fixed_ranks)
 
 
-def _distinct_stages(layers: tuple[int, ...], pp: int) -> list[_Stage]:
+def _partition(
+    module: ModuleSpec, groups: tuple[LayerGroupCosts, ...], rows: Float[np.ndarray, " k"], stages: int
+) -> tuple[int, ...]:
+    """How many layers each virtual stage owns, such that the slowest is as fast as possible for the mean row."""
+    leading, *kinds, trailing = (float(np.interp(1.0, rows, group.seconds)) for group in groups)
+    if len(kinds) == 1:
+        return balanced_layers(leading, kinds[0], trailing, module.layer_count, stages)
+    seconds = np.array(kinds)[list(module.kind_of_layer)]
+    seconds[0] += leading
+    seconds[-1] += trailing
+    layers = partition_by(seconds, stages)
+    assert layers is not None  # stages are at most as many as layers
+    return layers
+
+
+def _distinct_stages(module: ModuleSpec, layers: tuple[int, ...], pp: int) -> list[_Stage]:
     """The distinct stages of a module; of equal ones the first, which holds the most microbatches.
 
     Of a stage with chunks, every chunk of a microbatch counts as one microbatch in flight (`interleaved_in_flight`),
-    with the layers of the largest chunk; what only one chunk has is counted for the microbatches in that chunk.
+    with as many layers of each kind as any chunk has; what only one chunk has is counted for the microbatches in it.
     """
-    stages: dict[tuple[tuple[int, int, int], int], _Stage] = {}
+    stages: dict[tuple[tuple[int, ...], tuple[int, ...]], _Stage] = {}
+    starts = list(itertools.accumulate(layers, initial=0))
+    of_stages = [module.count_kinds(*borders) for borders in itertools.pairwise(starts)]
     for rank in range(pp):
-        chunks = layers[rank::pp]
+        chunks = np.array(of_stages[rank::pp])  # [v, kinds]
         first, last = int(rank == 0), int(rank == pp - 1)
-        on_device = (first, sum(chunks), last)
+        total, most = tuple(chunks.sum(axis=0).tolist()), tuple(chunks.max(axis=0).tolist())
+        on_device = (first, *total, last)
         if len(chunks) == 1:
-            stage = _Stage(on_device, on_device, (0, 0, 0), pp - rank)
+            stage = _Stage(on_device, on_device, (0,) * len(on_device), pp - rank)
         else:
-            saved_by_one_chunk = (2 * pp * first, 0, 2 * last)
-            stage = _Stage(on_device, (0, max(chunks), 0), saved_by_one_chunk, len(layers) + pp - 2 * rank - 1)
-        stages.setdefault((on_device, max(chunks)), stage)
+            saved_by_one_chunk = (2 * pp * first, *(0 for _ in most), 2 * last)
+            stage = _Stage(on_device, (0, *most, 0), saved_by_one_chunk, len(layers) + pp - 2 * rank - 1)
+        stages.setdefault((on_device, most), stage)
     return list(stages.values())
 
 
@@ -127,18 +148,20 @@ def _tabulate(
     """Stacks the candidates; one with fewer distinct stages than another repeats its last."""
     width = max(len(candidate.stages) for candidate in candidates)
     stages = [candidate.stages + candidate.stages[-1:] * (width - len(candidate.stages)) for candidate in candidates]
-    on_device = np.array([[stage.on_device for stage in row] for row in stages], float)  # [o, g, 3]
+    on_device = np.array([[stage.on_device for stage in row] for row in stages], float)  # [o, g, groups]
     per_microbatch = np.array([[stage.per_microbatch for stage in row] for row in stages], float)
     saved_by_one_chunk = np.array([[stage.saved_by_one_chunk for stage in row] for row in stages], float)
-    seconds = np.array([[group.seconds for group in candidate.groups] for candidate in candidates])  # [o, 3, k]
+    seconds = np.array([[group.seconds for group in candidate.groups] for candidate in candidates])  # [o, groups, k]
     group_parameters = np.array(
         [[group.parameters for group in candidate.groups] for candidate in candidates]
-    )  # [o, 3, 4]
-    group_saved = np.array([[group.saved for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
-    workspace = np.array([[group.workspace for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
+    )  # [o, groups, 4]
+    group_saved = np.array([[group.saved for group in candidate.groups] for candidate in candidates])
+    workspace = np.array(
+        [[group.workspace for group in candidate.groups] for candidate in candidates]
+    )  # [o, groups, 3]
     chunks = np.array([candidate.chunks for candidate in candidates])
     parameters, trained, experts, trained_experts = np.moveaxis(on_device @ group_parameters, 2, 0)
-    whole_module = seconds[:, 0] + module.layer_count * seconds[:, 1] + seconds[:, 2]
+    whole_module = np.array([1, *module.count_kinds(0, module.layer_count), 1]) @ seconds
     return ModuleTable(
         module=module,
         costs=costs,

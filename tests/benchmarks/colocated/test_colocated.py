@@ -79,7 +79,7 @@ def test_rows_are_alike_and_have_the_same_work_however_many_samples_they_have(ti
         for name, load in (("vision", settings.PATCHES), ("backbone", settings.SAMPLE_TOKENS)):
             rows = problem.sampled_rows[name]
             assert (rows == rows[0]).all()
-            np.testing.assert_array_equal(rows.sum(axis=0), SMALL_BATCH * np.array([load, load**2, 1.0]))
+            np.testing.assert_array_equal(rows.sum(axis=0), SMALL_BATCH * np.array([load, load**2, 1.0, 0.0]))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from configs.backbone import NEWLINE
 from data.datasets.conversations import Conversations, SampleBuilder
 from data.errors import DataError
 from data.media.any_resolution import AnyResolution
@@ -21,11 +22,13 @@ from data.media.tiling import DynamicTiling
 from data.records import ImagePart, Media, Record, TextPart, Turn
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat
-from data.samples.token_layout import NEWLINE
+from data.samples.token_format import TokenFormat
 from data.text.chat_template import PALIGEMMA, PLAIN, ChatTemplate
+from data.text.find_template import find_template
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
 from data.text.image_layout import ImageLayout
 from data.text.prompt_format import PromptFormat
+from data.text.published_template import PublishedTemplate
 from tests.data.real_data import photographs
 from tests.data.text.tiny_tokenizer import byte_level_bpe
 
@@ -221,18 +224,21 @@ def published_ids(of: Family, text: str, pictures) -> list[int]:
     return ids.tolist()
 
 
-def builder(of: Family) -> SampleBuilder:
+def builder(of: Family, source: str = "") -> SampleBuilder:
     names = SpecialTokenNames(pad="<|endoftext|>", eos="<|im_end|>", **of.names)
-    tokenizer = HuggingFaceTokenizer(vocabulary(), names)
-    form = SampleFormat((PatchFormat(patch=of.patch, merge=of.merge, max_length=100_000),), None)
-    return SampleBuilder(of.template, tokenizer, form, of.tiling, of.layout)
+    tokenizer = HuggingFaceTokenizer(vocabulary(), names, PublishedTemplate(source) if source else None)
+    tokens = TokenFormat(newline=of.layout.joined)
+    form = SampleFormat((PatchFormat(patch=of.patch, merge=of.merge, max_length=100_000),), None, tokens)
+    template = find_template("tokenizer", tokenizer) if source else of.template
+    return SampleBuilder(template, tokenizer, form, of.tiling, of.layout)
+
+
+def content(part):
+    return TextPart(part) if isinstance(part, str) else ImagePart(Media("a", content=encode_image(part)))
 
 
 def own_sample(of: Family, parts):
-    turn = tuple(
-        TextPart(part) if isinstance(part, str) else ImagePart(Media("a", content=encode_image(part))) for part in parts
-    )
-    return builder(of)(Record("r", (Turn("user", turn),)), "seen")
+    return builder(of)(Record("r", (Turn("user", tuple(map(content, parts))),)), "seen")
 
 
 def pictures():
@@ -250,6 +256,44 @@ def test_tokens_equal_those_of_the_published_processor(name):
         expected = published_ids(of, f"{before}{of.place}{after}", [picture])
         sample = own_sample(of, [part for part in (before, picture, after) if not isinstance(part, str) or part])
         assert sample.layout.tokens.tolist() == expected
+
+
+CHAT = """\
+{%- for turn in messages -%}
+{{ '<|im_start|>' + turn.role + '\n' }}
+{%- for part in turn.content -%}
+{%- if part.type == 'image' -%}{{ 'PLACE' }}{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}
+"""
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_vl", "gemma3", "pixtral", "llama4"])
+def test_conversations_by_the_tokenizers_template_equal_the_published_processors(name):
+    of, (first, second, *_) = FAMILIES[name], pictures()
+    if name == "llama4":
+        pytest.importorskip("torchvision")
+    source = CHAT.replace("PLACE", of.place)
+    talk = [
+        ("user", ["Look: ", first, "and ", second, " What is in it?"]),
+        ("assistant", ["A red flower."]),
+        ("user", ["Where?"]),
+        ("assistant", ["In China."]),
+    ]
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(vocabulary()))
+
+    def entry(part):
+        return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+
+    messages = [{"role": role, "content": list(map(entry, parts))} for role, parts in talk]
+    text = tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False)
+    turns = tuple(Turn(role, tuple(map(content, parts))) for role, parts in talk)
+    sample = builder(of, source)(Record("r", turns), "talk")
+    assert sample.layout.tokens.tolist() == published_ids(of, text, [first, second])
+    targets = sample.layout.targets[sample.layout.target_mask > 0].tolist()
+    assert tokenizer.decode(targets) == "A red flower.<|im_end|>In China.<|im_end|>"
 
 
 def test_two_images_stand_where_they_are():
@@ -314,6 +358,13 @@ def test_the_layout_belongs_to_the_data_set_and_to_saved_prompts():
     layout = FAMILIES["gemma3"].layout
     written = Conversations("train", images=layout).prompt_format
     assert written.images == layout and PromptFormat.from_json(written.to_json()) == written
+
+
+def test_a_joined_map_needs_a_newline_vector():
+    form = SampleFormat((PatchFormat(),), None)
+    of = FAMILIES["llava_onevision"]
+    with pytest.raises(DataError, match="set BackboneConfig.newline = True"):
+        SampleBuilder(of.template, builder(of).tokenizer, form, of.tiling, of.layout)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from data.media.any_resolution import AnyResolution
 from data.media.canvas_tiling import CanvasTiling
 from data.media.longest_edge import LongestEdge
 from data.media.pan_and_scan import PanAndScan
+from data.media.patch_count import PatchCount
+from data.media.patches import patchify
 from data.media.square_image import SquareImage
 from data.media.tiling import DynamicTiling, ImageTiling, PlacedTiling
 from data.text.prompt_format import PromptFormat
@@ -124,6 +126,28 @@ def test_images_equal_those_of_the_published_processor(name):
         np.testing.assert_allclose(found, expected, atol=2e-6, err_msg=where)
 
 
+def test_patches_of_siglip_2_equal_those_of_its_processor():
+    for limit in (256, 40):
+        processor = published("siglip2", "Siglip2", max_num_patches=limit, patch_size=16)
+        for where, pixels in parts():
+            expected = processor([pixels], return_tensors="np")
+            rows, columns = expected["spatial_shapes"][0].tolist()
+            (image,) = PatchCount(limit).cut_images(pixels, 16)
+            assert image.shape[:2] == (rows * 16, columns * 16), where
+            found, _ = patchify(image, 16, 1)
+            shown = expected["pixel_values"][0][: rows * columns]
+            np.testing.assert_allclose(found, shown, atol=2e-6, err_msg=where)
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([16, 14]), st.sampled_from([1, 40, 256, 1024]))
+@settings(max_examples=200, deadline=None)
+def test_sizes_equal_siglip_2s(height, width, patch, limit):
+    from transformers.models.siglip2 import image_processing_pil_siglip2 as of
+
+    expected = of.get_image_size_for_max_num_patches(height, width, patch, limit)
+    assert PatchCount(limit).image_sizes(height, width, patch) == [expected]
+
+
 def test_tiles_of_llama_4_equal_those_of_its_processor():
     """Its processor resizes with another program, whose levels may differ by one, and rounds to bfloat16."""
     pytest.importorskip("torchvision")
@@ -140,6 +164,19 @@ def test_tiles_of_llama_4_equal_those_of_its_processor():
             levels = (expected["pixel_values"].float().numpy() - found) * 127.5
             assert np.abs(levels).max() < 2, where
             assert np.abs(levels).mean() < 0.5, where
+
+
+@pytest.mark.parametrize("kind", [SquareImage(side=60), SquareImage(side=60, fit="crop"), AnyResolution(tile_size=60)])
+def test_pixels_beyond_whole_cells_are_cut_off(kind):
+    """As the convolution of SigLIP's tower leaves them: 384 pixels are 27 patches of 14, and 6 more."""
+    for where, pixels in parts():
+        whole = kind.cut_images(pixels, 1)
+        found = kind.cut_images(pixels, 14)
+        assert (
+            [image.shape[:2] for image in found] == kind.image_sizes(*pixels.shape[:2], 14) == [(56, 56)] * len(whole)
+        )
+        for image, of in zip(found, whole, strict=True):
+            np.testing.assert_array_equal(image, of[:56, :56], err_msg=where)
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 16), st.booleans())
@@ -189,7 +226,7 @@ def test_sizes_equal_pixtrals(height, width, longest):
     assert LongestEdge(longest).image_sizes(height, width, 16) == [tuple(expected)]
 
 
-TILINGS = [tiling for tiling, *_ in CASES.values()] + [CanvasTiling()]
+TILINGS = [tiling for tiling, *_ in CASES.values()] + [CanvasTiling(), PatchCount()]
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: type(tiling).__name__)
@@ -205,7 +242,9 @@ def test_a_prompt_format_keeps_it(tiling):
         (lambda: SquareImage(fit="fill"), "SquareImage.fit is 'fill'; choose one of stretch, crop, pad"),
         (lambda: SquareImage(resampling="box"), "SquareImage.resampling is 'box'"),
         (lambda: SquareImage(padding=(0, 0, 256)), "SquareImage.padding"),
-        (lambda: SquareImage(side=50).image_sizes(9, 9, 14), "SquareImage.side = 50 must be a multiple"),
+        (lambda: SquareImage(side=12).image_sizes(9, 9, 14), "SquareImage.side = 12 is less than patch x merge = 14"),
+        (lambda: PanAndScan(side=50).image_sizes(9, 9, 14), "PanAndScan.side = 50 must be a multiple"),
+        (lambda: PatchCount(0), "PatchCount.max_cells is 0"),
         (lambda: LongestEdge(0), "LongestEdge.longest_edge is 0"),
         (lambda: PanAndScan(min_ratio=0.5), "PanAndScan.min_ratio is 0.5"),
         (lambda: AnyResolution(grids=((4, 4),)), "no grid of 1 to AnyResolution.max_tiles = 9"),

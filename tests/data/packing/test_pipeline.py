@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig
+from configs.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import EasyVQA
 from data.errors import DataError
@@ -97,6 +98,13 @@ def test_unsuitable_models_and_kinds_are_refused(train):
     learned = dataclasses.replace(MODEL.backbone, positions="learned", max_positions=CONFIG.tokens)
     training_batches(CONFIG, dataclasses.replace(MODEL, backbone=learned), train).close()
     short = dataclasses.replace(MODEL, backbone=dataclasses.replace(learned, max_positions=CONFIG.tokens - 1))
+    factors = (1.0,) * (MODEL.backbone.head_width // 2)
+    scaling = LongRopeScaling(
+        short_factors=factors, long_factors=factors, original_positions=CONFIG.tokens - 1, factor=4.0
+    )
+    stretched = dataclasses.replace(MODEL, backbone=dataclasses.replace(MODEL.backbone, rope_scaling=scaling))
+    with pytest.raises(DataError, match=rf"original_positions = {CONFIG.tokens - 1}; lower .* or set LongRopeScaling"):
+        training_batches(CONFIG, stretched, train)
     for batches in (training_batches, evaluation_batches):
         with pytest.raises(DataError, match=rf"tokens = {CONFIG.tokens}, .* {CONFIG.tokens - 1} learned positions"):
             batches(CONFIG, short, train)

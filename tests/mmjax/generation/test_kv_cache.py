@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, LatentAttentionConfig, ModelConfig
-from configs.rope import Llama3Scaling
+from configs.attention_kinds import AttentionTemperature
+from configs.rope import Llama3Scaling, LongRopeScaling
 from mmjax.generation.decoding import decode_answers
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.generation.sampling import Sampling
@@ -45,6 +46,22 @@ KINDS = {
     ),
     "gpt-oss": dataclasses.replace(
         PLAIN, attention_sinks=True, attention_pattern=("local", "global"), attention_window=4, biases=("query",)
+    ),
+    "phi": dataclasses.replace(
+        PLAIN,
+        width=32,
+        rope_width=6,
+        rope_scaling=LongRopeScaling(
+            short_factors=(1.0, 2.0, 3.0), long_factors=(4.0, 5.0, 6.0), original_positions=4, factor=4.0, long=True
+        ),
+    ),
+    "llama 4": dataclasses.replace(
+        PLAIN,
+        depth=3,
+        qk_norm="rotated",
+        attention_pattern=("chunked", "unrotated"),
+        attention_chunk=4,
+        attention_temperature=AttentionTemperature(0.7, 3),
     ),
     "deepseek": dataclasses.replace(
         PLAIN,

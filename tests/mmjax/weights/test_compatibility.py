@@ -65,6 +65,15 @@ def test_a_duplicate_of_a_tied_head_is_accepted(tmp_path):
         assert compatible_matches(open_checkpoint(write_llama(tmp_path / name, held, tied)), model(tied), "backbone")
 
 
+def test_a_head_that_differs_from_the_embedding_to_which_it_is_tied_is_refused(tmp_path):
+    tied = dataclasses.replace(BACKBONE, tie_embeddings=True)
+    tensors = random_tensors(tied)
+    head = tensors["model.embed_tokens.weight"].copy()
+    head[-1, -1] += 1
+    said = refused(write_llama(tmp_path / "l", {**tensors, "lm_head.weight": head}, tied), model(tied))
+    assert "lm_head.weight differs from model.embed_tokens.weight" in said and "tie_word_embeddings" in said
+
+
 def test_parts_without_weights_in_the_checkpoint_are_refused(tmp_path):
     path = write_llama(tmp_path / "l", random_tensors())
     ours = ModelConfig((VisionConfig(),), BACKBONE, ())
@@ -77,7 +86,7 @@ def test_parts_without_weights_in_the_checkpoint_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "gemma3n"}, "of its family 'gemma2', 'gemma3', 'gemma3_text' are known"),
+        ({"model_type": "gemma3n"}, "of its family 'gemma', 'gemma2', 'gemma3', 'gemma3_text' are known"),
         ({"model_type": "lama"}, "'lama' is not known; the nearest that is known is 'llama'"),
         ({"model_type": None}, "names no architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),

@@ -9,14 +9,17 @@ from configs.architectures import (
     AudioConfig,
     BackboneConfig,
     ExpertsConfig,
+    LatentAttentionConfig,
     LoraConfig,
     ModelConfig,
     RouterConfig,
     UNetConfig,
     VisionConfig,
 )
+from configs.attention_kinds import AttentionTemperature
 from configs.attention_windows import AttentionWindows
 from configs.projectors import LinearProjectorConfig, MLPProjectorConfig
+from configs.rope import LongRopeScaling, YarnScaling
 from configs.vision_rope import VisionRope
 from mmjax import cli
 from mmjax.training.config import TrainConfig
@@ -54,6 +57,29 @@ MODELS = {
     "experts": ModelConfig(
         (),
         dataclasses.replace(BACKBONE, experts=ExpertsConfig(router=RouterConfig(scores="sigmoid"), dense_layers=1)),
+        (),
+    ),
+    "layers that attend in several ways": ModelConfig(
+        (),
+        dataclasses.replace(
+            BACKBONE,
+            attention_pattern=("chunked", "unrotated"),
+            attention_chunk=64,
+            attention_temperature=AttentionTemperature(positions=32),
+            rope_scaling=LongRopeScaling(
+                short_factors=(1.0,) * 4, long_factors=(1.0, 2.0, 4.0, 8.0), original_positions=64, factor=8.0
+            ),
+        ),
+        (),
+    ),
+    "latent vectors": ModelConfig(
+        (),
+        dataclasses.replace(
+            BACKBONE,
+            kv_heads=4,
+            latent_attention=LatentAttentionConfig(kv_rank=8, nope_width=4, rope_width=2, value_width=3),
+            rope_scaling=YarnScaling(factor=4.0, original_positions=64, mscale=1.0, mscale_all_dim=1.0),
+        ),
         (),
     ),
     "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),

@@ -27,8 +27,8 @@ def blocks_of(random: np.random.Generator, segments: np.ndarray) -> np.ndarray:
 
 
 def with_blocks(case: AttentionCase, blocks: np.ndarray) -> np.ndarray:
-    """`expected_mask` where later keys of the same block are seen too, as far as segment, branch and window allow."""
-    both_ways = expected_mask(case._replace(causal=False))
+    """`expected_mask` where later keys of the same block are seen too, as far as segment and branch allow."""
+    both_ways = expected_mask(case._replace(causal=False, window=None))
     same = (blocks[:, :, None] == blocks[:, None, :]) & (blocks[:, :, None] > 0)
     return expected_mask(case) | both_ways & same
 

@@ -51,5 +51,5 @@ def test_narrow_heads_take_as_long_as_wide_ones_for_the_same_scores(name):
 
 
 def test_loads_without_segments_have_no_blocks():
-    forward, backward = attention_arithmetic(attention(64), np.zeros((3, 3)), CLUSTERS["a100"])
+    forward, backward = attention_arithmetic(attention(64), np.zeros((3, 4)), CLUSTERS["a100"])
     assert not forward.any() and not backward.any()

@@ -13,7 +13,7 @@ from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH
 from tests.sharding.planners.problems import AUDIO, BACKBONE
 
 # Two microbatches of one row: three images of 64 patches; and none.
-IMAGES = np.array([[192.0, 3 * 64.0**2, 3.0], [0.0, 0.0, 0.0]])
+IMAGES = np.array([[192.0, 3 * 64.0**2, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
 
 
 def test_items_differ_by_one_at_most_and_fractions_are_kept():
@@ -41,7 +41,7 @@ def test_capacities_are_counted_in_frames_and_in_target_images():
     graph = module_graph(ModelConfig((AUDIO,), BACKBONE, ()))
     np.testing.assert_allclose(fullest_row(IMAGES, 2, graph["audio"]), [256, 0])  # two frames a position
     assert graph["audio"].values_per_cell == 2 * AUDIO.merge
-    drawn = np.array([[0.0, 0.0, 5.0]])
+    drawn = np.array([[0.0, 0.0, 5.0, 0.0]])
     np.testing.assert_allclose(executed_loads(drawn, OwnRows(2, (2, 4)), 2, GRAPH["generator"])[0, :, 2], [4, 4])
 
 

@@ -9,6 +9,7 @@ import pytest
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.node_placement import NodePlacement
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, ProfiledCostModel, ProfileError
+from sharding.specs.layer import make_loads
 from tests.sharding.layers import bare_layer
 
 BLOCKS = bare_layer("blocks", "backbone")
@@ -58,13 +59,13 @@ TWO = NodePlacement.on_one_node(2)
 
 
 def test_times_are_interpolated_between_sizes_and_extrapolated_beyond():
-    loads = np.array([[100.0, 0, 1], [150.0, 0, 1], [300.0, 0, 1], [500.0, 0, 1], [50.0, 0, 1]])
+    loads = make_loads(np.array([100.0, 150.0, 300.0, 500.0, 50.0]), items=1)
     np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
     np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
 
 
 def test_a_single_size_scales_in_proportion_and_items_serve_as_size_without_tokens():
-    loads = np.array([[[0.0, 0.0, 8.0]]])
+    loads = np.array([[[0.0, 0.0, 8.0, 0.0]]])
     assert COSTS.forward(UNET, loads, ranks(1)).total.tolist() == [[4.0]]
     assert COSTS.backward(UNET, loads, ranks(1), (), "none").total.tolist() == [[0.0]]
 
@@ -80,7 +81,7 @@ def test_ops_that_run_once_per_step_and_hops():
 
 
 def test_a_stack_is_one_layer_plus_additional_ones_and_replicas_slow_each_other_down():
-    loads = np.array([[100.0, 0, 1]])
+    loads = np.array([[100.0, 0, 1, 0.0]])
     assert [COSTS.forward(BLOCKS, loads, ranks(2), stack=n).total.tolist() for n in (1, 2, 4)] == [[1.0], [2.0], [2.5]]
     assert [COSTS.forward(BLOCKS, loads, ranks(2, dp=n)).total.tolist() for n in (2, 4, 8)] == [
         [1.5],
@@ -92,18 +93,18 @@ def test_a_stack_is_one_layer_plus_additional_ones_and_replicas_slow_each_other_
 
 def test_a_missing_measurement_is_refused_with_the_command_that_makes_it():
     with pytest.raises(ProfileError, match=r"no backbone/blocks at tp 4; measure it by python -m mmjax.profile --tp=4"):
-        COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(4))
+        COSTS.forward(BLOCKS, np.ones((1, 4)), ranks(4))
     with pytest.raises(ProfileError, match=r"computes dgrad with recompute full; .* --tp=2 --recompute=full"):
-        COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2), ("dgrad",), "full")
+        COSTS.backward(BLOCKS, np.ones((1, 4)), ranks(2), ("dgrad",), "full")
 
 
 def test_other_collectives_are_not_measured():
     with pytest.raises(ProfileError, match=r'collectives "reduce" alone, not "ring"; leave --profile out .* "reduce"'):
-        COSTS.forward(BLOCKS, np.ones((1, 3)), LayerParallelism(2, collectives="ring"))
+        COSTS.forward(BLOCKS, np.ones((1, 4)), LayerParallelism(2, collectives="ring"))
     with pytest.raises(ProfileError, match='not "gather"'):
-        COSTS.backward(BLOCKS, np.ones((1, 3)), LayerParallelism(2, collectives="gather"), BOTH, "none")
+        COSTS.backward(BLOCKS, np.ones((1, 4)), LayerParallelism(2, collectives="gather"), BOTH, "none")
     one = COSTS.forward(
-        UNET, np.array([[0.0, 0.0, 2.0]]), LayerParallelism(1, collectives="ring")
+        UNET, np.array([[0.0, 0.0, 2.0, 0.0]]), LayerParallelism(1, collectives="ring")
     )  # alone, nothing travels
     assert one.total.shape == (1,)
 
@@ -112,9 +113,9 @@ def test_sequence_and_expert_ranks_are_not_measured():
     with pytest.raises(
         ProfileError, match=r"no times of layers on 4 context-parallel ranks \(cp 4\); leave --profile out"
     ):
-        COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(2, cp=4))
+        COSTS.forward(BLOCKS, np.ones((1, 4)), ranks(2, cp=4))
     with pytest.raises(ProfileError, match=r"2 expert ranks \(ep 2\); .* or give ep 1"):
-        COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2, ep=2), BOTH, "none")
+        COSTS.backward(BLOCKS, np.ones((1, 4)), ranks(2, ep=2), BOTH, "none")
 
 
 def test_another_device_is_refused():

@@ -60,16 +60,18 @@ def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
 
 def all_layouts(problem: PlanningProblem) -> Iterator[DisjointLayout]:
     """All layouts that fit; of those with equal devices and seconds of every module, one."""
-    backbone, deep = problem.graph.backbone.name, int(problem.has_generators)
+    backbone = problem.graph.backbone.name
     others = [name for name in problem.graph.names if name != backbone]
-    for dp in map(int, problem.row_divisors):
+    generators = [name for name in others if problem.graph[name].inputs]
+    depths = sorted({int(pp) for name in generators for pp in problem.module_tables[name].pp}) or [0]
+    for dp, deep in itertools.product(map(int, problem.row_divisors), depths):
         for own in options(problem, dp, backbone):
             if own.devices > problem.devices or not fits(problem, dp, backbone, own, deep):
                 continue
             downstream = float(
-                problem.module_tables[backbone].downstream_stages_of_sources(np.array([own.candidate]), deep)[0]
+                problem.module_tables[backbone].downstream_stages_of_sources(np.array([own.candidate]), float(deep))[0]
             )
-            stage = {name: 0 if problem.graph[name].inputs else downstream for name in others}
+            stage = {name: 0 if name in generators else downstream for name in others}
             room = problem.devices - own.devices
             lists = [
                 [each for each in options(problem, dp, name) if each.devices <= room]
@@ -77,6 +79,11 @@ def all_layouts(problem: PlanningProblem) -> Iterator[DisjointLayout]:
             ]  # fmt: skip
             lists = [
                 _thin(problem, dp, name, [each for each in found if fits(problem, dp, name, each, stage[name])])
+                for name, found in zip(others, lists, strict=True)
+            ]
+            stages = {name: problem.module_tables[name].pp for name in generators}
+            lists = [
+                [each for each in found if name not in stages or stages[name][each.candidate] <= deep]
                 for name, found in zip(others, lists, strict=True)
             ]
             for chosen in itertools.product(*lists):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, DiTConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.clusters import ClusterConfig, Link
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.costs.analytic import AnalyticCostModel
@@ -22,6 +22,11 @@ VISION = VisionConfig(width=64, depth=3, heads=2, ffn=128, patch=16)
 AUDIO = AudioConfig(width=64, depth=2, heads=2, ffn=128)
 BACKBONE = BackboneConfig(vocabulary=512, width=128, depth=4, heads=4, kv_heads=2, ffn=256)
 GENERATOR = UNetConfig(image_size=16, widths=(32,), head_width=16, groups=4, condition_width=32)
+TRANSFORMER = DiTConfig(
+    image_size=16, patch=2, width=64, heads=2, ffn=128, double_layers=1, single_layers=2, plain_layers=0, qk_norm=True,
+    positions="rotary", rotary_axes=(8, 12, 12), condition_width=32,
+)  # fmt: skip
+"""A generator like Flux.1, which can be cut; a block with two streams takes longer than two with one."""
 MODEL = ModelConfig((VISION,), BACKBONE, (GENERATOR,))
 ENCODERS = ((), (VISION,), (VISION, AUDIO))
 TRAINABLE = (("all",), ("projectors",), ("projectors", "backbone"), ("generator_projector", "generator"))

@@ -8,7 +8,7 @@ from configs.architectures import ModelConfig
 from sharding.planners.layout_search import ModuleChoice, search_layouts, similar_layouts
 from sharding.planners.relaxation import solve_relaxations
 from tests.sharding.planners.brute_force import all_layouts, best_layout, fits, options, seconds_of
-from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, build_problem, problem, recipes
+from tests.sharding.planners.problems import BACKBONE, RANKED, TRANSFORMER, VISION, build_problem, problem, recipes
 
 
 @given(recipes())
@@ -21,6 +21,11 @@ def test_equals_the_best_of_all_layouts_and_never_beats_the_bound(recipe):
 @pytest.mark.parametrize("memory", [1.2e7, 1e9])
 def test_equals_the_best_of_all_layouts_with_fixed_ranks(ranked, memory):
     equals_brute_force(problem(ModelConfig((VISION,), BACKBONE, ()), devices=11, rows=6, memory=memory, **ranked))
+
+
+@pytest.mark.parametrize("memory", [1.2e7, 1e9])
+def test_equals_the_best_of_all_layouts_with_a_generator_that_can_be_cut(memory):
+    equals_brute_force(problem(ModelConfig((VISION,), BACKBONE, (TRANSFORMER,)), devices=7, rows=6, memory=memory))
 
 
 def equals_brute_force(of):
@@ -82,7 +87,7 @@ def rounded(of, candidates, index):
         choices[name] = max(ok, key=lambda each: each.devices)
         if of.graph[name].is_backbone:
             downstream = float(
-                table.downstream_stages_of_sources(np.array([choices[name].candidate]), int(of.has_generators))[0]
+                table.downstream_stages_of_sources(np.array([choices[name].candidate]), float(of.has_generators))[0]
             )
     return seconds_of(of, dp, choices)
 

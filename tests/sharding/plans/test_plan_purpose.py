@@ -144,7 +144,7 @@ def test_sizes_and_loads_are_those_of_the_model_and_its_rows():
     graph = module_graph(ModelConfig())
     assert [size.module for size in module_sizes(graph)] == ["vision", "backbone", "generator"]
     assert module_sizes(graph)[1].parameters == graph["backbone"].parameter_count
-    loads = RowLoadStatistics({"vision": np.array([[10.0, 100.0, 1.0], [20.0, 400.0, 2.0]])})
+    loads = RowLoadStatistics({"vision": np.array([[10.0, 100.0, 1.0, 0.0], [20.0, 400.0, 2.0, 0.0]])})
     assert mean_loads(loads) == (MeanLoad(module="vision", tokens=15.0, squared_lengths=250.0, items=1.5),)
 
 

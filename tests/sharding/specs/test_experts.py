@@ -31,6 +31,15 @@ EXPERTS = {
         shared_gate=False,
         dense_layers=1,
     ),
+    "Llama 4 Maverick": ExpertsConfig(
+        count=4,
+        top_k=1,
+        ffn=24,
+        router=RouterConfig(scores="sigmoid", normalise=False, weighted="inputs"),
+        shared_ffn=24,
+        shared_gate=False,
+        interval=2,
+    ),
     "gpt-oss": ExpertsConfig(
         count=4, top_k=2, ffn=24, router=RouterConfig(bias=True), biases=True, limit=7.0, up_offset=1.0
     ),
@@ -79,7 +88,7 @@ def test_flops_of_forward_and_gradients_match_the_flax_module(name):
     batch = {field: jax.ShapeDtypeStruct((1, TOKENS), dtype) for field, dtype in batch.items()}
     parameters = abstract_module_parameters(module)
     spec = module_graph(model(name))["backbone"]
-    loads = np.array((TOKENS, 2 * TOKENS**2, 1), float)  # the mask of the plain form hides half of what it computes
+    loads = np.array((TOKENS, 2 * TOKENS**2, 1, 0), float)  # the mask of the plain form hides half of what it computes
     forward = functools.partial(run_module, module)
     assert spec.forward_flops(loads) == count_flops(forward, parameters, {}, batch)
 

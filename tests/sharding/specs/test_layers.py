@@ -21,6 +21,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
+from configs.attention_kinds import AttentionTemperature
 from configs.attention_windows import AttentionWindows
 from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
@@ -85,6 +86,7 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         parallel_block=True,
         positions="learned",
         max_positions=64,
+        newline=True,
         inner_norms=("mlp",),
     ),
     (
@@ -116,6 +118,17 @@ MODELS["as Gemma's, with sinks"] = ModelConfig(
     ),
     (),
 )
+MODELS["as Llama 4's"] = ModelConfig(
+    (),
+    dataclasses.replace(
+        BACKBONE,
+        qk_norm="rotated",
+        attention_pattern=("chunked", "unrotated"),
+        attention_chunk=8,
+        attention_temperature=AttentionTemperature(),
+    ),
+    (),
+)
 LATENT = LatentAttentionConfig(query_rank=12, kv_rank=20, nope_width=8, rope_width=4, value_width=6)
 MODELS["with latent attention, adapted"] = ModelConfig(
     (), dataclasses.replace(BACKBONE, kv_heads=4, latent_attention=LATENT), (), lora=(LoraConfig("backbone", rank=4),)
@@ -142,6 +155,12 @@ MODELS["as Qwen's, each with what the others lack"] = ModelConfig(
     ),
     BACKBONE,
     (),
+)
+MODELS["local and global attention"] = ModelConfig(
+    (dataclasses.replace(VISION, windows=AttentionWindows(2, full_layers=(0, 2))),),
+    dataclasses.replace(BACKBONE, depth=5, attention_pattern=("local", "local", "global"), attention_window=6),
+    (),
+    lora=(LoraConfig("backbone", rank=4),),
 )
 MODELS["a resampler of averages"] = ModelConfig(
     (VISION, dataclasses.replace(AUDIO, pool=2, projector=ResamplerConfig(heads=4))), BACKBONE, ()
@@ -293,9 +312,10 @@ def test_parameters_per_tensor_rank_match_the_flax_module(model, name, tp):
 def test_flops_match_the_flax_module(model, name):
     spec = module_graph(MODELS[model])[name]
     loads = {
-        "backbone": (TOKENS, 2 * TOKENS**2, 1),  # the mask of the plain form hides half of what it computes
-        "generator": (0, 0, IMAGES),
-    }.get(name, (POSITIONS, POSITIONS**2, 1))
+        # The mask of the plain form hides half of what it computes, and more of local attention.
+        "backbone": (TOKENS, 2 * TOKENS**2, 1, TOKENS**2),
+        "generator": (0, 0, IMAGES, 0),
+    }.get(name, (POSITIONS, POSITIONS**2, 1, POSITIONS**2))
     assert spec.forward_flops(np.array(loads, float)) == flops(MODELS[model], name)
 
 
@@ -309,5 +329,5 @@ def test_layers_support_sequence_parallelism_where_the_flax_pieces_do(model):
 
 def test_per_load_quantities_add_up_and_take_arrays_of_loads():
     amount = PerLoad(1.0, 0.5) + PerLoad(items=3.0) * 2
-    loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])
+    loads = np.array([[[1.0, 4.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0]]])
     np.testing.assert_array_equal(amount.at(loads), [[15.0, 6.0]])

@@ -21,22 +21,22 @@ def one(kind, **settings):
 
 def test_text_fills_rows_and_brings_no_load_to_encoders():
     loads = one(TEXT).loads
-    tokens, squares, samples = loads["backbone"].T
+    tokens, squares, samples, _ = loads["backbone"].T
     assert ((tokens <= 2000) & (tokens > 1700)).all() and (samples > 10).all()
     assert (squares < tokens**2).all() and (squares >= tokens**2 / samples).all()
     assert not loads["vision"].any() and not loads["audio"].any() and not loads["generator"].any()
 
 
 def test_a_joined_row_is_one_segment():
-    tokens, squares, _ = one(TEXT, one_document=True).loads["backbone"].T
+    tokens, squares, *_ = one(TEXT, one_document=True).loads["backbone"].T
     np.testing.assert_array_equal(squares, tokens**2)
 
 
 def test_an_image_becomes_patches_and_merged_patches_become_backbone_tokens():
     kind = SampleKind(text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
     loads = one(kind, row_tokens=100).loads  # 64 tokens of the image, 2 delimiters, 10 of text: one sample a row
-    np.testing.assert_array_equal(loads["vision"], np.tile([256.0, 256.0**2, 1.0], (50, 1)))
-    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (50, 1)))
+    np.testing.assert_array_equal(loads["vision"], np.tile([256.0, 256.0**2, 1.0, 0.0], (50, 1)))
+    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0, 0.0], (50, 1)))
 
 
 @pytest.mark.parametrize(("registers", "positions", "attended"), [(0, 260.0, 257.0), (4, 264.0, 261.0)])
@@ -44,8 +44,8 @@ def test_class_tokens_and_registers_take_whole_cells_and_attend_as_one_position_
     kind = SampleKind(text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
     model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True, registers=registers),), BackboneConfig(), ())
     loads = draw_row_loads(SyntheticData(row_tokens=100, kinds=((kind, 1.0),)), model, 3).loads
-    np.testing.assert_array_equal(loads["vision"], np.tile([positions, attended**2, 1.0], (3, 1)))
-    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (3, 1)))
+    np.testing.assert_array_equal(loads["vision"], np.tile([positions, attended**2, 1.0, 0.0], (3, 1)))
+    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0, 0.0], (3, 1)))
 
 
 def test_large_images_are_cut_into_tiles_and_a_thumbnail():
@@ -57,14 +57,14 @@ def test_large_images_are_cut_into_tiles_and_a_thumbnail():
         max_tiles=4,
     )
     loads = one(kind, row_tokens=1100).loads
-    np.testing.assert_array_equal(loads["vision"][0], [5 * 784, 5 * 784**2, 5])
+    np.testing.assert_array_equal(loads["vision"][0], [5 * 784, 5 * 784**2, 5, 0.0])
     assert loads["backbone"][0, 0] == 10 + 5 * (196 + 2)
 
 
 def test_clips_have_fifty_positions_a_second():
     kind = SampleKind(text_tokens=Lognormal(10, 0.0), clip_counts=(0.0, 0.0, 1.0), clip_seconds=Lognormal(3.0, 0.0))
     loads = one(kind, row_tokens=200).loads
-    np.testing.assert_array_equal(loads["audio"][0], [300, 2 * 150**2, 2])
+    np.testing.assert_array_equal(loads["audio"][0], [300, 2 * 150**2, 2, 0.0])
     assert loads["backbone"][0, 0] == 10 + 2 * (75 + 2)
 
 
@@ -73,7 +73,7 @@ def test_generated_images_take_condition_positions_in_the_row():
         text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(64, 0.0), generated_share=1.0
     )
     loads = one(kind, row_tokens=24).loads
-    assert loads["generator"][0].tolist() == [0, 0, 1] and loads["backbone"][0, 0] == 10 + 4 + 2 + 4
+    assert loads["generator"][0].tolist() == [0, 0, 1, 0] and loads["backbone"][0, 0] == 10 + 4 + 2 + 4
 
 
 def test_drawn_samples_have_the_configured_shares():
@@ -85,7 +85,7 @@ def test_drawn_samples_have_the_configured_shares():
 
 
 def test_a_sample_longer_than_a_row_is_truncated():
-    tokens, squares, samples = one(TEXT, row_tokens=5).loads["backbone"].T
+    tokens, squares, samples, _ = one(TEXT, row_tokens=5).loads["backbone"].T
     assert (tokens == 5).all() and (squares == 25).all() and (samples == 1).all()
 
 
@@ -97,7 +97,7 @@ def test_the_same_seed_draws_the_same_rows():
 
 
 def test_a_global_batch_uses_every_row_as_often_as_any_other():
-    loads = np.arange(15.0).reshape(5, 3)
+    loads = np.arange(20.0).reshape(5, 4)
     drawn = RowLoadStatistics({"backbone": loads}).sample_batch(13)["backbone"][:, 0]
     counts = np.unique(drawn, return_counts=True)[1]
     assert len(drawn) == 13 and len(counts) == 5 and counts.max() - counts.min() <= 1
@@ -105,7 +105,7 @@ def test_a_global_batch_uses_every_row_as_often_as_any_other():
 
 def test_modules_with_different_numbers_of_rows_are_refused():
     with pytest.raises(ValueError, match="every module needs as many rows"):
-        RowLoadStatistics({"vision": np.zeros((2, 3)), "backbone": np.zeros((3, 3))})
+        RowLoadStatistics({"vision": np.zeros((2, 4)), "backbone": np.zeros((3, 4))})
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_samples_are_drawn_one_by_one_and_never_truncated():
     kind = SampleKind(text_tokens=Lognormal(100, 1.0), image_counts=(0.5, 0.5), image_side=Lognormal(256, 0.0))
     data = SyntheticData(row_tokens=100, kinds=((kind, 0.5), (TEXT, 0.5)))
     loads = draw_sample_loads(data, MODEL, 400).loads
-    tokens, squares, samples = loads["backbone"].T
+    tokens, squares, samples, _ = loads["backbone"].T
     assert (samples == 1).all() and tokens.max() > 100
     np.testing.assert_array_equal(squares, tokens**2)
     assert set(loads["vision"][:, 2]) == {0, 1}

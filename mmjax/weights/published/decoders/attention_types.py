@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.backbone import AttentionKind, BackboneConfig
+from configs.attention_kinds import AttentionKind
+from configs.backbone import BackboneConfig
 
 _KINDS: dict[str, AttentionKind] = {"full_attention": "global", "sliding_attention": "local"}
 
@@ -24,13 +25,19 @@ def read_attention_types(values: Mapping[str, Any], default: Sequence[str]) -> d
     if unknown or len(types) != depth:
         raise ValueError(f"layer_types is {list(types)} for {depth} layers; give each one of {', '.join(_KINDS)}")
     window = values.get("sliding_window")
-    kinds = [_KINDS[name] for name in types]
+    kinds: list[AttentionKind] = [_KINDS[name] for name in types]
     if "local" not in kinds or window is None:
         if "local" in kinds and values.get("layer_types"):
             raise ValueError("layer_types has sliding_attention, and sliding_window is None; give it positions")
         return {}
+    return {"attention_pattern": shortest_pattern(kinds), "attention_window": window}
+
+
+def shortest_pattern(kinds: Sequence[AttentionKind]) -> tuple[AttentionKind, ...]:
+    """The shortest pattern that, repeated, gives the kinds of all layers."""
+    depth = len(kinds)
     length = next(n for n in range(1, depth + 1) if all(kinds[i] == kinds[i % n] for i in range(depth)))
-    return {"attention_pattern": tuple(kinds[:length]), "attention_window": window}
+    return tuple(kinds[:length])
 
 
 def write_attention_types(config: BackboneConfig) -> dict[str, Any]:

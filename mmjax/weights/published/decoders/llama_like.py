@@ -71,13 +71,13 @@ def query_key_norm_rules(config: BackboneConfig) -> tuple[Rule, ...]:
     )
 
 
-def mlp_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Rules of the feed-forward layer."""
+def mlp_rules(config: BackboneConfig, mlp: str = "mlp") -> tuple[Rule, ...]:
+    """Rules of the feed-forward layer, which tensors call by some name."""
     bias = "mlp" in config.biases
     return tuple(
         rule
         for name in ("gate", "up", "down")
-        for rule in linear_rules(f"{BLOCK}.mlp.{name}_proj", f"blocks/mlp/{name}", LINEAR, bias)
+        for rule in linear_rules(f"{BLOCK}.{mlp}.{name}_proj", f"blocks/mlp/{name}", LINEAR, bias)
     )
 
 

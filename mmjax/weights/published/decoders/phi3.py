@@ -1,9 +1,15 @@
-"""Phi-3 (arXiv 2404.14219) and Phi-4 (2412.08905), `Phi3ForCausalLM`: Llama's blocks with fused projections."""
+"""Phi-3 (arXiv 2404.14219) and Phi-4 (2412.08905), `Phi3ForCausalLM`: Llama's blocks with fused projections.
 
+Phi-4-mini (2503.01743) rotates a part of every head. Models for long texts have LongRoPE; `LongRopeScaling.long` is not
+in config.json, which is read for texts of up to the original positions.
+"""
+
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
+from configs.rope import LongRopeScaling
 from mmjax.weights.published.decoders.attention_types import read_attention_types, write_attention_types
 from mmjax.weights.published.decoders.llama_like import (
     BLOCK,
@@ -13,8 +19,12 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
+from mmjax.weights.published.decoders.rope_config import read_partial_rotary
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR, Fused
+
+EARLIER_NAMES = ("su", "yarn")
+"""LongRoPE in files of transformers before it had that name; no Phi has YaRN."""
 
 
 def rules(config: BackboneConfig) -> Rules:
@@ -33,12 +43,14 @@ def rules(config: BackboneConfig) -> Rules:
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
     """Reads transformers' Phi3Config."""
-    rotated = (values.get("rope_parameters") or {}).get("partial_rotary_factor", values.get("partial_rotary_factor", 1))
-    if rotated != 1:
-        raise ValueError(f"partial_rotary_factor is {rotated!r}; only heads that rotate wholly (1.0) can be computed")
     if values.get("attention_bias"):
         raise ValueError("attention_bias is true, but Phi-3's projections have none")
-    return read_decoder({"rms_norm_eps": 1e-5, **values}, (), **read_attention_types(values, ("sliding_attention",)))
+    values, rope_width = read_partial_rotary({"rms_norm_eps": 1e-5, **values})
+    for name in ("rope_parameters", "rope_scaling"):
+        kind = (values.get(name) or {}).get("rope_type") or (values.get(name) or {}).get("type")
+        if kind in EARLIER_NAMES:
+            values = {**values, name: {**values[name], "rope_type": "longrope"}}
+    return read_decoder(values, (), rope_width=rope_width, **read_attention_types(values, ("sliding_attention",)))
 
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
@@ -47,7 +59,17 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         raise ValueError(f"attention_pattern is {config.attention_pattern}; all layers of Phi-3 are of one kind")
     decoder = {key: value for key, value in write_decoder(config).items() if key != "head_dim"}
     window = write_attention_types(config)["sliding_window"]
-    values = {**decoder, "sliding_window": window, "pad_token_id": None}  # by default an id above small vocabularies
+    values = {
+        **decoder,
+        "sliding_window": window,
+        "partial_rotary_factor": config.rotary_width / config.head_width,
+        "pad_token_id": None,  # by default an id above small vocabularies
+    }
+    scaling = config.rope_scaling
+    if isinstance(scaling, LongRopeScaling):
+        values["original_max_position_embeddings"] = scaling.original_positions
+        values["max_position_embeddings"] = round(scaling.factor * scaling.original_positions)
+        config = dataclasses.replace(config, rope_scaling=dataclasses.replace(scaling, long=False))
     require_round_trip(config, read_config(values))
     return values
 

@@ -15,6 +15,7 @@ from mmjax.weights.published.decoders.llama_like import (
 )
 from mmjax.weights.published.decoders.mixtral import expert_rules, require_experts
 from mmjax.weights.published.decoders.qwen2 import BIASES, require_full_attention
+from mmjax.weights.published.decoders.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
 
@@ -34,29 +35,20 @@ def rules(config: BackboneConfig) -> Rules:
         Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
         Rule(f"{MLP}.shared_expert_gate.weight", "blocks/mlp/shared_gate/kernel", LINEAR),
     )
-    dense = (*embedding_and_head_rules(config), *attention_rules(config))
-    return {config.name: (*dense, *routing, *experts, *shared_expert)}
-
-
-def require_experts_in_every_block(values: Mapping[str, Any]) -> None:
-    """Raises ValueError where some blocks have a dense feed-forward layer."""
-    if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
-        raise ValueError(
-            f"mlp_only_layers is {values.get('mlp_only_layers')!r} and decoder_sparse_step "
-            f"{values.get('decoder_sparse_step', 1)!r}; only experts in every block can be computed"
-        )
+    everywhere = (*embedding_and_head_rules(config), *attention_rules(config))
+    return {config.name: block_rules(config, everywhere, (*routing, *experts, *shared_expert))}
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
     """Reads transformers' Qwen2MoeConfig; keys that a file leaves out are as in Qwen1.5-MoE-A2.7B."""
     require_full_attention(values)
-    require_experts_in_every_block(values)
     experts = ExpertsConfig(
         count=values.get("num_experts", 60),
         top_k=values.get("num_experts_per_tok", 4),
         ffn=values["moe_intermediate_size"],
         shared_ffn=values["shared_expert_intermediate_size"],
         router=RouterConfig(normalise=bool(values.get("norm_topk_prob", False))),
+        **read_sparse_layers(values),
         balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
     )
     return read_decoder(values, BIASES if values.get("qkv_bias", True) else (), experts=experts)
@@ -74,8 +66,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "norm_topk_prob": experts.router.normalise,
         "router_aux_loss_coef": experts.balance_weight,
         "qkv_bias": "query" in config.biases,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
+        **write_sparse_layers(experts),
         "use_sliding_window": False,
     }
     if not experts.shared_ffn:

@@ -12,8 +12,9 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
 )
 from mmjax.weights.published.decoders.mixtral import expert_rules, require_experts
-from mmjax.weights.published.decoders.qwen2_moe import MATRICES, require_experts_in_every_block
+from mmjax.weights.published.decoders.qwen2_moe import MATRICES
 from mmjax.weights.published.decoders.qwen3 import read_qwen3, write_qwen3
+from mmjax.weights.published.decoders.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
 
@@ -24,17 +25,18 @@ def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
     experts = expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES))
     router = Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR)
-    return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), router, *experts)}
+    everywhere = (*embedding_and_head_rules(config), *attention_rules(config))
+    return {config.name: block_rules(config, everywhere, (router, *experts))}
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
     """Reads transformers' Qwen3MoeConfig; keys that a file leaves out are as in Qwen3-30B-A3B."""
-    require_experts_in_every_block(values)
     experts = ExpertsConfig(
         count=values.get("num_experts", values.get("num_local_experts", 128)),  # the latter since version 5
         top_k=values.get("num_experts_per_tok", 8),
         ffn=values.get("moe_intermediate_size", 768),
         router=RouterConfig(normalise=bool(values.get("norm_topk_prob", False))),
+        **read_sparse_layers(values),
         balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
     )
     return read_qwen3(values, experts=experts)
@@ -50,8 +52,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.normalise,
         "router_aux_loss_coef": experts.balance_weight,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
+        **write_sparse_layers(experts),
     }
     require_round_trip(config, read_config(values))
     return values

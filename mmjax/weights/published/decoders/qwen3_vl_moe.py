@@ -25,6 +25,11 @@ EXPERTS = f"{qwen3_moe.MLP}.experts"
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
     """Reads transformers' Qwen3VLMoeTextConfig; the weights of a token's experts always add up to 1."""
+    if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(
+            f"mlp_only_layers is {values.get('mlp_only_layers')!r} and decoder_sparse_step "
+            f"{values.get('decoder_sparse_step', 1)!r}; only experts in every block can be computed"
+        )
     head = {"head_dim": values["hidden_size"] // values["num_attention_heads"]}
     return qwen3_moe.read_config({"rope_theta": ROPE_BASE, **head, **values, "norm_topk_prob": True})
 

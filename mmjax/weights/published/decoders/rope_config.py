@@ -1,11 +1,10 @@
 """Rotary positions in a config.json: the base of the frequencies, and their scaling for longer sequences."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from configs.backbone import BackboneConfig
-from configs.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from configs.rope import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 
 # By `rope_type`: the type of the scaling, and the keys of config.json by the fields of that type.
 _SCALINGS = {
@@ -32,6 +31,16 @@ _SCALINGS = {
             "mscale_all_dim": "mscale_all_dim",
         },
     ),
+    "longrope": (
+        LongRopeScaling,
+        {
+            "short_factors": "short_factor",
+            "long_factors": "long_factor",
+            "original_positions": "original_max_position_embeddings",
+            "factor": "factor",
+            "attention_factor": "attention_factor",
+        },
+    ),
 }
 
 # Other keys that a file may have, with the only value that can be computed.
@@ -56,6 +65,8 @@ def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tup
     parameters = values.get("rope_parameters") or values.get("rope_scaling") or {}
     base = float(parameters.get("rope_theta") or values.get("rope_theta") or default_base)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise ValueError(f"the rotary positions are those of {', '.join(parameters)} apart; give those of all layers")
     if kind == "default":
         return base, None
     if kind not in _SCALINGS:
@@ -67,10 +78,54 @@ def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tup
         value = parameters.get(key, values.get(key))
         if value not in (None, required):
             raise ValueError(f"{key} of the rotary positions is {value!r}; only {required!r} can be computed")
-    fields = {field: parameters.get(key) for field, key in keys.items()}
-    if fields.get("original_positions", 0) is None:
-        fields["original_positions"] = values["max_position_embeddings"]
+    fields = {field: _as_tuple(parameters.get(key)) for field, key in keys.items()}
+    if "original_positions" in fields:
+        outside = values.get("original_max_position_embeddings")  # counts more, as in transformers
+        fields["original_positions"] = outside or fields["original_positions"] or values["max_position_embeddings"]
+        fields["factor"] = fields["factor"] or values["max_position_embeddings"] / fields["original_positions"]
     return base, scaling(**{field: value for field, value in fields.items() if value is not None})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(float, value)) if isinstance(value, list | tuple) else value
+
+
+def read_local_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Contents of a config.json with the rotary positions of global layers alone, and those of local layers.
+
+    Returns:
+        The latter are None where the file does not have the two apart.
+    """
+    by_type = values.get("rope_parameters") or {}
+    if "full_attention" not in by_type:
+        return values, None
+    return {**values, "rope_parameters": by_type["full_attention"]}, by_type.get("sliding_attention")
+
+
+def read_local_base(values: Mapping[str, Any], local: Mapping[str, Any]) -> float:
+    """`BackboneConfig.local_rope_base`, given both results of `read_local_rotary`.
+
+    Raises:
+        ValueError: Local layers have a scaling of their own.
+    """
+    base, scaling = read_rotary({"rope_parameters": local})
+    if (base, scaling) == read_rotary(values):
+        return 0.0
+    if scaling is not None:
+        raise ValueError(f"local layers have rope_type {local['rope_type']!r}; only 'default' can be computed")
+    return base
+
+
+def read_partial_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    """Contents of a config.json without `partial_rotary_factor`, and `BackboneConfig.rope_width`."""
+    key = "partial_rotary_factor"
+    nested = [name for name in ("rope_parameters", "rope_scaling") if values.get(name)]
+    places = [values[name] for name in nested] + [values]
+    fraction = next((float(place[key]) for place in places if place.get(key) is not None), 1.0)
+    others = {name: {k: v for k, v in values[name].items() if k != key} for name in nested}
+    width = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    rotated = int(width * fraction)
+    return {**{k: v for k, v in values.items() if k != key}, **others}, 0 if rotated == width else rotated
 
 
 def write_rotary(config: BackboneConfig) -> dict[str, Any]:
@@ -81,9 +136,10 @@ def write_rotary(config: BackboneConfig) -> dict[str, Any]:
     kind, keys = next(
         (kind, keys) for kind, (scaling_type, keys) in _SCALINGS.items() if isinstance(scaling, scaling_type)
     )
+    fields = {field: getattr(scaling, field) for field in keys}
     entries = {
-        keys[field]: value
-        for field, value in dataclasses.asdict(scaling).items()
+        keys[field]: list(value) if isinstance(value, tuple) else value
+        for field, value in fields.items()
         if field not in _UNWRITTEN or value != _UNWRITTEN[field]
     }
     return {"rope_theta": config.rope_base, "rope_scaling": {"rope_type": kind, **entries}}

@@ -1,5 +1,6 @@
 """SigLIP's image tower (arXiv 2303.15343), `SiglipVisionModel` of transformers, which whole models contain."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,18 @@ def write_config(config: VisionConfig) -> dict[str, Any]:
     return values
 
 
+def read_without_norm(values: Mapping[str, Any]) -> VisionConfig:
+    """Reads transformers' SiglipVisionConfig of a tower whose last norm is not used."""
+    return dataclasses.replace(read_config(values), final_norm=False)
+
+
+def write_without_norm(config: VisionConfig) -> dict[str, Any]:
+    """Writes transformers' SiglipVisionConfig of such a tower."""
+    values = write_encoder(config)
+    require_encoder_round_trip(config, read_without_norm(values))
+    return values
+
+
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The pooling head, unused blocks, and what whole models have in addition to the tower."""
     tower = (f"{TOWER}.head.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
@@ -70,3 +83,6 @@ PUBLISHED = (
         aliases=ALIASES,
     ),
 )
+
+WITHOUT_NORM = dataclasses.replace(PUBLISHED[0], read_config=read_without_norm, write_config=write_without_norm)
+"""The tower in whole models that take the outputs of its last block, without the norm behind it."""

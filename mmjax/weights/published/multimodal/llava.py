@@ -1,8 +1,7 @@
-"""LLaVA-1.5 (arXiv 2310.03744) and LLaVA-NeXT, as transformers names them: CLIP's tower, a projector and a decoder.
+"""LLaVA-1.5 (arXiv 2310.03744), LLaVA-NeXT, LLaVA-OneVision (2408.03326), and transformers' Pixtral (2410.07073).
 
-Of LLaVA-NeXT the weights are read, but images become tokens in another way. LLaVA-NeXT lays the tiles of an image out
-as one map, crops the padding, and ends every row of the map with the learned vector `image_newline`. Here tiles follow
-one another (`data.media.tiling`), and an export copies that vector.
+A vision tower, a projector of two matmuls and a decoder. LLaVA-NeXT and LLaVA-OneVision lay the tiles of an image out
+as one map, whose rows the learned vector `image_newline` ends (`data.text.image_layout.ImageLayout.joined`).
 """
 
 import dataclasses
@@ -12,17 +11,17 @@ from typing import Any
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
 from mmjax.weights.published.decoders import llama, mistral, qwen2, qwen3
-from mmjax.weights.published.encoders import clip
+from mmjax.weights.published.encoders import clip, pixtral, siglip
 from mmjax.weights.published.encoders.vision_transformer import (
     ACTIVATIONS,
     published_activation,
     unused_block_count,
 )
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.rules import Rule, linear_rules
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
-PROJECTOR = "multi_modal_projector"
+PROJECTOR, NEWLINE = "multi_modal_projector", "image_newline"
 
 # What the files of LLaVA-1.5 leave out: the defaults of transformers for this architecture and for Llama.
 VISION_DEFAULTS = {
@@ -42,8 +41,19 @@ TEXT_DEFAULTS = {
     "num_attention_heads": 32,
     "intermediate_size": 11008,
 }
-REQUIRED_VALUES = {"vision_feature_select_strategy": "default", "multimodal_projector_bias": True}
-"""Keys of config.json with the only value that can be computed, which is their default too."""
+MISTRAL_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+}
+"""What Pixtral's file leaves out of its decoder: transformers' defaults."""
+
+NEXT_GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+ONE_VISION_GRIDS = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
+"""Rows and columns of tiles, of which an image's are chosen."""
 
 
 def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
@@ -55,70 +65,127 @@ def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
     )
 
 
-TOWER = PublishedEncoder(
-    prefix="vision_tower.",
-    architectures={clip.PUBLISHED[0].model_types[0]: clip.PUBLISHED[0]},
-    projector=projector_rules,
-    defaults=VISION_DEFAULTS,
-)
-FORMAT = MultimodalFormat(
-    encoders=(TOWER,),
-    decoders=by_model_type(*llama.PUBLISHED, *qwen2.PUBLISHED, *mistral.PUBLISHED, *qwen3.PUBLISHED),
-    decoder_defaults=TEXT_DEFAULTS,
-    tying="either",
-    own_aliases=((f"model.{PROJECTOR}.", f"{PROJECTOR}."),),
-)
-NEXT_FORMAT = dataclasses.replace(
-    FORMAT,
-    tying="model",
-    ignored_tensors=("image_newline",),
-    own_aliases=(*FORMAT.own_aliases, ("model.image_newline", "image_newline")),
-)
+def tower_of(
+    architectures: Mapping[str, PublishedArchitecture], defaults: Mapping[str, Any] | None = None
+) -> PublishedEncoder:
+    """A tower of one of several architectures."""
+    return PublishedEncoder(
+        prefix="vision_tower.", architectures=architectures, projector=projector_rules, defaults=defaults or {}
+    )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Llava:
     """One generation of models.
 
     Attributes:
+        name: Name of transformers' class.
+        model_type: `model_type` of config.json.
         format: Its modules and their names.
+        feature_layer: Number of the block whose outputs are used, from the end, where config.json does not say it.
+        strategy: `vision_feature_select_strategy` where config.json does not say it.
+        grids: Grids of tiles that config.json lists, in pixels; empty where it lists none.
     """
 
+    name: str
+    model_type: str
     format: MultimodalFormat
+    feature_layer: int = -2
+    strategy: str = "default"
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def tower(self) -> PublishedEncoder:
+        """The vision tower."""
+        (tower,) = self.format.encoders
+        return tower
 
     def read_config(self, values: Mapping[str, Any]) -> ModelConfig:
-        """Reads transformers' LlavaConfig or LlavaNextConfig.
+        """Reads config.json.
 
         Raises:
             ValueError: A key has a value that cannot be computed.
         """
-        for key, required in REQUIRED_VALUES.items():
-            if values.get(key, required) != required:
-                raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
+        tower = self.tower.read_config(values)
+        strategy = values.get("vision_feature_select_strategy", self.strategy)
+        for key, value, required in (
+            ("vision_feature_select_strategy", strategy, select_strategy(tower)),
+            ("multimodal_projector_bias", values.get("multimodal_projector_bias", True), True),
+        ):
+            if value != required:
+                raise ValueError(f"{key} is {value!r}; only {required!r} can be computed")
         projector = MLPProjectorConfig(activation=ACTIVATIONS[values.get("projector_hidden_act", "gelu")])
-        tower = TOWER.read_config(values)
-        unused = unused_block_count("vision_feature_layer", values.get("vision_feature_layer", -2), tower.depth)
+        layer = values.get("vision_feature_layer", self.feature_layer)
+        unused = unused_block_count("vision_feature_layer", layer, tower.depth)
         encoder = dataclasses.replace(tower, depth=tower.depth - unused, unused_blocks=unused, projector=projector)
-        return ModelConfig((encoder,), self.format.read_decoder_config(values), ())
+        text = values.get("text_config", {})
+        if text.get("model_type") == mistral.PUBLISHED[0].model_types[0]:
+            values = {**values, "text_config": {**MISTRAL_DEFAULTS, **text}}
+        backbone = dataclasses.replace(self.format.read_decoder_config(values), newline=bool(self.format.newline))
+        return ModelConfig((encoder,), backbone, ())
 
     def write_config(self, model: ModelConfig) -> dict[str, Any]:
-        """Writes either, without `image_token_index`, whose default there is 32000."""
+        """Writes config.json, without the ids of image tokens."""
         (encoder,) = model.encoders
         assert isinstance(encoder, VisionConfig), "the format has checked it"
+        side = encoder.grid * encoder.patch
+        grids = {"image_grid_pinpoints": [[rows * side, columns * side] for rows, columns in self.grids]}
         return {
-            **REQUIRED_VALUES,
+            "vision_feature_select_strategy": select_strategy(encoder),
+            "multimodal_projector_bias": True,
             "projector_hidden_act": published_activation(getattr(encoder.projector, "activation", "gelu")),
             "vision_feature_layer": -1 - encoder.unused_blocks,
             "image_seq_length": encoder.grid**2,
-            "vision_config": TOWER.write_config(encoder),
+            **(grids if self.grids else {}),
+            "vision_config": self.tower.write_config(encoder),
             "text_config": self.format.write_decoder_config(model.backbone),
         }
 
+    @property
+    def architecture(self) -> PublishedArchitecture:
+        """The published architecture."""
+        return self.format.published(self.name, (self.model_type,), self.read_config, self.write_config)
 
-PUBLISHED = tuple(
-    each.format.published(f"{name}ForConditionalGeneration", (model_type,), each.read_config, each.write_config)
-    for name, model_type, each in (
-        ("Llava", "llava", Llava(FORMAT)),
-        ("LlavaNext", "llava_next", Llava(NEXT_FORMAT)),
-    )
+
+def select_strategy(encoder: VisionConfig) -> str:
+    """Which outputs of the tower become tokens: `default` leaves out the first one, `full` takes all."""
+    return "default" if encoder.class_token else "full"
+
+
+OWN_ALIASES = ((f"model.{PROJECTOR}.", f"{PROJECTOR}."),)
+NEWLINE_ALIASES = (*OWN_ALIASES, (f"model.{NEWLINE}", NEWLINE))
+CLIP_TOWER = tower_of({clip.PUBLISHED[0].model_types[0]: clip.PUBLISHED[0]}, VISION_DEFAULTS)
+SIGLIP_TOWER = tower_of({siglip.PUBLISHED[0].model_types[0]: siglip.WITHOUT_NORM})
+ANY_TOWER = tower_of({**CLIP_TOWER.architectures, **by_model_type(*pixtral.PUBLISHED)}, VISION_DEFAULTS)
+FORMAT = MultimodalFormat(
+    encoders=(ANY_TOWER,),
+    decoders=by_model_type(*llama.PUBLISHED, *qwen2.PUBLISHED, *mistral.PUBLISHED, *qwen3.PUBLISHED),
+    decoder_defaults=TEXT_DEFAULTS,
+    tying="either",
+    own_aliases=OWN_ALIASES,
+)
+PUBLISHED = (
+    Llava(name="LlavaForConditionalGeneration", model_type="llava", format=FORMAT).architecture,
+    Llava(
+        name="LlavaNextForConditionalGeneration",
+        model_type="llava_next",
+        format=dataclasses.replace(
+            FORMAT, encoders=(CLIP_TOWER,), tying="model", newline=NEWLINE, own_aliases=NEWLINE_ALIASES
+        ),
+        grids=NEXT_GRIDS,
+    ).architecture,
+    Llava(
+        name="LlavaOnevisionForConditionalGeneration",
+        model_type="llava_onevision",
+        format=MultimodalFormat(
+            encoders=(SIGLIP_TOWER,),
+            decoders=by_model_type(*qwen2.PUBLISHED),
+            tying="either",
+            newline=NEWLINE,
+            own_aliases=NEWLINE_ALIASES,
+        ),
+        feature_layer=-1,
+        strategy="full",
+        grids=ONE_VISION_GRIDS,
+    ).architecture,
 )

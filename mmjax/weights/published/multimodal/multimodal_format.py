@@ -52,7 +52,7 @@ class PublishedEncoder:
         prefix: Prefix of its tensors.
         architectures: Architectures that it may have.
         projector: Rules of its projector, by the names in the whole checkpoint.
-        defaults: Values that a file may leave out under the key.
+        defaults: Values that a file may leave out under the key, where it leaves out `model_type` or has theirs.
         ignored: Patterns of its tensors without a parameter, without the prefix; None for those of the architecture,
             which count the projector among them where it lies within the encoder.
     """
@@ -81,7 +81,7 @@ class PublishedEncoder:
         """
         own = values.get(self.key, {}) if self.defaults else values[self.key]
         pixels = {key: values[key] for key in PIXEL_KEYS if key in values}
-        return read_part(self.key, {**self.defaults, **pixels, **own}, self.architectures)
+        return read_part(self.key, {**pixels, **with_defaults(own, self.defaults)}, self.architectures)
 
     def write_config(self, encoder: EncoderConfig) -> dict[str, Any]:
         """The inverse: what config.json says under the key."""
@@ -119,10 +119,11 @@ class MultimodalFormat:
         decoders: Architectures that the decoder may have.
         decoder_key: Key of config.json that describes the decoder.
         decoder_prefix: Prefix of its tensors.
-        decoder_defaults: Values that a file may leave out under the key.
+        decoder_defaults: Values that a file may leave out under the key, as `PublishedEncoder.defaults`.
         tying: Whose `tie_word_embeddings` ties the head.
         tied_by_default: Its value where config.json leaves it out.
         prefix: Prefix of all tensors that have a parameter.
+        newline: Name of the tensor of the backbone's newline vector; empty for a model without one.
         ignored_tensors: Patterns of tensors of no module.
         own_aliases: Prefixes of tensors in some files besides those of the modules, as `PublishedArchitecture.aliases`.
     """
@@ -135,6 +136,7 @@ class MultimodalFormat:
     tying: Tying = "model"
     tied_by_default: bool = False
     prefix: str = ""
+    newline: str = ""
     ignored_tensors: tuple[str, ...] = ()
     own_aliases: tuple[tuple[str, str], ...] = ()
 
@@ -160,7 +162,7 @@ class MultimodalFormat:
         """
         own = values.get(self.decoder_key, {}) if self.decoder_defaults else values[self.decoder_key]
         tied = {} if self.tying == "decoder" else {"tie_word_embeddings": self._tied(values, own)}
-        return read_part(self.decoder_key, {**self.decoder_defaults, **own, **tied}, self.decoders)
+        return read_part(self.decoder_key, {**with_defaults(own, self.decoder_defaults), **tied}, self.decoders)
 
     def _tied(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
         tied = bool(values.get("tie_word_embeddings", self.tied_by_default))
@@ -184,7 +186,9 @@ class MultimodalFormat:
         early = [f"early_{layer}" for layer in range(model.early_blocks)]
         of_decoder = decoder.rules(alone)[alone.name]
         of_decoder = with_first_layers(of_decoder, "blocks", early) if early else of_decoder
-        return {**found, alone.name: with_prefix(of_decoder, self.prefix + self.decoder_prefix)}
+        of_decoder = with_prefix(of_decoder, self.prefix + self.decoder_prefix)
+        newline = (Rule(self.newline, "embed/newline"),) if self.newline else ()
+        return {**found, alone.name: (*of_decoder, *newline)}
 
     def ignored(self, model: ModelConfig) -> tuple[str, ...]:
         """Ignored tensors of the encoders, of the decoder and of no module."""
@@ -259,8 +263,20 @@ class MultimodalFormat:
 def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
     """The backbone as the decoder's own architecture describes it: without what only tokens of images need."""
     return dataclasses.replace(
-        backbone, rope_sections=(), rope_interleaved=False, positions_per_second=0.0, bidirectional="none"
+        backbone,
+        rope_sections=(),
+        rope_interleaved=False,
+        positions_per_second=0.0,
+        bidirectional="none",
+        newline=False,
     )
+
+
+def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with those that a file leaves out, unless it names another `model_type` than the defaults."""
+    if values.get("model_type", defaults.get("model_type")) != defaults.get("model_type"):
+        return values
+    return {**defaults, **values}
 
 
 def read_part(key: str, values: Mapping[str, Any], architectures: Architectures) -> Any:

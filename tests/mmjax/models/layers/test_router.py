@@ -50,7 +50,7 @@ def test_normalised_softmax_scores_are_the_softmax_of_the_chosen_logits():
     np.testing.assert_allclose(found.weights, jax.nn.softmax(jnp.asarray(chosen)), rtol=1e-5)
 
 
-def test_the_selection_bias_has_no_gradient_but_the_logits_have():
+def test_weights_have_no_gradient_of_the_selection_bias_but_of_the_logits():
     config = ExpertsConfig(count=COUNT, top_k=TOP, router=RouterConfig(scores="sigmoid", selection_bias=True))
 
     def total(logits, bias):

@@ -146,8 +146,8 @@ def test_decoding_goes_on_behind_a_prompt_with_features(parameters):
         state, _ = backbone.decode(parameters, state, text()["tokens"][:, place])
     assert len(state.caches) == BACKBONE.depth
     for by_step, at_once in zip(state.caches, whole.caches, strict=True):
-        np.testing.assert_allclose(by_step.keys, at_once.keys, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(by_step.values, at_once.values, rtol=1e-4, atol=1e-4)
+        for cached, expected in zip(by_step, at_once, strict=True):  # keys, and values
+            np.testing.assert_allclose(cached, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_taps_are_the_outputs_of_encoders_that_end_there(parameters):

@@ -49,7 +49,7 @@ def test_cosines_and_sines_are_transformers(kind, scaled):
         expected = theirs(torch.zeros(1), torch.from_numpy(POSITIONS).permute(2, 0, 1))
     scaling = YarnScaling(factor=4.0, original_positions=512) if scaled else None
     found = backbone_rotary(backbone(sections, interleaved, rope_scaling=scaling), jnp.asarray(POSITIONS))
-    for ours, published in zip(found, expected, strict=True):
+    for ours, published in zip((found.cos, found.sin), expected, strict=True):
         published = published.numpy()
         assert ours.shape == (2, 5, 1, 64)
         # Angles of thousands of radians in float32 differ in the fourth digit behind the point.
@@ -64,7 +64,7 @@ def test_text_rotates_as_without_sections(kind):
     without = dataclasses.replace(config, rope_sections=(), rope_interleaved=False)
     plain = backbone_rotary(without, jnp.asarray(POSITIONS[..., 0]))
     alike = backbone_rotary(config, jnp.asarray(POSITIONS[..., :1].repeat(3, axis=2)))
-    for of_text, of_one in zip(alike, plain, strict=True):
+    for of_text, of_one in zip(alike[:2], plain[:2], strict=True):
         np.testing.assert_array_equal(of_text, of_one)
 
 
@@ -72,7 +72,7 @@ def test_text_rotates_as_without_sections(kind):
     ("fields", "message"),
     [
         ({"rope_sections": (8, 8)}, "three numbers of pairs"),
-        ({"rope_sections": (8, 8, 8)}, "sum to half of the head width 32"),
+        ({"rope_sections": (8, 8, 8)}, "sum to half of the 32 channels of a head"),
         ({"rope_interleaved": True}, "give rope_sections"),
         ({"rope_sections": (4, 4, 8), "rope_interleaved": True}, "cannot be interleaved"),
         ({"rope_sections": (4, 4, 8), "positions": "learned"}, "need rotary positions"),

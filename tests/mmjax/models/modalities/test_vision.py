@@ -148,7 +148,7 @@ def test_rotary_positions_are_scaled_to_the_pretraining_grid():
         )[1]
         for grid in (0, 4, 8)
     ]
-    plain, rows_same, doubled = ([np.asarray(of)[0, :, 0] for of in rotation] for rotation in prepared)
+    plain, rows_same, doubled = ([np.asarray(of)[0, :, 0] for of in rotation[:2]] for rotation in prepared)
     half = VISION.head_width // 4
     angles = [np.arctan2(sines, cosines) for cosines, sines in (plain, rows_same, doubled)]
     np.testing.assert_allclose(angles[1][1, :half], angles[0][1, :half], atol=1e-6)  # 4 rows, as the grid
@@ -163,7 +163,7 @@ def test_centred_coordinates_reach_from_one_side_of_the_image_to_the_other():
     positions = jnp.asarray([[[-1, -1], [0, 0], [1, 0], [2, 0], [3, 1]]])
     rope = VisionRope(100.0, coordinates="centred")
     batch = {"positions": positions, "segments": jnp.ones((1, 5), jnp.int32)}
-    cosines, sines = PatchBlock.shared_inputs(dataclasses.replace(VISION, rope=rope), batch).rotary
+    cosines, sines, *_ = PatchBlock.shared_inputs(dataclasses.replace(VISION, rope=rope), batch).rotary
     angles = np.array([0, -1.5, -0.5, 0.5, 1.5]) * np.pi
     np.testing.assert_allclose(np.asarray(cosines)[0, :, 0, 0], np.cos(angles), atol=1e-6)
     np.testing.assert_allclose(np.asarray(sines)[0, :, 0, 0], np.sin(angles), atol=1e-6)

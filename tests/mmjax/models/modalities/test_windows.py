@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.attention_windows import AttentionWindows
+from mmjax.models.layers.layer_kinds import inputs_of_layer
 from mmjax.models.modalities.vision import PatchBlock
-from mmjax.models.modalities.windows import inputs_of_layer, window_segments
+from mmjax.models.modalities.windows import window_segments
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import init_module_parameters
 from pallas_kernels.packed_attention import make_segment_mask, packed_attention
@@ -66,8 +67,8 @@ def inputs():
 
 @pytest.mark.parametrize("layer", range(3))
 def test_a_traced_layer_reads_the_mask_that_its_number_reads(layer):
-    expected = inputs_of_layer(inputs(), VISION.windows, layer)
-    traced = jax.jit(lambda shared, number: inputs_of_layer(shared, VISION.windows, number))(inputs(), layer)
+    expected = inputs_of_layer(inputs(), VISION.kind_of_layers, layer)
+    traced = jax.jit(lambda shared, number: inputs_of_layer(shared, VISION.kind_of_layers, number))(inputs(), layer)
     jax.tree.map(np.testing.assert_array_equal, traced, expected)
     own = np.asarray(expected.mask.queries.segments)[0]
     assert len(set(own[own > 0])) == (3 if layer == 1 else 6 + 1 + 6)

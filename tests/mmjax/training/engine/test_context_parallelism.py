@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from configs.architectures import LatentAttentionConfig, ModelConfig
+from configs.attention_kinds import AttentionTemperature
 from configs.experts import ExpertsConfig
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
@@ -26,6 +27,18 @@ LOCAL = ModelConfig(
     (),
     dataclasses.replace(
         BACKBONE, depth=2, attention_pattern=("local", "global"), attention_window=2, attention_sinks=True
+    ),
+    (),
+)
+CHUNKED = ModelConfig(
+    (),
+    dataclasses.replace(
+        BACKBONE,
+        depth=2,
+        qk_norm="rotated",
+        attention_pattern=("chunked", "unrotated"),
+        attention_chunk=3,
+        attention_temperature=AttentionTemperature(0.7, 2),
     ),
     (),
 )
@@ -99,6 +112,7 @@ PLANS = {
         LATENT,
         Plan((backbone(range(4), (2,), cp=2, tp=2, collectives="gather"),), microbatches=2),
     ),
+    "chunked layers": (CHUNKED, Plan((backbone(range(4), (1, 1), cp=2),), microbatches=2)),
     "local layers with sinks": (LOCAL, Plan((backbone(range(4), (1, 1), cp=2),), microbatches=2)),
 }
 

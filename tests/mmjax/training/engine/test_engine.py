@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig
+from configs.attention_kinds import AttentionTemperature
 from configs.attention_windows import AttentionWindows
 from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
 from configs.vision_rope import VisionRope
@@ -63,7 +64,7 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
 
 
 def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
-    """Both encoders have options of published ones, each with what the other lacks."""
+    """Both encoders have options of published ones, and the backbone a newline vector."""
     vision = dataclasses.replace(
         VISION,
         class_token=True,
@@ -85,7 +86,7 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     audio = dataclasses.replace(
         AUDIO, norm="rmsnorm", biases=("mlp",), qk_norm="head", parallel_block=True, projector=ResamplerConfig(heads=4)
     )
-    config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
+    config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False, newline=True), ())
     plan = Plan(
         (
             UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,), collectives="ring"),
@@ -175,6 +176,19 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+def test_chunked_and_unrotated_layers_in_runs_of_one_with_experts_between():
+    """What Llama 4 has: which layers attend in which way is known by their numbers, not by those in their run."""
+    backbone = dataclasses.replace(
+        BACKBONE,
+        experts=ExpertsConfig(count=4, top_k=1, ffn=12, interval=2),
+        qk_norm="rotated",
+        attention_pattern=("chunked", "unrotated"),
+        attention_chunk=3,
+        attention_temperature=AttentionTemperature(0.7, 2),
+    )
+    assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
+
+
 @pytest.mark.parametrize(("collectives", "query_rank"), [("gather", 6), ("reduce", 0)])
 def test_latent_attention_on_two_stages_of_two_tensor_ranks(collectives, query_rank):
     """Tensor ranks have whole latent vectors, of which each expands its own heads; or they divide the positions."""
@@ -194,7 +208,7 @@ def test_blocks_of_tokens_that_attend_both_ways():
     assert_step_of_one_device(shared_engine(TWO_UNITS, config))
 
 
-@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, top_k=2, ffn=16)], ids=["plain", "experts"])
+@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, ffn=16, dense_layers=1)], ids=["plain", "experts"])
 def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(experts):
     """Taps cross from one stage of the encoder to the next; tensor ranks divide the backbone's positions."""
     vision = dataclasses.replace(VISION, depth=3, deepstack_layers=(0, 2))

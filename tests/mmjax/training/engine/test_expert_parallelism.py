@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from configs.architectures import ExpertsConfig, ModelConfig, RouterConfig
+from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig, RouterConfig
+from mmjax.models.layers.experts import LOAD_GRADIENT_SCALE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
-from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
 from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.plan import Plan, check_plan
@@ -24,11 +24,13 @@ from tests.mmjax.training.engines import (
     reference,
     shared_engine,
 )
+from tests.mmjax.training.verification.test_layouts import ROWS
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
 ROUTING = Routing(EXPERTS.count, EXPERTS.top_k)
 CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, experts=EXPERTS), ())
+LATENT = LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width=2, value_width=3)
 PLANS = {
     "pipeline of expert and tensor ranks": Plan(
         (
@@ -51,9 +53,7 @@ PLANS = {
 }
 TRANSFERS = ("gather", "gather", "all_to_all")
 GROUPS = RouterConfig(scores="sigmoid", bias=True, selection_bias=True, groups=2, top_groups=1, weight_factor=1.5)
-OPTIONS = dataclasses.replace(
-    EXPERTS, router=GROUPS, biases=True, limit=1.0, up_offset=1.0, shared_gate=False, dense_layers=1
-)
+OPTIONS = dataclasses.replace(EXPERTS, router=GROUPS, biases=True, limit=1.0, up_offset=1.0, shared_gate=False)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -73,18 +73,34 @@ def test_losses_and_gradients_are_those_of_one_device(name):
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
-@pytest.mark.parametrize("cut", [(1, 2), (2, 1)], ids=str)
-def test_routing_in_groups_biases_and_a_dense_first_layer_are_those_of_one_device(cut):
-    config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=OPTIONS))
+@pytest.mark.parametrize(
+    ("cut", "latent", "dense", "interval"),
+    [((1, 2), None, 1, 1), ((2, 1), LATENT, 0, 2)],
+    ids=["a dense first layer", "dense layers around, latent attention"],
+)
+def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(cut, latent, dense, interval):
+    experts = dataclasses.replace(OPTIONS, dense_layers=dense, interval=interval)
+    backbone = dataclasses.replace(CONFIG.backbone, kv_heads=4, latent_attention=latent, experts=experts)
+    config = dataclasses.replace(CONFIG, backbone=backbone)
     unit = UnitPlan(
         "mind", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=cut, recompute=("selective", "none"), ep=2
     )
     engine = shared_engine(Plan((unit,), microbatches=2), config)
     assert_step_of_one_device(engine)
-    _, gradients = reference(config)(noisy_parameters(config), tiny_batch(config))
-    blocks = gradients["backbone"]["blocks"]["001"]["mlp"]
-    assert not np.any(blocks["selection_bias"]) and all(np.any(blocks[f"{name}_bias"]) for name in ("router", "down"))
-    assert set(gradients["backbone"]["dense"]) == {"000"} and "router" not in gradients["backbone"]["dense"]["000"]
+    batch = tiny_batch(config)
+    _, gradients = reference(config)(noisy_parameters(config), batch)
+    blocks = gradients["backbone"]["blocks"]["000"]["mlp"]
+    assert all(np.any(blocks[f"{name}_bias"]) for name in ("router", "down"))
+    layers = len(backbone.layers_with_experts)
+    loads = np.asarray(blocks["selection_bias"]) * layers / LOAD_GRADIENT_SCALE  # shares of the tokens
+    tokens = np.sum(batch["backbone"]["segments"] > 0)
+    counts = (loads + experts.top_k / experts.count) * tokens
+    np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
+    assert round(counts.sum()) == experts.top_k * tokens and np.ptp(counts) > 1
+    found, _ = gradients_and_summary(engine, batch)
+    of_plan = found["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
+    np.testing.assert_allclose(of_plan, blocks["selection_bias"], atol=1e-12)
+    assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}
 
 
 def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
@@ -114,7 +130,7 @@ def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_pat
 def test_verify_tries_layouts_of_experts_where_there_are_some():
     deep = tiny_model(depth=4)
     graph = module_graph(dataclasses.replace(deep, backbone=dataclasses.replace(deep.backbone, experts=EXPERTS)))
-    layouts, refused = default_layouts(graph, GlobalRows(12), devices=8)
+    layouts, refused = default_layouts(graph, ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS) + len(EXPERT_LAYOUT_KINDS), {})
     for layout in layouts:
         check_plan(layout.plan, graph, 12, 8)

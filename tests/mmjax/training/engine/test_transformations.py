@@ -140,11 +140,24 @@ def test_adafactor_keeps_rows_and_columns_of_large_matrices_and_muon_one_moment(
 def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors(algorithm):
     config = OptimizerConfig(algorithm=algorithm, learning_rate=0.1, warmup_steps=0, weight_decay=0.5)
     optimizer = make_transformation(config, 10)
-    layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2)}
+    layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2), "down_bias": jnp.ones((2, 2))}
     with jax.numpy_dtype_promotion("standard"):
         changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, layer), optimizer.init(layer), layer)
     np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
     np.testing.assert_array_equal(changes["scale"], np.zeros(2))
+    np.testing.assert_array_equal(changes["down_bias"], np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("algorithm", PLAIN, ids=lambda algorithm: type(algorithm).__name__)
+def test_selection_biases_change_by_their_rate_against_the_excess_load(algorithm):
+    optimizer = make_transformation(OptimizerConfig(algorithm=algorithm, selection_bias_rate=0.25), 10)
+    layer = {"kernel": jnp.ones((2, 2)), "selection_bias": jnp.ones(4)}
+    excess = {"kernel": jnp.ones((2, 2)), "selection_bias": 1e-9 * jnp.asarray([3.0, -0.5, 1e-5, -2.5])}
+    state = optimizer.init(layer)
+    for _ in range(2):
+        with jax.numpy_dtype_promotion("standard"):
+            changes, state = optimizer.update(excess, state, layer)
+        np.testing.assert_array_equal(changes["selection_bias"], [-0.25, 0.25, 0.0, 0.25])
 
 
 @pytest.mark.parametrize(

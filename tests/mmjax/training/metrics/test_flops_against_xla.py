@@ -62,7 +62,7 @@ def test_a_layer_has_the_flops_that_xla_counts(kind):
     name = kind.partition(",")[0]
     spec = module_graph(STACKS[kind])[name].layer
     squares = TOKENS**2 * (2 if name == "backbone" else 1)  # the plain form computes what a causal mask hides
-    assert spec.flops.at(np.array([TOKENS, squares, 1.0])) == ours
+    assert spec.flops.at(np.array([TOKENS, squares, 1.0, 0.0])) == ours
 
 
 def test_an_encoder_of_a_users_own_has_the_flops_that_xla_counts():
@@ -77,7 +77,7 @@ def test_an_encoder_of_a_users_own_has_the_flops_that_xla_counts():
     given = abstract_module_parameters(module), batch
     theirs, ours = xla_flops(whole, *given), count_flops(whole, *given)
     assert abs(theirs / ours - 1) < TOLERANCE
-    assert module_graph(model)["sensor"].forward_flops(np.array([TOKENS, TOKENS**2, 1.0])) == ours
+    assert module_graph(model)["sensor"].forward_flops(np.array([TOKENS, TOKENS**2, 1.0, 0.0])) == ours
 
 
 def test_a_generator_has_the_flops_that_xla_counts():
@@ -97,4 +97,4 @@ def test_a_generator_has_the_flops_that_xla_counts():
     theirs = xla_flops(whole, abstract_module_parameters(module), inputs, batch)
     ours = count_flops(whole, abstract_module_parameters(module), inputs, batch)
     assert abs(theirs / ours - 1) < TOLERANCE
-    assert module_graph(model)["generator"].forward_flops(np.array([0.0, 0.0, 1.0])) == ours
+    assert module_graph(model)["generator"].forward_flops(np.array([0.0, 0.0, 1.0, 0.0])) == ours

@@ -6,7 +6,16 @@ import math
 import jax
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, DiTConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import (
+    AudioConfig,
+    BackboneConfig,
+    DiTConfig,
+    LatentAttentionConfig,
+    ModelConfig,
+    UNetConfig,
+    VisionConfig,
+)
+from configs.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import model_modules
@@ -78,6 +87,28 @@ def test_heads_that_rotate_by_three_axes_keep_pairs_for_each():
     small = shrink_model(large, 40)
     assert (small.backbone.head_width, small.backbone.rope_sections) == (8, (2, 1, 1))
     assert small.backbone.rope_interleaved and shrink_model(small, 40) == small
+
+
+@pytest.mark.parametrize("rope_width", [0, 96])
+def test_pairs_of_channels_keep_a_factor_each(rope_width):
+    pairs = (rope_width or 128) // 2
+    scaling = LongRopeScaling(
+        short_factors=(1.0,) * pairs, long_factors=(2.0,) * pairs, original_positions=4096, factor=32.0
+    )
+    backbone = dataclasses.replace(
+        LARGE.backbone, attention_width=64 * 128, rope_width=rope_width, rope_scaling=scaling
+    )
+    small = shrink_model(dataclasses.replace(LARGE, backbone=backbone), 40).backbone
+    assert (small.head_width, small.rotary_width) == (4, 2 if rope_width else 4)
+
+
+def test_latent_vectors_become_narrow():
+    latent = LatentAttentionConfig(query_rank=1536)
+    backbone = dataclasses.replace(LARGE.backbone, kv_heads=64, latent_attention=latent)
+    small = shrink_model(dataclasses.replace(LARGE, backbone=backbone), 40).backbone
+    assert small.latent_attention == LatentAttentionConfig(
+        query_rank=8, kv_rank=8, nope_width=4, rope_width=4, value_width=4
+    )
 
 
 def test_features_of_encoder_layers_stay():

@@ -49,27 +49,75 @@ TOWERS = {
 }
 """Likewise of each vision tower."""
 
-WHOLE = {
-    "gemma3": {
-        "vision_config": {**VISION, "vision_use_head": False},
-        "text_config": DECODERS["gemma3_text"][1],
-        "mm_tokens_per_image": 4,
-    },
-    "qwen2_5_vl": {
-        "vision_config": {**QWEN_VISION, "window_size": 8, "fullatt_block_indexes": [1]},
-        "text_config": {**TEXT, **MROPE},
-    },
-    "qwen3_vl": {
-        "vision_config": {**QWEN_VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": [0]},
-        "text_config": {**TEXT, **HEAD, **MROPE},
-    },
-    "internvl": {
-        "vision_config": {**VISION, "image_size": [16, 16], "patch_size": [4, 4]},
-        "text_config": {**TEXT, "model_type": "qwen2"},
-        "tie_word_embeddings": False,
-    },
+QWEN25_VISION = {**QWEN_VISION, "window_size": 8, "fullatt_block_indexes": [1]}
+AUDIO = {
+    "num_mel_bins": 16,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 36,
+    "max_source_positions": 20,
 }
-"""Values of the configuration of each whole model, by its model type."""
+WHOLE = {
+    "gemma3": (
+        "Gemma3",
+        {
+            "vision_config": {**VISION, "vision_use_head": False},
+            "text_config": DECODERS["gemma3_text"][1],
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "internvl": (
+        "InternVL",
+        {
+            "vision_config": {**VISION, "image_size": [16, 16], "patch_size": [4, 4]},
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llava_onevision": (
+        "LlavaOnevision",
+        {
+            "vision_config": {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
+            "text_config": {"model_type": "qwen2", **TEXT},
+        },
+    ),
+    "paligemma": (
+        "PaliGemma",
+        {
+            "vision_config": {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
+            "text_config": {**DECODERS["gemma2"][1], "model_type": "gemma2"},
+            "projection_dim": 32,
+        },
+    ),
+    "pixtral": (
+        "Llava",
+        {
+            "vision_config": {"model_type": "pixtral", **VISION},
+            "text_config": {**DECODERS["mistral"][1], "model_type": "mistral"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+    "qwen2_5_vl": ("Qwen2_5_VL", {"vision_config": QWEN25_VISION, "text_config": {**TEXT, **MROPE}}),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "vision_config": {**QWEN_VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": [0]},
+            "text_config": {**TEXT, **HEAD, **MROPE},
+        },
+    ),
+    "qwen2_audio": ("Qwen2Audio", {"audio_config": AUDIO, "text_config": TEXT}),
+    "qwen2_5_omni_thinker": (
+        "Qwen2_5OmniThinker",
+        {
+            "vision_config": QWEN25_VISION,
+            "audio_config": {**AUDIO, "n_window": 6, "output_dim": 32},
+            "text_config": {**TEXT, **MROPE},
+        },
+    ),
+}
+"""Likewise of each whole model."""
 
 
 def save_small_model(kind: str, folder: pathlib.Path) -> Any:
@@ -78,15 +126,9 @@ def save_small_model(kind: str, folder: pathlib.Path) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    if kind in WHOLE:
-        config = transformers.CONFIG_MAPPING[kind](**WHOLE[kind])
-        model = transformers.AutoModelForImageTextToText.from_config(config)
-    elif kind in TOWERS:
-        prefix, values = TOWERS[kind]
-        model = getattr(transformers, f"{prefix}Model")(getattr(transformers, f"{prefix}Config")(**values))
-    else:
-        prefix, values = DECODERS[kind]
-        config = transformers.CONFIG_MAPPING[kind](**values)
-        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
-    model.eval().save_pretrained(folder)
+    suffixes = {"ForCausalLM": DECODERS, "Model": TOWERS, "ForConditionalGeneration": WHOLE}
+    suffix, ((prefix, values),) = next((suffix, [kinds[kind]]) for suffix, kinds in suffixes.items() if kind in kinds)
+    of = getattr(transformers, prefix + suffix)
+    model = of(of.config_class(**values)).eval()
+    model.save_pretrained(folder)
     return model

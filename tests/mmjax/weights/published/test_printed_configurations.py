@@ -20,6 +20,7 @@ from tests.mmjax.weights.published.encoders.vision_parity import picture
 from tests.mmjax.weights.published.small_checkpoints import DECODERS, TOWERS, VOCABULARY, WHOLE, save_small_model
 
 torch = pytest.importorskip("torch")
+soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("transformers")
 
 BASE = """
@@ -38,26 +39,31 @@ conversations.Conversations.train = (("told", @llava.LlavaJson()),)
 data_config.DataConfig:
   rows = 2
   tokens = 128
-  patches = 128
+  patches = 0
 """
 OF_TEXT_ALONE = """
 from __gin__ import dynamic_registration
 from configs import architectures
-from data import data_config
 architectures.ModelConfig.encoders = ()
-data_config.DataConfig.patches = 0
 """
+CAPACITIES = {"image": ("patches", 128), "audio": ("frames", 64)}
+SHOWN = {**dict.fromkeys([*TOWERS, *WHOLE], ("image",)), "qwen2_audio": ("audio",)} | {
+    "qwen2_5_omni_thinker": ("image", "audio")
+}
 ANSWERS = ("A ship.", "A ship on the sea.", "Waves, as high as a house.", "It is a harbour at night, with its lights.")
 
 
-def write_conversations(folder: pathlib.Path, seen: bool) -> pathlib.Path:
-    """A file of conversations, each about a picture of its own if `seen`."""
+def write_conversations(folder: pathlib.Path, shown: tuple[str, ...]) -> pathlib.Path:
+    """A file of conversations, each about a picture or sound of its own, or both, or neither."""
     entries = []
     for number, answer in enumerate(ANSWERS):
-        Image.fromarray(picture(number, 16, 16)).save(folder / f"{number}.png")
-        asked = {"from": "human", "value": "<image>\nWhat is it?" if seen else "What is it?"}
-        media = {"image": f"{number}.png"} if seen else {}
-        entries.append({**media, "conversations": [asked, {"from": "gpt", "value": answer}]})
+        files = {"image": f"{number}.png", "audio": f"{number}.wav"}
+        Image.fromarray(picture(number, 16, 16)).save(folder / files["image"])
+        samples = np.random.default_rng(number).normal(size=1600).astype(np.float32) / 10
+        soundfile.write(folder / files["audio"], samples, 16_000)
+        asked = "".join(f"<{kind}>\n" for kind in shown) + "What is it?"
+        turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
+        entries.append({**{kind: files[kind] for kind in shown}, "conversations": turns})
     (folder / "data.json").write_text(json.dumps(entries))
     return folder / "data.json"
 
@@ -66,15 +72,16 @@ def write_conversations(folder: pathlib.Path, seen: bool) -> pathlib.Path:
 def trained(tmp_path):
     """Returns a function that trains a checkpoint as it is printed: the configuration, and the losses of two steps."""
 
-    def run(folder: pathlib.Path, seen: bool) -> tuple[TrainConfig, list[dict[str, float]]]:
+    def run(folder: pathlib.Path, shown: tuple[str, ...]) -> tuple[TrainConfig, list[dict[str, float]]]:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             convert.COMMAND.prepare(convert.COMMAND.parse([f"--folder={folder}", "--print"]))()
-        texts = (BASE, *(() if seen else (OF_TEXT_ALONE,)), printed.getvalue())
+        texts = (BASE, *(() if shown else (OF_TEXT_ALONE,)), printed.getvalue())
         files = [tmp_path / f"{number}.gin" for number in range(len(texts))]
         for file, text in zip(files, texts, strict=True):
             file.write_text(text)
-        data = f"--gin.LlavaJson.path='{write_conversations(tmp_path, seen)}'"
-        flags = [*(f"--gin_file={file}" for file in files), data, f"--workdir={tmp_path / 'run'}"]
+        data = f"--gin.LlavaJson.path='{write_conversations(tmp_path, shown)}'"
+        sizes = [f"--gin.DataConfig.{name}={size}" for name, size in map(CAPACITIES.get, shown)]
+        flags = [*(f"--gin_file={file}" for file in files), data, *sizes, f"--workdir={tmp_path / 'run'}"]
         with contextlib.redirect_stdout(io.StringIO()):
             assert train.COMMAND.prepare(train.COMMAND.parse(flags))() == 0
         return cli.configured(TrainConfig), read_metrics(tmp_path / "run")
@@ -105,15 +112,15 @@ def published_loss(theirs, config: TrainConfig) -> float:
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_trains_from_the_loss_of_the_published_one(kind, trained, tmp_path):
     theirs = save_small_model(kind, tmp_path / "saved")
-    config, (first, second) = trained(tmp_path / "saved", seen=False)
+    config, (first, second) = trained(tmp_path / "saved", ())
     assert first["loss/backbone"] == pytest.approx(published_loss(theirs, config), rel=1e-5)
     assert second["loss/backbone"] < first["loss/backbone"]
 
 
-@pytest.mark.parametrize("kind", [*TOWERS, *WHOLE])
-def test_a_tower_or_a_whole_model_trains_on_pictures(kind, trained, tmp_path):
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_tower_or_a_whole_model_trains_on_pictures_and_sounds(kind, trained, tmp_path):
     save_small_model(kind, tmp_path / "saved")
-    config, (first, second) = trained(tmp_path / "saved", seen=True)
+    config, (first, second) = trained(tmp_path / "saved", SHOWN[kind])
     assert [part for part, _ in config.pretrained_weights] == ["vision" if kind in TOWERS else "model"]
     assert first["loss/backbone"] == pytest.approx(math.log(VOCABULARY), abs=0.2)
     assert second["loss/backbone"] < first["loss/backbone"]

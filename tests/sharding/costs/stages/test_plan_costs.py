@@ -28,9 +28,9 @@ MODEL = ModelConfig(
 GRAPH = module_graph(MODEL)
 COSTS = AnalyticCostModel(CLUSTERS["a100"])
 ROWS = {
-    "vision": np.array([[64.0, 64.0**2, 1.0], [128.0, 2 * 64.0**2, 2.0]] * 2),
-    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0]] * 4),
-    "generator": np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] * 2),
+    "vision": np.array([[64.0, 64.0**2, 1.0, 0.0], [128.0, 2 * 64.0**2, 2.0, 0.0]] * 2),
+    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0, 0.0]] * 4),
+    "generator": np.array([[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]] * 2),
 }
 BATCH = BatchCosts(GRAPH, COSTS, ROWS)
 ALL = trained_parts(GRAPH, ("all",))
@@ -209,7 +209,7 @@ def test_a_plan_may_name_the_transfer_of_tokens_to_experts(ep, cheaper):
 def test_replicas_that_exchange_tokens_wait_for_the_slowest():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
-    uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0] for n in range(1, 9)])}
+    uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0, 0.0] for n in range(1, 9)])}
     free, bound = (
         plan_costs(ranked(4, ep=ep), BatchCosts(graph, COSTS, uneven), trains).stages["backbone", 0] for ep in (1, 2)
     )
@@ -291,7 +291,7 @@ def test_layers_without_sequence_parallelism_are_not_divided():
     )
     hop = (("vision", 0), ("backbone", 0))
     np.testing.assert_array_equal(divided.hops[hop], whole.hops[hop])
-    load, two = np.array([100.0, 1e4, 1.0]), LayerParallelism(2, collectives="ring")
+    load, two = np.array([100.0, 1e4, 1.0, 0.0]), LayerParallelism(2, collectives="ring")
     for layer, _ in GRAPH["vision"].all_layers:
         alone = saved_activation_bytes(layer, load, dataclasses.replace(two, collectives="reduce"), "none", COSTS)
         assert (saved_activation_bytes(layer, load, two, "none", COSTS) < alone) == layer.sequence_parallel, layer.name
@@ -308,7 +308,7 @@ def costs_of_a_language_model(recompute: str) -> StepCosts:
     )
     graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
     plan = Plan((UnitPlan("backbone", ("backbone",), (0,), layers=(DEPTH,), recompute=(recompute,)),), 2)
-    rows = {"backbone": np.tile([LENGTH, LENGTH**2, 1.0], (2, 1))}
+    rows = {"backbone": np.tile([LENGTH, LENGTH**2, 1.0, 0.0], (2, 1))}
     return plan_costs(plan, BatchCosts(graph, COSTS, rows), trained_parts(graph, ("all",)))
 
 

@@ -27,7 +27,7 @@ SECONDS = st.floats(0.01, 10)
 
 
 def batch(tokens: float, graph=GRAPH) -> BatchCosts:
-    return BatchCosts(graph, A100, {"backbone": np.array([[tokens, tokens**2, 1.0]] * 16)})
+    return BatchCosts(graph, A100, {"backbone": np.array([[tokens, tokens**2, 1.0, 0.0]] * 16)})
 
 
 def step(costs: BatchCosts, trained=ALL, **fields):

@@ -32,8 +32,8 @@ MICROBATCHES, ROWS = 2, 40
 random = np.random.default_rng(0)
 IMAGES = random.integers(0, 5, ROWS).astype(float)
 LOADS = {
-    "vision": np.stack([64 * IMAGES, 64**2 * IMAGES, IMAGES], axis=1),
-    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0]] * ROWS) * random.uniform(0.5, 1, (ROWS, 1)),
+    "vision": np.stack([64 * IMAGES, 64**2 * IMAGES, IMAGES, 0 * IMAGES], axis=1),
+    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0, 0.0]] * ROWS) * random.uniform(0.5, 1, (ROWS, 1)),
 }
 BATCH = BatchCosts(GRAPH, COSTS, LOADS)
 ALL = trained_parts(GRAPH, ("all",))
@@ -203,7 +203,8 @@ def test_work_of_experts_and_other_layers_is_that_of_the_costs_but_for_gathers(m
 def test_a_device_holds_what_its_own_replicas_save_of_the_microbatches_in_flight(recompute):
     """Images are in the first row of even microbatches and in the second of odd ones: no device has all of them."""
     images = np.array([8.0, 0, 0, 8] * 2)
-    loads = {"vision": np.stack([64 * images, 64**2 * images, images], axis=1), "backbone": np.full((8, 3), 100.0)}
+    vision = np.stack([64 * images, 64**2 * images, images, 0 * images], axis=1)
+    loads = {"vision": vision, "backbone": np.full((8, 4), 100.0)}
     batch = BatchCosts(GRAPH, COSTS, loads)
     plan = chain(1, 2, 2, (3, 4))
     plan = Plan((dataclasses.replace(plan.units[0], recompute=(recompute, "none")),), 4)

@@ -1,10 +1,13 @@
 """Module tables equal the costs of the plans made from their candidates, if all rows are equal."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
+from sharding.planners.schedule_fields import generator_stages
 from sharding.planners.tables.row_bytes import RowBytes
 from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
 
@@ -30,15 +33,18 @@ def test_table_entries_match_the_costs_that_the_simulator_gets(recipe):
                 np.array([n]) for n in (choice.candidate, choice.rows, choice.dp, layout.microbatches)
             )
             stages = {module: of.module_tables[module].pp[c.candidate] for module, c in layout.choices.items()}
-            downstream = float(of.has_generators) if of.graph[name].is_backbone else 0.0
+            deep = generator_stages(of, layout)
+            downstream = float(deep) if of.graph[name].is_backbone else 0.0
             if not of.graph[name].inputs and not of.graph[name].is_backbone:
-                downstream = stages[of.graph.backbone.name] + float(of.has_generators)
+                downstream = float(stages[of.graph.backbone.name] + deep)
             need = float(table.peak_bytes(way, rows, dp, np.array([downstream]), most)[0])
             lanes = [lane for lane in timeline.lanes if lane.rank[0] == unit.name]
             held = max(timeline.lane_peak_memory(lane) for lane in lanes)
             static = max(each.static_bytes for each in costs)
             # Tables leave out what a stage exchanges: what it holds beyond the state of its kind of stage.
-            kinds = [(number == 0, count, number == unit.pp - 1) for number, count in enumerate(unit.layers)]
+            borders = itertools.pairwise(itertools.accumulate(unit.layers, initial=0))
+            owned = [of.graph[name].count_kinds(*each) for each in borders]
+            kinds = [(number == 0, counts, number == unit.pp - 1) for number, counts in enumerate(owned)]
             state = dict(zip(dict.fromkeys(kinds), table.static_bytes(way, rows, dp)[0], strict=False))
             exchanged = max(each.static_bytes - state[kind] for each, kind in zip(costs, kinds, strict=True))
             assert held <= (need + exchanged) * (1 + 1e-6)

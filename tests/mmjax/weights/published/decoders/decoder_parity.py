@@ -34,9 +34,11 @@ def import_backbone(folder: pathlib.Path) -> Tree:
     return import_parameters(folder, as_model(config), config.name, (backbone_module(config),))[config.name]
 
 
-def backbone_logits(folder: pathlib.Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    """Logits of every position, in rows that are one segment each."""
-    config, parameters = read_backbone_config(folder), import_backbone(folder)
+def backbone_logits(
+    folder: pathlib.Path, tokens: np.ndarray = TOKENS, config: BackboneConfig | None = None
+) -> np.ndarray:
+    """Logits of every position, in rows that are one segment each; by default of the folder's configuration."""
+    config, parameters = config or read_backbone_config(folder), import_backbone(folder)
     embed, *stacks, head = backbone_module(config).pieces
     ones = jnp.ones(tokens.shape, jnp.int32)
     batch = {

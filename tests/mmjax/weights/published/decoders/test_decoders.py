@@ -1,5 +1,6 @@
 """Small random decoders of transformers: logits, export after import, configurations."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -8,7 +9,7 @@ import pytest
 
 from configs.architectures import BackboneConfig
 from configs.errors import UserError
-from configs.rope import Llama3Scaling, YarnScaling
+from configs.rope import Llama3Scaling, LongRopeScaling, YarnScaling
 from mmjax.weights import registry
 from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader
@@ -63,6 +64,27 @@ LATENT = {
     "topk_group": 1,
     "num_experts_per_tok": 2,
 }
+OLMO3 = {**SMALL, "num_hidden_layers": 5, "sliding_window": 3}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 100.0}
+PHI4_MINI = {**SMALL, "hidden_size": 32, "sliding_window": None, "pad_token_id": 0, "tie_word_embeddings": True}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [2.0, 4.0, 8.0],
+    "partial_rotary_factor": 0.75,
+}
+LLAMA4 = {
+    **SMALL,
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "intermediate_size_mlp": 24,
+    "moe_layers": [],
+    "attention_chunk_size": 5,
+    "floor_scale": 3,
+    "attn_scale": 0.7,
+    "rms_norm_eps": 1e-3,
+}
 
 CASES = {
     "llama 2": ("Llama", SMALL),
@@ -83,6 +105,7 @@ CASES = {
     "mistral": ("Mistral", {**SMALL, "head_dim": 8, "sliding_window": 5}),
     "mistral without a window": ("Mistral", {**SMALL, "sliding_window": None}),
     "qwen 3": ("Qwen3", {**SMALL, "head_dim": 8}),
+    "gemma": ("Gemma", {**SMALL, "head_dim": 8}),
     "gemma 2": ("Gemma2", {**SMALL, "num_hidden_layers": 3, **WIDE, "attn_logit_softcapping": 2.0}),
     "gemma 3": ("Gemma3Text", {**SMALL, "num_hidden_layers": 7, **WIDE}),
     "olmo 2": ("Olmo2", SMALL),
@@ -90,6 +113,20 @@ CASES = {
     "deepseek v3 without experts, queries from the input, stretched": (
         "DeepseekV3",
         {**LATENT, "q_lora_rank": None, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "olmo 3": ("Olmo3", {**OLMO3, "rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL_ROPE}}),
+    "olmo 3, not stretched": ("Olmo3", OLMO3),
+    "phi 4 mini": ("Phi3", {**PHI4_MINI, "rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+    "llama 4 without experts": ("Llama4Text", LLAMA4),
+    "llama 4 without experts, chunks, temperature and norms": (
+        "Llama4Text",
+        {
+            **LLAMA4,
+            "attention_chunk_size": None,
+            "attn_temperature_tuning": False,
+            "use_qk_norm": False,
+            "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},
+        },
     ),
     "phi 3": ("Phi3", {**SMALL, "sliding_window": 5, "pad_token_id": 0}),
 }
@@ -99,10 +136,13 @@ CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "Mistral": "MistralForCausalLM",
     "Qwen3": "Qwen3ForCausalLM",
+    "Gemma": "GemmaForCausalLM",
     "Gemma2": "Gemma2ForCausalLM",
     "Gemma3Text": "Gemma3ForCausalLM",
     "Olmo2": "Olmo2ForCausalLM",
     "DeepseekV3": "DeepseekV3ForCausalLM",
+    "Olmo3": "Olmo3ForCausalLM",
+    "Llama4Text": "Llama4ForCausalLM",
     "Phi3": "Phi3ForCausalLM",
 }
 
@@ -164,6 +204,27 @@ def test_rope_scaling_is_read(saved):
     assert isinstance(read_backbone_config(saved("llama stretched by yarn")[0]).rope_scaling, YarnScaling)
 
 
+def test_longrope_divides_by_other_numbers_in_long_texts(saved, tmp_path):
+    """As many tokens as exceed the original positions, for which transformers changes to the other numbers."""
+    folder = saved("phi 4 mini")[0]
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"original_max_position_embeddings": ORIGINAL}
+    values["rope_parameters"]["original_max_position_embeddings"] = ORIGINAL
+    (copy := tmp_path / "long").mkdir()
+    (copy / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (copy / "config.json").write_text(json.dumps(values))
+    config = read_backbone_config(copy)
+    assert (
+        isinstance(config.rope_scaling, LongRopeScaling)
+        and config.rope_scaling.factor == 8.0
+        and config.rope_width == 6
+    )
+    long = dataclasses.replace(config, rope_scaling=dataclasses.replace(config.rope_scaling, long=True))
+    assert_close(backbone_logits(copy, config=long), published_logits(copy))
+    phi = registry.find_architecture("phi3")
+    assert registry.write_architecture(phi, long) == registry.write_architecture(phi, config)
+
+
 def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     """transformers has no InternLM2, so the test writes the weights of a Llama in InternLM2's layout."""
     folder, expected = saved("llama 2")
@@ -205,13 +266,18 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     ("model_type", "values", "message"),
     [
         ("llama", {**SMALL, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
-        ("llama", {**SMALL, "rope_parameters": {"rope_type": "longrope"}}, "of type 'longrope'; only default, linear"),
+        ("llama", {**SMALL, "rope_parameters": {"rope_type": "dynamic"}}, "of type 'dynamic'; only default, linear"),
+        ("llama", {**SMALL, "rope_parameters": {"full_attention": YARN}}, "are those of full_attention apart"),
+        ("olmo3", {**OLMO3, "rope_parameters": {"full_attention": LOCAL_ROPE, "sliding_attention": YARN}}, "'yarn'"),
+        ("gemma", {**SMALL, "hidden_act": "relu"}, "hidden_act is 'relu'"),
         ("gemma2", {**SMALL, "use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("mistral", {**SMALL, "layer_types": ["chunked_attention"] * 2}, "layer_types is"),
-        ("phi3", {**SMALL, "partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
+        ("phi3", {**SMALL, "attention_bias": True}, "attention_bias is true"),
         ("deepseek_v3", {**LATENT, "attention_bias": True}, "attention_bias is true"),
         ("deepseek_v3", {**LATENT, "rope_interleave": False}, "rope_interleave is false"),
         ("deepseek_v3", {**LATENT, "num_key_value_heads": 2}, "num_key_value_heads is 2; only 4"),
+        ("llama4_text", {**LLAMA4, "layer_types": ["chunked_attention"] * 5}, "layer 3 has chunked_attention and no"),
+        ("llama4_text", {**LLAMA4, "attention_bias": True}, "attention_bias is true"),
         ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
         ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
         ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),

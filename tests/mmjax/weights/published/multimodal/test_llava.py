@@ -12,7 +12,6 @@ import pytest
 from configs.errors import UserError
 from mmjax.models.model import model_modules, run_model
 from mmjax.weights import registry
-from mmjax.weights.folder import open_folder
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
 from tests.mmjax.weights.published.multimodal.vision_language_parity import (
@@ -193,6 +192,9 @@ def test_models_with_other_modules_than_llavas_are_refused(saved):
             parameter_initializer(other, 0, (("model", str(folder)),))
 
 
-def test_image_newline_is_a_tensor_of_llava_next(saved):
-    _, folder = saved("llava_next")
-    assert "image_newline" in open_folder(folder, "model").tensors
+def test_image_newline_is_the_backbones_newline_vector(saved):
+    theirs, folder = saved("llava_next")
+    model, _, parameters = ours(folder)
+    assert model.backbone.newline
+    found = parameters["backbone"]["embed"]["000"]["newline"]
+    np.testing.assert_array_equal(found, theirs.model.image_newline.detach().numpy())

@@ -180,6 +180,30 @@ def test_a_written_config_reads_back_equal(kind, saved):
     assert published.read_config(json.loads(json.dumps(registry.write_architecture(published, config)))) == config
 
 
+def test_files_with_the_decoders_values_beside_vision_config_are_read():
+    """As the authors of Qwen2-VL-7B wrote them."""
+    values = {
+        "model_type": "qwen2_vl",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vocab_size": 152064,
+        "vision_config": {"model_type": "qwen2_vl", "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "in_chans": 3},
+    }
+    _, config = registry.read_architecture(values)
+    (seen,), backbone = config.encoders, config.backbone
+    assert (seen.width, seen.depth, seen.merge, seen.temporal_patch) == (1280, 32, 2, 2)
+    assert (backbone.width, backbone.rope_base, backbone.rope_sections) == (3584, 1e6, (16, 24, 24))
+    assert backbone.rope_scaling is None and backbone.positions_per_second == 0
+
+
 def test_a_file_without_sections_is_refused():
     values = {"model_type": "qwen3_vl", "vision_config": VISION, "text_config": TEXT}
     with pytest.raises(UserError, match="has no mrope_section"):

@@ -1,0 +1,1 @@
+"""Context parallelism: how even the work of its ranks is, and what they hold."""

@@ -1,0 +1,27 @@
+"""Kinds of attention that the layers of one language model may have."""
+
+import dataclasses
+from typing import Literal, get_args
+
+from configs.checks import require_positive, require_types
+
+AttentionKind = Literal["global", "local", "chunked", "unrotated"]
+ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
+"""What a position attends to: all earlier ones; those of a window; those of its chunk; all, without their positions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionTemperature:
+    """Sharper scores at later positions (arXiv 2501.19399): queries times 1 + scale ln(1 + floor((p + 1) / positions)).
+
+    Attributes:
+        scale: How much sharper.
+        positions: Positions p that have the same factor.
+    """
+
+    scale: float = 0.1
+    positions: int = 8192
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_positive(self, "positions")

@@ -1,0 +1,85 @@
+"""Jinja as published chat templates expect it: sandboxed, with the tag that marks what the assistant says."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from data.errors import DataError
+from data.extras import missing_extra
+
+try:
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.parser
+    import jinja2.sandbox
+except ImportError as error:
+    raise missing_extra("a tokenizer's own chat template", "chat", error) from error
+
+SAID_BEGINS, SAID_ENDS = "\ue002", "\ue003"
+"""Signs around what stands within `{% generation %}`."""
+
+
+class TemplateRefusalError(Exception):
+    """A template raised an error for a conversation."""
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` and `{% endgeneration %}`, between which stands what the assistant says."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The nodes of the body between two signs."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begins, ends = (
+            jinja2.nodes.Output([jinja2.nodes.TemplateData(sign)]).set_lineno(line) for sign in (SAID_BEGINS, SAID_ENDS)
+        )
+        return [begins, *body, ends]
+
+
+def render(
+    source: str, variables: Mapping[str, str], messages: Sequence[Mapping[str, Any]], generation_prompt: bool
+) -> str:
+    """The text of a conversation.
+
+    The date is not given to templates, so that a sample is the same on every day.
+
+    Args:
+        source: The template.
+        variables: Spellings of special tokens, by name.
+        messages: The turns, each with `role` and `content`.
+        generation_prompt: Whether what precedes the assistant's next answer follows.
+
+    Raises:
+        DataError: The source is no template.
+        TemplateRefusalError: It raises an error for these messages.
+    """
+    template = _compiled(source)
+    try:
+        return template.render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=generation_prompt, **variables
+        )
+    # A template can make any operation of Python fail.
+    except Exception as error:
+        raise TemplateRefusalError(f"{error}".splitlines()[0] if f"{error}" else type(error).__name__) from error
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = _refuse
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        where = f"{error.message} in line {error.lineno}"
+        raise DataError(f"the tokenizer's chat template cannot be read: {where}") from error
+
+
+def _refuse(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))

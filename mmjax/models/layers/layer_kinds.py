@@ -1,0 +1,32 @@
+"""Layers of one stack that differ in what they read, such as masks and rotations, and not in their parameters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mmjax.models.layers.transformer import SharedInputs
+
+InputsOfKinds = SharedInputs | tuple[SharedInputs, ...]
+"""What the blocks of a stage read: alike for all, or for every kind of layer that the stack has."""
+
+
+def inputs_of_layer(inputs: InputsOfKinds, kind_of_layers: tuple[int, ...], layer: int | jax.Array) -> SharedInputs:
+    """What the block of a layer reads; in a scan over layers the number is traced, and it is chosen on the device.
+
+    Args:
+        inputs: What the kinds read, of the same shapes.
+        kind_of_layers: For every layer of the stack the number of its kind.
+        layer: Number of the layer.
+    """
+    if isinstance(inputs, SharedInputs):
+        return inputs
+    if isinstance(layer, int):
+        return inputs[kind_of_layers[layer]]
+    kind = jnp.array(kind_of_layers, jnp.int32)[layer]
+
+    def choose(*of_kinds: Any) -> Any:
+        return of_kinds[0] if all(each is of_kinds[0] for each in of_kinds) else lax.select_n(kind, *of_kinds)
+
+    return jax.tree.map(choose, *inputs)

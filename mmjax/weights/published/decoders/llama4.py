@@ -1,0 +1,136 @@
+"""The text models of Llama 4, `Llama4ForCausalLM`: experts whose inputs are weighted, in all layers or in every few.
+
+All experts of a layer are in one tensor for gate and up, one after the other, and one for down.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from mmjax.weights.published.decoders.llama4_attention import (
+    llama4_attention_rules,
+    read_llama4_attention,
+    write_llama4_attention,
+)
+from mmjax.weights.published.decoders.llama_like import (
+    BLOCK,
+    embedding_and_head_rules,
+    ignored_buffers,
+    mlp_rules,
+    read_decoder,
+    tied_head_duplicates,
+    write_decoder,
+)
+from mmjax.weights.published.decoders.sparse_layers import block_rules
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
+
+MLP = f"{BLOCK}.feed_forward"
+DEFAULTS = {
+    "head_dim": 128,
+    "rope_theta": 5e5,
+    "rms_norm_eps": 1e-5,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 1,
+    "router_aux_loss_coef": 0.001,
+}
+ROUTER = RouterConfig(scores="sigmoid", normalise=False, weighted="inputs")
+
+
+def rules(config: BackboneConfig) -> Rules:
+    """Rules of the backbone."""
+    everywhere = (*embedding_and_head_rules(config), *llama4_attention_rules(config))
+    return {config.name: block_rules(config, everywhere, _routed_rules(), mlp_rules(config, "feed_forward"))}
+
+
+def _routed_rules() -> tuple[Rule, ...]:
+    shared = tuple(
+        rule
+        for name in ("gate", "up", "down")
+        for rule in linear_rules(f"{MLP}.shared_expert.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False)
+    )
+    return (
+        Rule(f"{MLP}.router.weight", "blocks/mlp/router", LINEAR),
+        Rule(
+            f"{MLP}.experts.gate_up_proj",
+            ("blocks/mlp/gate", "blocks/mlp/up"),
+            Fused(axis=2, part_layout=IDENTITY),
+        ),
+        Rule(f"{MLP}.experts.down_proj", "blocks/mlp/down"),
+        *shared,
+    )
+
+
+def read_config(values: Mapping[str, Any]) -> BackboneConfig:
+    """Reads transformers' Llama4TextConfig; keys that a file leaves out are as in Llama 4 Scout."""
+    values = {**DEFAULTS, **values}
+    if values.get("router_jitter_noise"):
+        raise ValueError(f"router_jitter_noise is {values['router_jitter_noise']!r}; only 0.0 can be computed")
+    step, depth = values["interleave_moe_layer_step"], values["num_hidden_layers"]
+    layers = values.get("moe_layers")
+    layers = list(range(step - 1, depth, step)) if layers is None else sorted(layers)
+    experts = None
+    if layers:
+        experts = ExpertsConfig(
+            count=values["num_local_experts"],
+            top_k=values["num_experts_per_tok"],
+            ffn=values["intermediate_size"],
+            router=ROUTER,
+            shared_ffn=values["intermediate_size"],
+            shared_gate=False,
+            balance_weight=float(values["router_aux_loss_coef"]),
+            **_places(layers),
+        )
+    dense = {**values, "intermediate_size": values["intermediate_size_mlp"]}
+    config = read_decoder(dense, (), experts=experts, **read_llama4_attention(values))
+    if list(config.layers_with_experts) != layers:
+        raise ValueError(
+            f"moe_layers is {layers} of {depth}; only one of every few layers can have experts, to the end"
+        )
+    return config
+
+
+def _places(layers: Sequence[int]) -> dict[str, Any]:
+    """The fields `dense_layers` and `interval` of ExpertsConfig, if these are the layers with experts."""
+    first, *others = layers
+    interval = others[0] - first if others else first + 1
+    return {"dense_layers": first if first >= interval else 0, "interval": interval}
+
+
+def write_config(config: BackboneConfig) -> dict[str, Any]:
+    """Writes transformers' Llama4TextConfig."""
+    experts = config.experts
+    values = {
+        **write_decoder(config),
+        **write_llama4_attention(config),
+        "head_dim": config.head_width,
+        "intermediate_size_mlp": config.ffn,
+        "moe_layers": list(config.layers_with_experts),
+    }
+    if experts is not None:
+        values |= {
+            "intermediate_size": experts.ffn,
+            "num_local_experts": experts.count,
+            "num_experts_per_tok": experts.top_k,
+            "interleave_moe_layer_step": experts.interval,
+            "router_aux_loss_coef": experts.balance_weight,
+        }
+    require_round_trip(config, read_config(values))
+    return values
+
+
+PUBLISHED = (
+    PublishedArchitecture(
+        name="Llama4ForCausalLM",
+        model_types=("llama4_text",),
+        config_type=BackboneConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored_buffers,
+        duplicates=tied_head_duplicates,
+    ),
+)

@@ -1,0 +1,112 @@
+"""DeepSeek-V3's experts (arXiv 2412.19437, section 2.1.2), which GLM-4.5 has too: routing in groups with a bias."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from mmjax.weights.published.decoders.llama_like import BLOCK, ignored_buffers
+from mmjax.weights.published.decoders.mixtral import expert_rules
+from mmjax.weights.published.rules import Rule, linear_rules
+from mmjax.weights.published.tensor_layouts import LINEAR
+
+MLP = f"{BLOCK}.mlp"
+MATRICES = ("gate", "up", "down")
+AUXILIARY_WEIGHT = 0.0001
+"""Weight of the balancing loss in the paper; transformers has none."""
+
+REQUIRED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+"""Keys of the authors' files, with the only values that can be computed."""
+
+DIGITS = 12  # of the balancing loss, whose weight is divided by the number of chosen experts
+
+
+def routed_rules(config: BackboneConfig) -> tuple[Rule, ...]:
+    """Rules of the router, the experts, and the one of all tokens; none where all layers are dense."""
+    if config.experts is None:
+        return ()
+    has_bias = config.experts.router.selection_bias
+    return (
+        Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
+        *((Rule(f"{MLP}.gate.e_score_correction_bias", "blocks/mlp/selection_bias"),) if has_bias else ()),
+        *expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES)),
+        *(
+            rule
+            for name in MATRICES
+            for rule in linear_rules(
+                f"{MLP}.shared_experts.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False
+            )
+        ),
+    )
+
+
+def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
+    """The experts that a config.json with DeepSeek-V3's keys describes; None where all layers are dense.
+
+    Raises:
+        ValueError: A key has a value that cannot be computed.
+    """
+    require_values(values, REQUIRED)
+    router = RouterConfig(
+        scores="sigmoid",
+        selection_bias=True,
+        groups=values["n_group"],
+        top_groups=values["topk_group"],
+        normalise=bool(values["norm_topk_prob"]),
+        weight_factor=float(values["routed_scaling_factor"]),
+    )
+    return read_experts(values, router)
+
+
+def require_values(values: Mapping[str, Any], required_values: Mapping[str, Any]) -> None:
+    """Raises ValueError where a key that a file has is not of the only value that can be computed."""
+    for key, required in required_values.items():
+        if values.get(key, required) != required:
+            raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
+
+
+def read_experts(values: Mapping[str, Any], router: RouterConfig) -> ExpertsConfig | None:
+    """The experts that the keys of all DeepSeeks describe, with a router; None where all layers are dense."""
+    if values["first_k_dense_replace"] >= values["num_hidden_layers"]:
+        return None
+    top_k, ffn = values["num_experts_per_tok"], values["moe_intermediate_size"]
+    return ExpertsConfig(
+        count=values["n_routed_experts"],
+        top_k=top_k,
+        ffn=ffn,
+        router=router,
+        shared_ffn=ffn * values["n_shared_experts"],
+        shared_gate=False,
+        dense_layers=values["first_k_dense_replace"],
+        # The loss here is as many times theirs as a token has experts (`load_balancing_loss`).
+        balance_weight=round(values.get("aux_loss_alpha", AUXILIARY_WEIGHT) / top_k, DIGITS),
+    )
+
+
+def write_routed_experts(config: BackboneConfig) -> dict[str, Any]:
+    """The keys that `read_routed_experts` reads."""
+    if config.experts is None:
+        return write_experts(config)
+    router = config.experts.router
+    groups = {"n_group": router.groups, "topk_group": router.top_groups, "norm_topk_prob": router.normalise}
+    return {**write_experts(config), **groups}
+
+
+def write_experts(config: BackboneConfig) -> dict[str, Any]:
+    """The keys that `read_experts` reads, and the factor of the router's weights."""
+    experts = config.experts
+    if experts is None:
+        return {"first_k_dense_replace": config.depth}
+    return {
+        "first_k_dense_replace": experts.dense_layers,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared_ffn // experts.ffn,
+        "num_experts_per_tok": experts.top_k,
+        "moe_intermediate_size": experts.ffn,
+        "routed_scaling_factor": experts.router.weight_factor,
+        "aux_loss_alpha": round(experts.balance_weight * experts.top_k, DIGITS),
+    }
+
+
+def ignored_layers(config: BackboneConfig) -> tuple[str, ...]:
+    """Computed buffers, and the layers that predict further tokens, which come after the others."""
+    return (*ignored_buffers(config), f"model.layers.{config.depth}.*")

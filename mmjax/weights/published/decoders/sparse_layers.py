@@ -1,0 +1,52 @@
+"""Decoders of which some blocks have experts and the others a dense feed-forward layer."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from configs.architectures import BackboneConfig, ExpertsConfig
+from mmjax.weights.published.decoders.llama_like import mlp_rules
+from mmjax.weights.published.rules import Rule, with_runs
+
+
+def block_rules(
+    config: BackboneConfig,
+    everywhere: Iterable[Rule],
+    routed: Iterable[Rule],
+    dense: Iterable[Rule] | None = None,
+) -> tuple[Rule, ...]:
+    """Rules of all pieces, given those of blocks as if all were in one stack.
+
+    Args:
+        config: The backbone.
+        everywhere: Rules of what all blocks have, and of other pieces.
+        routed: Rules of experts and their router.
+        dense: Rules of feed-forward layers; None for those with Llama's names.
+    """
+    runs = config.block_runs()
+    dense = mlp_rules(config) if dense is None else dense
+    places = {
+        has_experts: [(run.name, run.first) for run in runs if run.has_experts == has_experts]
+        for has_experts in (True, False)
+    }
+    return (
+        *with_runs(everywhere, "blocks", [(run.name, run.first) for run in runs]),
+        *with_runs(routed, "blocks", places[True]),
+        *with_runs(dense, "blocks", places[False]),
+    )
+
+
+def read_sparse_layers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields `dense_layers` and `interval` of ExpertsConfig, from Qwen's keys.
+
+    Raises:
+        ValueError: The dense layers are not the first ones.
+    """
+    dense = sorted(values.get("mlp_only_layers") or ())
+    if dense != list(range(len(dense))):
+        raise ValueError(f"mlp_only_layers is {dense}; only the first layers can be without experts")
+    return {"dense_layers": len(dense), "interval": values.get("decoder_sparse_step", 1)}
+
+
+def write_sparse_layers(experts: ExpertsConfig) -> dict[str, Any]:
+    """The keys that `read_sparse_layers` reads."""
+    return {"mlp_only_layers": list(range(experts.dense_layers)), "decoder_sparse_step": experts.interval}
