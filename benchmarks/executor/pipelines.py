@@ -23,7 +23,7 @@ from sharding.plans.unit_plan import ExecutorName, UnitPlan
 MICROBATCHES, RANKS, DEPTH, TOKENS = 16, 4, 16, 32
 MODEL = ModelConfig((), BackboneConfig(vocabulary=256, width=64, depth=DEPTH, heads=4, kv_heads=4, ffn=128), ())
 EXECUTORS: tuple[ExecutorName, ...] = ("dispatched", "compiled")
-CASES = [(executor, chunks) for chunks in (1, 2) for executor in EXECUTORS]
+CASES: list[tuple[ExecutorName, int]] = [(executor, chunks) for chunks in (1, 2) for executor in EXECUTORS]
 
 
 def pipeline_plan(executor: ExecutorName, chunks: int) -> Plan:

@@ -42,8 +42,13 @@ def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple
 
 
 def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
-    """The kinds of layouts for a model: those of expert parallelism only where it has experts."""
-    return LAYOUT_KINDS | (EXPERT_LAYOUT_KINDS if any(module.expert_count for module in graph.modules) else {})
+    """The kinds of layouts for a model.
+
+    Those of expert parallelism only where it has experts, those of one program only where its backbone feeds nothing.
+    """
+    has_experts = any(module.expert_count for module in graph.modules)
+    feeds = any(source == graph.backbone.name for source, _ in graph.edges)
+    return LAYOUT_KINDS | (EXPERT_LAYOUT_KINDS if has_experts else {}) | ({} if feeds else COMPILED_LAYOUT_KINDS)
 
 
 _DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
@@ -226,5 +231,21 @@ EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
     "expert and tensor ranks in a pipeline": each_its_own(
         (_DP2, _EP_TP_PP, _TP2), (_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), together=True
+    ),
+}
+
+_COMPILED = Parallelism(pp=2, executor="compiled")
+
+COMPILED_LAYOUT_KINDS: dict[str, LayoutKind] = {
+    "pipeline in one program": each_its_own(
+        (_PP2, dataclasses.replace(_COMPILED, tp=2, collectives="ring"), UNDIVIDED),
+        (UNDIVIDED, _COMPILED, UNDIVIDED),
+        microbatches=(4, *SEVERAL),
+    ),
+    "interleaved pipeline in one program": each_its_own(
+        (_DP2, dataclasses.replace(_COMPILED, dp=2, chunks=2, recompute=("selective",)), UNDIVIDED),
+        (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
+        microbatches=(3, 4, 2),
+        schedule="interleaved",
     ),
 }
