@@ -81,6 +81,11 @@ class ModelConfig:
                 raise ValueError(
                     f"ModelConfig.lora adapts {part!r}, which is no module; choose from {', '.join(names)}"
                 )
+            if any(isinstance(module, DiTConfig) and module.name == part for module in self.generators):
+                raise ValueError(
+                    f"ModelConfig.lora adapts {part!r}, a diffusion transformer, whose blocks have no adapters; adapt "
+                    "another module, or train all of it (`trainable`)"
+                )
             if adapted.count(part) > 1:
                 raise ValueError(f"ModelConfig.lora adapts {part} more than once; give it one rank")
 

@@ -146,7 +146,7 @@ def test_every_module_imports_only_from_levels_below():
             {"sharding.plan", "sharding.schedule"},
         ),
         ("mmjax.models.modalities.vision", "from mmjax.training import losses", {"mmjax.training.losses"}),
-        ("mmjax.weights.published.decoders.llama", "import jax", {"jax"}),
+        ("mmjax.weights.published.decoders.dense.llama", "import jax", {"jax"}),
         ("mmjax.weights.folder", "from mmjax.weights.published import rules", set()),
         ("mmjax.weights.folder", "from mmjax.training import config", {"mmjax.training.config"}),
         ("mmjax.training.trainer", "from mmjax import cli", {"mmjax.cli"}),

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, VisionConfig
 
-LocalKind = Literal["window", "chunk", "square"]
+LocalKind = Literal["window", "chunk", "causal_chunk", "square"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,23 +17,19 @@ class LocalAttention:
 
     Attributes:
         kind: `window`, of the last positions before each, itself included; `chunk`, equal parts that an item is cut
-            into; or `square`, windows of an image.
+            into; `causal_chunk`, to itself and those before it in its part; or `square`, windows of an image.
         size: Positions of a window or a chunk, or of a square's side.
     """
 
     kind: LocalKind
     size: int
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether a position attends only to those before it."""
-        return self.kind == "window"
-
     def pairs(self, length: Float[np.ndarray, "*shape"] | float | int) -> Float[np.ndarray, "*shape"]:
         """Pairs of an item of so many positions; of images, of a square one. See `pairs_of_grid` for others.
 
-        window    l (l + 1) / 2 with l <= w, else w (w + 1) / 2 + (l - w) w
-        chunk     floor(l / w) w² + (l mod w)²
+        window          l (l + 1) / 2 with l <= w, else w (w + 1) / 2 + (l - w) w
+        chunk           floor(l / w) w² + (l mod w)²
+        causal_chunk    half of that and of l
         """
         length = np.asarray(length, float)
         if self.kind == "window":
@@ -41,7 +37,8 @@ class LocalAttention:
             return np.asarray(within * (within + 1) / 2 + (length - within) * self.size)
         if self.kind == "square":
             return np.asarray(self._squares(np.asarray(np.sqrt(length))) ** 2)
-        return np.asarray(self._squares(length))
+        squares = self._squares(length)
+        return np.asarray((squares + length) / 2 if self.kind == "causal_chunk" else squares)
 
     def pairs_of_grid(self, rows: int, columns: int) -> float:
         """Pairs of an image of so many patches."""
@@ -59,6 +56,8 @@ def local_attention(config: EncoderConfig | BackboneConfig) -> LocalAttention | 
     """What local layers of a module attend to; None where all layers attend to whole items."""
     if isinstance(config, BackboneConfig) and "local" in config.attention_kinds:
         return LocalAttention("window", config.attention_window)
+    if isinstance(config, BackboneConfig) and "chunked" in config.attention_kinds:
+        return LocalAttention("causal_chunk", config.attention_chunk)
     if isinstance(config, VisionConfig) and config.windows:
         return LocalAttention("square", config.windows.side)
     if isinstance(config, AudioConfig) and config.chunk:
@@ -69,7 +68,7 @@ def local_attention(config: EncoderConfig | BackboneConfig) -> LocalAttention | 
 def is_local_layer(config: EncoderConfig | BackboneConfig, layer: int) -> bool:
     """Whether the attention of a layer is local."""
     if isinstance(config, BackboneConfig):
-        return config.attention_kinds[config.kind_of_layers[layer]] == "local"
+        return config.attention_kinds[config.kind_of_layers[layer]] in ("local", "chunked")
     if isinstance(config, VisionConfig) and config.windows:
         return layer not in config.windows.full_layers
     return isinstance(config, AudioConfig) and config.chunk > 0

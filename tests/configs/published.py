@@ -78,6 +78,18 @@ PARTS = {
     "gpt_175b": Published(175.0, "arXiv 2005.14165, table 2.1; Optimus, table 9"),
     "stable_diffusion_2_1": Published(0.8659, "weights of stable-diffusion-2-1 (U-Net)"),
     "audioldm_s": Published(0.181, "arXiv 2301.12503 (U-Net)"),
+    "flux_1_dev": Published(11.901, "weights of FLUX.1-dev (transformer)"),
+    "stable_diffusion_3": Published(2.028, "weights of stable-diffusion-3-medium-diffusers (transformer)"),
+    "qwen3_vl_vision": Published(0.416, "weights of Qwen3-VL-8B-Instruct (vision tower without mergers)"),
+    "gemma3_vision": Published(0.417, "weights of gemma-3-27b-it (vision tower)"),
+    "internvit_300m": Published(0.304, "model card of InternViT-300M-448px-V2_5"),
+    "qwen2_5_omni_vision": Published(0.632, "weights of Qwen2.5-Omni-7B (vision tower without merger)"),
+    "qwen2_5_omni_audio": Published(0.635, "weights of Qwen2.5-Omni-7B (audio tower without projection)"),
+    "qwen3_vl_8b_text": Published(8.19, "weights of Qwen3-VL-8B-Instruct (language model)"),
+    "qwen3_vl_30b_a3b_text": Published(30.532, "weights of Qwen3-VL-30B-A3B-Instruct (language model)"),
+    "gemma3_27b_text": Published(27.009, "weights of gemma-3-27b-it (language model)"),
+    "qwen3_8b": Published(8.19, "weights of Qwen3-8B"),
+    "qwen2_5_omni_7b_text": Published(7.616, "weights of Qwen2.5-7B, which has this shape"),
 }
 
 MODELS = {
@@ -97,4 +109,8 @@ MODELS = {
     "llava_1_6_7b": Published(7.06, "weights of llava-v1.6-vicuna-7b"),
     "llava_1_6_13b": Published(13.4, "weights of llava-v1.6-vicuna-13b"),
     "llava_1_6_34b": Published(34.8, "weights of llava-v1.6-34b"),
+    "qwen3_vl_8b": Published(8.767, "weights of Qwen3-VL-8B-Instruct"),
+    "qwen3_vl_30b_a3b": Published(31.071, "weights of Qwen3-VL-30B-A3B-Instruct"),
+    "gemma3_27b": Published(27.432, "weights of gemma-3-27b-it"),
+    "internvl3_5_8b": Published(8.528, "weights of InternVL3_5-8B"),
 }

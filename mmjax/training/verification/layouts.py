@@ -44,11 +44,15 @@ def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple
 def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
     """The kinds of layouts for a model.
 
-    Those of expert parallelism only where it has experts, those of one program only where its backbone feeds nothing.
+    Some only where it has experts, or a generator that can be cut; those of one program where its backbone feeds none.
     """
-    has_experts = any(module.expert_count for module in graph.modules)
-    feeds = any(source == graph.backbone.name for source, _ in graph.edges)
-    return LAYOUT_KINDS | (EXPERT_LAYOUT_KINDS if has_experts else {}) | ({} if feeds else COMPILED_LAYOUT_KINDS)
+    generators = [module for module in graph.modules if module.inputs and not module.is_backbone]
+    return (
+        LAYOUT_KINDS
+        | (EXPERT_LAYOUT_KINDS if any(module.expert_count for module in graph.modules) else {})
+        | (GENERATOR_LAYOUT_KINDS if any(module.divisible for module in generators) else {})
+        | ({} if generators else COMPILED_LAYOUT_KINDS)
+    )
 
 
 _DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
@@ -247,5 +251,11 @@ COMPILED_LAYOUT_KINDS: dict[str, LayoutKind] = {
         (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
         microbatches=(3, 4, 2),
         schedule="interleaved",
+    ),
+}
+
+GENERATOR_LAYOUT_KINDS: dict[str, LayoutKind] = {
+    "generator cut into stages, with tensor ranks": each_its_own(
+        (UNDIVIDED, UNDIVIDED, _TP2_PP2), (UNDIVIDED, UNDIVIDED, _PP2), together=True
     ),
 }

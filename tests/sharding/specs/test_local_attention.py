@@ -23,10 +23,11 @@ def visible(local, places):
         return int(((behind >= 0) & (behind < local.size)).sum())
     parts = places // local.size
     same = parts[:, None] == parts
+    same = np.tril(same) if local.kind == "causal_chunk" else same
     return int((same.all(axis=-1) if places.ndim == 2 else same).sum())
 
 
-@given(st.sampled_from(["window", "chunk"]), st.integers(1, 12), st.integers(0, 40))
+@given(st.sampled_from(["window", "chunk", "causal_chunk"]), st.integers(1, 12), st.integers(0, 40))
 def test_pairs_of_a_sequence_are_those_of_the_mask(kind, size, length):
     local = LocalAttention(kind, size)
     assert local.pairs(length) == visible(local, np.arange(length))
@@ -41,6 +42,7 @@ def test_pairs_of_an_image_are_those_of_the_mask(size, rows, columns):
 
 
 BACKBONE = BackboneConfig(depth=8, attention_pattern=("local", "local", "global"), attention_window=4)
+CHUNKED = BackboneConfig(depth=8, attention_pattern=("chunked", "chunked", "unrotated"), attention_chunk=4)
 VISION = VisionConfig(depth=6, merge=2, windows=AttentionWindows(4, full_layers=(2, 5)))
 
 
@@ -56,11 +58,15 @@ def attention_flops(module, first, last, loads):
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
-def test_a_stage_has_the_local_and_the_global_layers_that_it_is_cut_to(cut):
-    module = module_graph(ModelConfig((), BACKBONE, ()))["backbone"]
-    loads = make_loads(20, 20**2, 1, LocalAttention("window", 4).pairs(20))
-    width = BACKBONE.query_width
-    per_local, per_global = 4 * width * (4 * 5 / 2 + 16 * 4), 2 * width * 20**2
+@pytest.mark.parametrize(
+    ("config", "pairs"), [(BACKBONE, 4 * 5 / 2 + 16 * 4), (CHUNKED, 5 * 4 * 5 / 2)], ids=["windows", "chunks"]
+)
+def test_a_stage_has_the_local_and_the_global_layers_that_it_is_cut_to(cut, config, pairs):
+    module = module_graph(ModelConfig((), config, ()))["backbone"]
+    assert module.local is not None
+    loads = make_loads(20, 20**2, 1, module.local.pairs(20))
+    width = config.query_width
+    per_local, per_global = 4 * width * pairs, 2 * width * 20**2
     is_local = [BACKBONE.attention_pattern[layer % 3] == "local" for layer in range(8)]
     for first, last in ((0, cut), (cut, 8)):
         count = sum(is_local[first:last])

@@ -10,7 +10,8 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
-from mmjax.weights.published.decoders import internlm2, llama, qwen2, qwen3, qwen3_moe
+from mmjax.weights.published.decoders.dense import internlm2, llama, qwen2, qwen3
+from mmjax.weights.published.decoders.experts import qwen3_moe
 from mmjax.weights.published.encoders import internvit
 from mmjax.weights.published.encoders.vision_transformer import (
     ACTIVATIONS,

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
-from mmjax.weights.published.decoders import llama, mistral, qwen2, qwen3
+from mmjax.weights.published.decoders.dense import llama, mistral, qwen2, qwen3
 from mmjax.weights.published.encoders import clip, pixtral, siglip
 from mmjax.weights.published.encoders.vision_transformer import (
     ACTIVATIONS,

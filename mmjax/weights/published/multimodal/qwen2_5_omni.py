@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import AudioConfig, ModelConfig, VisionConfig
-from mmjax.weights.published.decoders import qwen2
+from mmjax.weights.published.decoders.dense import qwen2
 from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen_audio
 from mmjax.weights.published.encoders.qwen_vision import MERGER_NAMES, merger_rules
 from mmjax.weights.published.multimodal.mrope import read_sections, write_sections

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import ModelConfig, VisionConfig
-from mmjax.weights.published.decoders import qwen2, qwen3, qwen3_vl_moe
+from mmjax.weights.published.decoders.dense import qwen2, qwen3
+from mmjax.weights.published.decoders.experts import qwen3_vl_moe
 from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen2_vl_vision, qwen3_vl_vision
 from mmjax.weights.published.encoders.qwen_vision import (
     MERGER_NAMES,

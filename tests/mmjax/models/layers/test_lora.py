@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.architectures import LoraConfig, ModelConfig
+from configs.architectures import DiTConfig, LoraConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.layers.lora import join_adapters, merge_model_adapters
 from mmjax.models.model import model_modules, run_model
@@ -90,6 +90,11 @@ def test_trees_are_joined_leaf_by_leaf():
 def test_adapters_of_unknown_modules_are_refused(lora, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(WITHOUT_GENERATOR, lora=lora)
+
+
+def test_adapters_of_a_diffusion_transformer_are_refused():
+    with pytest.raises(ValueError, match="lora adapts 'generator', a diffusion transformer, whose blocks have no"):
+        ModelConfig(generators=(DiTConfig(),), lora=(LoraConfig("generator"),))
 
 
 def test_unknown_targets_are_refused():

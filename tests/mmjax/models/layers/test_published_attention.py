@@ -61,6 +61,7 @@ def test_sinks_and_a_yarn_that_does_not_truncate_equal_gpt_oss(layer):
         expected, _ = theirs(torch.tensor(X), rotation, bias)
 
     ours = build_attention(GPT_OSS)
+    assert ours.sinks is not None
     ours.sinks.set_value(jnp.asarray(theirs.sinks.detach()))
     for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
         projection = getattr(theirs, f"{letter}_proj")

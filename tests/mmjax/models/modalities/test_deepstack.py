@@ -12,7 +12,7 @@ from configs.projectors import MLPProjectorConfig
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, init_module_parameters
-from mmjax.weights.published.decoders.llama_like import decoder_rules
+from mmjax.weights.published.decoders.shared.llama_like import decoder_rules
 from mmjax.weights.published.rules import match_rules, with_first_layers
 from sharding.trees import get_leaf, set_leaf
 from tests.mmjax.weights.published.parity import randomise_weights

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.decoders.llama4_attention import (
+from mmjax.weights.published.decoders.shared.llama4_attention import (
     llama4_attention_rules,
     read_llama4_attention,
     write_llama4_attention,
 )
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     embedding_and_head_rules,
     ignored_buffers,
@@ -21,7 +21,7 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.sparse_layers import block_rules
+from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 

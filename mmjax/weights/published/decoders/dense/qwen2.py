@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.shared.llama_like import (
     decoder_rules,
     ignored_buffers,
     read_decoder,

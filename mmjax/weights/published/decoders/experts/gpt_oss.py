@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.decoders.attention_types import read_attention_types, write_attention_types
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.experts.mixtral import require_experts
+from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     attention_rules,
     embedding_and_head_rules,
@@ -18,7 +19,6 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.mixtral import require_experts
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 

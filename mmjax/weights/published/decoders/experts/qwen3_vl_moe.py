@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders import qwen3_moe
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.experts import qwen3_moe
+from mmjax.weights.published.decoders.shared.llama_like import (
     attention_rules,
     embedding_and_head_rules,
     ignored_buffers,

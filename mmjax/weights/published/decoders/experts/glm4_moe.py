@@ -4,21 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.shared.llama_like import (
     attention_rules,
     embedding_and_head_rules,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.rope_config import read_partial_rotary
-from mmjax.weights.published.decoders.routed_experts import (
+from mmjax.weights.published.decoders.shared.rope_config import read_partial_rotary
+from mmjax.weights.published.decoders.shared.routed_experts import (
     ignored_layers,
     read_routed_experts,
     routed_rules,
     write_routed_experts,
 )
-from mmjax.weights.published.decoders.sparse_layers import block_rules
+from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
 from mmjax.weights.published.rules import PublishedArchitecture, Rules, require_round_trip
 
 BIASES = ("query", "key", "value")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.llama_like import read_decoder, write_decoder
+from mmjax.weights.published.decoders.shared.llama_like import read_decoder, write_decoder
 from mmjax.weights.published.rules import (
     PublishedArchitecture,
     Rule,

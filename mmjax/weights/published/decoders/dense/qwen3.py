@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.dense.qwen2 import require_full_attention
+from mmjax.weights.published.decoders.shared.llama_like import (
     decoder_rules,
     ignored_buffers,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.qwen2 import require_full_attention
 from mmjax.weights.published.rules import PublishedArchitecture, require_round_trip
 
 ATTENTION_BIASES = ("query", "key", "value", "output")

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.attention_types import read_attention_types, write_attention_types
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.dense.olmo2 import ATTENTION_BIASES
+from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.llama_like import (
     decoder_rules,
     ignored_buffers,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.olmo2 import ATTENTION_BIASES
-from mmjax.weights.published.decoders.rope_config import read_local_base, read_local_rotary, read_rotary
+from mmjax.weights.published.decoders.shared.rope_config import read_local_base, read_local_rotary, read_rotary
 from mmjax.weights.published.rules import PublishedArchitecture, require_round_trip
 
 THREE_LOCAL = ("sliding_attention",) * 3 + ("full_attention",)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.attention_types import read_attention_types, write_attention_types
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.llama_like import (
     decoder_rules,
     ignored_buffers,
     read_decoder,

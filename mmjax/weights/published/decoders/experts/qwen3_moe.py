@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.dense.qwen3 import read_qwen3, write_qwen3
+from mmjax.weights.published.decoders.experts.mixtral import expert_rules, require_experts
+from mmjax.weights.published.decoders.experts.qwen2_moe import MATRICES
+from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     attention_rules,
     embedding_and_head_rules,
     ignored_buffers,
     tied_head_duplicates,
 )
-from mmjax.weights.published.decoders.mixtral import expert_rules, require_experts
-from mmjax.weights.published.decoders.qwen2_moe import MATRICES
-from mmjax.weights.published.decoders.qwen3 import read_qwen3, write_qwen3
-from mmjax.weights.published.decoders.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
+from mmjax.weights.published.decoders.shared.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, RouterConfig
-from mmjax.weights.published.decoders.deepseek import rules
-from mmjax.weights.published.decoders.latent_attention import read_latent_attention, write_latent_attention
-from mmjax.weights.published.decoders.llama_like import read_decoder, tied_head_duplicates, write_decoder
-from mmjax.weights.published.decoders.routed_experts import (
+from mmjax.weights.published.decoders.experts.deepseek import rules
+from mmjax.weights.published.decoders.shared.latent_attention import read_latent_attention, write_latent_attention
+from mmjax.weights.published.decoders.shared.llama_like import read_decoder, tied_head_duplicates, write_decoder
+from mmjax.weights.published.decoders.shared.routed_experts import (
     ignored_layers,
     read_experts,
     require_values,

@@ -10,8 +10,8 @@ from typing import Any
 
 from configs.architectures import BackboneConfig
 from configs.rope import LongRopeScaling
-from mmjax.weights.published.decoders.attention_types import read_attention_types, write_attention_types
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     embedding_and_head_rules,
     ignored_buffers,
@@ -19,7 +19,7 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.rope_config import read_partial_rotary
+from mmjax.weights.published.decoders.shared.rope_config import read_partial_rotary
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR, Fused
 

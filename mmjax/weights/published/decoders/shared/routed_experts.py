@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.decoders.llama_like import BLOCK, ignored_buffers
-from mmjax.weights.published.decoders.mixtral import expert_rules
+from mmjax.weights.published.decoders.experts.mixtral import expert_rules
+from mmjax.weights.published.decoders.shared.llama_like import BLOCK, ignored_buffers
 from mmjax.weights.published.rules import Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 

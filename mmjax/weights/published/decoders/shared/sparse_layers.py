@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig
-from mmjax.weights.published.decoders.llama_like import mlp_rules
+from mmjax.weights.published.decoders.shared.llama_like import mlp_rules
 from mmjax.weights.published.rules import Rule, with_runs
 
 

@@ -4,24 +4,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.latent_attention import (
+from mmjax.weights.published.decoders.shared.latent_attention import (
     latent_attention_rules,
     read_latent_attention,
     write_latent_attention,
 )
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.shared.llama_like import (
     embedding_and_head_rules,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.routed_experts import (
+from mmjax.weights.published.decoders.shared.routed_experts import (
     ignored_layers,
     read_routed_experts,
     routed_rules,
     write_routed_experts,
 )
-from mmjax.weights.published.decoders.sparse_layers import block_rules
+from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
 from mmjax.weights.published.rules import PublishedArchitecture, Rules, require_round_trip
 
 DEFAULTS = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.rope_config import read_rotary, write_rotary
+from mmjax.weights.published.decoders.shared.rope_config import read_rotary, write_rotary
 from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.decoders.llama_like import (
+from mmjax.weights.published.decoders.dense.qwen2 import BIASES, require_full_attention
+from mmjax.weights.published.decoders.experts.mixtral import expert_rules, require_experts
+from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     attention_rules,
     embedding_and_head_rules,
@@ -13,9 +15,7 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.decoders.mixtral import expert_rules, require_experts
-from mmjax.weights.published.decoders.qwen2 import BIASES, require_full_attention
-from mmjax.weights.published.decoders.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
+from mmjax.weights.published.decoders.shared.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
 

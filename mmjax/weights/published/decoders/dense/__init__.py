@@ -1,0 +1,1 @@
+"""Name rules of decoders whose layers are all dense."""

@@ -1,0 +1,1 @@
+"""Name rules of decoders with experts."""

@@ -1,0 +1,1 @@
+"""What name rules and configurations of several decoders have in common."""
