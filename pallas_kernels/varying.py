@@ -19,7 +19,7 @@ def rank_count(axes: tuple[str, ...]) -> int:
 
 def varying_axes(leaf: Any) -> frozenset[str]:
     """Mesh axes over which a value inside `jax.shard_map`, or an abstract one, differs between devices."""
-    abstract_value = leaf if isinstance(leaf, ShapedArray) else jax.typeof(leaf)
+    abstract_value: Any = leaf if isinstance(leaf, ShapedArray) else jax.typeof(leaf)
     if hasattr(abstract_value, "vma"):
         return frozenset(abstract_value.vma)
     return frozenset(abstract_value.manual_axis_type.varying)  # jax 0.12

@@ -4,6 +4,9 @@ Three units at dp = tp = pp = 1 compute what the one program computes, so that t
 dispatch, hops, batches, gathering of weights. Both take turns, step by step, in one process. On a CPU the devices
 share the cores; processor time is printed too, because it does not count what programs of several devices gain by
 running at once.
+
+With `--pipelines`, a deep backbone on four pipeline ranks is compared with itself: dispatched stages, and one program a
+step (`UnitPlan.executor`).
 """
 
 import dataclasses
@@ -16,12 +19,20 @@ from mmjax import cli
 class ExecutorArguments(cli.GinArguments, cli.JsonArguments):
     """Flags of the command."""
 
+    pipelines: bool = cli.flag(False, "Compares a deep pipeline as one program with dispatched stages instead.")
     steps: int = cli.flag(40, "Steps that are timed, after the first two.", metavar="N", parse=cli.integer(1))
 
 
 def main(arguments: ExecutorArguments) -> int:
     """Measures at the size of the configuration (default: the quickstart) and prints; 1 if the goal is missed."""
     import jax
+
+    if arguments.pipelines:
+        from benchmarks.executor.pipelines import format_pipelines, measure_pipelines
+
+        measured = measure_pipelines(arguments.steps)
+        print(json.dumps(measured) if arguments.json else format_pipelines(measured))
+        return 0
 
     from benchmarks.executor.comparison import (
         EXECUTOR,

@@ -50,11 +50,11 @@ def _check_stages(where: str, unit: UnitPlan) -> None:
 
 
 def _check_module(where: str, unit: UnitPlan, graph: ModuleGraph) -> None:
-    if len(unit.modules) > 1 or not graph[unit.modules[0]].is_backbone:
+    backbone = graph.backbone
+    if unit.modules != (backbone.name,):
         raise PlanError(
             f"{where} holds {', '.join(unit.modules)}; only a unit of the backbone alone can be one program"
         )
-    backbone = graph[unit.modules[0]]
     if fed := [target for source, target in graph.edges if source == backbone.name]:
         raise PlanError(
             f"{where}: {backbone.name} feeds {', '.join(fed)}, for whose gradients its program would have to stop "

@@ -13,7 +13,7 @@ from data.packing.phases.phase_rows import RowValues
 from sharding.axes import ContextTransfer
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import recompute_text
-from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
+from sharding.plans.unit_plan import CollectivesName, ExecutorName, PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
@@ -67,6 +67,7 @@ class Parallelism:
     rows: int = 0
     two_capacities: bool = False
     copies: int = 1
+    executor: ExecutorName = "dispatched"
 
     @property
     def size(self) -> int:
@@ -136,7 +137,10 @@ def plan_by_module(
     units = []
     for module in graph.modules:
         division, start = divided[module.name], starts[module.name]
-        layers = uneven_layers(module.layer_count, division.pp * division.chunks)
+        stages = division.pp * division.chunks
+        layers = uneven_layers(module.layer_count, stages)
+        if division.executor == "compiled" and module.layer_count % stages == 0:
+            layers = (module.layer_count // stages,) * stages
         units.append(
             UnitPlan(
                 name=module.name,
@@ -156,6 +160,7 @@ def plan_by_module(
                 rows=division.rows,
                 capacities=_capacities(module.name, rows, microbatches, division),
                 copies=division.copies,
+                executor=division.executor,
             )
         )
     return Plan(tuple(units), microbatches, schedule)

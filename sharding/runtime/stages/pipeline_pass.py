@@ -136,7 +136,7 @@ class PipelinePass:
             arrived_back=x if has_backward else None,
             losses=by_microbatch(left[0], sections.replicas),
             layer_losses=by_microbatch(abstract.losses, (*sections.pipeline, *sections.replicas)),
-            auxiliary_metrics=by_microbatch(left[1], sections.replicas) if self._keeps_metrics else {},
+            auxiliary_metrics=by_microbatch(left[1], sections.data) if self._keeps_metrics else {},
             parameter_gradients=_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained), trained),
             input_gradients={name: jnp.zeros_like(sections.inputs[name]) for name in sorted(sections.backwards.inputs)},
         )

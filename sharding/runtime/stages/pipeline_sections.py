@@ -87,7 +87,9 @@ class PipelineSections:
         backwards: The gradients that are computed.
 
     Attributes:
+        pipeline, data, replicas: The axes of pipeline ranks, of rows, and of rows and positions.
         rank: This device's pipeline rank.
+        parameters: Those given, marked as varying over replicas.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class PipelineSections:
         self.definition, self.backwards, self.inputs = definition, backwards, inputs
         self._axes, self._batch = axes, batch
         (of_module,) = {module_of(key): axes[module_of(key)] for key in parameters}.values()
-        self.pipeline, self.replicas, self._sequence = of_module.pipeline, of_module.replicas, of_module.sequence
+        self.pipeline, self.data, self.replicas = of_module.pipeline, of_module.data, of_module.replicas
+        self._sequence = of_module.sequence
         self.rank = lax.axis_index(self.pipeline)
         self.parameters = {
             key: make_varying(tree, definition.axes_of_layers(key, axes).replicas) for key, tree in parameters.items()
@@ -171,7 +174,7 @@ class PipelineSections:
 
         def function(trained: Tree, x: jax.Array) -> tuple[Arrays, Arrays]:
             losses, metrics = self.definition.leave({**trained, **frozen}, x, microbatch, self._axes)
-            return make_varying(losses, self.replicas), make_varying(metrics, self.replicas)
+            return make_varying(losses, self.replicas), make_varying(metrics, self.data)
 
         x = self.from_rank(self.definition.ranks - 1, x)
         if not self.backwards.leave:

@@ -1,20 +1,28 @@
 """Steps of units whose pipeline is one program against plain differentiation of the whole model on one device."""
 
 import dataclasses
+import re
 
+import jax
 import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, ModelConfig
 from configs.lora import LoraConfig
+from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.stage_layouts import trees_by_module
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
+from sharding.plans.unit_plan import ExecutorName, UnitPlan
+from sharding.runtime.stages.master_weights import is_partition_spec
+from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
     TIED_EMBEDDINGS,
     assert_step_of_one_device,
+    noisy_parameters,
     noisy_state,
     shared_engine,
 )
@@ -27,7 +35,7 @@ TIED = dataclasses.replace(TIED_EMBEDDINGS, backbone=dataclasses.replace(TIED_EM
 VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,))
 
 
-def backbone(pp, *, first=0, chunks=1, recompute="none", executor="compiled", **unit):
+def backbone(pp, *, first=0, chunks=1, recompute="none", executor: ExecutorName = "compiled", **unit):
     """A unit of four layers on `pp` pipeline ranks, from a device on."""
     devices = pp * unit.get("dp", 1) * unit.get("tp", 1) * unit.get("cp", 1)
     return UnitPlan(
@@ -90,23 +98,65 @@ def test_context_parallel_ranks():
     assert_step_of_one_device(shared_engine(Plan((unit,), 2), TEXT))
 
 
-def test_evaluations_and_updates_are_those_of_dispatched_stages():
-    """Three microbatches, which two pipeline ranks do not divide, in two chunks."""
-    results = []
-    for executor in ("compiled", "dispatched"):
-        plan = Plan((VISION_UNIT, backbone(2, first=2, chunks=2, executor=executor)), 3, "interleaved")
-        batch = tiny_batch(WITH_VISION, 12)
-        engine = Engine(WITH_VISION, plan, batch, SETTINGS)
-        state, summary = engine.executor.step(noisy_state(engine), engine.place_batch(batch, STEP))
-        evaluated = engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
-        last = {(stage, number): each for (stage, numbers) in evaluated.items() for number, each in numbers.items()}
-        of_backbone = {number: each for ((unit, _), number), each in last.items() if unit == "backbone" and each.losses}
-        assert sorted(of_backbone) == [0, 1, 2]
-        results.append(
-            [
-                float(summary.gradient_norm),
-                *(float(np.sum(each.losses["backbone"])) for _, each in sorted(of_backbone.items())),
-                *(int(np.sum(each.auxiliary_metrics["backbone/correct"])) for _, each in sorted(of_backbone.items())),
-            ]
-        )
+@pytest.fixture(scope="module")
+def engines():
+    """Three microbatches, which two pipeline ranks do not divide, in two chunks: as one program, and dispatched."""
+    executors: tuple[ExecutorName, ...] = ("compiled", "dispatched")
+    plans = [
+        Plan((VISION_UNIT, backbone(2, first=2, dp=2, chunks=2, executor=executor)), 3, "interleaved")
+        for executor in executors
+    ]
+    return [Engine(WITH_VISION, plan, tiny_batch(WITH_VISION, 12), SETTINGS) for plan in plans]
+
+
+def test_evaluations_and_updates_are_those_of_dispatched_stages_and_nothing_compiles_in_them(engines):
+    batch, results = tiny_batch(WITH_VISION, 12), []
+    compile_step(engines[0], lambda done, total: None)
+    compile_evaluation(engines[0], lambda done, total: None)
+    for engine in engines:
+        placed, state = engine.place_batch(batch, STEP), noisy_state(engine)
+        with compilations() as compiled:
+            state, summary = engine.executor.step(state, placed)
+            evaluated = engine.executor.evaluate(engine.executor.compute_weights(state), placed)
+        assert not compiled or engine is engines[1]
+        of_backbone = {
+            number: each
+            for (unit, _), numbers in evaluated.items()
+            for number, each in numbers.items()
+            if unit == "backbone" and each.losses
+        }
+        losses = [float(np.sum(of_backbone[number].losses["backbone"])) for number in range(3)]
+        correct = [int(np.sum(of_backbone[number].auxiliary_metrics["backbone/correct"])) for number in range(3)]
+        results.append([float(summary.gradient_norm), *losses, *correct])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+def test_state_is_by_layer_and_each_rank_computes_with_its_own_layers(engines, tmp_path):
+    engine, other = engines
+    checkpoints = CheckpointManager(tmp_path, WITH_VISION)
+    state = noisy_state(engine)
+    checkpoints.save(1, engine, state, {})
+    checkpoints.wait()
+    restored, _, step = checkpoints.restore(other)
+    checkpoints.close()
+    expected = noisy_parameters(WITH_VISION)
+    jax.tree.map(np.testing.assert_array_equal, trees_by_module(restored.master_weights), expected)
+    assert step == 1
+    master = state.master_weights["backbone", 0]["backbone/blocks"]["002"]["mlp"]["up"]["kernel"]
+    assert {shard.data.size for shard in master.addressable_shards} == {master.size // 4}  # 2 ranks, 2 replicas
+    kernel = engine.executor.compute_weights(state)["backbone", 0]["backbone/blocks"]["mlp"]["up"]["kernel"]
+    for shard in kernel.addressable_shards:
+        rank = (shard.device.id - 2) // 2
+        layers = [expected["backbone"]["blocks"][f"{layer:03}"]["mlp"]["up"]["kernel"] for layer in (rank, rank + 2)]
+        np.testing.assert_array_equal(shard.data, np.stack(layers))
+
+
+def test_layers_come_to_their_rank_and_go_back_by_an_all_to_all(engines):
+    """Otherwise every rank would gather the layers of all."""
+    masters = engines[0].stages["backbone", 0].master_weights
+    gather = masters.gather.lower(masters.abstract_weights()).compile().as_text()
+    stacked = len(jax.tree.leaves(masters.compute_specs["backbone/blocks"], is_leaf=is_partition_spec))
+    exchanged = re.findall(r"^ *%?all-to-all\S* = ", gather, re.MULTILINE)
+    assert len(exchanged) == stacked
+    kernel = masters.compute_shapes["backbone/blocks"]["mlp"]["up"]["kernel"]
+    assert f"f32[{','.join(map(str, kernel.shape))}]" not in gather  # of all layers

@@ -10,7 +10,7 @@ from sharding.costs.stages.compiled_costs import lockstep_sums
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
-from sharding.plans.unit_plan import UnitPlan
+from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
@@ -23,7 +23,7 @@ BATCH = BatchCosts(GRAPH, COSTS, ROWS)
 ALL = trained_parts(GRAPH, ("all",))
 
 
-def plan(executor: str, chunks: int = 1, dp: int = 1) -> Plan:
+def plan(executor: ExecutorName, chunks: int = 1, dp: int = 1) -> Plan:
     devices = tuple(range(2, 2 + 2 * dp))
     layers = (2 // chunks,) * (2 * chunks)
     backbone = UnitPlan(

@@ -1,0 +1,106 @@
+"""Which units cannot be one program: the message names the unit, what is at fault, and both numbers."""
+
+import dataclasses
+
+import pytest
+
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.projectors import MLPProjectorConfig
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.stage_axes import stage_axes
+from sharding.plans.stage_graph import stage_graph
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
+from sharding.specs.modules import module_graph
+
+VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2, projector=MLPProjectorConfig())
+BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=4, heads=4, kv_heads=2, ffn=24)
+MODEL = ModelConfig((VISION,), BACKBONE, ())
+ENCODER = UnitPlan("eyes", ("vision",), (0, 1), layers=(1, 1), recompute=("none",) * 2)
+MIND = UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(2, 2), recompute=("full",) * 2, executor="compiled")
+
+
+def check(mind=MIND, model=MODEL, others=(ENCODER,), schedule="1f1b"):
+    check_plan(Plan((*others, mind), 2, schedule), module_graph(model), 8, 8)
+
+
+def change(**fields):
+    return dataclasses.replace(MIND, **fields)
+
+
+def with_generator():
+    generator = UnitPlan("painter", ("generator",), (0,))
+    check(model=dataclasses.replace(MODEL, generators=(UNetConfig(image_size=4),)), others=(ENCODER, generator))
+
+
+def with_backbone(**fields):
+    check(model=dataclasses.replace(MODEL, backbone=dataclasses.replace(BACKBONE, **fields)))
+
+
+def beside_own_rows():
+    check(others=(dataclasses.replace(ENCODER, rows=2),))
+
+
+def in_one_unit():
+    unit = change(modules=("vision", "backbone"), layers=(3, 3))
+    check(unit, others=())
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        pytest.param(lambda: check(change(layers=(1, 3))), ["mind", "[1, 3]", "2 stages"], id="unlike stages"),
+        pytest.param(lambda: check(change(recompute=("full", "none"))), ["full, none", "one policy"], id="policies"),
+        pytest.param(lambda: check(change(recompute=("offload",) * 2)), ["offload"], id="offload"),
+        pytest.param(
+            lambda: check(change(devices=tuple(range(8)), copies=2), others=(ENCODER,)), ["copies 2"], id="copies"
+        ),
+        pytest.param(lambda: check(change(extra_in_flight=1)), ["extra_in_flight 1"], id="in flight"),
+        pytest.param(in_one_unit, ["vision, backbone"], id="two modules"),
+        pytest.param(lambda: check(schedule="colocated"), ["colocated"], id="bundles"),
+        pytest.param(
+            lambda: check(others=(dataclasses.replace(ENCODER, rows=2),)),
+            ["mind", "eyes", "rows"],
+            id="rows of its own",
+        ),
+        pytest.param(with_generator, ["backbone feeds generator"], id="a generator"),
+        pytest.param(lambda: with_backbone(vocabulary=26), ["pp 2 x tp 2 = 4", "26"], id="vocabulary"),
+        pytest.param(
+            lambda: with_backbone(experts=ExpertsConfig(count=2, dense_layers=1)), ["unlike"], id="dense first layers"
+        ),
+    ],
+)
+def test_a_unit_that_cannot_be_one_program_is_refused(run, words):
+    with pytest.raises(PlanError) as error:
+        run()
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_only_executors_that_there_are():
+    text = Plan((ENCODER, MIND), 2).to_json().replace("compiled", "fused")
+    with pytest.raises(PlanError, match="executor.*fused.*dispatched.*compiled"):
+        Plan.from_json(text)
+
+
+def test_it_is_one_stage_on_all_its_devices_and_a_file_says_so():
+    plan = Plan.from_json(Plan((ENCODER, MIND), 2).to_json())
+    graph = stage_graph(plan, module_graph(MODEL))
+    assert graph.stages == (("eyes", 0), ("eyes", 1), ("mind", 0))
+    assert graph.compiled == {("mind", 0)} and graph.devices["mind", 0] == {2, 3, 4, 5}
+    assert dict(stage_axes(plan.units[1]).sizes) == {"stage": 2, "data": 1, "fsdp": 1, "expert": 1, "tensor": 2}
+    assert plan.units[1].program_recompute(0) == ("full",) * 4
+    assert plan.table()[1]["executor"] == "compiled"
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
+def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
+    plan = Plan((ENCODER, MIND), 3, schedule)
+    ops = build_schedule(plan, module_graph(MODEL), frozenset({("eyes", 0), ("mind", 0)})).ops
+    passes = [op for op in ops if op.kind in ("forward", "backward")]
+    kinds = [op.kind for op in passes if op.unit == "mind"]
+    assert kinds == ["forward"] * 3 + ["backward"] * 3
+    last_forward = max(number for number, op in enumerate(passes) if op.unit == "mind" and op.kind == "forward")
+    assert all((number > last_forward) == (op.kind == "backward") for number, op in enumerate(passes))
+    evaluation = build_evaluation_schedule(plan, module_graph(MODEL))
+    assert sum(op.unit == "mind" and op.kind == "forward" for op in evaluation.ops) == 3
