@@ -85,7 +85,6 @@ def test_policies_keep_fixed_ranks():
         own, eyes = outcome.plan.unit_of("backbone"), outcome.plan.unit_of("vision")
         assert (own.cp, own.ep, eyes.cp, eyes.ep) == (2, 2, 2, 1)
         assert own.dp % 2 == 0 and len(own.devices) == own.dp * 2 * own.tp * own.pp
-        assert not is_trainable(of, outcome.plan)
     assert best_result(of, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
 
 

@@ -132,8 +132,8 @@ def random_step(seed, sizes, depth, chunks, trainable, experts, image_sizes):
     images, patches = random.integers(0, 6, rows), 64.0 + 32 * random.integers(0, image_sizes, rows)
     text = random.uniform(100, 300, (rows, 1))
     loads = {
-        "vision": images[:, None] * np.stack([patches, patches**2, np.ones(rows)], axis=1),
-        "backbone": text * [1.0, 50.0, 0.01],
+        "vision": images[:, None] * np.stack([patches, patches**2, np.ones(rows), np.zeros(rows)], axis=1),
+        "backbone": text * [1.0, 50.0, 0.01, 0.0],
     }
     toy = dataclasses.replace(cluster(1e9), host_link=Link(1e6, 1e-6), host_memory=1e12)
     batch = BatchCosts(with_experts(graph, 4) if experts else graph, AnalyticCostModel(toy), loads)
