@@ -82,16 +82,24 @@ def packed_attention(
         NotImplementedError: The implementation named does not take such arrays; the message says why.
     """
     if isinstance(mask, HeadExchangeMask):
-        by_heads = (to_heads(x, mask.axes) for x in (query, key, value))
-        own_sinks = None if sinks is None else heads_of_rank(sinks, mask.axes)
-        options = {"scale": scale, "softcap": softcap, "implementation": implementation}
-        return to_positions(packed_attention(*by_heads, mask.whole, sinks=own_sinks, **options), mask.axes)
+        output = packed_attention(
+            to_heads(query, mask.axes),
+            to_heads(key, mask.axes),
+            to_heads(value, mask.axes),
+            mask.whole,
+            scale=scale,
+            softcap=softcap,
+            sinks=None if sinks is None else heads_of_rank(sinks, mask.axes),
+            implementation=implementation,
+        )
+        return to_positions(output, mask.axes)
     _check_shapes(query, key, value, mask)
     if sinks is not None and sinks.shape != (query.shape[2],):
         raise ValueError(f"sinks are {list(sinks.shape)} for {query.shape[2]} query heads; give one for each")
-    operands = (query, key, value, mask, sinks, ScoreOptions(scale or query.shape[3] ** -0.5, softcap))
+    options = ScoreOptions(scale or query.shape[3] ** -0.5, softcap)
     if isinstance(mask, RingMask):
-        return blocked.attend(*operands)
+        return blocked.attend(query, key, value, mask, sinks, options)
+    operands = (query, key, value, mask, sinks, options)
     chosen = implementation or _default.get()
     if chosen:
         return IMPLEMENTATIONS[_check_implementation(chosen)](*operands)

@@ -151,17 +151,12 @@ def _backward(options: ScoreOptions, residuals: tuple, cotangent: jax.Array) -> 
         received = _send_on(sent, ring.axes) if sent else ()  # while the pairs are computed
         running = (query_sum, _zeros_like(keys), _zeros_like(values))
         running = lax.fori_loop(0, step.count, functools.partial(accumulate_pair, step, *here), running)
-        (query_sum, *added), received = _end_of_step((running, received), ring)
+        (query_sum, *added), arrived = _end_of_step((running, received), ring)
         if number + 1 < len(steps):
-            keys, values, *received = received
-        totals = tuple(map(jnp.add, received, added)) if number else tuple(added)
-    key_gradient, value_gradient = _send_on(totals, ring.axes) if ring.axes else totals
-    query_gradient = query_sum
-    gradients = (
-        blocks.join_queries(query_gradient),
-        blocks.join_keys(key_gradient),
-        blocks.join_keys(value_gradient),
-    )
+            keys, values, *arrived = arrived
+        totals = tuple(map(jnp.add, arrived, added)) if number else tuple(added)
+    totals = _send_on(totals, ring.axes) if ring.axes else totals
+    gradients = (blocks.join_queries(query_sum), *map(blocks.join_keys, totals))
     sink_gradient = None
     if sinks is not None:
         sink_weights = jnp.exp(blocks.per_query(sinks) - log_sum_exp)  # [rm, k, gq]

@@ -128,7 +128,8 @@ class BatchCosts:
             return ReplicaLoads(distinct, distinct, index.reshape(microbatches, dp))
         executed, items = executed_loads(totals, own, dp, self.graph[module]), dealt_loads(totals, dp)
         both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 2 * len(LoadColumn)))
-        return ReplicaLoads(*np.split(both, 2, axis=1), index.reshape(microbatches, dp))
+        distinct, useful = np.split(both, 2, axis=1)
+        return ReplicaLoads(distinct, useful, index.reshape(microbatches, dp))
 
     def largest_over_needed(self, module: str, microbatches: int, own: OwnRows) -> float:
         """See `sharding.costs.own_rows.largest_over_needed`."""
