@@ -69,7 +69,7 @@ class RowOrder:
             loads[self.sample_format.target_images.module] = make_loads(items=row_sums("images"))
         return loads
 
-    def _local_pairs(self, module: str, lengths: Sequence[Float[np.ndarray, " k"]]) -> Float[np.ndarray, " n"]:
+    def _local_pairs(self, module: str, lengths: Sequence[Float[np.ndarray, " _"]]) -> Float[np.ndarray, " n"]:
         """Pairs of each row's local attention, from the lengths of its items; zeros for a module without it."""
         local = self.local.get(module)
         return np.array([float(local.pairs(of_row).sum()) if local else 0.0 for of_row in lengths])
