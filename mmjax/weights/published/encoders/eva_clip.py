@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
+from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.encoders.vision_transformer import (
     CLIP_PIXELS,
     block_rules,
@@ -150,9 +151,7 @@ def read_config(values: Mapping[str, Any]) -> VisionConfig:
     """
     pool = {key: values[key] for key in ("global_pool",) if key in values}
     arguments = {**DEFAULTS, **VARIANTS[values["architecture"]], **pool, **values.get("model_args", {})}
-    for key, required in REQUIRED_VALUES.items():
-        if arguments.get(key, required) != required:
-            raise ValueError(f"{key} is {arguments[key]!r}; only {required!r} can be computed")
+    require_values(arguments, REQUIRED_VALUES)
     gated, rotary = arguments["swiglu_mlp"], arguments["use_rot_pos_emb"]
     if not gated == rotary != arguments["qkv_fused"]:
         raise ValueError(

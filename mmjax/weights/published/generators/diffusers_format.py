@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import ScaledLinearSchedule
+from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
 
@@ -22,22 +23,6 @@ DDIM_REQUIRED_VALUES = {
     "trained_betas": None,
 }
 """Keys of scheduler_config.json with the only value that can be computed."""
-
-
-def require_values(values: Mapping[str, Any], required: Mapping[str, Any]) -> None:
-    """Raises ValueError for a key that has another value than the only one that can be computed."""
-    for key, value in required.items():
-        if values.get(key, value) != value:
-            raise ValueError(f"{key} is {values[key]!r}; only {value!r} can be computed")
-
-
-def require_equal(values: Mapping[str, Any], *pairs: tuple[str, str]) -> None:
-    """Raises ValueError for two keys that have different values."""
-    for first, second in pairs:
-        if values[first] != values[second]:
-            raise ValueError(
-                f"{first} is {values[first]} and {second} is {values[second]}; only equal ones can be computed"
-            )
 
 
 def heads_per_level(values: Mapping[str, Any], levels: int) -> tuple[int, ...]:

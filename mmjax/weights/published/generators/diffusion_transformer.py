@@ -10,7 +10,8 @@ from typing import Any
 
 from configs.architectures import DiTConfig, RectifiedFlowSchedule
 from configs.diffusion_transformer import DiTBlockRun
-from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM, require_values
+from mmjax.weights.published.config_values import require_values
+from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import (
     IDENTITY,

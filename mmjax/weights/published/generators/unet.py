@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import UNetConfig
+from mmjax.weights.published.config_values import require_equal, require_values
 from mmjax.weights.published.generators.diffusers_format import (
     DIFFUSERS_FILE_STEM,
     heads_per_level,
-    require_equal,
-    require_values,
     residual_block_rules,
 )
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules

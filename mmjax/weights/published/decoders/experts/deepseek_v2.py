@@ -4,15 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, RouterConfig
+from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.experts.deepseek import rules
 from mmjax.weights.published.decoders.shared.latent_attention import read_latent_attention, write_latent_attention
 from mmjax.weights.published.decoders.shared.llama_like import read_decoder, tied_head_duplicates, write_decoder
-from mmjax.weights.published.decoders.shared.routed_experts import (
-    ignored_layers,
-    read_experts,
-    require_values,
-    write_experts,
-)
+from mmjax.weights.published.decoders.shared.routed_experts import ignored_layers, read_experts, write_experts
 from mmjax.weights.published.rules import PublishedArchitecture, require_round_trip
 
 DEFAULTS = {

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.experts.mixtral import require_experts
 from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
 from mmjax.weights.published.decoders.shared.llama_like import (
@@ -67,9 +68,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
     values = {**DEFAULTS, **values}
     if not values.get("rope_parameters") and not values.get("rope_scaling"):
         values["rope_scaling"] = DEFAULT_SCALING
-    for key, required in (("hidden_act", "silu"), ("swiglu_alpha", SWIGLU_ALPHA)):
-        if values.get(key, required) != required:
-            raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
+    require_values(values, {"hidden_act": "silu", "swiglu_alpha": SWIGLU_ALPHA})
     experts = ExpertsConfig(
         count=values.get("num_local_experts", 128),
         top_k=values.get("num_experts_per_tok", 4),

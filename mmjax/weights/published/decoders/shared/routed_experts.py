@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.experts.mixtral import expert_rules
 from mmjax.weights.published.decoders.shared.llama_like import BLOCK, ignored_buffers
 from mmjax.weights.published.rules import Rule, linear_rules
@@ -55,13 +56,6 @@ def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
         weight_factor=float(values["routed_scaling_factor"]),
     )
     return read_experts(values, router)
-
-
-def require_values(values: Mapping[str, Any], required_values: Mapping[str, Any]) -> None:
-    """Raises ValueError where a key that a file has is not of the only value that can be computed."""
-    for key, required in required_values.items():
-        if values.get(key, required) != required:
-            raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
 
 
 def read_experts(values: Mapping[str, Any], router: RouterConfig) -> ExpertsConfig | None:
