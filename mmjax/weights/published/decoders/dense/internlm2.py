@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.shared.llama_like import read_decoder, write_decoder
+from mmjax.weights.published.decoders.shared.llama_like import (
+    BLOCK,
+    NUMBERED_MLP_MATRICES,
+    gated_mlp_rules,
+    read_decoder,
+    write_decoder,
+)
 from mmjax.weights.published.rules import (
     PublishedArchitecture,
     Rule,
@@ -15,24 +21,17 @@ from mmjax.weights.published.rules import (
 )
 from mmjax.weights.published.tensor_layouts import LINEAR, Fused
 
-BLOCK = "model.layers.{layer}"
-MLP_MATRICES = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 QUERY_KEY_VALUE = tuple(f"blocks/attention/{name}/kernel" for name in ("query", "key", "value"))
 
 
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone. A group of `wqkv` holds the queries that share a key, that key, and its value."""
-    mlp = tuple(
-        rule
-        for tensor, name in MLP_MATRICES
-        for rule in linear_rules(f"{BLOCK}.feed_forward.{tensor}", f"blocks/mlp/{name}", LINEAR, bias=False)
-    )
     head = () if config.tie_embeddings else (Rule("output.weight", "head/embedding"),)
     backbone = (
         Rule("model.tok_embeddings.weight", "embed/embedding"),
         Rule(f"{BLOCK}.attention.wqkv.weight", QUERY_KEY_VALUE, Fused(groups=config.kv_heads)),
         *linear_rules(f"{BLOCK}.attention.wo", "blocks/attention/output", LINEAR, bias=False),
-        *mlp,
+        *gated_mlp_rules(f"{BLOCK}.feed_forward", "blocks/mlp", NUMBERED_MLP_MATRICES),
         *norm_rules(f"{BLOCK}.attention_norm", "blocks/attention_norm", bias=False),
         *norm_rules(f"{BLOCK}.ffn_norm", "blocks/mlp_norm", bias=False),
         *norm_rules("model.norm", "head/norm", bias=False),

@@ -9,10 +9,10 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.decoders.experts.mixtral import require_experts
 from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.expert_rules import require_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
-    BLOCK,
+    MLP,
     attention_rules,
     embedding_and_head_rules,
     ignored_buffers,
@@ -23,7 +23,6 @@ from mmjax.weights.published.decoders.shared.llama_like import (
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 
-MLP = f"{BLOCK}.mlp"
 BIASES = ("query", "key", "value", "output")
 ALTERNATING = ("sliding_attention", "full_attention")
 SWIGLU_ALPHA = 1.702  # that of `quick_gelu`

@@ -15,14 +15,14 @@ from mmjax.weights.published.decoders.shared.llama4_attention import (
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     embedding_and_head_rules,
+    gated_mlp_rules,
     ignored_buffers,
-    mlp_rules,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
 from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 
 MLP = f"{BLOCK}.feed_forward"
@@ -43,15 +43,10 @@ ROUTER = RouterConfig(scores="sigmoid", normalise=False, weighted="inputs")
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
     everywhere = (*embedding_and_head_rules(config), *llama4_attention_rules(config))
-    return {config.name: block_rules(config, everywhere, _routed_rules(), mlp_rules(config, "feed_forward"))}
+    return {config.name: block_rules(config, everywhere, _routed_rules(), gated_mlp_rules(MLP, "blocks/mlp"))}
 
 
 def _routed_rules() -> tuple[Rule, ...]:
-    shared = tuple(
-        rule
-        for name in ("gate", "up", "down")
-        for rule in linear_rules(f"{MLP}.shared_expert.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False)
-    )
     return (
         Rule(f"{MLP}.router.weight", "blocks/mlp/router", LINEAR),
         Rule(
@@ -60,7 +55,7 @@ def _routed_rules() -> tuple[Rule, ...]:
             Fused(axis=2, part_layout=IDENTITY),
         ),
         Rule(f"{MLP}.experts.down_proj", "blocks/mlp/down"),
-        *shared,
+        *gated_mlp_rules(f"{MLP}.shared_expert", "blocks/mlp/shared"),
     )
 
 

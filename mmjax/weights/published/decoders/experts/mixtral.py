@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig
+from mmjax.weights.published.decoders.shared.expert_rules import expert_rules, require_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
+    NUMBERED_MLP_MATRICES,
     attention_rules,
     embedding_and_head_rules,
     ignored_buffers,
@@ -13,33 +15,17 @@ from mmjax.weights.published.decoders.shared.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, expand_numbers, require_round_trip
-from mmjax.weights.published.tensor_layouts import LINEAR, Stacked
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
+from mmjax.weights.published.tensor_layouts import LINEAR
 
 MOE = f"{BLOCK}.block_sparse_moe"
-EXPERT = f"{MOE}.experts.{{expert}}"
-MATRICES = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 
 
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
-    experts = expert_rules(config, tuple((f"{EXPERT}.{tensor}", name) for tensor, name in MATRICES))
+    experts = expert_rules(config, f"{MOE}.experts", NUMBERED_MLP_MATRICES)
     router = Rule(f"{MOE}.gate.weight", "blocks/mlp/router", LINEAR)
     return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), router, *experts)}
-
-
-def expert_rules(config: BackboneConfig, matrices: tuple[tuple[str, str], ...]) -> tuple[Rule, ...]:
-    """Rules of the experts' matrices, of which every expert has tensors of its own.
-
-    Args:
-        config: The backbone.
-        matrices: (tensor name with `{expert}`, name of the matrix here).
-    """
-    count = require_experts(config).count
-    return tuple(
-        Rule(expand_numbers(f"{tensor}.weight", "expert", count), f"blocks/mlp/{name}", Stacked())
-        for tensor, name in matrices
-    )
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
@@ -71,13 +57,6 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
     }
     require_round_trip(config, read_config(values), except_fields=("ffn",))
     return values
-
-
-def require_experts(config: BackboneConfig) -> ExpertsConfig:
-    """The experts of a backbone; raises ValueError where it has none."""
-    if config.experts is None:
-        raise ValueError("experts is None, but every block of the published architecture has experts")
-    return config.experts
 
 
 PUBLISHED = (

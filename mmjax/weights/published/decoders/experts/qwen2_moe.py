@@ -5,32 +5,26 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.decoders.dense.qwen2 import BIASES, require_full_attention
-from mmjax.weights.published.decoders.experts.mixtral import expert_rules, require_experts
+from mmjax.weights.published.decoders.shared.expert_rules import expert_rules, require_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
-    BLOCK,
+    MLP,
     attention_rules,
     embedding_and_head_rules,
+    gated_mlp_rules,
     ignored_buffers,
     read_decoder,
     tied_head_duplicates,
     write_decoder,
 )
 from mmjax.weights.published.decoders.shared.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
-
-MLP = f"{BLOCK}.mlp"
-MATRICES = ("gate", "up", "down")
 
 
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
-    experts = expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES))
-    shared_expert = tuple(
-        rule
-        for name in MATRICES
-        for rule in linear_rules(f"{MLP}.shared_expert.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False)
-    )
+    experts = expert_rules(config, f"{MLP}.experts")
+    shared_expert = gated_mlp_rules(f"{MLP}.shared_expert", "blocks/mlp/shared")
     routing = (
         Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
         Rule(f"{MLP}.shared_expert_gate.weight", "blocks/mlp/shared_gate/kernel", LINEAR),

@@ -5,10 +5,9 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.decoders.dense.qwen3 import read_qwen3, write_qwen3
-from mmjax.weights.published.decoders.experts.mixtral import expert_rules, require_experts
-from mmjax.weights.published.decoders.experts.qwen2_moe import MATRICES
+from mmjax.weights.published.decoders.shared.expert_rules import expert_rules, require_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
-    BLOCK,
+    MLP,
     attention_rules,
     embedding_and_head_rules,
     ignored_buffers,
@@ -18,12 +17,10 @@ from mmjax.weights.published.decoders.shared.sparse_layers import block_rules, r
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
 
-MLP = f"{BLOCK}.mlp"
-
 
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
-    experts = expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES))
+    experts = expert_rules(config, f"{MLP}.experts")
     router = Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR)
     everywhere = (*embedding_and_head_rules(config), *attention_rules(config))
     return {config.name: block_rules(config, everywhere, (router, *experts))}

@@ -10,6 +10,7 @@ from typing import Any
 from configs.architectures import BackboneConfig
 from mmjax.weights.published.decoders.experts import qwen3_moe
 from mmjax.weights.published.decoders.shared.llama_like import (
+    MLP,
     attention_rules,
     embedding_and_head_rules,
     ignored_buffers,
@@ -20,7 +21,7 @@ from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, Tens
 
 ROPE_BASE = 500000.0
 GATE_AND_UP = ("blocks/mlp/gate", "blocks/mlp/up")
-EXPERTS = f"{qwen3_moe.MLP}.experts"
+EXPERTS = f"{MLP}.experts"
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
@@ -42,7 +43,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
 
 
 def _rules(config: BackboneConfig, gate_and_up: TensorLayout, down: TensorLayout) -> Rules:
-    router = Rule(f"{qwen3_moe.MLP}.gate.weight", "blocks/mlp/router", LINEAR)
+    router = Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR)
     experts = (
         Rule(f"{EXPERTS}.gate_up_proj", GATE_AND_UP, gate_and_up),
         Rule(f"{EXPERTS}.down_proj", "blocks/mlp/down", down),

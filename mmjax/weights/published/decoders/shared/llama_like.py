@@ -9,6 +9,9 @@ from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 BLOCK = "model.layers.{layer}"
+MLP = f"{BLOCK}.mlp"
+MLP_MATRICES = (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"))
+NUMBERED_MLP_MATRICES = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 PROJECTIONS = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
 SILU = ("silu", "swish")
 
@@ -71,13 +74,26 @@ def query_key_norm_rules(config: BackboneConfig) -> tuple[Rule, ...]:
     )
 
 
-def mlp_rules(config: BackboneConfig, mlp: str = "mlp") -> tuple[Rule, ...]:
-    """Rules of the feed-forward layer, which tensors call by some name."""
-    bias = "mlp" in config.biases
+def mlp_rules(config: BackboneConfig) -> tuple[Rule, ...]:
+    """Rules of the feed-forward layer."""
+    return gated_mlp_rules(MLP, "blocks/mlp", bias="mlp" in config.biases)
+
+
+def gated_mlp_rules(
+    tensor: str, parameter: str, matrices: tuple[tuple[str, str], ...] = MLP_MATRICES, bias: bool = False
+) -> tuple[Rule, ...]:
+    """Rules of a gated feed-forward layer, such as a shared expert.
+
+    Args:
+        tensor: What comes before the matrix in the names of tensors.
+        parameter: The path that holds the matrices.
+        matrices: (name of a matrix in the names of tensors, and here).
+        bias: Whether the matrices have biases.
+    """
     return tuple(
         rule
-        for name in ("gate", "up", "down")
-        for rule in linear_rules(f"{BLOCK}.{mlp}.{name}_proj", f"blocks/mlp/{name}", LINEAR, bias)
+        for theirs, ours in matrices
+        for rule in linear_rules(f"{tensor}.{theirs}", f"{parameter}/{ours}", LINEAR, bias)
     )
 
 

@@ -5,13 +5,11 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.decoders.experts.mixtral import expert_rules
-from mmjax.weights.published.decoders.shared.llama_like import BLOCK, ignored_buffers
-from mmjax.weights.published.rules import Rule, linear_rules
+from mmjax.weights.published.decoders.shared.expert_rules import expert_rules
+from mmjax.weights.published.decoders.shared.llama_like import MLP, gated_mlp_rules, ignored_buffers
+from mmjax.weights.published.rules import Rule
 from mmjax.weights.published.tensor_layouts import LINEAR
 
-MLP = f"{BLOCK}.mlp"
-MATRICES = ("gate", "up", "down")
 AUXILIARY_WEIGHT = 0.0001
 """Weight of the balancing loss in the paper; transformers has none."""
 
@@ -29,14 +27,8 @@ def routed_rules(config: BackboneConfig) -> tuple[Rule, ...]:
     return (
         Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
         *((Rule(f"{MLP}.gate.e_score_correction_bias", "blocks/mlp/selection_bias"),) if has_bias else ()),
-        *expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES)),
-        *(
-            rule
-            for name in MATRICES
-            for rule in linear_rules(
-                f"{MLP}.shared_experts.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False
-            )
-        ),
+        *expert_rules(config, f"{MLP}.experts"),
+        *gated_mlp_rules(f"{MLP}.shared_experts", "blocks/mlp/shared"),
     )
 
 
