@@ -25,10 +25,9 @@ class RMSNorm(nnx.Module):
         """Normalises the last dimension of `[..., width]`."""
 
         def normalise(x: Activations, scale: jax.Array) -> Activations:
-            wide = x.astype(jnp.float32)
-            mean_square = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
+            normalised = divide_by_root_mean_square(x.astype(jnp.float32), self.epsilon, self.split, axes)
             scale = self.offset + scale.astype(jnp.float32) if self.offset else scale
-            return scale_channels(wide * jax.lax.rsqrt(mean_square + self.epsilon), scale).astype(x.dtype)
+            return scale_channels(normalised, scale).astype(x.dtype)
 
         return recomputed(normalise)(x, self.scale[...])
 
@@ -48,8 +47,8 @@ class LayerNorm(nnx.Module):
         def normalise(x: Activations, scale: jax.Array) -> Activations:
             wide = x.astype(jnp.float32)
             wide = wide - mean_over_ranks(jnp.mean(wide, axis=-1, keepdims=True), self.split, axes)
-            variance = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
-            return scale_channels(wide * jax.lax.rsqrt(variance + self.epsilon), scale).astype(x.dtype)
+            normalised = divide_by_root_mean_square(wide, self.epsilon, self.split, axes)
+            return scale_channels(normalised, scale).astype(x.dtype)
 
         y = recomputed(normalise)(x, self.scale[...])
         return y if self.bias is None else add_bias(y, self.bias[...])
@@ -62,9 +61,7 @@ def normalise_mean_square(x: Activations, epsilon: float) -> Activations:
     """X / sqrt(mean(x²) + epsilon) over the last dimension, an RMSNorm without a scale."""
 
     def normalise(x: Activations) -> Activations:
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean_square + epsilon)).astype(x.dtype)
+        return divide_by_root_mean_square(x.astype(jnp.float32), epsilon).astype(x.dtype)
 
     return recomputed(normalise)(x)
 
@@ -101,6 +98,14 @@ def standardise(x: Activations, dimensions: tuple[int, ...], epsilon: float) -> 
     """Shifts and scales x to zero mean and unit variance over some dimensions."""
     x = x - jnp.mean(x, axis=dimensions, keepdims=True)
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=dimensions, keepdims=True) + epsilon)
+
+
+def divide_by_root_mean_square(
+    x: Activations, epsilon: float, split: str | None = None, axes: Axes = NO_AXES
+) -> Activations:
+    """X / sqrt(mean(x²) + epsilon) over the last dimension, which the tensor ranks divide with `split` "tensor"."""
+    mean_square = mean_over_ranks(jnp.mean(jnp.square(x), axis=-1, keepdims=True), split, axes)
+    return x * jax.lax.rsqrt(mean_square + epsilon)
 
 
 def mean_over_ranks(local_mean: jax.Array, split: str | None, axes: Axes) -> jax.Array:
