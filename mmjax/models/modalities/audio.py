@@ -12,6 +12,7 @@ from mmjax.models.layers.linear import NO_AXES, add_bias, constant_parameter, no
 from mmjax.models.layers.positions import sinusoidal_positions_1d
 from mmjax.models.layers.tensor_parallel import WeightSplit, reduce_row_parallel
 from mmjax.models.layers.transformer import SharedInputs
+from mmjax.models.modalities.attention_kinds import chunk_segments
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
@@ -70,9 +71,7 @@ def cut_into_chunks(
     """
     if not chunk:
         return segments, positions
-    most = segments.shape[1] // chunk + 1  # chunks of a clip
-    numbers = (segments - 1) * most + positions // chunk + 1
-    return jnp.where(segments > 0, numbers, 0), positions % chunk
+    return chunk_segments(segments, positions, chunk), positions % chunk
 
 
 class FrameBlock(EncoderBlock):
