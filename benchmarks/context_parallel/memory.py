@@ -7,14 +7,9 @@ from typing import Any
 import jax
 
 from benchmarks.context_parallel.ring_overlap import ring_permutes
-from benchmarks.memory.cases import MemoryCase
+from benchmarks.memory.cases import MemoryCase, empty_batch_spec
 from benchmarks.memory.compiled_stages import StageBytes, abstract_stage_programs, compiled_bytes
 from configs.architectures import ModelConfig
-from data.data_config import RowCapacity
-from data.packing.batch_spec import BatchSpec
-from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.packed_rows import pack_samples
-from data.samples.sample_format import SampleFormat
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.programs import StagePrograms
@@ -89,15 +84,9 @@ def stage_programs(config: ModelConfig, cp: int, tokens: int, devices: list[Any]
         chunks=STAGES,
     )
     plan = Plan((unit,), schedule="interleaved")
+    batch_spec = empty_batch_spec(config, 1, tokens, {})
     with jax.numpy_dtype_promotion("standard"):
-        return abstract_stage_programs(config, plan, _batch_spec(config, tokens), devices, "blocked")["backbone", 1]
-
-
-def _batch_spec(config: ModelConfig, tokens: int) -> BatchSpec:
-    """Arrays of a batch of one row."""
-    form = SampleFormat.for_model(config, {})
-    row = RowCapacity(tokens=tokens, lengths={}, images=0, samples=8)
-    return build_global_batch(pack_samples([], 1, capacity_for_model(row, form), form), config, form).arrays
+        return abstract_stage_programs(config, plan, batch_spec, devices, "blocked")["backbone", 1]
 
 
 def _devices(h100: bool) -> list[Any]:

@@ -1,7 +1,7 @@
 """The stages that are compared: of Llama3-70B, InternViT-6B and ViT-22B, as plans would cut them for H100s."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,10 +85,7 @@ class MemoryCase:
 
     def batch_spec(self, config: ModelConfig) -> BatchSpec:
         """Arrays of a batch of one row a replica."""
-        lengths = {"patches": self.patches} if self.patches else {}
-        form = SampleFormat.for_model(config, lengths)
-        row = RowCapacity(tokens=BACKBONE_TOKENS, lengths=lengths, images=0, samples=8)
-        return build_global_batch(pack_samples([], self.fsdp, capacity_for_model(row, form), form), config, form).arrays
+        return empty_batch_spec(config, self.fsdp, BACKBONE_TOKENS, {"patches": self.patches} if self.patches else {})
 
     def predicted(self, config: ModelConfig, plan: Plan) -> dict[StageId, StageCosts]:
         """What the planner counts, for full rows."""
@@ -106,6 +103,13 @@ class MemoryCase:
     def compared_stages(self) -> tuple[StageId, ...]:
         """A stage in the middle, and the last, which has the language head or the projector."""
         return ((self.module, 1), (self.module, self.stages - 1))
+
+
+def empty_batch_spec(config: ModelConfig, rows: int, tokens: int, lengths: Mapping[str, int]) -> BatchSpec:
+    """Arrays of a batch of some rows, each of some tokens and of some length of each other module."""
+    form = SampleFormat.for_model(config, lengths)
+    row = RowCapacity(tokens=tokens, lengths=lengths, images=0, samples=8)
+    return build_global_batch(pack_samples([], rows, capacity_for_model(row, form), form), config, form).arrays
 
 
 class Comparison(NamedTuple):
