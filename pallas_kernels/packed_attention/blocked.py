@@ -7,8 +7,8 @@ algorithm 4).
 
 Where ranks divide the positions of a row, keys and values are sent around them (ring attention, arXiv 2310.01889): at
 each step a rank computes the pairs of its queries with the keys that are there. The running softmax goes on from step
-to step, and in the backward the gradients of keys and values travel with them and come home at last. A row on one
-device is a ring of one step.
+to step. In the backward the gradients of keys and values are sent along with them, and back to the rank that has these
+after the last step. A row on one device is a ring of one step.
 
 Arrays are laid out in blocks, `[r * m, k, g * q, e]` for queries, `[r * n, k, p, e]` for keys and `[r * n, k, p, u]`
 for values: m and n blocks in a row, of q and p positions; k key heads, each shared by g query heads.

@@ -1,10 +1,10 @@
 """How the positions of a row are divided over the ranks of ring attention, so that all have as much to compute.
 
 In causal attention a position attends to all before it, so that the last of contiguous parts costs most. A row is
-therefore cut into chunks, which are dealt to the ranks there and back: of 4 ranks, chunks 0 to 7 go to ranks
-0 1 2 3 3 2 1 0, and so on. Megatron-LM has two chunks for each rank. Here a chunk is as small as a block of attention:
-the segments of a packed row then reach all ranks, and what these compute is as even as causal attention over the whole
-row would be (`python -m benchmarks.context_parallel`).
+therefore cut into chunks, which go to the ranks in ascending and descending order by turns: of 4 ranks, chunks 0 to 7
+go to ranks 0 1 2 3 3 2 1 0, and so on. Megatron-LM has two chunks for each rank. Here a chunk is as small as a block of
+attention: the segments of a packed row then reach all ranks, and what these compute is as even as causal attention over
+the whole row would be (`python -m benchmarks.context_parallel`).
 """
 
 import functools
@@ -49,16 +49,17 @@ def zigzag_order(length: int, ranks: int) -> Int[np.ndarray, " s"]:
 
 def to_zigzag(x: jax.Array, ranks: int, axis: int = 1) -> jax.Array:
     """Reorders positions by rank."""
-    return _reorder(x, x.shape[axis], ranks, axis, inverse=False)
+    return _reorder(x, ranks, axis, inverse=False)
 
 
 def from_zigzag(x: jax.Array, ranks: int, axis: int = 1) -> jax.Array:
     """The inverse of `to_zigzag`."""
-    return _reorder(x, x.shape[axis], ranks, axis, inverse=True)
+    return _reorder(x, ranks, axis, inverse=True)
 
 
-def _reorder(x: jax.Array, length: int, ranks: int, axis: int, *, inverse: bool) -> jax.Array:
+def _reorder(x: jax.Array, ranks: int, axis: int, *, inverse: bool) -> jax.Array:
     """Moves whole chunks."""
+    length = x.shape[axis]
     chunk = chunk_size(length, ranks)
     chunks = zigzag_order(length, ranks)[::chunk] // chunk
     order = np.argsort(chunks) if inverse else chunks

@@ -142,7 +142,7 @@ class PlanningProblem:
     @functools.cached_property
     def has_generators(self) -> bool:
         """Whether a stage of generators comes after the backbone."""
-        return any(module.inputs and not module.is_backbone for module in self.graph.modules)
+        return any(map(self.is_generator, self.graph.names))
 
     def is_generator(self, module: str) -> bool:
         """Whether the backbone feeds a module."""

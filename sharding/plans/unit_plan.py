@@ -170,8 +170,12 @@ class UnitPlan:
             raise PlanError(
                 f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
             )
-        literals = {"expert_transfer": ExpertTransferChoice, "context_transfer": ContextTransfer}
-        for key, choices in (literals | {"executor": ExecutorName}).items():
+        literals = {
+            "expert_transfer": ExpertTransferChoice,
+            "context_transfer": ContextTransfer,
+            "executor": ExecutorName,
+        }
+        for key, choices in literals.items():
             if getattr(self, key) not in get_args(choices):
                 raise PlanError(
                     f"unit {self.name}: {key} {getattr(self, key)!r}; choose from {', '.join(get_args(choices))}"

@@ -59,7 +59,7 @@ def _names(entry: Any) -> tuple[str, ...]:
 
 def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
     """The axes of `Axes.replicas` along which every rank holds the same part of a parameter: those not in its spec."""
-    used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+    used = {name for entry in spec for name in _names(entry)}
     return tuple(name for name in axes.replicas if name not in used)
 
 

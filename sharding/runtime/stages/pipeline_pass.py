@@ -187,10 +187,10 @@ class PipelinePass:
             name: losses.at[op.microbatch].add(jnp.where(op.runs, result.losses[name], 0.0))
             for name, losses in state.layer_losses.items()
         }
+        slot = row.residuals.forward
         residuals = [
             lax.dynamic_update_index_in_dim(buffer, make_varying(saved, tuple(varying_axes(buffer))), slot, 0)
             for buffer, saved in zip(state.residuals, result.residuals, strict=True)
-            for slot in (row.residuals.forward,)
         ]
         state = state._replace(
             layer_losses=layer_losses, residuals=residuals, arrived=self._send(result.output, steps=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
+from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.dense import llama, mistral, qwen2, qwen3
 from mmjax.weights.published.encoders import clip, pixtral, siglip
 from mmjax.weights.published.encoders.vision_transformer import (
@@ -107,13 +108,10 @@ class Llava:
             ValueError: A key has a value that cannot be computed.
         """
         tower = self.tower.read_config(values)
-        strategy = values.get("vision_feature_select_strategy", self.strategy)
-        for key, value, required in (
-            ("vision_feature_select_strategy", strategy, select_strategy(tower)),
-            ("multimodal_projector_bias", values.get("multimodal_projector_bias", True), True),
-        ):
-            if value != required:
-                raise ValueError(f"{key} is {value!r}; only {required!r} can be computed")
+        require_values(
+            {"vision_feature_select_strategy": self.strategy, **values},
+            {"vision_feature_select_strategy": select_strategy(tower), "multimodal_projector_bias": True},
+        )
         projector = MLPProjectorConfig(activation=ACTIVATIONS[values.get("projector_hidden_act", "gelu")])
         layer = values.get("vision_feature_layer", self.feature_layer)
         unused = unused_block_count("vision_feature_layer", layer, tower.depth)
