@@ -10,7 +10,9 @@ import beartype
 import jaxtyping
 
 _jaxtyped = jaxtyping.jaxtyped
-_beartyped = beartype.beartype(conf=beartype.BeartypeConf(violation_type=jaxtyping.TypeCheckError))
+# Not random: beartype would choose the checked item of a sequence with Python's global generator, and threads that do
+# so while hypothesis draws an example make its tests fail now and then.
+_beartyped = beartype.beartype(conf=beartype.BeartypeConf(violation_type=jaxtyping.TypeCheckError, is_random=False))
 
 
 def check_types(packages: Sequence[str]) -> None:
@@ -26,14 +28,14 @@ def check_types(packages: Sequence[str]) -> None:
     jaxtyping.install_import_hook(packages, "beartype.beartype")
 
 
-def _checked(*arguments: Any, typechecker: Any) -> Any:
-    """`jaxtyping.jaxtyped`, as it is written around functions and classes."""
+def _checked(*arguments: Any, **_: Any) -> Any:
+    """`jaxtyping.jaxtyped`, as it is written around functions and classes, with this file's settings of beartype."""
 
     def decorate(decorated: Any) -> Any:
         is_dataclass = dataclasses.is_dataclass(decorated)
         function = decorated.__init__ if is_dataclass else decorated
         if not inspect.isfunction(function) or any(map(_needs_dimensions, function.__annotations__.values())):
-            return _jaxtyped(decorated, typechecker=typechecker)
+            return _jaxtyped(decorated, typechecker=_beartyped)
         if not is_dataclass:
             return _beartyped(function)
         if "__init__" in vars(decorated):

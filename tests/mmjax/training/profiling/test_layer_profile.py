@@ -83,10 +83,11 @@ def test_fits_have_no_negative_coefficient():
 
 def test_capacity_loads_follow_shapes_and_statistics_follow_samples(batch):
     capacity, filled = capacity_row_loads(batch.arrays, GRAPH), batch_statistics([batch], GRAPH)
-    assert capacity["backbone"].tolist() == [[160.0, 160.0**2, 0.0]] * 2
+    assert capacity["backbone"].tolist() == [[160.0, 160.0**2, 0.0, 0.0]] * 2
     for module, (real, _) in batch.counts.items():
         loads = filled.loads[module]
         assert loads[:, 2 if module == "generator" else 0].sum() == real
         assert (loads <= capacity[module])[:, :2].all()
-    tokens, squares, samples = filled.loads["backbone"].T
+    tokens, squares, samples, local_pairs = filled.loads["backbone"].T
+    assert not local_pairs.any()  # no layer of this backbone attends locally
     assert (squares >= tokens**2 / np.maximum(samples, 1)).all() and (squares <= tokens**2).all()
