@@ -33,6 +33,7 @@ from tests.data.real_data import photographs
 from tests.data.text.tiny_tokenizer import byte_level_bpe
 
 pytest.importorskip("torch")
+pytest.importorskip("torchvision")  # which image processors use
 transformers = pytest.importorskip("transformers")
 
 SIDE = 56
@@ -249,8 +250,6 @@ def pictures():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_equal_those_of_the_published_processor(name):
     of = FAMILIES[name]
-    if name == "llama4":
-        pytest.importorskip("torchvision")
     for picture in pictures():
         before, after = ("", "What?") if name == "paligemma" else ("Look at the picture: ", " What is in\n it?")
         expected = published_ids(of, f"{before}{of.place}{after}", [picture])
@@ -273,8 +272,6 @@ CHAT = """\
 @pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_vl", "gemma3", "pixtral", "llama4"])
 def test_conversations_by_the_tokenizers_template_equal_the_published_processors(name):
     of, (first, second, *_) = FAMILIES[name], pictures()
-    if name == "llama4":
-        pytest.importorskip("torchvision")
     source = CHAT.replace("PLACE", of.place)
     talk = [
         ("user", ["Look: ", first, "and ", second, " What is in it?"]),
