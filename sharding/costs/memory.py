@@ -6,7 +6,7 @@ from jaxtyping import Shaped
 from sharding.costs.cost_model import CostModel, LayerParallelism, Times
 from sharding.costs.expert_seconds import expert_nodes
 from sharding.expert_transfer import chosen_transfer
-from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy, SavedActivations
+from sharding.specs.layer import MATMUL_KINDS, LayerSpec, Loads, RecomputePolicy, SavedActivations
 
 Elements = Shaped[np.ndarray, "..."] | float | int
 """Numbers of elements; arrays broadcast against each other."""
@@ -41,6 +41,28 @@ def _bytes(saved: SavedActivations, layer: LayerSpec, loads: Loads, ranks: Layer
         of_pair = saved.pair_split.at(loads) / ranks.tp + saved.pair_replicated.at(loads)
         elements = elements + ranks.ep * layer.routing.pairs_per_token(ranks.ep) * of_pair
     return np.asarray(costs.element_bytes * elements / ranks.cp)
+
+
+def wgrad_operand_bytes(
+    layer: LayerSpec, loads: Loads, ranks: LayerParallelism, recompute: RecomputePolicy, costs: CostModel
+) -> Times:
+    """Bytes that one layer saves from its backward to its wgrad, where that runs later.
+
+    These are the gradients of the outputs of its matmuls with weights, and their inputs as far as the backward has
+    computed them again.
+
+    The arguments are those of `saved_activation_bytes`.
+    """
+    elements = np.zeros(loads.shape[:-1])
+    for kernel in layer.kernels:
+        if kernel.kind in MATMUL_KINDS and kernel.weights:
+            is_divided = kernel.split and kernel.split_by != "rows"
+            of_outputs = kernel.flops.at(loads) / (2 * kernel.inner)
+            elements = elements + of_outputs / (ranks.tp if is_divided else 1)
+    again = saved_activation_bytes(layer, loads, ranks, "none", costs) - saved_activation_bytes(
+        layer, loads, ranks, recompute, costs
+    )
+    return np.asarray(costs.element_bytes * elements / ranks.cp + np.maximum(again, 0.0))
 
 
 def workspace_bytes(

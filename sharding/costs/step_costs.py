@@ -8,7 +8,21 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.plans.stage_graph import StageEdge, StageId
+from sharding.schedules.ops import OpKind
 from sharding.specs.recomputed_kernels import RecomputedFlops
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WgradCosts:
+    """What the gradients of weights take where they are an op of their own; arrays as in `StageCosts`.
+
+    Attributes:
+        seconds: The part of the backward's seconds.
+        saved_bytes: Bytes on each device from the backward to the wgrad, besides those saved since the forward.
+    """
+
+    seconds: Float[np.ndarray, "m i"]
+    saved_bytes: Float[np.ndarray, "m h"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,16 +36,17 @@ class StageCosts:
 
     Attributes:
         forward: Seconds of the forward of a microbatch, waiting for other ranks of the unit included.
-        backward: Seconds of its backward, recomputation included; 0 without a backward.
+        backward: Seconds of its backward, recomputation and wgrad included; 0 without a backward.
         forward_communication: Part of `forward` in which the device waits for tensor, context-parallel or expert ranks.
         backward_communication: The same part of `backward`.
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
-        saved_bytes: Bytes on each device from a microbatch's forward to its backward.
+        saved_bytes: Bytes on each device from a microbatch's forward to its backward, or its wgrad.
         offloaded_bytes: Bytes in each device's host memory from its forward to its backward.
         gather: Seconds in which the replicas of all copies gather the compute weights.
         reduce: Seconds of the gradients' reduction over the replicas of all copies.
         update: Seconds of the optimizer.
         static_bytes: Bytes on each device at all times: weights, gradients, optimizer state, workspace.
+        wgrad: What is an op of its own of the backward; None where nothing is.
     """
 
     forward: Float[np.ndarray, "m i"]
@@ -45,6 +60,7 @@ class StageCosts:
     reduce: float = 0.0
     update: float = 0.0
     static_bytes: float = 0.0
+    wgrad: WgradCosts | None = None
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in PER_MICROBATCH if name not in HELD}
@@ -59,6 +75,14 @@ class StageCosts:
         for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static_bytes"):
             if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
+
+    def of_pass(self, kind: OpKind) -> Float[np.ndarray, "m i"]:
+        """Seconds of an op of `PASSES`."""
+        if kind == "forward":
+            return self.forward
+        if self.wgrad is None:
+            return self.backward
+        return self.wgrad.seconds if kind == "wgrad" else self.backward - self.wgrad.seconds
 
     @property
     def parts(self) -> int:

@@ -28,7 +28,7 @@ class Plan:
     Attributes:
         units: The units; every module of the model is in exactly one.
         microbatches: Number of microbatches of a step.
-        schedule: Name of the schedule: `1f1b`, `interleaved`, `gpipe`, `colocated` or a registered one
+        schedule: Name of the schedule: `1f1b`, `interleaved`, `gpipe`, `zb-h1`, `colocated` or a registered one
             (`register_schedule`).
         made_for: The model, rows, data and cluster it was made for; nothing of it is used to run the plan.
     """
@@ -69,6 +69,11 @@ class Plan:
                 f"unit {unit.name}: copy_of_microbatch has {len(unit.copy_of_microbatch)} entries, but a step has "
                 f"{self.microbatches} microbatches; give one for each, or none"
             )
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule computes gradients of weights apart from what a stage sends back."""
+        return self.schedule == "zb-h1"
 
     @property
     def device_count(self) -> int:

@@ -73,6 +73,7 @@ class Executor:
             "gather": self._gather,
             "forward": self._forward,
             "backward": self._backward,
+            "wgrad": self.microbatch_ops.wgrad,
             "reduce": self._reduce,
         }
         self._run_op: dict[OpKind, Callable[[StepBuffers, PipelineOp], Any]] = {

@@ -21,6 +21,7 @@ from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import BackwardResult, ForwardResult
+from sharding.runtime.stages.divided_backward import DgradResult, MicrobatchArrays
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.runtime.step_buffers import OpCall, StageEvaluation, StepBuffers
 from sharding.schedules.ops import PipelineOp
@@ -108,7 +109,10 @@ class MicrobatchOps:
         return list(sent.values())
 
     def backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before."""
+        """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before.
+
+        Of a divided backward, only the former.
+        """
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_copy = self._copy(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
@@ -119,22 +123,50 @@ class MicrobatchOps:
         if capacity is None:
             return None
         programs = _programs(of_copy, capacity)
-        assert programs.backward is not None
         definition = programs.definition
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
         output_gradients = {
             name: buffers.output_gradients.pop((name, microbatch)) for name in definition.output_channels
         }
-        operands = (
+        residuals = buffers.residuals.pop((stage_id, microbatch))
+        weights, batch, index = (
             self._weights(buffers, place),
-            inputs,
             buffers.batch.stages[place],
             self._index(stage_id, microbatch),
-            buffers.residuals.pop((stage_id, microbatch)),
+        )
+        if programs.divided_backward is not None:
+            divided, arrays = programs.divided_backward, MicrobatchArrays(inputs, residuals, output_gradients)
+            store = functools.partial(_store_dgrad, buffers, op, divided.kept_arrays(arrays))
+            return OpCall(ProgramCall(divided.dgrad, (weights, batch, index, arrays)), store)
+        assert programs.backward is not None
+        operands = (
+            weights,
+            inputs,
+            batch,
+            index,
+            residuals,
             output_gradients,
             buffers.unreduced_gradients[place],
         )
         return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op, place))
+
+    def wgrad(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
+        """Adds the gradients of a stage's parameters, where its backward is divided, to those of before."""
+        stage_id, microbatch = op.stage_id, op.microbatch
+        place, of_copy = self._copy(stage_id, microbatch)
+        capacity = buffers.batch.capacity(microbatch, stage_id[0])
+        if not of_copy.is_local or capacity is None:
+            return None
+        divided = _programs(of_copy, capacity).divided_backward
+        assert divided is not None
+        operands = (
+            self._weights(buffers, place),
+            buffers.batch.stages[place],
+            self._index(stage_id, microbatch),
+            *buffers.wgrad_operands.pop((stage_id, microbatch)),
+            buffers.unreduced_gradients[place],
+        )
+        return OpCall(ProgramCall(divided.wgrad, operands), functools.partial(_store_wgrad, buffers, place))
 
     def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""
@@ -232,7 +264,7 @@ def _store_forward(
     stage_id, microbatch = op.stage_id, op.microbatch
     buffers.losses[place] = result.losses
     buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
-    if programs.backward is None:
+    if programs.backward is None and programs.divided_backward is None:
         for name in programs.definition.input_channels:
             del buffers.inputs[name, microbatch]
     else:
@@ -243,4 +275,15 @@ def _store_forward(
 def _store_backward(buffers: StepBuffers, op: PipelineOp, place: StageCopy, result: BackwardResult) -> BackwardResult:
     buffers.unreduced_gradients[place] = result.parameter_gradients
     buffers.input_gradients |= {(name, op.microbatch): array for name, array in result.input_gradients.items()}
+    return result
+
+
+def _store_dgrad(buffers: StepBuffers, op: PipelineOp, kept: list, result: DgradResult) -> DgradResult:
+    buffers.input_gradients |= {(name, op.microbatch): array for name, array in result.input_gradients.items()}
+    buffers.wgrad_operands[op.stage_id, op.microbatch] = (kept, result.saved)
+    return result
+
+
+def _store_wgrad(buffers: StepBuffers, place: StageCopy, result: Tree) -> Tree:
+    buffers.unreduced_gradients[place] = result
     return result

@@ -49,6 +49,9 @@ class StepBuffers:
     output_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
     input_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
     residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
+    wgrad_operands: dict[tuple[StageId, int], tuple[list[Any], list[jax.Array]]] = dataclasses.field(
+        default_factory=dict
+    )
     begun: dict[StageId, set[int]] = dataclasses.field(default_factory=dict)
     summary: StepSummary | None = None
 

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Mapping
 
 from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
-from sharding.schedules.ops import OpGraph, PipelineOp, ScheduleError
+from sharding.schedules.ops import PASSES, OpGraph, PipelineOp, ScheduleError
 
 InFlightLimits = Mapping[PipelineRank, int]
 """How many microbatches each pipeline rank may hold at once; one that is in several of its chunks counts in each."""
@@ -32,8 +32,9 @@ def limit_of_copies(graph: StageGraph, stage: StageId, limit: int) -> dict[Pipel
 class InFlightMicrobatches:
     """Counts the microbatches that every pipeline rank holds; one that is in several chunks of a rank counts in each.
 
-    A stage that runs a backward holds the residuals of a microbatch from its forward to its backward. A stage that
-    runs none holds its output until the forward of every stage it feeds has run.
+    A stage that runs a backward holds the residuals of a microbatch from its forward to its backward, or to its wgrad
+    where that is an op of its own. A stage that runs none holds its output until the forward of every stage it feeds
+    has run.
     """
 
     def __init__(self, op_graph: OpGraph) -> None:
@@ -46,7 +47,7 @@ class InFlightMicrobatches:
         self._first_unfinished = dict.fromkeys(self._graph.stages, 0)
 
     def record(self, op: PipelineOp) -> None:
-        """Counts an op that has run; kinds other than forward and backward change nothing."""
+        """Counts an op that has run; kinds other than `PASSES` change nothing."""
         stage, number = op.stage_id, op.microbatch
         has_backward = stage in self._op_graph.backward_stages
         if op.kind == "forward":
@@ -58,7 +59,7 @@ class InFlightMicrobatches:
                 self._finish(stage, number)
             for source in self._graph.sources[stage]:
                 self._take(source, number)
-        elif op.kind == "backward":
+        elif op.kind in PASSES and op.kind == self._op_graph.last_pass(stage):
             self._by_rank[self._graph.rank_at(stage, number)] -= 1
             self._finish(stage, number)
 

@@ -14,8 +14,8 @@ from sharding.schedules.weights_and_gradients import WeightsAndGradients
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
 """Sort key of a forward or backward; the least is the most urgent. It grows with the microbatch in every stage."""
 
-ONE_SLOT = StageSeconds(forward=1.0, backward=1.0)
-"""Where no seconds are known, all forwards and backwards take as long as each other."""
+ONE_SLOT = StageSeconds(forward=1.0, backward=1.0, wgrad=1.0)
+"""Where no seconds are known, all ops of `PASSES` take as long as each other."""
 
 
 def list_schedule(
@@ -27,7 +27,7 @@ def list_schedule(
 ) -> Schedule:
     """Orders all ops of a pass by when they start.
 
-    Whenever devices become free, the ready forwards and backwards are taken by priority; an op needs all its devices
+    Whenever devices become free, the ready ops of `PASSES` are taken by priority; an op needs all its devices
     free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
     between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
@@ -38,7 +38,8 @@ def list_schedule(
         op_graph: The ops and their dependencies.
         max_in_flight: How many microbatches each rank may hold at once; at least 1.
         priority: Which ops run first.
-        fixed_orders: For some ranks, all their forwards and backwards in an order to keep, even if devices stay idle.
+        fixed_orders: For some ranks, all their forwards and backwards in an order to keep, even if devices stay idle;
+            wgrads run between them.
         seconds: How long the ops of every stage take; by default all take one slot.
     """
     check_limits(op_graph, max_in_flight)
@@ -58,8 +59,7 @@ def list_schedule(
             ready.remove(op)
             limits.record_start(op)
         for op in running.finish_next():
-            hops = op_graph.forward_hops if op.kind == "forward" else op_graph.backward_hops
-            for hop in hops(op.stage_id, op.microbatch):
+            for hop in op_graph.hops_after(op):
                 order += [*collectives.before(hop), hop]
             order += collectives.after(op)
             ready.add_dependents(op)
@@ -91,7 +91,7 @@ _Urgency = tuple[tuple[Any, ...], int, PipelineOp]
 
 
 class _ReadyOps:
-    """The forwards and backwards whose inputs are there: the first of each rank's stage and kind, most urgent first."""
+    """The ops of `PASSES` whose inputs are there: the first of each rank's stage and kind, most urgent first."""
 
     def __init__(self, op_graph: OpGraph, priority: Priority) -> None:
         self._op_graph, self._priority = op_graph, priority
@@ -102,6 +102,8 @@ class _ReadyOps:
         for stage, number in itertools.product(graph.stages, range(op_graph.microbatches)):
             forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
             self._missing[forward] = len(graph.sources[stage])
+            if stage in op_graph.split_stages:
+                self._missing[PipelineOp("wgrad", *stage, number)] = 1
             if stage in op_graph.backward_stages:
                 forwards = op_graph.microbatches if stage in graph.compiled else 1
                 self._missing[backward] = forwards + len(graph.targets[stage])
@@ -126,9 +128,13 @@ class _ReadyOps:
         return op.kind, op.stage_id, self._op_graph.stage_graph.copy_at(op.unit, op.microbatch)
 
     def add_dependents(self, op: PipelineOp) -> None:
-        """Records that an op has ended; forwards and backwards that waited for nothing else become ready."""
+        """Records that an op has ended; ops of `PASSES` that waited for nothing else become ready."""
         graph, backward_stages = self._op_graph.stage_graph, self._op_graph.backward_stages
+        if op.kind == "wgrad":
+            return
         waiting: list[PipelineOp] = []
+        if op.kind == "backward" and op.stage_id in self._op_graph.split_stages:
+            waiting.append(op._replace(kind="wgrad"))
         if op.kind == "forward":
             waiting += [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
         before = (op.stage_id,) if op.kind == "forward" else graph.sources[op.stage_id]
@@ -199,6 +205,8 @@ class _Limits:
 
     def allow(self, op: PipelineOp) -> bool:
         """Whether an op may start."""
+        if op.kind == "wgrad":
+            return True
         rank = self._graph.rank_at(op.stage_id, op.microbatch)
         next_in_order = rank not in self._remaining or self._remaining[rank][0] == op
         return next_in_order and (op.kind == "backward" or self._in_flight[rank] < self._max_in_flight[rank])
@@ -210,14 +218,14 @@ class _Limits:
     def record_start(self, op: PipelineOp) -> None:
         """A forward holds its microbatch from its start."""
         rank = self._graph.rank_at(op.stage_id, op.microbatch)
-        if rank in self._remaining:
+        if rank in self._remaining and op.kind != "wgrad":
             self._remaining[rank].remove(op)
         if op.kind == "forward":
             self._in_flight.record(op)
 
     def record_end(self, op: PipelineOp) -> None:
-        """A backward holds its microbatch until its end."""
-        if op.kind == "backward":
+        """What releases a microbatch holds it until its end."""
+        if op.kind != "forward":
             self._in_flight.record(op)
 
 

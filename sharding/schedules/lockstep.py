@@ -8,6 +8,9 @@ for a backward, and what a rank sends, another can use from the next tick on:
     rank 1         F0   F1   F2B0 F3B1 F4B2 F5B3 B4   B5
     rank 2              F0B0 F1B1 F2B2 F3B3 F4B4 F5B5
 
+Where gradients of weights are apart from backwards (`sharding.schedules.zero_bubble`), a tick has a place for these
+too, and all ranks fill it in the same m v ticks, from the first backward of the first rank on.
+
 The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
 v m + p - 1 ticks with forwards, and as many with backwards: the pass takes as long as where ranks wait for nothing but
 their inputs.
@@ -36,7 +39,7 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TickOps:
-    """The forwards, or the backwards, of each tick on each rank.
+    """The forwards, the backwards or the wgrads of each tick on each rank.
 
     Attributes:
         runs: Whether there is one; where there is none, the other entries are 0.
@@ -57,13 +60,15 @@ class TickSlots:
         size: Number of slots, of all ranks alike.
         arrival: The slot of an array that arrives at the start of a tick.
         forward: The slot that the tick's forward reads or writes.
-        backward: The slot that the tick's backward reads; then the slot is free.
+        backward: The slot that the tick's backward reads or writes; then the slot is free if no wgrad reads it.
+        wgrad: The slot that the tick's wgrad reads; then the slot is free.
     """
 
     size: int
     arrival: Int[np.ndarray, "t p"]
     forward: Int[np.ndarray, "t p"]
     backward: Int[np.ndarray, "t p"]
+    wgrad: Int[np.ndarray, "t p"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,12 +79,14 @@ class TickTable:
         ranks: Number of pipeline ranks.
         chunks: Chunks of each.
         microbatches: Microbatches of the pass.
-        forwards, backwards: The ops of every tick; no backward runs in a pass without them.
+        forwards, backwards, wgrads: The ops of every tick; no backward runs in a pass without them, and no wgrad where
+            backwards compute all gradients.
         inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
-            it is kept until the backward.
+            it is kept until the backward, or the wgrad.
         residuals: Slots of what a forward saves. A forward that does not run has one too, which holds nothing then.
         gradients: Slots of gradients of outputs. That of the last stage is made in the tick of its forward, for which
             `forward` has the slot.
+        wgrad_operands: Slots of what a backward saves for the wgrad.
     """
 
     ranks: int
@@ -87,9 +94,11 @@ class TickTable:
     microbatches: int
     forwards: TickOps
     backwards: TickOps
+    wgrads: TickOps
     inputs: TickSlots
     residuals: TickSlots
     gradients: TickSlots
+    wgrad_operands: TickSlots
 
     @property
     def ticks(self) -> int:
@@ -112,20 +121,21 @@ class TickTable:
         return _microbatches_at(self.backwards, 0, 0)
 
     def segments(self) -> list["TickSegment"]:
-        """Runs of ticks in which some rank has a forward, or none has one, and likewise with backwards."""
-        kinds = np.stack([self.forwards.runs.any(axis=1), self.backwards.runs.any(axis=1)], axis=1)
+        """Runs of ticks in which some rank has a forward, or none has one, and likewise with backwards and wgrads."""
+        kinds = np.stack([of.runs.any(axis=1) for of in (self.forwards, self.backwards, self.wgrads)], axis=1)
         starts = [0, *(1 + np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1))).tolist()]
         ends = [*starts[1:], self.ticks]
         return [TickSegment(start, end, *kinds[start].tolist()) for start, end in zip(starts, ends, strict=True)]
 
 
 class TickSegment(NamedTuple):
-    """The ticks from `start` to before `end`, and whether some rank runs forwards, or backwards, in each of them."""
+    """The ticks from `start` to before `end`, and what some rank runs in each of them."""
 
     start: int
     end: int
     has_forwards: bool
     has_backwards: bool
+    has_wgrads: bool
 
 
 def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t"]:
@@ -133,7 +143,9 @@ def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t
     return np.where(runs, ops.microbatch[:, rank], _NONE)
 
 
-def tick_table(ranks: int, chunks: int, microbatches: int, *, has_backward: bool = True) -> TickTable:
+def tick_table(
+    ranks: int, chunks: int, microbatches: int, *, has_backward: bool = True, splits_backward: bool = False
+) -> TickTable:
     """The table of a training pass, or of its forwards alone.
 
     Args:
@@ -141,38 +153,60 @@ def tick_table(ranks: int, chunks: int, microbatches: int, *, has_backward: bool
         chunks: Chunks of each rank; at least 1.
         microbatches: Microbatches of a step; at least 1.
         has_backward: Whether there are backwards.
+        splits_backward: Whether gradients of weights are apart from them.
     """
-    schedule = lockstep_order(ranks, chunks, microbatches, has_backward=has_backward)
-    ticks = _ticks(schedule, ranks)
-    count = 1 + max(ticks.values())
-    shape = (count, ranks)
-    stages = ranks * chunks
-    of_kind = {
-        kind: {(op.stage, op.microbatch): tick for op, tick in ticks.items() if op.kind == kind}
+    ticks = _ticks(lockstep_order(ranks, chunks, microbatches, has_backward=has_backward), ranks)
+    shape = (1 + max(ticks.values()), ranks)
+    forward, backward = (
+        {(op.stage, op.microbatch): tick for op, tick in ticks.items() if op.kind == kind}
         for kind in ("forward", "backward")
-    }
-    forward, backward = of_kind["forward"], of_kind["backward"]
-    inputs, residuals, gradients = [], [], []
-    for (stage, number), tick in forward.items():
-        end = backward.get((stage, number), tick)
-        arrival = forward[stage - 1, number] + 1 if stage else _NONE
-        inputs.append(_Lifetime(stage, number, arrival, tick, end))
+    )
+    wgrad = _wgrad_ticks(backward, ranks) if splits_backward else {}
+    inputs, residuals, gradients, wgrad_operands = [], [], [], []
+    for at, tick in forward.items():
+        stage, number = at
+        is_last = stage == ranks * chunks - 1
+        passes = {"forward": tick, "backward": backward.get(at, _NONE), "wgrad": wgrad.get(at, _NONE)}
+        inputs.append(_Lifetime(at, arrival=forward[stage - 1, number] + 1 if stage else _NONE, **passes))
         if not has_backward:
             continue
-        residuals.append(_Lifetime(stage, number, _NONE, tick, end))
-        is_last = stage == stages - 1
-        arrival = _NONE if is_last else backward[stage + 1, number] + 1
-        gradients.append(_Lifetime(stage, number, arrival, tick if is_last else _NONE, end))
+        residuals.append(_Lifetime(at, **passes))
+        gradients.append(
+            _Lifetime(
+                at,
+                arrival=_NONE if is_last else backward[stage + 1, number] + 1,
+                forward=tick if is_last else _NONE,
+                backward=backward[at],
+                wgrad=passes["wgrad"],
+            )
+        )
+        if splits_backward:
+            wgrad_operands.append(_Lifetime(at, backward=backward[at], wgrad=wgrad[at]))
     return TickTable(
         ranks=ranks,
         chunks=chunks,
         microbatches=microbatches,
         forwards=_ops(forward, shape),
         backwards=_ops(backward, shape),
+        wgrads=_ops(wgrad, shape),
         inputs=_slots(inputs, shape),
         residuals=_with_unused_slots(_slots(residuals, shape), residuals),
         gradients=_slots(gradients, shape),
+        wgrad_operands=_slots(wgrad_operands, shape),
     )
+
+
+def _wgrad_ticks(backward: dict[tuple[int, int], int], ranks: int) -> dict[tuple[int, int], int]:
+    """The tick of every wgrad: those of all ranks together, each rank's in the order of its backwards."""
+    orders = [
+        sorted((at for at in backward if at[0] % ranks == rank), key=backward.__getitem__) for rank in range(ranks)
+    ]
+    ticks: dict[tuple[int, int], int] = {}
+    tick = _NONE
+    for together in zip(*orders, strict=True):
+        tick = max(tick + 1, *(backward[at] for at in together))
+        ticks |= dict.fromkeys(together, tick)
+    return ticks
 
 
 def lockstep_in_flight(op_graph: OpGraph) -> InFlightLimits:
@@ -230,33 +264,42 @@ def _ops(ticks: dict[tuple[int, int], int], shape: tuple[int, int]) -> TickOps:
 
 
 class _Lifetime(NamedTuple):
-    """An array that a rank keeps: when it arrives, is used or made by a forward, and used last; -1 for never."""
+    """An array that a rank keeps of a (stage, microbatch): when it arrives, and the ticks that use it; -1 for never."""
 
-    stage: int
-    microbatch: int
-    arrival: int
-    forward: int
-    end: int
+    at: tuple[int, int]
+    arrival: int = _NONE
+    forward: int = _NONE
+    backward: int = _NONE
+    wgrad: int = _NONE
+
+    @property
+    def _ticks(self) -> list[int]:
+        return [tick for tick in self[1:] if tick != _NONE]
 
     @property
     def start(self) -> int:
         """The first tick in which it is there."""
-        return min(tick for tick in (self.arrival, self.forward) if tick != _NONE)
+        return min(self._ticks)
+
+    @property
+    def end(self) -> int:
+        """The last."""
+        return max(self._ticks)
 
 
 def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
     """Slots for arrays, of which those on one rank at one time have different ones: as few as can be."""
-    arrival, forward, backward = (np.full(shape, _NONE, np.int32) for _ in range(3))
+    tables = {name: np.full(shape, _NONE, np.int32) for name in _Lifetime._fields[1:]}
     free_from: list[list[int]] = [[] for _ in range(shape[1])]  # by rank and slot
     for each in sorted(lifetimes, key=lambda each: each.start):
-        rank = each.stage % shape[1]
+        rank = each.at[0] % shape[1]
         slots = free_from[rank]
         slot = next((slot for slot, tick in enumerate(slots) if tick <= each.start), len(slots))
         slots[slot : slot + 1] = [each.end + 1]
-        for table, tick in ((arrival, each.arrival), (forward, each.forward), (backward, each.end)):
-            if tick != _NONE:
+        for name, table in tables.items():
+            if (tick := getattr(each, name)) != _NONE:
                 table[tick, rank] = slot
-    return TickSlots(size=max(map(len, free_from)), arrival=arrival, forward=forward, backward=backward)
+    return TickSlots(size=max(map(len, free_from)), **tables)
 
 
 def _with_unused_slots(slots: TickSlots, lifetimes: Iterable[_Lifetime]) -> TickSlots:
@@ -264,7 +307,7 @@ def _with_unused_slots(slots: TickSlots, lifetimes: Iterable[_Lifetime]) -> Tick
     ticks, ranks = slots.forward.shape
     is_held = np.zeros((ticks, ranks, slots.size + 1), bool)
     for each in lifetimes:
-        rank = each.stage % ranks
+        rank = each.at[0] % ranks
         is_held[each.start : each.end + 1, rank, slots.forward[each.forward, rank]] = True
     forward = np.where(slots.forward == _NONE, np.argmin(is_held, axis=2), slots.forward).astype(np.int32)
     return dataclasses.replace(slots, size=max(slots.size, 1 + int(forward.max())), forward=forward)

@@ -8,7 +8,12 @@ from typing import Literal, NamedTuple
 from configs.errors import UserError
 from sharding.plans.stage_graph import StageEdge, StageGraph, StageId
 
-OpKind = Literal["forward", "backward", "hop", "hop_back", "gather", "share", "reduce", "share_back", "norm", "update"]
+OpKind = Literal[
+    "forward", "backward", "wgrad", "hop", "hop_back", "gather", "share", "reduce", "share_back", "norm", "update"
+]
+
+PASSES: tuple[OpKind, ...] = ("forward", "backward", "wgrad")
+"""Kinds that compute on a microbatch in a stage."""
 
 TRANSFERS: tuple[OpKind, ...] = ("hop", "hop_back", "share", "share_back")
 """Kinds that move arrays from one stage to another."""
@@ -22,7 +27,8 @@ class PipelineOp(NamedTuple):
     """One piece of work of a step. A tuple, because a step has tens of thousands that serve as dictionary keys.
 
     Attributes:
-        kind: Once per microbatch: `forward`, `backward`, `hop` (sends an activation), `hop_back` (sends a gradient).
+        kind: Once per microbatch: `forward`, `backward`, `hop` (sends an activation), `hop_back` (sends a gradient),
+            `wgrad` (computes the gradients of weights where `backward` leaves them for later, `OpGraph.split_stages`).
             Once per step: `gather` (makes compute weights from master weights), `share` (sends a tied weight from its
             owner to its borrower), `reduce` (sums gradients over replicas), `share_back` (sends the gradient of a tied
             weight from the borrower to the owner), `norm` (gradient norm and losses, over all devices), `update`.
@@ -67,19 +73,21 @@ class StageSeconds(NamedTuple):
 
     Attributes:
         forward: Seconds of the forward of a microbatch.
-        backward: Seconds of its backward.
+        backward: Seconds of its backward, without what `wgrad` computes.
         forward_communication: Seconds among `forward` in which devices only wait for collectives.
         backward_communication: The same of the backward.
+        wgrad: Seconds of its gradients of weights where they are an op of their own.
     """
 
     forward: float
     backward: float
     forward_communication: float = 0.0
     backward_communication: float = 0.0
+    wgrad: float = 0.0
 
     def of(self, kind: OpKind) -> float:
-        """Seconds of a forward or a backward."""
-        return self.forward if kind == "forward" else self.backward
+        """Seconds of an op of `PASSES`."""
+        return {"forward": self.forward, "backward": self.backward, "wgrad": self.wgrad}[kind]
 
     def communication_of(self, kind: OpKind) -> float:
         """Seconds of a forward or a backward in which devices only wait for collectives."""
@@ -99,6 +107,8 @@ class OpGraph:
         microbatches: Number of microbatches.
         backward_stages: Stages that run a backward.
         trained_stages: Stages with parameters to update; each of them runs a backward.
+        split_stages: Those of them whose backward computes only what is sent back, and leaves the gradients of weights
+            to an op `wgrad` (zero-bubble schedules, arXiv 2401.10241).
         shares: Pairs (owner, borrower) of stages with a tied parameter. Its gradient returns if both stages train.
         seconds: How long every stage's forward and backward take, where the plan says so; else empty.
         with_update: True for a training step, which ends with reductions, the norm and updates; False for evaluation.
@@ -108,6 +118,7 @@ class OpGraph:
     microbatches: int
     backward_stages: frozenset[StageId] = frozenset()
     trained_stages: frozenset[StageId] = frozenset()
+    split_stages: frozenset[StageId] = frozenset()
     shares: tuple[StageEdge, ...] = ()
     seconds: Mapping[StageId, StageSeconds] = dataclasses.field(default_factory=dict)
     with_update: bool = True
@@ -130,6 +141,8 @@ class OpGraph:
             raise ScheduleError(f"stage {stage} needs a backward: it, or a stage that feeds it, trains")
         for stage in sorted(graph.with_descendants(self.backward_stages) - self.backward_stages):
             raise ScheduleError(f"stage {stage} needs a backward: a stage that feeds it waits for its gradient")
+        for stage in sorted(self.split_stages - self.trained_stages):
+            raise ScheduleError(f"stage {stage} trains nothing, so there are no gradients of weights to compute later")
         for owner, borrower in self.shares:
             if owner == borrower:
                 raise ScheduleError(f"stage {owner} borrows from itself; share only between two stages")
@@ -176,7 +189,8 @@ class OpGraph:
         reductions = tuple(op for op in self.epilogue if op.kind in ("reduce", "share_back"))
         for op in self.epilogue:
             if op.kind == "reduce":
-                dependencies[op] = tuple(PipelineOp("backward", *op.stage_id, number) for number in microbatches)
+                last = self.last_pass(op.stage_id)
+                dependencies[op] = tuple(PipelineOp(last, *op.stage_id, number) for number in microbatches)
             elif op.kind == "share_back":
                 dependencies[op] = (PipelineOp("reduce", *op.stage_id), PipelineOp("reduce", *op.target_id))
             elif op.kind == "norm":
@@ -204,7 +218,25 @@ class OpGraph:
                 gradients = tuple(PipelineOp("hop_back", *target, number, *stage) for target in graph.targets[stage])
                 dependencies[backward] = (*forwards, *gradients)
                 dependencies |= dict.fromkeys(self.backward_hops(stage, number), (backward,))
+            if stage in self.split_stages:
+                dependencies[PipelineOp("wgrad", *stage, number)] = (PipelineOp("backward", *stage, number),)
         return dependencies
+
+    def passes_of(self, stage: StageId) -> tuple[OpKind, ...]:
+        """The kinds of `PASSES` that a stage runs, in order."""
+        runs = (True, stage in self.backward_stages, stage in self.split_stages)
+        return tuple(kind for kind, is_run in zip(PASSES, runs, strict=True) if is_run)
+
+    def last_pass(self, stage: StageId) -> OpKind:
+        """The last op of a stage on a microbatch."""
+        return self.passes_of(stage)[-1]
+
+    def hops_after(self, op: PipelineOp) -> tuple[PipelineOp, ...]:
+        """The hops that follow an op of `PASSES`."""
+        if op.kind == "wgrad":
+            return ()
+        hops = self.forward_hops if op.kind == "forward" else self.backward_hops
+        return hops(op.stage_id, op.microbatch)
 
     def devices_of(self, op: PipelineOp) -> frozenset[int]:
         """The devices that run an op; a transfer runs on those of both its stages."""

@@ -1,12 +1,12 @@
-"""What the forwards and backwards of a schedule take by the seconds of their stages, where hops take none."""
+"""What the ops of `PASSES` of a schedule take by the seconds of their stages, where hops take none."""
 
 from collections.abc import Iterable
 
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule
+from sharding.schedules.ops import PASSES, OpGraph, OpKind, PipelineOp, Schedule
 
 OpTimes = dict[PipelineOp, tuple[float, float]]
-"""Start and end of every forward and backward."""
+"""Start and end of every op of `PASSES`."""
 
 
 def pass_seconds(schedule: Schedule) -> float:
@@ -26,7 +26,7 @@ def last_end(times: OpTimes) -> float:
 
 
 def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[PipelineOp] = frozenset()) -> OpTimes:
-    """Start and end of every forward and backward, if each starts as soon as an order allows.
+    """Start and end of every op of `PASSES`, if each starts as soon as an order allows.
 
     Args:
         op_graph: An op graph with the seconds of every stage.
@@ -37,22 +37,23 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
     lanes = device_lanes(op_graph)
     free = [0.0] * len(graph.device_classes)
     ends: dict[tuple[OpKind, StageId], list[float]] = {
-        (kind, stage): [0.0] * op_graph.microbatches for stage in graph.stages for kind in ("forward", "backward")
+        (kind, stage): [0.0] * op_graph.microbatches for stage in graph.stages for kind in PASSES
     }
+    producers = {"forward": graph.sources, "backward": graph.targets, "wgrad": dict.fromkeys(graph.stages, ())}
     times: OpTimes = {}
     before: PipelineOp | None = None
     for op in ops:
         kind, stage, number = op.kind, op.stage_id, op.microbatch
-        if kind != "forward" and kind != "backward":
+        if kind not in PASSES:
             before = None
             continue
         own = lanes[graph.rank_at(stage, number)]
         host = before if op in bundled else None
         start = max([free[lane] for lane in own]) if host is None else times[host][0]
-        for source in graph.sources[stage] if kind == "forward" else graph.targets[stage]:
+        for source in producers[kind][stage]:
             start = max(start, ends[kind, source][number])
         if host is None:
-            end = start + (seconds[stage].forward if kind == "forward" else seconds[stage].backward)
+            end = start + seconds[stage].of(kind)
         else:
             end = start + bundle_seconds(op_graph, host, op)
             ends[host.kind, host.stage_id][host.microbatch] = end

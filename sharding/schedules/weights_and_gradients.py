@@ -39,7 +39,7 @@ class WeightsAndGradients:
             self._beside[rank] = [stage for stage in graph.stages if stage in on_devices]
         self._left: collections.Counter[PipelineRank] = collections.Counter()
         for stage in graph.stages:
-            passes = 1 + (stage in op_graph.backward_stages)
+            passes = len(op_graph.passes_of(stage))
             for number in range(op_graph.microbatches):
                 self._left.update(dict.fromkeys(self._ranks_beside[graph.rank_at(stage, number)], passes))
 
@@ -58,7 +58,7 @@ class WeightsAndGradients:
         return taken
 
     def after(self, op: PipelineOp) -> list[PipelineOp]:
-        """The reductions that follow a forward or backward: those of stages on whose devices none is left."""
+        """The reductions that follow an op of `PASSES`: those of stages on whose devices none is left."""
         ended = False
         for rank in self._ranks_beside[self._rank(op.stage_id, op.microbatch)]:
             self._left[rank] -= 1

@@ -45,13 +45,20 @@ def _forward(costs: StepCosts, op: PipelineOp) -> _Duration:
 
 
 def _backward(costs: StepCosts, op: PipelineOp) -> _Duration:
+    """What is sent back takes part in the collectives; a wgrad is taken to compute all of its time."""
     stage = costs.stages[op.stage_id]
-    return stage.backward[op.microbatch], stage.backward_communication[op.microbatch]
+    seconds = stage.of_pass("backward")[op.microbatch]
+    return seconds, np.minimum(stage.backward_communication[op.microbatch], seconds)
+
+
+def _wgrad(costs: StepCosts, op: PipelineOp) -> _Duration:
+    return costs.stages[op.stage_id].of_pass("wgrad")[op.microbatch], None
 
 
 _DURATIONS: dict[OpKind, Callable[[StepCosts, PipelineOp], _Duration]] = {
     "forward": _forward,
     "backward": _backward,
+    "wgrad": _wgrad,
     "hop": lambda costs, op: (costs.hops[op.stage_id, op.target_id][op.microbatch], None),
     "hop_back": lambda costs, op: (costs.hops_back[op.target_id, op.stage_id][op.microbatch], None),
     "share": lambda costs, op: (0.0, None),

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 
 from sharding.plans.device_groups import DeviceGroups, replicas_at
 from sharding.plans.stage_graph import StageGraph
-from sharding.schedules.ops import NORM, TRANSFERS, OpKind, PipelineOp
+from sharding.schedules.ops import NORM, PASSES, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause, IdlePeriod, idle_times
 from sharding.simulation.spans import Span
 
-COMPUTE = ("forward", "backward", "update")
+COMPUTE = (*PASSES, "update")
 """Kinds of ops that fill idle time."""
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from sharding.plans.device_groups import DeviceGroups, replicas_at, source_replicas
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import TRANSFERS, OpKind, PipelineOp
+from sharding.schedules.ops import PASSES, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.spans import Span
 
 IdleCause = Literal[
@@ -115,12 +115,12 @@ class _Replay:
         count = len(groups.sizes)
         self._all_groups = (np.arange(count)[None], np.ones((1, count), bool))
         self._free = np.zeros(count)
-        self._remaining = np.zeros(count, int)  # forwards and backwards still to come
+        self._remaining = np.zeros(count, int)  # ops of `PASSES` still to come
         self._ran: dict[tuple[OpKind, StageId, int], Span] = {}
         self._inputs: dict[tuple[OpKind, StageId, int], list[Span]] = collections.defaultdict(list)
         seconds: dict[tuple[OpKind, StageId], list[float]] = collections.defaultdict(list)
         for span in spans:
-            if span.op.kind in ("forward", "backward"):
+            if span.op.kind in PASSES:
                 seconds[span.op.kind, span.op.stage_id].append(float(span.own_seconds.mean()))
                 self._remaining[self._groups_at(span.op)[0]] += 1
         self._total = self._remaining.copy()
@@ -167,7 +167,7 @@ class _Replay:
         gap = (until[:, None] - free) * is_first
         if not gap.any():
             return
-        if op.kind in ("forward", "backward"):
+        if op.kind in PASSES:
             before_first = self._remaining[rows] == self._total[rows]
             waited = np.maximum(until - free.max(axis=1), 0.0)
             inputs = self._inputs.get((op.kind, op.stage_id, op.microbatch), [])
@@ -192,7 +192,7 @@ class _Replay:
         op = span.op
         rows, _ = self._groups_at(op)
         self._free[rows] = span.end[:, None]
-        if op.kind in ("forward", "backward"):
+        if op.kind in PASSES:
             self._remaining[rows] -= 1
             self._ran[op.kind, op.stage_id, op.microbatch] = span
 

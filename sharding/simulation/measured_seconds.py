@@ -8,13 +8,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import NORM, OpKind, PipelineOp, Schedule
+from sharding.schedules.ops import NORM, PASSES, OpKind, PipelineOp, Schedule
 from sharding.simulation.bundles import BundledOp, bundle_spans
 from sharding.simulation.schedule_replay import Seconds, replay_schedule
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
-
-_PASSES = ("forward", "backward")
 
 _OpOfCopies = tuple[PipelineOp, int, int]
 """An op of all microbatches that one copy of its unit takes, and one copy of the unit that it sends to."""
@@ -77,7 +75,7 @@ def pass_of_timeline(timeline: Timeline) -> float:
 
 
 def _pass_of_spans(spans: tuple[Span, ...]) -> float:
-    passes = [span for span in spans if span.op.kind in _PASSES]
+    passes = [span for span in spans if span.op.kind in PASSES]
     return max(float(span.end.max()) for span in passes) - min(float(span.start.min()) for span in passes)
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from sharding.html.colours import BLUE, GREEN, GREY, ORANGE, PINK, VIOLET
+from sharding.html.colours import BLUE, GREEN, GREY, ORANGE, PINK, VIOLET, YELLOW
 from sharding.schedules.ops import TRANSFERS, OpKind
 from sharding.simulation.timeline import Timeline
 
 KIND_COLOURS: dict[OpKind, str] = {
     "forward": BLUE,
     "backward": ORANGE,
+    "wgrad": YELLOW,
     "gather": PINK,
     "reduce": GREEN,
     "update": GREY,

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,7 +10,7 @@ from jaxtyping import Float, Int
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.device_groups import DeviceGroups, latest_of_sources
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.ops import OpGraph, OpKind
+from sharding.schedules.ops import PASSES, OpGraph, OpKind
 from sharding.simulation.spans import Span
 
 
@@ -19,8 +20,9 @@ def peak_memory(
     """Peak bytes on a device of each group, over all the stages that it holds.
 
     A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
-    of its backward. A stage that runs none holds them until every replica that it feeds has started its forward. A copy
-    holds only the microbatches that it takes.
+    of its backward; where the wgrad is an op of its own to the end of that, and from the start of its backward on
+    `WgradCosts.saved_bytes` too. A stage that runs none holds them until every replica that it feeds has started its
+    forward. A copy holds only the microbatches that it takes.
 
     Args:
         op_graph: What the step did.
@@ -33,7 +35,8 @@ def peak_memory(
         first = groups.is_first[stage]
         np.add.at(static, stage_groups[np.nonzero(first)], stages[stage].static_bytes)
     saved = {stage: of.saved_bytes for stage, of in stages.items()}
-    return static + _most_saved(op_graph, groups, saved, spans)
+    for_wgrads = {stage: of.wgrad.saved_bytes for stage, of in stages.items() if of.wgrad is not None}
+    return static + _most_saved(op_graph, groups, saved, spans, for_wgrads)
 
 
 def peak_host_memory(
@@ -48,8 +51,12 @@ def _most_saved(
     groups: DeviceGroups,
     saved_bytes: Mapping[StageId, Float[np.ndarray, "m h"]],
     spans: Sequence[Span],
+    for_wgrads: Mapping[StageId, Float[np.ndarray, "m h"]] = MappingProxyType({}),
 ) -> Float[np.ndarray, " n"]:
-    """The most bytes that a device of each group has saved at any moment, given those of each microbatch."""
+    """The most bytes that a device of each group has saved at any moment, given those of each microbatch.
+
+    They are those that are there from the forward on, and those that are there from the backward on.
+    """
     graph, (starts, ends) = op_graph.stage_graph, _by_stage(spans)
     owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
     for stage, stage_groups in groups.groups_of.items():
@@ -57,13 +64,18 @@ def _most_saved(
         group = stage_groups[part, column]
         copy, part_of_copy = np.divmod(part, len(stage_groups) // graph.copy_count(stage[0]))
         taken_by = np.array([graph.copy_at(stage[0], number) for number in range(op_graph.microbatches)])
-        saved = saved_bytes[stage][:, part_of_copy] * (taken_by[:, None] == copy)
-        owners.append(group)
-        started = starts["forward", stage]
-        replica = part_of_copy // (saved_bytes[stage].shape[1] // started.shape[1])
+        replica = part_of_copy // (saved_bytes[stage].shape[1] // starts["forward", stage].shape[1])
         released = _release_times(op_graph, starts, ends, stage)
-        times.append(np.concatenate([started, released])[:, replica])
-        changes.append(np.concatenate([saved, -saved]))
+        from_pass: dict[OpKind, Mapping[StageId, Float[np.ndarray, "m h"]]] = {
+            "forward": saved_bytes,
+            "backward": for_wgrads,
+        }
+        for kind, by_stage in from_pass.items():
+            if stage in by_stage:
+                saved = by_stage[stage][:, part_of_copy] * (taken_by[:, None] == copy)
+                owners.append(group)
+                times.append(np.concatenate([starts[kind, stage], released])[:, replica])
+                changes.append(np.concatenate([saved, -saved]))
     joined = [np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes)]
     return _peaks(joined[0], joined[1], joined[2], len(groups.sizes))
 
@@ -72,10 +84,10 @@ _Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]
 
 
 def _by_stage(spans: Sequence[Span]) -> tuple[_Table, _Table]:
-    """Start and end of every stage's forwards and backwards, as [microbatches, replicas]."""
+    """Start and end of every stage's ops of `PASSES`, as [microbatches, replicas]."""
     by_microbatch: dict[tuple[OpKind, StageId], dict[int, Span]] = collections.defaultdict(dict)
     for span in spans:
-        if span.op.kind in ("forward", "backward"):
+        if span.op.kind in PASSES:
             by_microbatch[span.op.kind, span.op.stage_id][span.op.microbatch] = span
     ordered = {key: [found[number] for number in sorted(found)] for key, found in by_microbatch.items()}
     return (
@@ -87,7 +99,7 @@ def _by_stage(spans: Sequence[Span]) -> tuple[_Table, _Table]:
 def _release_times(op_graph: OpGraph, starts: _Table, ends: _Table, stage: StageId) -> Float[np.ndarray, "m i"]:
     """When each replica of a stage releases what it saved of each microbatch."""
     if stage in op_graph.backward_stages:
-        return ends["backward", stage]
+        return ends[op_graph.last_pass(stage), stage]
     released = ends["forward", stage]
     for target in op_graph.stage_graph.targets[stage]:
         taken = starts["forward", target]

@@ -8,7 +8,7 @@ from sharding.plans.stage_graph import PipelineRank, StageGraph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.named.build import build_schedule, in_flight_limits, training_op_graph
-from sharding.schedules.ops import OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.ops import PASSES, OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
 from sharding.simulation.timeline import Timeline
@@ -138,7 +138,7 @@ def _order_of_sums(schedule: Schedule) -> dict[tuple[OpKind, PipelineRank, int],
     """The microbatches of each stage's forwards and backwards on each copy, in the order in which it adds them up."""
     graph, order = schedule.op_graph.stage_graph, {}
     for op in schedule.ops:
-        if op.kind in ("forward", "backward"):
+        if op.kind in PASSES:
             rank = graph.rank_at(op.stage_id, op.microbatch)
             order.setdefault((op.kind, rank, op.stage), []).append(op.microbatch)
     return order

@@ -76,7 +76,7 @@ class _ScheduleRun:
         return replicas_at(self._graph.copies, stage[0], microbatch, self._groups_of[stage])
 
     def compute(self, op: PipelineOp) -> Span:
-        """Runs a forward, a backward, a gather or a reduction."""
+        """Runs an op of `PASSES`, a gather or a reduction."""
         return self._record(self._clock(op, self._ready(op)))
 
     def bundle(self, first: PipelineOp, second: PipelineOp, clock: BundleClock) -> tuple[Span, Span]:
@@ -108,7 +108,8 @@ class _ScheduleRun:
             groups = self._groups_of[op.stage_id]
             return np.full(len(groups), float(self._free[groups].max()))
         stage, number, is_forward = op.stage_id, op.microbatch, op.kind == "forward"
-        inputs = self._graph.sources[stage] if is_forward else self._graph.targets[stage]
+        sent = {"forward": self._graph.sources, "backward": self._graph.targets}
+        inputs = sent[op.kind][stage] if op.kind in sent else ()  # the devices have run what a wgrad needs
         groups = self._groups(stage, number)
         start = self._free[groups].max(axis=1)
         if inputs:
@@ -194,6 +195,7 @@ class _ScheduleRun:
 _RUN: dict[OpKind, Callable[[_ScheduleRun, PipelineOp], Span]] = {
     "forward": _ScheduleRun.compute,
     "backward": _ScheduleRun.compute,
+    "wgrad": _ScheduleRun.compute,
     "hop": _ScheduleRun.hop,
     "hop_back": _ScheduleRun.hop,
     "share": _ScheduleRun.share,

@@ -51,6 +51,11 @@ def _check_costs(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: Op
     replicas = {stage: len(devices[stage]) // graph.copy_count(stage[0]) for stage in graph.stages}
     for stage in graph.stages:
         _check_shape(f"the costs of stage {stage}", costs.stages, stage, op_graph, replicas[stage])
+        if (costs.stages[stage].wgrad is not None) != (stage in op_graph.split_stages):
+            raise ScheduleError(
+                f"the costs of stage {stage} and the schedule disagree on whether its wgrad is an op of its own; "
+                "make both of one plan"
+            )
     for source, target in graph.edges:
         _check_shape("StepCosts.hops", costs.hops, (source, target), op_graph, replicas[target])
         if source in op_graph.backward_stages:

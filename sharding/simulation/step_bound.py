@@ -64,14 +64,17 @@ class _StepBound:
 
     def _go_back(self, source: StageId, target: StageId) -> float:
         """What follows the last backward of the target of an edge."""
-        backward = self._work.stages[source].least_backward
-        return self._work.hops_back[source, target] + backward + self._return[source]
+        return self._work.hops_back[source, target] + self._least_backward(source) + self._return[source]
 
     def _go_on(self, source: StageId, target: StageId) -> float:
         """What follows the last forward of the source of an edge, where it runs no backward."""
-        stage = self._work.stages[target]
-        backward = stage.least_backward if target in self._op_graph.backward_stages else 0.0
-        return self._work.hops[source, target] + stage.least_forward + backward + self._return[target]
+        forward = self._work.stages[target].least_forward
+        return self._work.hops[source, target] + forward + self._least_backward(target) + self._return[target]
+
+    def _least_backward(self, stage: StageId) -> float:
+        """What the shortest backward of a stage takes; of one that leaves its wgrad for later, nothing is known."""
+        is_whole = stage in self._op_graph.backward_stages - self._op_graph.split_stages
+        return self._work.stages[stage].least_backward if is_whole else 0.0
 
     def once_per_step(self, rank: PipelineRank, kind: str) -> float:
         """Seconds of the gathers, reductions or updates of a rank's stages."""

@@ -34,6 +34,7 @@ _STAGE_FIELDS = {
     "devices": Sequence[Sequence[int]],
     "has_backward": bool,
     "trains": bool,
+    "splits_backward": bool,
     "compiled": bool,
 }
 _OP_FIELDS = {**typing.get_type_hints(PipelineOp), **dict.fromkeys(_TIMES, Sequence[float])}
@@ -59,6 +60,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
                 "devices": timeline.devices[stage].tolist(),
                 "has_backward": stage in op_graph.backward_stages,
                 "trains": stage in op_graph.trained_stages,
+                "splits_backward": stage in op_graph.split_stages,
                 "compiled": stage in graph.compiled,
             }
             for stage in graph.stages
@@ -115,6 +117,7 @@ def _read(document: Any) -> Timeline:
         microbatches=document["microbatches"],
         backward_stages=having("has_backward"),
         trained_stages=having("trains"),
+        split_stages=having("splits_backward"),
         shares=tuple((stages[owner], stages[borrower]) for owner, borrower in document["shares"]),
         with_update=document["with_update"],
     )

@@ -79,7 +79,7 @@ def _of_copies(ranks: list[frozenset[int]], count: int) -> tuple[frozenset[int],
 
 @st.composite
 def recipes(draw: st.DrawFn) -> tuple:
-    """Arguments of `build_op_graph`; apart from it, because beartype draws random numbers, which strategies may not."""
+    """Arguments of `build_op_graph`."""
     depths = draw(st.tuples(*[st.integers(1, 3)] * 3))
     chunks = draw(st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 3)))
     held = st.frozensets(st.integers(0, 5), min_size=1, max_size=2)

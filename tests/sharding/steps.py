@@ -6,11 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 from hypothesis import strategies as st
 
-from sharding.costs.step_costs import StageCosts, StepCosts
+from sharding.costs.step_costs import StageCosts, StepCosts, WgradCosts
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+from sharding.schedules.zero_bubble import zero_bubble
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
 from tests.sharding.stage_graphs import build_op_graph, recipes, replaced
@@ -73,7 +74,8 @@ def single_devices(graph: StageGraph) -> dict[StageId, np.ndarray]:
 @st.composite
 def step_recipes(draw: st.DrawFn, bundles: bool = True) -> tuple:
     """Arguments of `build_step`, with bundles or without any."""
-    policy, seed = draw(st.sampled_from([gpipe, one_f_one_b, interleaved])), draw(st.integers(0, 2**32 - 1))
+    policy = draw(st.sampled_from([gpipe, one_f_one_b, interleaved, zero_bubble]))
+    seed = draw(st.integers(0, 2**32 - 1))
     return draw(recipes()), policy, seed, bundles and draw(st.booleans())
 
 
@@ -90,6 +92,8 @@ def build_step(recipe: tuple) -> SimulatedStep:
     device_sets = device_sets or tuple(frozenset([number]) for number in range(sum(depths) + 2))
     widened = tuple(replaced(held, each) for held in device_sets)
     op_graph = build_op_graph((depths, widened, *others))
+    if policy is zero_bubble:
+        op_graph = with_split_stages(op_graph)
     graph = op_graph.stage_graph
     placed: dict[tuple, np.ndarray] = {}
     for ranks in dict.fromkeys(graph.ranks_of.values()):
@@ -108,6 +112,9 @@ def build_step(recipe: tuple) -> SimulatedStep:
         shape = (op_graph.microbatches, replicas[stage_id])
         forward, backward = seconds(*shape), seconds(*shape) * (stage_id in op_graph.backward_stages)
         held = shape[0], shape[1] * int(rng.choice(_divisors(devices[stage_id].shape[1])))
+        wgrad = None
+        if stage_id in op_graph.split_stages:
+            wgrad = WgradCosts(backward * rng.integers(0, 5, shape) / 8, seconds(*held))
         once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
         stages[stage_id] = StageCosts(
             forward=forward,
@@ -117,6 +124,7 @@ def build_step(recipe: tuple) -> SimulatedStep:
             flops=seconds(*shape),
             saved_bytes=seconds(*held),
             offloaded_bytes=seconds(*held),
+            wgrad=wgrad,
             **once,
         )
     hops = {(s, t): seconds(op_graph.microbatches, replicas[t]) / 4 for s, t in op_graph.stage_graph.edges}
@@ -131,6 +139,13 @@ def build_step(recipe: tuple) -> SimulatedStep:
         bundled(schedule, rng) if bundles else schedule,
         StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=1.0, tokens=7.0, norm=float(seconds())),
     )
+
+
+def with_split_stages(op_graph: OpGraph) -> OpGraph:
+    """The same step, in which every stage that trains and sends a gradient back computes its wgrad later."""
+    sources, backward = op_graph.stage_graph.sources, op_graph.backward_stages
+    split = frozenset(stage for stage in op_graph.trained_stages if not backward.isdisjoint(sources[stage]))
+    return dataclasses.replace(op_graph, split_stages=split)
 
 
 def bundled(schedule: Schedule, rng: np.random.Generator) -> Schedule:

@@ -77,7 +77,15 @@ def build_executor(
     evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
     rows = batch_spec[graph.backbone.name]["tokens"].shape[0] // plan.microbatches
     exchanges = find_exchanges(phases, graph.backbone.name, rows)
-    programs = build_stage_programs(stages, channels, batch_spec, training.op_graph, phases, exchanges)
+    programs = build_stage_programs(
+        stages,
+        channels,
+        batch_spec,
+        training.op_graph,
+        phases,
+        exchanges,
+        splits_backward=plan.splits_backward,
+    )
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
         {stage_id: stage.mesh for stage_id, stage in stages.items()},
@@ -117,10 +125,13 @@ def build_stage_programs(
     op_graph: OpGraph,
     phases: Mapping[str, PhaseRows],
     exchanges: Mapping[str, RowsOfCapacities],
+    *,
+    splits_backward: bool = False,
 ) -> dict[StageId, tuple[CopyPrograms, ...]]:
     """Forward, backward and evaluation of every stage, for each copy of its unit and each capacity of its rows.
 
-    Each stage's input shapes are output shapes of earlier ones.
+    Each stage's input shapes are output shapes of earlier ones. Compiled units divide their backwards by themselves if
+    the schedule does (`Plan.splits_backward`).
     """
     sources = {channel.name: channel.source for channel in channels}
     backward_stages = op_graph.backward_stages
@@ -144,10 +155,11 @@ def build_stage_programs(
             "has_backward": stage_id in backward_stages,
         }
         if stage.unit.is_compiled:
-            return CompiledPipeline(make_pipeline_definition(stage), **what)
+            return CompiledPipeline(make_pipeline_definition(stage), **what, splits_backward=splits_backward)
         return StagePrograms(
             _stage_definition(stage_id, stage),
             **what,
+            splits_backward=stage_id in op_graph.split_stages,
             row_lengths=_row_lengths(batch_shapes, shares[capacity]),
             name_suffix=f"_capacity{capacity}" if len(shares) > 1 else "",
         )

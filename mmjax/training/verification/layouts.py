@@ -157,8 +157,12 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     "fewer and more replicas, full recomputation": each_its_own(
         (_FULL, Parallelism(tp=2, pp=2, recompute=("full",)), _FULL), (_FULL, Parallelism(recompute=("full",)), _FULL)
     ),
-    "recomputation and offload that change along a pipeline and within a stage": each_its_own(
-        (_BY_TURNS, dataclasses.replace(_BY_TURNS, tp=2, pp=2), UNDIVIDED), (_BY_TURNS, _BY_TURNS, UNDIVIDED)
+    "zero-bubble pipeline, recomputation and offload that change along it and within a stage": each_its_own(
+        (_BY_TURNS, dataclasses.replace(_BY_TURNS, tp=2, pp=2), UNDIVIDED),
+        (_BY_TURNS, dataclasses.replace(_BY_TURNS, pp=2), UNDIVIDED),
+        (_BY_TURNS, _BY_TURNS, UNDIVIDED),
+        microbatches=(4, *SEVERAL),
+        schedule="zb-h1",
     ),
     "replicas and tensor ranks differ": each_its_own(
         (_TP2, Parallelism(dp=2, tp=2), UNDIVIDED), (_TP2, _DP2, UNDIVIDED), transport="ppermute"
@@ -251,6 +255,13 @@ COMPILED_LAYOUT_KINDS: dict[str, LayoutKind] = {
         (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
         microbatches=(3, 4, 2),
         schedule="interleaved",
+    ),
+    "zero-bubble pipeline in one program": each_its_own(
+        (_DP2, dataclasses.replace(_COMPILED, pp=4, tp=2, recompute=("full",)), UNDIVIDED),
+        (UNDIVIDED, dataclasses.replace(_COMPILED, dp=2), UNDIVIDED),
+        (UNDIVIDED, _COMPILED, UNDIVIDED),
+        microbatches=(4, *SEVERAL),
+        schedule="zb-h1",
     ),
 }
 

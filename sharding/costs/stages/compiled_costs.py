@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.stages.stage_parameters import LayersOfStage
+from sharding.costs.step_costs import WgradCosts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.lockstep import TickOps, tick_table
 from sharding.specs.modules import ModuleGraph
@@ -47,30 +48,40 @@ def compiled_layers(layers: tuple[LayersOfStage, ...], unit: UnitPlan, graph: Mo
     )
 
 
-def lockstep_sums(chunk: Sums, around: Sums, unit: UnitPlan) -> dict[str, Float[np.ndarray, "m _"]]:
+def lockstep_sums(
+    chunk: Sums, around: Sums, unit: UnitPlan, wgrad: WgradCosts | None = None
+) -> dict[str, Float[np.ndarray, "m _"]]:
     """The fields of the whole unit, as those of one stage.
 
-    A tick lasts as long as its slowest forward and its slowest backward. The whole step counts as the forward of the
-    last microbatch, which is when it can start: the other forwards and the backwards take no time. What ranks send to
-    each other takes none either, since they compute meanwhile.
+    A tick lasts as long as its slowest forward, its slowest backward and its slowest wgrad. The whole step counts as
+    the forward of the last microbatch, which is when it can start: the other forwards and the backwards take no time.
+    What ranks send to each other takes none either, since they compute meanwhile.
 
     Args:
         chunk: Of a chunk.
         around: Of the layers around the stack.
         unit: The unit.
+        wgrad: Of a chunk, where its wgrads are apart from its backwards.
     """
     microbatches = len(chunk["forward"])
-    table = tick_table(unit.pp, unit.chunks, microbatches, has_backward=bool(np.any(chunk["backward"])))
+    has_backward = bool(np.any(chunk["backward"]))
+    table = tick_table(unit.pp, unit.chunks, microbatches, has_backward=has_backward, splits_backward=wgrad is not None)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
+    if wgrad is not None:
+        chunk = {**chunk, "backward": chunk["backward"] - wgrad.seconds}
+        sums["forward"][-1] += _ticks_seconds(table.wgrads, wgrad.seconds)
     for suffix in ("", "_communication"):
         passes = (("forward", table.forwards), ("backward", table.backwards))
-        sums["forward" + suffix][-1] = sum(
+        sums["forward" + suffix][-1] += sum(
             _ticks_seconds(ops, chunk[kind + suffix]) + around[kind + suffix].sum(axis=0) for kind, ops in passes
         )
     sums["forward_communication"] = np.minimum(sums["forward"], sums["forward_communication"])
     sums["flops"] = unit.stage_count * chunk["flops"] + around["flops"]
     slots = max(1, table.residuals.size) / microbatches
-    sums["saved_bytes"] = np.broadcast_to(slots * chunk["saved_bytes"].max(axis=0), sums["saved_bytes"].shape)
+    held = slots * chunk["saved_bytes"].max(axis=0)
+    if wgrad is not None:
+        held = held + table.wgrad_operands.size / microbatches * wgrad.saved_bytes.max(axis=0)
+    sums["saved_bytes"] = np.broadcast_to(held, sums["saved_bytes"].shape)
     return sums
 
 

@@ -21,9 +21,11 @@ from sharding.costs.stages.sharded_weights import (
 )
 from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
-from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
+from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
+from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork, WgradCosts
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
+from sharding.plans.split_backward import split_stages
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_layers import program_layers
@@ -43,12 +45,13 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
         trained_parts: Parts that train.
     """
     graph = batch.graph
-    stages = stage_graph(plan, graph)
-    backward_stages = stages.with_descendants(trained_stages(plan, graph, trained_parts))
+    stages, trained = stage_graph(plan, graph), trained_stages(plan, graph, trained_parts)
+    backward_stages = stages.with_descendants(trained)
     required = RequiredGradients(graph, trained_parts)
     builder = _PlanCosts(plan.units, plan.microbatches, batch, required, stages)
+    split = split_stages(plan, stages, trained) | (stages.compiled if plan.splits_backward else frozenset())
     return StepCosts(
-        stages={stage: builder.stage(stage) for stage in stages.stages},
+        stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},
         hops_back={
             (source, target): builder.hops.seconds(source, target, back=True)
@@ -263,12 +266,12 @@ class _PlanCosts:
                 sums[f"{name}_communication"] += seconds
         return sums, workspace + gathered
 
-    def stage(self, stage: StageId) -> StageCosts:
-        """Costs of one stage."""
+    def stage(self, stage: StageId, *, splits_backward: bool = False) -> StageCosts:
+        """Costs of one stage, whose gradients of weights may be apart from its backward."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
         if unit.is_compiled:
-            return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph))
+            return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph), splits_backward)
         sums, workspace = self._layer_sums(layers, unit, number)
         state_bytes = self._state_bytes(layers, unit)
         once = self._once_per_step(unit, number, layers)
@@ -276,17 +279,25 @@ class _PlanCosts:
         of_largest = growth * (workspace + self._exchange_bytes(stage)) + (growth - 1) * float(
             sums["saved_bytes"].max()
         )
-        return StageCosts(**sums, **once._asdict(), static_bytes=state_bytes + of_largest)
+        wgrad = self._wgrad(layers, unit, number) if splits_backward else None
+        return StageCosts(**sums, **once._asdict(), static_bytes=state_bytes + of_largest, wgrad=wgrad)
 
-    def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers) -> StageCosts:
+    def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int) -> WgradCosts:
+        whole, _ = self._layer_sums(layers, unit, number)
+        sent_back, _ = self._layer_sums(without_wgrads(layers), unit, number)
+        return wgrad_costs(layers, unit, whole, sent_back, self.hops.replica_loads, self._costs)
+
+    def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
         """Costs of a unit whose step is one program."""
         of_chunk, workspace = self._layer_sums(layers.chunk, unit, 0)
         around, more_workspace = self._layer_sums(layers.around, unit, 0)
+        trains = any("wgrad" in of.gradients for of in layers.chunk)
+        wgrad = self._wgrad(layers.chunk, unit, 0) if splits_backward and trains else None
         held = (layers.rank, layers.around)
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
         state_bytes = sum(self._state_bytes(each, unit) for each in held)
         return StageCosts(
-            **lockstep_sums(of_chunk, around, unit),
+            **lockstep_sums(of_chunk, around, unit, wgrad),
             **_OncePerStep(*once.tolist())._asdict(),
             static_bytes=state_bytes + max(workspace, more_workspace) + float(around["saved_bytes"].max()),
         )

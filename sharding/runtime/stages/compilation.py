@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
+from sharding.runtime.stages.divided_backward import MicrobatchArrays
 from sharding.runtime.stages.master_weights import is_partition_spec
 from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.programs import StagePrograms
@@ -103,7 +104,8 @@ def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
 def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> list[ProgramCall]:
     operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, programs.mesh)
     forward = ProgramCall(programs.forward, (*operands, losses))
-    if programs.backward is None:
+    divided = programs.divided_backward
+    if programs.backward is None and divided is None:
         return [forward]
     result = jax.eval_shape(programs.forward, *operands, losses)
     residuals = [
@@ -111,7 +113,21 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
         for leaf, sharding in zip(result.residuals, programs.residual_shardings, strict=True)
     ]
     outputs = abstract_arrays(result.outputs, programs.output_specs, programs.mesh)
-    return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
+    if divided is None:
+        return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
+    parameters, inputs, batch, index = operands
+    same, arrays = (parameters, batch, index), MicrobatchArrays(inputs, residuals, outputs)
+    saved = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(
+            jax.eval_shape(divided.dgrad, *same, arrays).saved, divided.saved_shardings, strict=True
+        )
+    ]
+    return [
+        forward,
+        ProgramCall(divided.dgrad, (*same, arrays)),
+        ProgramCall(divided.wgrad, (*same, divided.kept_arrays(arrays), saved, gradients)),
+    ]
 
 
 def evaluation_calls(by_capacity: Sequence[MeshPrograms]) -> list[ProgramCall]:

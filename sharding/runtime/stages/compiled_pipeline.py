@@ -6,7 +6,8 @@ The program goes through the ticks of a table (`sharding.schedules.lockstep`) by
 2. run a forward of their chunk, and send its output to the next rank by `lax.ppermute`;
 3. run the pieces behind the stack for one microbatch, together, forward and backward;
 4. run a backward of their chunk, and send the gradient of its input to the rank before;
-5. run the backward of the pieces before the stack for one microbatch, together.
+5. run the backward of the pieces before the stack for one microbatch, together;
+6. compute the gradients of a chunk's weights, where the schedule leaves these for later.
 
 A rank without a forward or backward in a tick runs one nevertheless, on what its slots happen to hold, and nothing of
 the result is kept: collectives need all ranks. Ticks in which no rank has a forward, or none a backward, are other
@@ -80,6 +81,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         batch_shapes: Shapes of the unit's part of a global batch.
         differentiated_inputs: Input channels whose gradient is needed.
         has_backward: Whether there is a backward at all.
+        splits_backward: Whether gradients of layers' weights are computed apart from what is sent back.
 
     Attributes:
         definition: What the unit computes.
@@ -98,10 +100,12 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         batch_shapes: Microbatches,
         differentiated_inputs: frozenset[str],
         has_backward: bool,
+        splits_backward: bool = False,
     ) -> None:
         self.definition, self.mesh, self.axes = definition, mesh, axes
         self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
         self.backwards = needed_backwards(definition, differentiated_inputs) if has_backward else NO_BACKWARD
+        self._splits_backward = splits_backward and bool(definition.trained_keys & definition.stack_keys)
         self.microbatches = jax.tree.leaves(batch_shapes.arrays)[0].shape[0]
         ((_, self._module_axes),) = {module_of(key): axes[module_of(key)] for key in definition.shapes}.items()
         channel_specs = definition.channel_specs(axes)
@@ -157,7 +161,13 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
     def _step(self, parameters: Tree, inputs: dict[str, list[jax.Array]], batch: Microbatches) -> PipelineStepResult:
         definition, count = self.definition, self.microbatches
         sections = self._sections(parameters, inputs, batch, self.backwards)
-        table = tick_table(definition.ranks, definition.chunks, count, has_backward=self.backwards.layers)
+        table = tick_table(
+            definition.ranks,
+            definition.chunks,
+            count,
+            has_backward=self.backwards.layers,
+            splits_backward=self._splits_backward,
+        )
         state = PipelinePass(sections, table, keeps_metrics=False).run()
         losses = self._all_losses(state.losses, state.layer_losses)
         return PipelineStepResult(

@@ -15,6 +15,12 @@ from sharding.runtime.stages.master_weights import device_count_along, is_partit
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.trees import Tree
 
+
+def add_gradients(totals: Tree, new: Tree) -> Tree:
+    """A replica's gradients `[1, ...]` of all microbatches so far, in float32, and those of one more."""
+    return jax.tree.map(lambda total, of_one: total + of_one.astype(jnp.float32)[None], totals, new)
+
+
 Interface = TypeVar("Interface", bound=StageInterface)
 
 

@@ -12,7 +12,13 @@ from jaxtyping import Int
 
 from pallas_kernels.varying import make_varying, varying_axes
 from sharding.runtime.stages.definition import Arrays
-from sharding.runtime.stages.pipeline_sections import PipelineSections, abstract_results, run_traced
+from sharding.runtime.stages.divided_program import DividedProgram
+from sharding.runtime.stages.pipeline_sections import (
+    PipelineSections,
+    abstract_results,
+    divide_layers_backward,
+    run_traced,
+)
 from sharding.schedules.lockstep import TickOps, TickSegment, TickTable
 from sharding.trees import Tree
 
@@ -25,6 +31,7 @@ class PipelineState(NamedTuple):
     Attributes:
         inputs, gradients: Activations in flight and gradients of outputs, `[slots, r, q, d]`; None without backwards.
         residuals: What forwards saved, `[slots, ...]` each.
+        wgrad_operands: What backwards saved for wgrads, likewise; empty where they compute all gradients.
         arrived, arrived_back: What the neighbours sent in the last tick, `[r, q, d]`; None likewise.
         losses: Of the pieces behind the stack by name, `[m]`, the same on all pipeline ranks.
         layer_losses: Of this rank's layers, likewise.
@@ -36,6 +43,7 @@ class PipelineState(NamedTuple):
     inputs: jax.Array
     gradients: Any
     residuals: list[jax.Array]
+    wgrad_operands: list[jax.Array]
     arrived: jax.Array
     arrived_back: Any
     losses: Arrays
@@ -50,9 +58,11 @@ class _Row(NamedTuple):
 
     forward: Any
     backward: Any
+    wgrad: Any
     inputs: Any
     residuals: Any
     gradients: Any
+    wgrad_operands: Any
     first_forward: Any
     last_forward: Any
     first_backward: Any
@@ -68,6 +78,7 @@ class _Slots(NamedTuple):
     arrival: Any
     forward: Any
     backward: Any
+    wgrad: Any
 
 
 class PipelinePass:
@@ -84,6 +95,11 @@ class PipelinePass:
         x = jnp.zeros_like(sections.enter(jnp.zeros((), jnp.int32)))
         self._x = make_varying(x, sections.activation_axes)
         self._program = sections.trace_layers(self._x)
+        self._divided: DividedProgram | None = None
+        if table.wgrads.runs.any():
+            zero = make_varying(jnp.zeros((), jnp.int32), sections.pipeline)
+            operands = sections.layers_operands(zero, zero, self._x)
+            self._divided = divide_layers_backward(sections, self._program, operands)
 
     def run(self) -> PipelineState:
         """The state after all ticks."""
@@ -105,11 +121,12 @@ class PipelinePass:
             return _Op(of_rank(ops.runs), of_rank(ops.microbatch), of_rank(ops.chunk))
 
         slots = (
-            _Slots(of_rank(each.arrival), of_rank(each.forward), of_rank(each.backward))
-            for each in (table.inputs, table.residuals, table.gradients)
+            _Slots(of_rank(each.arrival), of_rank(each.forward), of_rank(each.backward), of_rank(each.wgrad))
+            for each in (table.inputs, table.residuals, table.gradients, table.wgrad_operands)
         )
         shared = (table.first_forwards, table.last_forwards, table.first_backwards)
-        return _Row(op(table.forwards), op(table.backwards), *slots, *map(jnp.asarray, shared))
+        ops = (op(each) for each in (table.forwards, table.backwards, table.wgrads))
+        return _Row(*ops, *slots, *map(jnp.asarray, shared))
 
     def _initial_state(self) -> PipelineState:
         table, sections, x = self._table, self._sections, self._x
@@ -132,6 +149,7 @@ class PipelinePass:
             inputs=buffer(table.inputs.size, x),
             gradients=buffer(table.gradients.size, x) if has_backward else None,
             residuals=[buffer(table.residuals.size, each) for each in abstract.residuals],
+            wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in self._abstract_wgrad_operands()],
             arrived=x,
             arrived_back=x if has_backward else None,
             losses=by_microbatch(left[0], sections.replicas),
@@ -140,6 +158,15 @@ class PipelinePass:
             parameter_gradients=_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained), trained),
             input_gradients={name: jnp.zeros_like(sections.inputs[name]) for name in sorted(sections.backwards.inputs)},
         )
+
+    def _abstract_wgrad_operands(self) -> list[Any]:
+        sections, forward, divided = self._sections, abstract_results(self._program), self._divided
+        if divided is None:
+            return []
+        zero = make_varying(jnp.zeros((), jnp.int32), sections.pipeline)
+        operands = (sections.layers_operands(zero, zero, self._x), forward.residuals, forward.output)
+        early = jax.jit(lambda *leaves: divided.early(leaves).saved)
+        return list(early.trace(*jax.tree.leaves(operands)).jaxpr.out_avals)
 
     # ------------------------------------------------------------------ a tick
 
@@ -153,6 +180,8 @@ class PipelinePass:
             state = self._forward(segment, state, row)
         if segment.has_backwards:
             state = self._backward(segment, state, row)
+        if segment.has_wgrads:
+            state = self._wgrad(state, row)
         return _like(state, before), None
 
     @staticmethod
@@ -216,22 +245,42 @@ class PipelinePass:
 
     def _backward(self, segment: TickSegment, state: PipelineState, row: _Row) -> PipelineState:
         sections, op = self._sections, row.backward
-        x = _read(state.inputs, row.inputs.backward)
-        gradient = _read(state.gradients, row.gradients.backward)
-        residuals = [_read(buffer, row.residuals.backward) for buffer in state.residuals]
-        operands = sections.layers_operands(op.microbatch, op.chunk, x)
-        new_gradients, input_gradient = sections.layers_backward(self._program, operands, residuals, gradient)
-        totals = dict(state.parameter_gradients)
-        for key, new in new_gradients.items():
-            totals[key] = self._add_of_chunk(op, totals[key], new)
-        state = state._replace(parameter_gradients=totals, arrived_back=self._send(input_gradient, steps=-1))
+        slots = (row.inputs.backward, row.residuals.backward, row.gradients.backward)
+        operands = self._backward_operands(state, op, *slots)
+        if self._divided is None:
+            new_gradients, input_gradient = sections.layers_backward(self._program, *operands)
+            state = self._add_of_chunk(state, op, new_gradients)
+        else:
+            (*_, input_gradient), saved = self._divided.early(jax.tree.leaves(operands))
+            slot = row.wgrad_operands.backward
+            buffers = [_write(buffer, slot, each) for buffer, each in zip(state.wgrad_operands, saved, strict=True)]
+            state = state._replace(wgrad_operands=buffers)
+        state = state._replace(arrived_back=self._send(input_gradient, steps=-1))
         if not sections.backwards.enter:
             return state
         enter = functools.partial(self._enter_backward, row, input_gradient)
         return self._where_given(self._table.first_backwards, segment, row.first_backward, enter, state)
 
-    def _add_of_chunk(self, op: _Op, totals: Tree, new: Tree) -> Tree:
-        """Adds the gradients of a chunk's layers, where a backward has run."""
+    def _backward_operands(
+        self, state: PipelineState, op: _Op, inputs: jax.Array, residuals: jax.Array, gradients: jax.Array
+    ) -> tuple[tuple[Any, ...], list[jax.Array], jax.Array]:
+        """What the backward of a chunk takes, given the slots."""
+        operands = self._sections.layers_operands(op.microbatch, op.chunk, _read(state.inputs, inputs))
+        saved = [_read(buffer, residuals) for buffer in state.residuals]
+        return operands, saved, _read(state.gradients, gradients)
+
+    def _wgrad(self, state: PipelineState, row: _Row) -> PipelineState:
+        """The gradients of a chunk's weights, whose backward has run in this tick or before."""
+        assert self._divided is not None
+        op, slot = row.wgrad, row.wgrad_operands.wgrad
+        operands = self._backward_operands(state, op, row.inputs.wgrad, row.residuals.wgrad, row.gradients.wgrad)
+        saved = [_read(buffer, slot) for buffer in state.wgrad_operands]
+        *leaves, _ = self._divided.late(jax.tree.leaves(operands), saved)
+        trained, *_ = operands[0]
+        return self._add_of_chunk(state, op, jax.tree.unflatten(jax.tree.structure(trained), leaves))
+
+    def _add_of_chunk(self, state: PipelineState, op: _Op, new: Tree) -> PipelineState:
+        """Adds the gradients of a chunk's layers, where an op has run."""
         sections = self._sections
         first = op.chunk * sections.definition.chunk_layers
 
@@ -239,7 +288,9 @@ class PipelinePass:
             new = sections.of_chunk(op.chunk, total) + jnp.where(op.runs, new.astype(jnp.float32), 0.0)
             return new if new.shape == total.shape else lax.dynamic_update_slice_in_dim(total, new, first, 0)
 
-        return jax.tree.map(add, totals, new)
+        totals = state.parameter_gradients
+        added = {key: jax.tree.map(add, totals[key], of_key) for key, of_key in new.items()}
+        return state._replace(parameter_gradients={**totals, **added})
 
     def _enter_backward(self, row: _Row, gradient: jax.Array, state: PipelineState) -> PipelineState:
         """The backward of the pieces before the stack, of the microbatch that has come back to the first rank."""

@@ -10,6 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, module_of
+from sharding.runtime.stages.divided_program import DividedProgram, divide_traced
 from sharding.runtime.stages.residuals import VjpStructure, split_vjp
 from sharding.trees import Tree
 
@@ -227,6 +228,27 @@ class PipelineSections:
         forward = abstract_results(program)
         vjp = forward.vjp_structure.restore(residuals, jax.tree.leaves(operands))
         return vjp((gradient, self._ones_like(forward.losses, (*self.pipeline, *self.replicas))))
+
+
+def divide_layers_backward(
+    sections: PipelineSections, program: jax.stages.Traced, operands: tuple[Any, ...]
+) -> DividedProgram:
+    """The backward of a chunk, divided: its early result is the gradient of its input, as `(gradients, of input)`.
+
+    Args:
+        sections: What computes it.
+        program: The traced forward.
+        operands: What a chunk takes (`layers_operands`); the program takes it with the residuals and the gradient of
+            the output.
+    """
+    forward = abstract_results(program)
+
+    def backward(operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array) -> tuple[Tree, jax.Array]:
+        return sections.layers_backward(program, operands, residuals, gradient)
+
+    traced = jax.jit(backward).trace(operands, forward.residuals, forward.output)
+    of_parameters = traced.out_tree.num_leaves - 1
+    return divide_traced(traced, [*[False] * of_parameters, True])
 
 
 def abstract_results(program: jax.stages.Traced) -> LayersForward:

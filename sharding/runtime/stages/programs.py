@@ -26,7 +26,8 @@ from sharding.runtime.stages.definition import (
     StageOutput,
     module_of,
 )
-from sharding.runtime.stages.mesh_programs import MeshPrograms
+from sharding.runtime.stages.divided_backward import DividedBackward, MicrobatchArrays
+from sharding.runtime.stages.mesh_programs import MeshPrograms, add_gradients
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.residuals import VjpStructure, memory_kind, split_vjp
 from sharding.trees import Tree
@@ -63,7 +64,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
     - `evaluate(...) -> StageOutput`
     - `forward(..., losses) -> ForwardResult`; `losses` are donated.
     - `backward(..., residuals, output_gradients, parameter_gradients) -> BackwardResult`; the parameter gradients are
-      donated. None where the stage has no backward.
+      donated. None where the stage has no backward, and where that is divided (`DividedBackward`).
 
     Args:
         definition: What the stage computes.
@@ -75,12 +76,14 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         name_suffix: Tells the names of the programs from those for rows of other capacities.
         differentiated_inputs: Input channels whose gradient is needed.
         has_backward: Whether there is a backward at all; if not, `forward` saves no residuals.
+        splits_backward: Whether gradients of weights are computed apart from what is sent back.
 
     Attributes:
         definition: What the stage computes.
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
         output_specs: Specs of each output channel.
         residual_specs, residual_shardings: Of what `forward` saves for `backward`; offloaded arrays are in host memory.
+        divided_backward: The programs of a divided backward; None if it is not.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         batch_shapes: Microbatches,
         differentiated_inputs: frozenset[str],
         has_backward: bool,
+        splits_backward: bool = False,
         row_lengths: Mapping[str, Mapping[str, int]] | None = None,
         name_suffix: str = "",
     ) -> None:
@@ -129,14 +133,19 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         forward_specs = (*self.operand_specs, loss_specs)
         self.forward = self._compile("forward", self._forward, forward_specs, result_specs, donate=(4,))
         self.backward: Callable[..., BackwardResult] | None = None
+        self.divided_backward: DividedBackward | None = None
         if not has_backward:
             return
         gradient_specs = self.gradient_specs()
+        input_gradient_specs = {name: channel_specs[name] for name in differentiated_inputs}
+        if splits_backward:
+            self.divided_backward = self._divide_backward(input_gradient_specs, gradient_specs)
+            return
         self.backward = self._compile(
             "backward",
             self._backward,
             (*self.operand_specs, self.residual_specs, output_specs, gradient_specs),
-            BackwardResult({name: channel_specs[name] for name in differentiated_inputs}, gradient_specs),
+            BackwardResult(input_gradient_specs, gradient_specs),
             donate=(6,),
         )
 
@@ -147,6 +156,36 @@ class StagePrograms(MeshPrograms[StageDefinition]):
     ) -> Callable:
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         return named_jit(mapped, self.definition.stage_id, kind + self._name_suffix, donate_argnums=donate)
+
+    def _divide_backward(self, input_gradient_specs: dict[str, P], gradient_specs: Tree) -> DividedBackward:
+        (parameters, inputs, batch, index), (*_, index_spec) = self.operand_shapes, self.operand_specs
+        forward = jax.eval_shape(self.forward, *self.operand_shapes, jax.eval_shape(self.zero_losses))
+        arrays = MicrobatchArrays(inputs, forward.residuals, forward.outputs)
+        input_specs, batch_specs = self.operand_specs[1:3]
+
+        def gradients(
+            parameters: Tree, batch: Microbatches, index: Any, arrays: MicrobatchArrays
+        ) -> tuple[Arrays, Tree]:
+            of_parameters, of_inputs = self._gradients(
+                parameters, arrays.inputs, batch, index, arrays.residuals, arrays.output_gradients
+            )
+            return of_inputs, of_parameters
+
+        return DividedBackward(
+            gradients,
+            stage_id=self.definition.stage_id,
+            mesh=self.mesh,
+            operand_shapes=(parameters, batch, index, arrays),
+            operand_specs=(
+                self.definition.partition_specs,
+                batch_specs,
+                index_spec,
+                MicrobatchArrays(input_specs, self.residual_specs, self.output_specs),
+            ),
+            input_gradient_specs=input_gradient_specs,
+            gradient_specs=gradient_specs,
+            name_suffix=self._name_suffix,
+        )
 
     def _compile_evaluation(self) -> Callable[..., StageOutput]:
         """Losses and metrics leave `shard_map` by module, for their names are not known before it is traced."""
@@ -277,15 +316,25 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         output_gradients: Arrays,
         parameter_gradients: Tree,
     ) -> BackwardResult:
+        residuals = [leaf[0] for leaf in residuals]
+        new, of_inputs = self._gradients(parameters, inputs, batch, index, residuals, output_gradients)
+        return BackwardResult(of_inputs, add_gradients(parameter_gradients, new))
+
+    def _gradients(
+        self,
+        parameters: Tree,
+        inputs: Arrays,
+        batch: Microbatches,
+        index: jax.Array,
+        residuals: list[jax.Array],
+        output_gradients: Arrays,
+    ) -> tuple[Tree, Arrays]:
+        """Gradients of a microbatch with respect to parameters and inputs."""
         differentiated, constant = self._differentiated_and_constant(parameters, inputs)
         available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
-        vjp = self._traced.vjp_structure.restore([leaf[0] for leaf in residuals], available)
+        vjp = self._traced.vjp_structure.restore(residuals, available)
         loss_gradients = self._varying_losses({name: jnp.ones(()) for name in self.loss_names})
-        new_gradients, input_gradients = vjp((output_gradients, loss_gradients))
-        total = jax.tree.map(
-            lambda total, new: total + new.astype(jnp.float32)[None], parameter_gradients, new_gradients
-        )
-        return BackwardResult(input_gradients, total)
+        return vjp((output_gradients, loss_gradients))
 
 
 def _add_losses(totals: Arrays, losses: Arrays) -> Arrays:

@@ -1,6 +1,7 @@
 """The checked schedule of a plan's training step or evaluation."""
 
 from sharding.plans.plan import Plan
+from sharding.plans.split_backward import split_stages
 from sharding.plans.stage_graph import StageEdge, StageGraph, StageId, stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
@@ -21,6 +22,7 @@ def training_op_graph(
         microbatches=plan.microbatches,
         backward_stages=stages.with_descendants(trained_stages),
         trained_stages=trained_stages,
+        split_stages=split_stages(plan, stages, trained_stages),
         shares=shares,
         seconds={(unit.name, number): seconds for unit in plan.units for number, seconds in enumerate(_seconds(unit))},
     )

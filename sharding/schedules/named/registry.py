@@ -10,6 +10,7 @@ from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
+from sharding.schedules.zero_bubble import zero_bubble, zero_bubble_in_flight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,7 @@ BUILT_IN_SCHEDULES: Mapping[str, SchedulePolicy] = {
     "gpipe": SchedulePolicy(gpipe, gpipe_in_flight, reads_seconds=False),
     "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight, reads_seconds=False),
     "interleaved": SchedulePolicy(interleaved, interleaved_in_flight),
+    "zb-h1": SchedulePolicy(zero_bubble, zero_bubble_in_flight, reads_seconds=False),
     "colocated": SchedulePolicy(colocated, colocated_in_flight),
 }
 

@@ -14,7 +14,9 @@ SIZES = {
     "ranks": st.integers(1, 5),
     "chunks": st.integers(1, 3),
     "microbatches": st.integers(1, 11),
-    "has_backward": st.booleans(),
+    "passes": st.sampled_from(
+        [{"has_backward": False}, {"has_backward": True}, {"has_backward": True, "splits_backward": True}]
+    ),
 }
 
 
@@ -30,12 +32,16 @@ def ticks_of(ops, ranks):
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, has_backward):
-    table = tick_table(ranks, chunks, microbatches, has_backward=has_backward)
-    forward, backward = (ticks_of(ops, ranks) for ops in (table.forwards, table.backwards))
+def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, passes):
+    table = tick_table(ranks, chunks, microbatches, **passes)
+    forward, backward, wgrad = (ticks_of(ops, ranks) for ops in (table.forwards, table.backwards, table.wgrads))
     everything = set(itertools.product(range(ranks * chunks), range(microbatches)))
     assert set(forward) == everything
-    assert set(backward) == (everything if has_backward else set())
+    assert set(backward) == (everything if passes["has_backward"] else set())
+    assert set(wgrad) == (everything if "splits_backward" in passes else set())
+    for key, tick in wgrad.items():
+        assert tick >= backward[key]
+    assert (table.wgrads.runs == table.wgrads.runs[:, :1]).all()  # all ranks in the same ticks
     for (stage, number), tick in forward.items():
         assert stage == 0 or tick > forward[stage - 1, number]
     for (stage, number), tick in backward.items():
@@ -47,12 +53,14 @@ def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, has
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_reads_find_what_was_written(ranks, chunks, microbatches, has_backward):
+def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
     """The program's reads and writes, played with names of arrays."""
-    table = tick_table(ranks, chunks, microbatches, has_backward=has_backward)
+    has_backward, splits_backward = passes["has_backward"], "splits_backward" in passes
+    table = tick_table(ranks, chunks, microbatches, **passes)
     last = ranks * chunks - 1
-    inputs, residuals, gradients = (
-        [[None] * slots.size for _ in range(ranks)] for slots in (table.inputs, table.residuals, table.gradients)
+    inputs, residuals, gradients, wgrad_operands = (
+        [[None] * slots.size for _ in range(ranks)]
+        for slots in (table.inputs, table.residuals, table.gradients, table.wgrad_operands)
     )
     sent, sent_back = {}, {}
     for tick in range(table.ticks):
@@ -87,6 +95,19 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, has_backward):
                 ):
                     assert buffer[rank][slots.backward[tick, rank]] == key
                 sent_back[(rank - 1) % ranks] = (key[0] - 1, key[1])
+                if splits_backward:
+                    wgrad_operands[rank][table.wgrad_operands.backward[tick, rank]] = key
+        for rank in range(ranks):
+            ops = table.wgrads
+            if ops.runs[tick, rank]:
+                key = (int(ops.chunk[tick, rank]) * ranks + rank, int(ops.microbatch[tick, rank]))
+                for buffer, slots in (
+                    (inputs, table.inputs),
+                    (residuals, table.residuals),
+                    (gradients, table.gradients),
+                    (wgrad_operands, table.wgrad_operands),
+                ):
+                    assert buffer[rank][slots.wgrad[tick, rank]] == key
 
 
 @settings(deadline=None, max_examples=60)
@@ -102,6 +123,11 @@ def test_whole_groups_take_no_longer_and_hold_no_more_than_where_ranks_wait_for_
     assert table.residuals.size == held + is_full
     assert table.inputs.size <= held + 1
     assert table.gradients.size <= 2
+    split = tick_table(ranks, chunks, microbatches, splits_backward=True)
+    assert split.ticks == table.ticks
+    assert split.wgrads.runs.any(axis=1).sum() == microbatches * chunks
+    assert (split.residuals.size, split.inputs.size) == (table.residuals.size, table.inputs.size)
+    assert split.wgrad_operands.size <= ranks
 
 
 @settings(deadline=None, max_examples=40)

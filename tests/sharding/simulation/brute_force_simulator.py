@@ -72,6 +72,8 @@ def _waits(step: SimulatedStep, task: Task) -> float:
     op, number = task
     if op.microbatch < 0:
         return _seconds(step, task)
+    if op.kind == "wgrad":
+        return 0.0
     return float(getattr(step.costs.stages[op.stage_id], f"{op.kind}_communication")[op.microbatch, number])
 
 
@@ -122,5 +124,5 @@ def _seconds(step: SimulatedStep, task: Task) -> float:
         return float(step.costs.hops[op.stage_id, op.target_id][op.microbatch, number])
     if op.kind == "hop_back":
         return float(step.costs.hops_back[op.target_id, op.stage_id][op.microbatch, number])
-    seconds = getattr(step.costs.stages[op.stage_id], op.kind)
-    return float(seconds if op.microbatch < 0 else seconds[op.microbatch, number])
+    stage = step.costs.stages[op.stage_id]
+    return float(getattr(stage, op.kind) if op.microbatch < 0 else stage.of_pass(op.kind)[op.microbatch, number])

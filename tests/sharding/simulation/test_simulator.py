@@ -14,7 +14,7 @@ from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
-from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.ops import PASSES, OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.simulation.simulator import simulate, simulate_on_devices
 from tests.sharding.simulation import brute_force_simulator as brute_force
 from tests.sharding.stage_graphs import chain, ring
@@ -170,7 +170,7 @@ def test_no_op_starts_before_its_inputs_and_no_device_runs_two_at_once(recipe):
             (producer,) = inputs
             sources = overlapping_replicas(len(ends[producer]), len(span.start))
             assert all(span.start[i] >= max(ends[producer][k]) for i, k in enumerate(sources))
-        elif span.op.kind in ("forward", "backward", "gather", "reduce"):
+        elif span.op.kind in (*PASSES, "gather", "reduce"):
             for need in inputs:  # those that run once per step end on all copies together
                 assert np.all(
                     span.start >= (ends[need] if need.microbatch >= 0 <= span.op.microbatch else ends[need].max())
@@ -198,7 +198,7 @@ def test_a_step_is_no_shorter_than_its_bounds(recipe):
             edge = (op.stage_id, op.target_id) if op.kind == "hop" else (op.target_id, op.stage_id)
             taken = seconds[edge][op.microbatch].min()
         elif op.microbatch >= 0:
-            taken = getattr(stage, op.kind)[op.microbatch].min()
+            taken = stage.of_pass(op.kind)[op.microbatch].min()
         else:
             taken = getattr(stage, op.kind, 0.0)
         shortest[op] = inputs + float(taken)

@@ -10,7 +10,7 @@ from sharding.costs.step_costs import StageCosts
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
-from sharding.schedules.ops import OpGraph, Schedule
+from sharding.schedules.ops import PASSES, OpGraph, Schedule
 from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
@@ -133,7 +133,7 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
         assert set(timeline.idle_by_group) == set(IDLE_CAUSES)
         busy = dict.fromkeys(timeline.groups.members[:, 0].tolist(), 0.0)
         for span in timeline.spans:
-            if span.op.kind in ("forward", "backward", "update"):
+            if span.op.kind in (*PASSES, "update"):
                 for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                     for device in held.tolist():
                         busy[device] += span.compute_seconds[replica]
@@ -147,13 +147,15 @@ def most_held(step, timeline: Timeline, device: int) -> float:
     """Peak bytes on a device, over all moments at which an op starts."""
     graph = step.op_graph.stage_graph
     ran = {(span.op.kind, span.op.stage_id, span.op.microbatch): span for span in timeline.spans}
-    bytes_of = {}  # by stage, of each microbatch
+    bytes_of, for_wgrads = {}, {}  # by stage, of each microbatch
     for stage_id, held in step.devices.items():
         if device in held:
             saved = step.costs.stages[stage_id].saved_bytes
             of_copy = held.size // graph.copy_count(stage_id[0])
             place = held.ravel().tolist().index(device) % of_copy
             bytes_of[stage_id] = saved[:, place // (of_copy // saved.shape[1])]
+            if wgrad := step.costs.stages[stage_id].wgrad:
+                for_wgrads[stage_id] = wgrad.saved_bytes[:, place // (of_copy // saved.shape[1])]
     intervals = []
     for stage_id, replica, number in (
         (n, i, m)
@@ -161,12 +163,14 @@ def most_held(step, timeline: Timeline, device: int) -> float:
         for m in range(step.op_graph.microbatches)
         for i in np.argwhere(step.replicas(n, m) == device)[:, 0].tolist()
     ):
-        forward, backward = (ran.get((kind, stage_id, number)) for kind in ("forward", "backward"))
-        end = (backward or forward).end[replica]
+        forward, backward, wgrad = (ran.get((kind, stage_id, number)) for kind in PASSES)
+        end = (wgrad or backward or forward).end[replica]
         for target in step.op_graph.stage_graph.targets[stage_id] if backward is None else ():
             shares = overlapping_replicas(len(step.replicas(target, number)), len(step.replicas(stage_id, number)))
             end = max(end, *(ran["forward", target, number].start[j] for j in shares[replica]))
         intervals.append((forward.start[replica], end, bytes_of[stage_id][number]))
+        if wgrad is not None:
+            intervals.append((backward.start[replica], end, for_wgrads[stage_id][number]))
     moments = [sum(held for start, end, held in intervals if start <= now < end) for now, _, _ in intervals]
     return max(moments, default=0.0) + sum(step.costs.stages[stage_id].static_bytes for stage_id in bytes_of)
 

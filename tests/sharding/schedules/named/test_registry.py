@@ -75,7 +75,7 @@ def test_an_order_that_cannot_run_is_refused_by_name_and_op(order, max_in_flight
 
 
 def test_unknown_names_and_those_of_built_in_schedules_are_refused():
-    with pytest.raises(PlanError, match="'mine'; choose from gpipe, 1f1b, interleaved, colocated, or import the file"):
+    with pytest.raises(PlanError, match="'mine'; choose from gpipe, 1f1b, interleaved, zb-h1, colocated, or import"):
         build_schedule(PLAN, GRAPH, STAGES)
     with pytest.raises(UserError, match="the schedule '1f1b' is built in; register yours under another name"):
         registry.register_schedule("1f1b", gpipe, gpipe_in_flight)

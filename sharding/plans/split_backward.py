@@ -1,0 +1,33 @@
+"""Which stages leave the gradients of their weights for later, in schedules that fill bubbles with these."""
+
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.unit_plan import PlanError
+
+
+def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) -> frozenset[StageId]:
+    """The stages whose wgrad is an op of its own: those that train and send a gradient back, if the schedule says so.
+
+    A compiled unit is one op, which does the same inside.
+
+    Args:
+        plan: The plan.
+        stages: Its stages.
+        trained: Those with parameters that train.
+
+    Raises:
+        PlanError: Of a unit that is cut into stages, some send a gradient back and train nothing.
+    """
+    if not plan.splits_backward:
+        return frozenset()
+    sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))
+    for unit in plan.units:
+        own = [stage for stage in stages.stages if stage[0] == unit.name]
+        frozen = [stage for stage in own if stage in sends_back and stage not in trained]
+        if frozen and unit.stage_count > 1:
+            raise PlanError(
+                f"schedule {plan.schedule!r} divides backwards, but {len(frozen)} of the {len(own)} stages of unit "
+                f"{unit.name} train nothing, so that they have no gradients of weights to leave for later; use the "
+                'schedule "1f1b", or train parts of these stages too'
+            )
+    return (trained & sends_back) - stages.compiled

@@ -1,0 +1,169 @@
+"""The backward of a stage as two programs: dgrad, whose results the stage before waits for, and wgrad.
+
+Which operations are in which follows from the traced backward (`divided_program.py`). What dgrad saves for wgrad stays
+on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.varying import varying_axes
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.stages.definition import Arrays, Microbatches
+from sharding.runtime.stages.divided_program import DividedProgram, divide_traced
+from sharding.runtime.stages.mesh_programs import add_gradients
+from sharding.runtime.stages.named_programs import named_jit
+from sharding.runtime.stages.residuals import memory_kind
+from sharding.trees import Tree
+
+
+class MicrobatchArrays(NamedTuple):
+    """What the backward of a microbatch takes that is there for it alone: arrays, or their shapes or specs.
+
+    Attributes:
+        inputs: Activations by input channel.
+        residuals: What the forward saved.
+        output_gradients: By output channel.
+    """
+
+    inputs: dict[str, Any]
+    residuals: list[Any]
+    output_gradients: dict[str, Any]
+
+
+class DgradResult(NamedTuple):
+    """What a dgrad program returns: arrays, or their specs.
+
+    Attributes:
+        input_gradients: By channel, for the channels whose gradient is needed.
+        saved: What the wgrad program needs of it.
+    """
+
+    input_gradients: dict[str, Any]
+    saved: list[Any]
+
+
+GradientFunction = Callable[[Tree, Microbatches, Any, MicrobatchArrays], tuple[Arrays, Tree]]
+"""`(parameters, batch, index, arrays) -> (input gradients, parameter gradients)`, as one device computes them."""
+
+
+class DividedBackward:
+    """The programs dgrad and wgrad of one stage on one submesh.
+
+    - `dgrad(parameters, batch, index, arrays) -> DgradResult`
+    - `wgrad(parameters, batch, index, kept, saved, parameter_gradients) -> parameter gradients`: those given, which are
+      donated, and those of the microbatch. `kept` are those of the arrays that `kept_arrays` chooses.
+
+    Args:
+        gradients: The whole backward.
+        stage_id: The stage.
+        mesh: Its submesh.
+        operand_shapes, operand_specs: Of `(parameters, batch, index, arrays)`; residuals without their first dimension,
+            which stacks devices.
+        input_gradient_specs: Specs of the gradients that are sent back.
+        gradient_specs: Specs of the unreduced parameter gradients.
+        name_suffix: Tells the names of the programs from those for rows of other capacities.
+
+    Attributes:
+        saved_shardings: Of what dgrad saves.
+    """
+
+    def __init__(
+        self,
+        gradients: GradientFunction,
+        *,
+        stage_id: StageId,
+        mesh: Mesh,
+        operand_shapes: tuple[Any, ...],
+        operand_specs: tuple[Any, ...],
+        input_gradient_specs: dict[str, P],
+        gradient_specs: Tree,
+        name_suffix: str = "",
+    ) -> None:
+        self._gradients, self._mesh = gradients, mesh
+        self._divided, self._results, self.saved_shardings = self._divide(
+            operand_shapes, operand_specs, input_gradient_specs
+        )
+        saved_specs = [sharding.spec for sharding in self.saved_shardings]
+        *same, array_specs = operand_specs
+        mapped = jax.shard_map(
+            self._dgrad, mesh=mesh, in_specs=operand_specs, out_specs=DgradResult(input_gradient_specs, saved_specs)
+        )
+        self.dgrad = named_jit(mapped, stage_id, "dgrad" + name_suffix)
+        leaf_specs = jax.tree.leaves(array_specs, is_leaf=lambda leaf: isinstance(leaf, P))
+        self._kept = self._divided.late_operands[-len(leaf_specs) :]
+        first = len(array_specs.inputs)
+        self._residuals = range(first, first + len(array_specs.residuals))  # among the leaves of the arrays
+        mapped = jax.shard_map(
+            self._wgrad,
+            mesh=mesh,
+            in_specs=(*same, self._choose(leaf_specs), saved_specs, gradient_specs),
+            out_specs=gradient_specs,
+        )
+        self.wgrad = named_jit(mapped, stage_id, "wgrad" + name_suffix, donate_argnums=(5,))
+
+    def kept_arrays(self, arrays: MicrobatchArrays) -> list[Any]:
+        """Those of the arrays of a microbatch that its wgrad reads."""
+        return self._choose(jax.tree.leaves(arrays))
+
+    def _choose(self, leaves: Sequence[Any]) -> list[Any]:
+        return [leaf for leaf, is_kept in zip(leaves, self._kept, strict=True) if is_kept]
+
+    def _divide(
+        self, shapes: tuple[Any, ...], specs: tuple[Any, ...], input_gradient_specs: dict[str, P]
+    ) -> tuple[DividedProgram, Any, list[NamedSharding]]:
+        """Traces the backward under the axes of the submesh; also the structure of its results."""
+        traces: list[tuple[DividedProgram, Any, list[NamedSharding]]] = []
+
+        def body(*operands: Any) -> Arrays:
+            operands = _on_device(operands)
+            program = jax.jit(self._gradients).trace(*operands)
+            of_inputs, of_parameters = jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves))
+            is_early = [True] * len(jax.tree.leaves(of_inputs)) + [False] * len(jax.tree.leaves(of_parameters))
+            divided = divide_traced(program, is_early)
+            results, saved = divided.early(jax.tree.leaves(operands))
+            traces.append((divided, program.out_tree, [self._sharding(leaf) for leaf in saved]))
+            return jax.tree.unflatten(program.out_tree, results)[0]
+
+        jax.eval_shape(jax.shard_map(body, mesh=self._mesh, in_specs=specs, out_specs=input_gradient_specs), *shapes)
+        return traces[0]
+
+    def _sharding(self, leaf: jax.Array) -> NamedSharding:
+        axes = tuple(axis for axis in self._mesh.axis_names if axis in varying_axes(leaf))
+        return NamedSharding(self._mesh, P(axes), memory_kind=memory_kind(leaf))
+
+    # ------------------------------------------------------------------ bodies, as one device runs them
+
+    def _dgrad(self, *operands: Any) -> DgradResult:
+        results, saved = self._divided.early(jax.tree.leaves(_on_device(operands)))
+        input_gradients, _ = jax.tree.unflatten(self._results, results)
+        return DgradResult(input_gradients, [leaf[None] for leaf in saved])  # to stack devices along
+
+    def _wgrad(
+        self,
+        parameters: Tree,
+        batch: Microbatches,
+        index: jax.Array,
+        kept: list[jax.Array],
+        saved: list[jax.Array],
+        parameter_gradients: Tree,
+    ) -> Tree:
+        remaining = iter(kept)
+        arrays = [next(remaining) if is_kept else None for is_kept in self._kept]
+        arrays = [
+            leaf[0] if leaf is not None and number in self._residuals else leaf for number, leaf in enumerate(arrays)
+        ]
+        operands = [*jax.tree.leaves((parameters, batch, index)), *arrays]
+        results = self._divided.late(operands, [leaf[0] for leaf in saved])
+        _, new_gradients = jax.tree.unflatten(self._results, results)
+        return add_gradients(parameter_gradients, new_gradients)
+
+
+def _on_device(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a backward without the dimension along which the residuals of devices are stacked."""
+    *same, arrays = operands
+    return (*same, arrays._replace(residuals=[leaf[0] for leaf in arrays.residuals]))

@@ -1,0 +1,95 @@
+"""Steps with divided backwards (ZB-H1) against plain differentiation of the whole model on one device."""
+
+import dataclasses
+import gc
+
+import jax
+import pytest
+
+from configs.architectures import ExpertsConfig, ModelConfig
+from configs.lora import LoraConfig
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.runtime.stages.divided_backward import MicrobatchArrays
+from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone
+from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
+from tests.tiny_model import tiny_batch
+
+dispatched = {"executor": "dispatched"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "microbatches"),
+    [
+        pytest.param(backbone(4, **dispatched, dp=2, recompute="selective"), 4, id="four ranks, two replicas"),
+        pytest.param(backbone(2, **dispatched, chunks=2, tp=2, collectives="ring"), 4, id="two chunks, tensor ranks"),
+        pytest.param(backbone(2, **dispatched, dp=2, fsdp=2, recompute="full"), 2, id="fully sharded"),
+        pytest.param(backbone(2, **dispatched, cp=2, recompute="offload"), 2, id="a ring, offloaded"),
+        pytest.param(backbone(4, dp=2, recompute="selective"), 4, id="one program, four ranks"),
+        pytest.param(backbone(2, chunks=2, tp=2, collectives="ring"), 4, id="one program, two chunks"),
+        pytest.param(backbone(2, chunks=2, dp=2, fsdp=2, recompute="full"), 2, id="one program, fully sharded"),
+    ],
+)
+def test_a_backbone_alone(unit, microbatches):
+    assert_step_of_one_device(shared_engine(Plan((unit,), microbatches, "zb-h1"), TEXT))
+
+
+@pytest.mark.parametrize("unit", [backbone(2, first=2, tp=2, **dispatched), backbone(2, first=2, tp=2)])
+def test_an_encoder_before_it_and_tied_embeddings(unit):
+    engine = shared_engine(Plan((VISION_UNIT, unit), 4, "zb-h1"), TIED)
+    assert_step_of_one_device(engine)
+    split = engine.executor.training_schedule.op_graph.split_stages
+    assert split == ({("backbone", 0), ("backbone", 1)} if unit.executor == "dispatched" else set())
+
+
+@pytest.mark.parametrize("executor", ["dispatched", "compiled"])
+def test_adapters_and_experts(executor):
+    experts = ExpertsConfig(count=4, top_k=2, ffn=12)
+    config = ModelConfig(
+        (), dataclasses.replace(DEEP, experts=experts), (), lora=(LoraConfig(part="backbone", rank=2),)
+    )
+    unit = backbone(2, dp=2, ep=2, executor=executor)
+    assert_step_of_one_device(shared_engine(Plan((unit,), 2, "zb-h1"), config))
+
+
+def test_a_frozen_encoder_and_a_backbone_whose_first_stage_sends_nothing_back():
+    plan = Plan((VISION_UNIT, backbone(2, first=2, **dispatched)), 2, "zb-h1")
+    engine = shared_engine(plan, WITH_VISION, dataclasses.replace(SETTINGS, trainable=("backbone",)))
+    assert_step_of_one_device(engine)
+    assert engine.executor.training_schedule.op_graph.split_stages == {("backbone", 1)}
+
+
+def test_a_frozen_pipeline_is_refused_with_both_numbers():
+    plan = Plan((VISION_UNIT, backbone(2, first=2, **dispatched)), 2, "zb-h1")
+    with pytest.raises(PlanError, match="2 of the 2 stages of unit backbone train nothing"):
+        shared_engine(plan, WITH_VISION, dataclasses.replace(SETTINGS, trainable=("vision",)))
+
+
+def test_a_step_leaves_nothing_behind_and_a_wgrad_keeps_only_what_it_reads():
+    engine = shared_engine(Plan((backbone(2, **dispatched),), 4, "zb-h1"), TEXT)
+    state, placed = noisy_state(engine), engine.place_batch(tiny_batch(TEXT), STEP)
+    state, decision = engine.executor.step(state, placed)
+    live = []
+    for _ in range(2):
+        state, decision = engine.executor.step(state, placed)
+        jax.block_until_ready((state.master_weights, state.optimizer_state, decision))
+        gc.collect()
+        live.append(sum(array.nbytes for array in jax.live_arrays() if array.ndim))  # the log of ops keeps scalars
+    assert live[0] == live[1]
+    programs = engine.executor.stages["backbone", 1].programs
+    inputs, residuals = (dict.fromkeys(programs.definition.input_channels), programs.residual_shardings)
+    arrays = MicrobatchArrays(inputs, residuals, {})
+    read = programs.divided_backward.kept_arrays(jax.tree.map(lambda _: 0, arrays, is_leaf=lambda leaf: leaf is None))
+    assert 0 < len(read) < len(inputs) + len(residuals)
+
+
+def test_units_of_one_stage_may_divide_their_backwards_too():
+    """The gradient goes back to the encoder before the backbone's wgrad."""
+    units = (VISION_UNIT, UnitPlan("backbone", ("backbone",), (2,), layers=(4,)))
+    engine = shared_engine(Plan(units, 2, "zb-h1"), WITH_VISION)
+    assert_step_of_one_device(engine)
+    order = [str(op) for op in engine.executor.training_schedule.ops]
+    sent, later = (
+        order.index(f"{kind} of microbatch 0") for kind in ("hop_back backbone 0 -> vision 0", "wgrad backbone 0")
+    )
+    assert sent < later

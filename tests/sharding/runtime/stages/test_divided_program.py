@@ -1,0 +1,160 @@
+"""A program in two parts computes the same as the whole, with the same arithmetic, and the early part only its own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from sharding.runtime.stages.divided_program import DividedProgram, divide_traced
+
+LAYERS, WIDTH, INNER, ROWS = 3, 4, 8, 2
+
+
+def operands():
+    keys = jax.random.split(jax.random.key(0), 4)
+    weights = {
+        "up": jax.random.normal(keys[0], (LAYERS, WIDTH, INNER)),
+        "down": jax.random.normal(keys[1], (LAYERS, INNER, WIDTH)),
+        "scale": 1 + jnp.arange(float(WIDTH))[None],
+    }
+    return weights, jax.random.normal(keys[2], (ROWS, WIDTH))
+
+
+def layer(x, weights):
+    return jnp.tanh(x @ weights["up"]) @ weights["down"] + x
+
+
+def stack(weights, x, *, recompute=False, in_a_call=False):
+    """A scale, and layers in a loop."""
+    body = jax.checkpoint(layer) if recompute else layer
+    body = jax.jit(body) if in_a_call else body
+    of_layers = {name: weights[name] for name in ("up", "down")}
+    x = jnp.sin(x) * weights["scale"]
+    return lax.scan(lambda x, of_layer: (body(x, of_layer), None), x, of_layers, reverse=True)[0]
+
+
+def chain(weights, x):
+    """The same without a loop."""
+    for number in range(LAYERS):
+        x = layer(x, {name: weights[name][number] for name in ("up", "down")})
+    return x * weights["scale"]
+
+
+def shared(weights, x):
+    """One layer several times, whose gradients a loop carries."""
+    one = {name: weights[name][0] for name in ("up", "down")}
+    return lax.scan(lambda x, _: (layer(x, one), jnp.sum(x)), x, None, length=LAYERS)[0]
+
+
+def gradients(function, weights, x):
+    """(gradient of x, gradients of weights)."""
+    output, vjp = jax.vjp(function, weights, x)
+    of_weights, of_x = vjp(jnp.cos(output))
+    return of_x, of_weights
+
+
+def divided_gradients(function):
+    """The gradient of x early, those of weights late; and the operands."""
+    given = operands()
+    traced = jax.jit(functools.partial(gradients, function)).trace(*given)
+    return divide_traced(traced, [True, *[False] * 3]), jax.tree.leaves(given)
+
+
+FUNCTIONS = {
+    "layers in a loop": stack,
+    "layers in a loop, computed again": functools.partial(stack, recompute=True),
+    "layers that are calls": functools.partial(stack, in_a_call=True),
+    "layers written out": chain,
+    "one layer several times": shared,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_both_parts_give_the_results_of_the_whole(function):
+    divided, given = divided_gradients(function)
+    of_x, of_weights = gradients(function, *operands())
+    early = jax.jit(divided.early)(given)
+    late = jax.jit(divided.late)(given, early.saved)
+    assert [each is None for each in early.results] == [False, True, True, True]
+    np.testing.assert_array_equal(early.results[0], of_x)
+    assert late[0] is None
+    for found, expected in zip(late[1:], jax.tree.leaves(of_weights), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def dot_count(program, *arguments) -> int:
+    """Matrix products that a program runs; those in a loop once for each step."""
+
+    def count(jaxpr) -> int:
+        total = 0
+        for operation in jaxpr.eqns:
+            inner = [getattr(value, "jaxpr", value) for value in operation.params.values()]
+            steps = operation.params["length"] if operation.primitive.name == "scan" else 1
+            total += operation.primitive.name == "dot_general"
+            total += steps * sum(count(each) for each in inner if hasattr(each, "eqns"))
+        return total
+
+    return count(jax.make_jaxpr(program)(*arguments).jaxpr)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_no_product_is_computed_twice_and_those_of_weights_are_late(function):
+    divided, given = divided_gradients(function)
+    saved = jax.eval_shape(divided.early, given).saved
+    late = dot_count(divided.late, given, saved)
+    assert late == 2 * LAYERS
+    whole = dot_count(functools.partial(gradients, function), *operands())
+    assert dot_count(divided.early, given) + late == whole
+
+
+def test_the_late_part_reads_what_the_early_one_does_not_save_from_the_operands():
+    def program(x, y):
+        z = jnp.sin(x)
+        return z * 2.0, z + y.T, jnp.float32(3.0)
+
+    x, y = jnp.ones((2, 3)), jnp.ones((3, 2))
+    traced = jax.jit(program).trace(x, y)
+    divided = divide_traced(traced, [True, False, False])
+    assert (divided.early_operands, divided.late_operands) == ([True, False], [False, True])
+    results, saved = divided.early([x, None])
+    assert [each.shape for each in saved] == [(2, 3)]
+    np.testing.assert_array_equal(divided.late([None, y], saved)[1], program(x, y)[1])
+    assert results[0].shape == (2, 3)
+
+
+def test_a_transpose_of_an_operand_is_repeated_instead_of_saved():
+    def program(x, y):
+        return x.T @ y, x.T * 2.0
+
+    x = jnp.ones((2, 3))
+    divided = divide_traced(jax.jit(program).trace(x, x), [True, False])
+    _, saved = divided.early([x, x])
+    assert not saved
+    np.testing.assert_array_equal(divided.late([x, None], saved)[1], program(x, x)[1])
+
+
+def test_operands_may_vary_over_more_mesh_axes_than_when_it_was_traced():
+    """What a pipeline keeps in slots differs between ranks, even if it was the same on all when it was traced."""
+    mesh = jax.make_mesh((2,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,))
+    traces: list[DividedProgram] = []
+
+    def trace(x):
+        traces.append(divide_traced(jax.jit(lambda x, y: (x * y, jnp.where(x > 0, x, y))).trace(x, x), [True, False]))
+        return x
+
+    jax.eval_shape(jax.shard_map(trace, mesh=mesh, in_specs=P(), out_specs=P()), jnp.ones(4))
+    (divided,) = traces
+
+    def run(x, y):
+        (product, _), saved = divided.early([x, y])
+        return product, divided.late([x, y], saved)[1]
+
+    x = jnp.arange(-2.0, 2.0)
+    run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("stage")), out_specs=P("stage")))
+    product, chosen = run(x, jnp.arange(8.0))
+    np.testing.assert_array_equal(product, np.tile(x, 2) * np.arange(8.0))
+    np.testing.assert_array_equal(chosen, np.where(np.tile(x, 2) > 0, np.tile(x, 2), np.arange(8.0)))
