@@ -34,6 +34,7 @@ _STAGE_FIELDS = {
     "devices": Sequence[Sequence[int]],
     "has_backward": bool,
     "trains": bool,
+    "compiled": bool,
 }
 _OP_FIELDS = {**typing.get_type_hints(PipelineOp), **dict.fromkeys(_TIMES, Sequence[float])}
 
@@ -58,6 +59,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
                 "devices": timeline.devices[stage].tolist(),
                 "has_backward": stage in op_graph.backward_stages,
                 "trains": stage in op_graph.trained_stages,
+                "compiled": stage in graph.compiled,
             }
             for stage in graph.stages
         ],
@@ -95,6 +97,10 @@ def _read(document: Any) -> Timeline:
     if document["microbatches"] > len(ops):
         raise ValueError(f"it has {len(ops)} ops for {document['microbatches']} microbatches")
     stages: list[StageId] = [(entry["unit"], entry["stage"]) for entry in entries]
+
+    def having(name: str) -> frozenset[StageId]:
+        return frozenset(stage for stage, entry in zip(stages, entries, strict=True) if entry[name])
+
     devices = {stage: np.array(entry["devices"], int) for stage, entry in zip(stages, entries, strict=True)}
     graph = StageGraph(
         {stage: frozenset(held.ravel().tolist()) for stage, held in devices.items()},
@@ -102,11 +108,8 @@ def _read(document: Any) -> Timeline:
         document["pipeline_ranks"],
         frozenset((stages[source], stages[target]) for source, target in document["exchanges"]),
         {unit: _read_copies(unit, taken, devices, document) for unit, taken in document["copies"].items()},
+        having("compiled"),
     )
-
-    def having(name: str) -> frozenset[StageId]:
-        return frozenset(stage for stage, entry in zip(stages, entries, strict=True) if entry[name])
-
     op_graph = OpGraph(
         stage_graph=graph,
         microbatches=document["microbatches"],

@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 
 from configs.errors import UserError
+from sharding.plans.stage_graph import StageGraph
+from sharding.schedules.one_f_one_b import gpipe
+from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.html_page import html_page
 from sharding.simulation.perfetto import perfetto_trace
 from sharding.simulation.timeline_json import read_timeline, timeline_document
 from tests.sharding.html.documents import parsed_page, words
-from tests.sharding.steps import build_step, step_recipes, uneven_timeline
+from tests.sharding.steps import SimulatedStep, build_step, stage_costs, step_costs, step_recipes, uneven_timeline
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,25 @@ def test_any_timeline_is_read_back(recipe):
     assert [span.beside is None for span in read.spans] == [span.beside is None for span in written.spans]
     assert read.op_graph == written.op_graph and read.lanes == written.lanes
     assert read.idle == pytest.approx(written.idle) and read.busy_by_unit == pytest.approx(written.busy_by_unit)
+
+
+def test_a_compiled_unit_is_read_back():
+    """Its backwards, and those of the encoder, wait for the forwards of all microbatches."""
+    uneven = uneven_timeline()
+    encoder, backbone, *_ = uneven.op_graph.stage_graph.stages
+    devices = {stage: uneven.devices[stage] for stage in (encoder, backbone)}
+    graph = StageGraph(
+        {stage: frozenset(held.ravel().tolist()) for stage, held in devices.items()},
+        ((encoder, backbone),),
+        compiled=frozenset([backbone]),
+    )
+    op_graph = OpGraph(stage_graph=graph, microbatches=2, backward_stages=frozenset([encoder, backbone]))
+    costs = step_costs(op_graph, {stage: stage_costs(np.ones((2, len(devices[stage])))) for stage in devices})
+    written = SimulatedStep(devices, gpipe(op_graph), costs).run()
+    read = read_timeline(json.loads(json.dumps(timeline_document(written))))
+    assert read.op_graph == written.op_graph
+    waits = read.op_graph.dependencies[PipelineOp("backward", *backbone, 0)]
+    assert {PipelineOp("forward", *backbone, number) for number in (0, 1)} <= set(waits)
 
 
 @pytest.mark.parametrize(
