@@ -1,26 +1,31 @@
 """A synthetic profile, for tests that read profiles."""
 
-from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile
+import itertools
+
+from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, TimedRanks
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
 from sharding.specs.modules import ModuleGraph
 
 
-def synthetic_profile(graph: ModuleGraph, kind: str, tps: tuple[int, ...] = (1, 2, 4, 8)) -> Profile:
-    """A profile in which a layer's time is proportional to its parameters per tensor rank."""
+def synthetic_profile(
+    graph: ModuleGraph, kind: str, tps: tuple[int, ...] = (1, 2, 4, 8), rings: tuple[int, ...] = ()
+) -> Profile:
+    """A profile in which a layer's time is proportional to its parameters per rank; `rings` are numbers of cp ranks."""
     turns = RequiredGradients(graph, trained_parts(graph, ("all",)))
     layers = tuple(
         LayerProfile(
             layer=f"{layer.part}/{layer.name}",
-            tp=tp,
+            tp=ranks.tp,
+            cp=ranks.cp,
             gradients=of,
             recompute="none",
             sizes=(100.0,),
-            forward=_passes(1e-6 * layer.parameter_count / tp),
-            backward=_passes(2e-6 * layer.parameter_count / tp),
+            forward=_passes(1e-6 * layer.parameter_count / ranks.devices),
+            backward=_passes(2e-6 * layer.parameter_count / ranks.devices),
         )
         for module in graph.modules
         for layer, _, of in turns.of_layers(module.name, 0, module.layer_count)
-        for tp in tps
+        for ranks in itertools.starmap(TimedRanks, itertools.product(tps, (1, *(rings if module.supports_cp else ()))))
     )
     nothing = LinearFit(0.0, 0.0, 0.0)
     return Profile(

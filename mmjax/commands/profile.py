@@ -6,6 +6,7 @@ The profile is a JSON file with the device's name and the versions. `python -m m
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mmjax.training.config import TrainConfig
-    from sharding.costs.profiled import Profile
+    from sharding.axes import ContextTransfer
+    from sharding.costs.profiled import Profile, TimedRanks
     from sharding.specs.layer import RecomputePolicy
 
 
@@ -29,6 +31,18 @@ class ProfileArguments(cli.GinArguments, cli.JsonArguments):
         "Tensor-parallel sizes to measure, up to the number of devices.",
         metavar="SIZES",
         parse=cli.list_of(cli.integer(1)),
+    )
+    cp: tuple[int, ...] = cli.flag(
+        (1,),
+        "Context-parallel sizes to measure, each with the tensor-parallel sizes for which there are devices.",
+        metavar="SIZES",
+        parse=cli.list_of(cli.integer(1)),
+    )
+    context_transfer: tuple[str, ...] = cli.flag(
+        ("ring",),
+        "How context-parallel ranks reach each other's positions: ring, all_to_all or both.",
+        metavar="NAMES",
+        parse=cli.list_of(cli.one_of("ring", "all_to_all")),
     )
     microbatch_rows: tuple[int, ...] = cli.flag(
         (1, 2, 4), "Rows of a replica's microbatch to measure.", metavar="ROWS", parse=cli.list_of(cli.integer(1))
@@ -58,13 +72,13 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
 
     most_rows = config.data.rows // MICROBATCHES
     rows = _sizes("microbatch_rows", arguments.microbatch_rows, most_rows, "half of the rows of the global batch")
-    tps = _sizes("tp", arguments.tp, jax.local_device_count(), "devices")
+    ranks = _ranks(arguments, jax.local_device_count())
     (batch,) = first_batches(config, 1)
     recompute = cast("RecomputePolicy", arguments.recompute)
     console = Console(highlight=False)
     with display_activity(MEASURING, progress_console(console, arguments.json)) as show:
         measured = profile_model(
-            config.model, batch.arrays, config.engine_settings, tps, rows, recompute, arguments.steps, show
+            config.model, batch.arrays, config.engine_settings, ranks, rows, recompute, arguments.steps, show
         )
     pathlib.Path(arguments.output).write_text(measured.to_json(), encoding="utf-8")
     if arguments.json:
@@ -76,18 +90,40 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
 
 
 def layer_table(profile: "Profile") -> "Table":
-    """The times of a stack of one layer, by layer, tensor-parallel size and load."""
+    """The times of a stack of one layer, by layer, ranks and load."""
     from rich.table import Table
 
     table = Table(title=f"Milliseconds on one {profile.device_kind}")
-    for name in ("layer", "tp", "recompute", "tokens or items", "forward", "backward"):
+    for name in ("layer", "tp", "cp", "recompute", "tokens or items", "forward", "backward"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for layer in profile.layers:
+        cp = f"{layer.cp} {layer.context_transfer}" if layer.cp > 1 else "1"
         times = zip(layer.sizes, layer.forward.single_layer, layer.backward.single_layer, strict=True)
         for size, forward, backward in times:
             milliseconds = (f"{forward * 1e3:.2f}", f"{backward * 1e3:.2f}")
-            table.add_row(layer.layer, str(layer.tp), layer.recompute, f"{size:g}", *milliseconds)
+            table.add_row(layer.layer, str(layer.tp), cp, layer.recompute, f"{size:g}", *milliseconds)
     return table
+
+
+def _ranks(arguments: ProfileArguments, devices: int) -> "list[TimedRanks]":
+    """The tensor and context-parallel ranks of a replica that are to be timed together, as far as there are devices."""
+    from sharding.costs.profiled import TimedRanks
+
+    tps, cps = (_sizes(flag, getattr(arguments, flag), devices, "devices") for flag in ("tp", "cp"))
+    if tps[0] * cps[-1] > devices:
+        raise cli.UserError(
+            f"--tp={','.join(map(str, tps))} --cp={','.join(map(str, cps))}: tp {tps[0]} x cp {cps[-1]} ranks need "
+            f"{tps[0] * cps[-1]} devices, and there are {devices}"
+        )
+    transfers = cast("tuple[ContextTransfer, ...]", arguments.context_transfer)
+    if not transfers:
+        raise cli.UserError("--context_transfer=: give ring, all_to_all or both")
+    choices = {
+        TimedRanks(tp, cp, transfer if cp > 1 else "ring")
+        for tp, cp, transfer in itertools.product(tps, cps, transfers)
+        if tp * cp <= devices
+    }
+    return sorted(choices)
 
 
 def _sizes(flag: str, values: tuple[int, ...], most: int, what: str) -> list[int]:
@@ -101,7 +137,10 @@ def _sizes(flag: str, values: tuple[int, ...], most: int, what: str) -> list[int
 COMMAND = cli.Command(
     name="mmjax.profile",
     summary="Times the layers of a configured model on this machine, for planning and simulation.",
-    examples=("--gin_file=easy_vqa.gin --tp=1,2 --output=profile.json",),
+    examples=(
+        "--gin_file=easy_vqa.gin --tp=1,2 --output=profile.json",
+        "--gin_file=easy_vqa.gin --cp=1,2 --context_transfer=ring,all_to_all",
+    ),
     arguments=ProfileArguments,
     prepare=prepare,
 )

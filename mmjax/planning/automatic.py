@@ -16,7 +16,7 @@ from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
 from mmjax.training.row_loads import capacity_row_loads, first_batches
-from sharding.costs.profiled import Profile
+from sharding.costs.profiled import Profile, TimedRanks
 from sharding.planners.policies import auto
 from sharding.planners.problem import TENSOR_SIZES, PlanningProblem
 from sharding.plans.plan import Plan
@@ -45,13 +45,17 @@ class PredictedStep:
 
 
 def measure_profile(config: TrainConfig, batch: GlobalBatch) -> Profile:
-    """Times the layers at every tensor-parallel size that divides a module, and at two numbers of rows."""
+    """Times the layers at every tensor-parallel size that divides a module, and at two numbers of rows; without cp."""
     graph, devices = module_graph(config.model), jax.local_device_count()
-    sizes = [tp for tp in TENSOR_SIZES if tp <= devices and any(module.supports_tp(tp) for module in graph.modules)]
+    ranks = [
+        TimedRanks(tp)
+        for tp in TENSOR_SIZES
+        if tp <= devices and any(module.supports_tp(tp) for module in graph.modules)
+    ]
     rows = [count for count in PROFILED_ROWS if count * MICROBATCHES <= config.data.rows]
     if not rows:
         raise UserError(f"plan = 'auto' measures {MICROBATCHES} rows at least; DataConfig.rows is {config.data.rows}")
-    return profile_model(config.model, batch.arrays, config.engine_settings, sizes, rows, "none", PROFILED_STEPS)
+    return profile_model(config.model, batch.arrays, config.engine_settings, ranks, rows, "none", PROFILED_STEPS)
 
 
 def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) -> PlanningProblem:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from configs.architectures import ModelConfig
@@ -57,7 +57,8 @@ def make_problem(
         cluster: The devices.
         devices: How many of them there are.
         profile: Measured times of layers, by which plans are costed; without one the analytic costs of the cluster. A
-            planner then takes the tensor-parallel sizes and recomputation policies of the profile, and no others.
+            planner then takes the recomputation policies of the profile, and the tensor-parallel sizes that it has for
+            the context-parallel ranks of all modules, and no others.
         fixed_ranks: Context-parallel and expert ranks by module, which a planner takes as they are.
 
     Raises:
@@ -83,9 +84,18 @@ def make_problem(
     return dataclasses.replace(
         problem,
         costs=ProfiledCostModel(profile),
-        tensor_sizes=tuple(sorted({layer.tp for layer in profile.layers})),
+        tensor_sizes=_measured_tensor_sizes(profile, {problem.fixed_ranks_of(name).cp for name in graph.names}),
         recompute_choices=tuple(dict.fromkeys(layer.recompute for layer in profile.layers)),
     )
+
+
+def _measured_tensor_sizes(profile: Profile, cps: Collection[int]) -> tuple[int, ...]:
+    """The tensor-parallel sizes that a profile has for each of some numbers of context-parallel ranks.
+
+    If it has none, they are all of its sizes; the costs of a plan then say what is missing.
+    """
+    of_cp = [{layer.tp for layer in profile.layers if layer.cp == cp} for cp in cps]
+    return tuple(sorted(set.intersection(*of_cp) or {layer.tp for layer in profile.layers}))
 
 
 def positions_per_row(config: "TrainConfig") -> dict[str, int]:

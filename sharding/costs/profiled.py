@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import os
+from typing import NamedTuple
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.strict_json import parse_json
+from sharding.axes import ContextTransfer
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times
 from sharding.costs.node_placement import NodePlacement
 from sharding.plans.json_fields import read_file, read_record
@@ -18,6 +20,41 @@ from sharding.specs.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
 
 class ProfileError(UserError):
     """A profile that cannot be read, is of other hardware, or lacks a measurement that is needed."""
+
+
+class TimedRanks(NamedTuple):
+    """The ranks of a replica on one of which a layer is timed.
+
+    Attributes:
+        tp: Tensor ranks.
+        cp: Context-parallel ranks.
+        context_transfer: How these reach each other's positions; `ring` if there is one.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    context_transfer: ContextTransfer = "ring"
+
+    @classmethod
+    def of(cls, ranks: LayerParallelism) -> "TimedRanks":
+        """Those of a layer's ranks."""
+        return cls(ranks.tp, ranks.cp, ranks.context_transfer if ranks.cp > 1 else "ring")
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of a replica."""
+        return self.tp * self.cp
+
+    @property
+    def words(self) -> str:
+        """Such as `tp 2, cp 4 (ring)`."""
+        return f"tp {self.tp}" + (f", cp {self.cp} ({self.context_transfer})" if self.cp > 1 else "")
+
+    @property
+    def flags(self) -> str:
+        """The flags by which `python -m mmjax.profile` times them."""
+        context = f" --cp={self.cp} --context_transfer={self.context_transfer}" if self.cp > 1 else ""
+        return f"--tp={self.tp}{context}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +97,25 @@ def _interpolate(measured: np.ndarray, times: np.ndarray, sizes: np.ndarray) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """Times of one kind of layer on one of `tp` tensor ranks.
+    """Times of one kind of layer on one of `tp` tensor ranks of one of `cp` context-parallel ranks.
 
     Attributes:
         layer: Its part and name, as `part/name`.
         tp: Number of tensor ranks.
+        cp: Number of context-parallel ranks.
+        context_transfer: How these reach each other's positions (`UnitPlan.context_transfer`).
         gradients: Gradients that the backward computed.
         recompute: Recomputation policy of the backward.
-        sizes: Measured sizes in tokens, or in items for a layer that has no tokens; ascending.
+        sizes: Measured sizes in tokens, or in items for a layer that has no tokens; ascending. They are those of a
+            replica, all of its ranks together.
         forward: Times of the forward at each size.
         backward: Times of the backward at each size.
     """
 
     layer: str
     tp: int
+    cp: int = 1
+    context_transfer: ContextTransfer = "ring"
     gradients: tuple[Gradient, ...]
     recompute: RecomputePolicy
     sizes: tuple[float, ...]
@@ -89,6 +131,11 @@ class LayerProfile:
             )
         if list(self.sizes) != sorted(set(self.sizes)):
             raise ProfileError(f"profile of {self.layer}: sizes {list(self.sizes)} must ascend")
+
+    @property
+    def ranks(self) -> TimedRanks:
+        """The ranks of a replica."""
+        return TimedRanks(self.tp, self.cp, self.context_transfer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +170,9 @@ class Profile:
         element_bytes: Bytes of an element in compute precision.
         versions: Versions of Python and of the packages that matter.
         layers: Times of layers.
-        gather: Gathering weights, by replicas and parameters of a device.
-        reduce: Reducing gradients, by replicas and parameters of a device.
-        update: The optimizer, by replicas and parameters of a device.
+        gather: Gathering weights, by the ranks that divide them and parameters of a device.
+        reduce: Reducing gradients, by the ranks that divide them and parameters of a device.
+        update: The optimizer, by the ranks that divide its state and parameters of a device.
         hop: A hop, by devices of both ends and bytes.
         norm: The norm of the gradients, by stages; it has no size.
     """
@@ -167,12 +214,11 @@ class Profile:
 
 def _check_measured(ranks: LayerParallelism) -> None:
     """Raises ProfileError if no profile has times for such ranks."""
-    for key, name, count in (("cp", "context-parallel", ranks.cp), ("ep", "expert", ranks.ep)):
-        if count > 1:
-            raise ProfileError(
-                f"a profile has no times of layers on {count} {name} ranks ({key} {count}); leave --profile out to "
-                f"use the analytic costs, or give {key} 1"
-            )
+    if ranks.ep > 1:
+        raise ProfileError(
+            f"a profile has no times of layers on {ranks.ep} expert ranks (ep {ranks.ep}); leave --profile out to use "
+            "the analytic costs, or give ep 1"
+        )
     if ranks.tp > 1 and ranks.collectives != "reduce":
         raise ProfileError(
             f'a profile has times of layers with collectives "reduce" alone, not "{ranks.collectives}"; leave '
@@ -184,7 +230,7 @@ class ProfiledCostModel:
     """A profile as a cost model (`CostModel`).
 
     Times between measured sizes are interpolated linearly, times beyond are extrapolated from the nearest two. The time
-    in which tensor ranks wait for each other is part of the measured times and not reported apart.
+    in which the ranks of a replica wait for each other is part of the measured times and not reported apart.
 
     Args:
         profile: The measurements.
@@ -195,7 +241,10 @@ class ProfiledCostModel:
         self.collectives: CollectivesName = "reduce"  # as layers are timed
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
         self.devices_per_node = profile.devices_per_node
-        self._layers = {(entry.layer, entry.tp, entry.gradients, entry.recompute): entry for entry in profile.layers}
+        self._forwards = {(entry.layer, entry.ranks): entry for entry in reversed(profile.layers)}
+        self._backwards = {
+            (entry.layer, entry.ranks, entry.gradients, entry.recompute): entry for entry in profile.layers
+        }
 
     @property
     def depends_on_stack(self) -> bool:
@@ -210,10 +259,13 @@ class ProfiledCostModel:
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """See `CostModel.forward`."""
         _check_measured(ranks)
-        key, tp = f"{layer.part}/{layer.name}", ranks.tp
-        profile = next((entry for entry in self.profile.layers if (entry.layer, entry.tp) == (key, tp)), None)
+        key, timed = f"{layer.part}/{layer.name}", TimedRanks.of(ranks)
+        profile = self._forwards.get((key, timed))
         if profile is None:
-            raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
+            raise ProfileError(
+                f"the profile has no {key} at {timed.words}; measure it by python -m mmjax.profile {timed.flags}, or "
+                "leave --profile out to use the analytic costs"
+            )
         return _layer_seconds(profile.sizes, profile.forward, loads, ranks.dp, stack)
 
     def backward(
@@ -227,15 +279,15 @@ class ProfiledCostModel:
     ) -> LayerSeconds:
         """See `CostModel.backward`."""
         _check_measured(ranks)
-        key, tp = f"{layer.part}/{layer.name}", ranks.tp
+        key, timed = f"{layer.part}/{layer.name}", TimedRanks.of(ranks)
         if not gradients:
             return LayerSeconds(np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1]))
-        profile = self._layers.get((key, tp, gradients, recompute))
+        profile = self._backwards.get((key, timed, gradients, recompute))
         if profile is None:
             raise ProfileError(
-                f"the profile has no backward of {key} at tp {tp} that computes {' and '.join(gradients)} with "
-                f"recompute {recompute}; measure it by python -m mmjax.profile --tp={tp} --recompute={recompute}, with "
-                "the same parts trainable"
+                f"the profile has no backward of {key} at {timed.words} that computes {' and '.join(gradients)} with "
+                f"recompute {recompute}; measure it by python -m mmjax.profile {timed.flags} --recompute={recompute}, "
+                "with the same parts trainable"
             )
         return _layer_seconds(profile.sizes, profile.backward, loads, ranks.dp, stack)
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
+from sharding.costs.profiled import ProfileError
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_checks import check_unit
@@ -15,6 +16,8 @@ from sharding.specs.modules import ModuleGraph
 def with_best_context_transfers(problem: PlanningProblem, plan: Plan, timeline: Timeline) -> tuple[Plan, Timeline]:
     """The plan with `all_to_all` instead of `ring` in the units whose heads allow it, where its step is shorter.
 
+    A plan of which a profile has no times keeps its ring.
+
     Args:
         problem: The problem.
         plan: A plan by a ring.
@@ -23,7 +26,10 @@ def with_best_context_transfers(problem: PlanningProblem, plan: Plan, timeline: 
     for index in range(len(plan.units)):
         for unit in _by_heads(plan.units[index], problem.graph, problem.devices):
             changed = dataclasses.replace(plan, units=(*plan.units[:index], unit, *plan.units[index + 1 :]))
-            simulated = problem.simulate(changed)
+            try:
+                simulated = problem.simulate(changed)
+            except ProfileError:
+                continue
             if simulated.step < timeline.step and problem.memory_fraction(simulated) <= 1:
                 plan, timeline = changed, simulated
     return plan, timeline

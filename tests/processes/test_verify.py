@@ -1,4 +1,4 @@
-"""Every default layout in 2, 4 and 8 processes, by the command: all agree with one device."""
+"""Layouts in 2, 4 and 8 processes, by the command: every default one, and a pipeline as one program."""
 
 import os
 import subprocess
@@ -6,20 +6,38 @@ import sys
 
 import pytest
 
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from tests.xla_flags import xla_flags
 
 pytestmark = pytest.mark.processes
 
 DEVICES = 8
-LAYOUTS = 30  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
+LAYOUTS = 33  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
+ONE_PROGRAM = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 7), dp=2, layers=(3,)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            (3, 4, 5, 6),
+            cp=2,
+            layers=(2, 2),
+            recompute=("none",) * 2,
+            executor="compiled",
+        ),
+    ),
+    microbatches=3,
+)
+"""Of two processes or four, the first pipeline rank's context-parallel ranks are in two, and so are both stages."""
 
 
-@pytest.mark.parametrize("processes", [2, 4, 8], ids="in_{}".format)
-def test_every_layout_agrees(processes, tmp_path):
+def verify(folder, processes, *arguments):
+    """What `mmjax verify` prints in so many processes; fails if it does."""
     command = [sys.executable, "-m", "mmjax.launch", f"--processes={processes}", f"--devices={DEVICES // processes}"]
     done = subprocess.run(
-        [*command, "--", "verify", "--gin_file=tiny.gin", "--steps=1"],
-        cwd=tmp_path,
+        [*command, "--", "verify", "--gin_file=tiny.gin", "--steps=1", *arguments],
+        cwd=folder,
         env=os.environ | {"XLA_FLAGS": xla_flags(DEVICES // processes), "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"},
         capture_output=True,
         text=True,
@@ -27,4 +45,19 @@ def test_every_layout_agrees(processes, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"all {LAYOUTS} layouts agree with the single-device reference" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8], ids="in_{}".format)
+def test_every_layout_agrees(processes, tmp_path):
+    said = verify(tmp_path, processes)
+    assert f"all {LAYOUTS} layouts agree with the single-device reference" in said
+
+
+@pytest.mark.parametrize("processes", [2, 4], ids="in_{}".format)
+def test_a_pipeline_as_one_program_with_context_parallel_ranks_agrees(processes, tmp_path):
+    """The default layouts of a model with a generator have none."""
+    (tmp_path / "plan.json").write_text(ONE_PROGRAM.to_json())
+    without_generator = ("--gin.ModelConfig.generators=()", "--gin.DataConfig.mixture=(('vqa', 1.0), ('text', 0.5))")
+    said = verify(tmp_path, processes, *without_generator, "--plan=plan.json")
+    assert "all 1 layouts agree with the single-device reference" in said

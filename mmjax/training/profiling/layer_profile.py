@@ -18,6 +18,7 @@ from configs.architectures import ModelConfig
 from mmjax.training.engine.engine import HostBatch
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.metrics.flops import peak_flops
+from mmjax.training.profiling.divisions import RanksByModule, divide_modules, positions_of_rows
 from mmjax.training.profiling.line_fits import hop_line, norm_line, once_per_step_line
 from mmjax.training.profiling.shallow_runs import (
     MICROBATCHES,
@@ -27,7 +28,7 @@ from mmjax.training.profiling.shallow_runs import (
     measure_round_robin,
 )
 from mmjax.training.row_loads import capacity_row_loads
-from sharding.costs.profiled import LayerProfile, PassTimes, Profile
+from sharding.costs.profiled import LayerProfile, PassTimes, Profile, TimedRanks
 from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_parts
 from sharding.schedules.ops import OpKind
 from sharding.specs.layer import LayerSpec, LoadColumn, RecomputePolicy
@@ -44,7 +45,7 @@ def profile_model(
     config: ModelConfig,
     batch: HostBatch,
     settings: EngineSettings,
-    tps: Sequence[int],
+    ranks: Sequence[TimedRanks],
     rows: Sequence[int],
     recompute: RecomputePolicy,
     steps: int,
@@ -56,15 +57,19 @@ def profile_model(
         config: The model.
         batch: A global batch's arrays, of at least `MICROBATCHES` times as many rows as the largest of `rows`.
         settings: What trains, and by which optimizer.
-        tps: Tensor-parallel sizes; a module that one does not divide is measured undivided.
+        ranks: Tensor and context-parallel ranks of a replica; a module that they do not divide is measured undivided.
         rows: Rows of a replica's microbatch.
         recompute: Recomputation policy of every layer.
         steps: Steps to time for each shallow model.
         callback: As in `measure_round_robin`.
+
+    Raises:
+        UserError: No module can be divided by some of the context-parallel ranks.
     """
     graph = module_graph(config)
     batch_rows = len(next(iter(next(iter(batch.values())).values())))
-    models = _shallow_models(graph, tps, rows, batch_rows, recompute)
+    divisions = divide_modules(graph, ranks, positions_of_rows(batch))
+    models = _shallow_models(graph, divisions, rows, batch_rows, recompute)
     runs = measure_round_robin(config, models, batch, settings, steps, callback)
     gradients = RequiredGradients(graph, trained_parts(graph, settings.trainable))
     device = jax.devices()[0]
@@ -85,31 +90,30 @@ def profile_model(
 
 
 def _shallow_models(
-    graph: ModuleGraph, tps: Sequence[int], rows: Sequence[int], batch_rows: int, recompute: RecomputePolicy
+    graph: ModuleGraph,
+    divisions: Sequence[RanksByModule],
+    rows: Sequence[int],
+    batch_rows: int,
+    recompute: RecomputePolicy,
 ) -> list[ShallowModel]:
-    """Stacks on four stages for every tensor-parallel size and number of rows, and on two for every number of replicas.
+    """Stacks on four stages for every division and number of rows, and on two for every number of replicas.
 
     The rows of a microbatch are divided among replicas, as in training: more replicas have fewer rows each.
     """
     models: list[ShallowModel] = []
-    for tp in sorted(tps):
-        tp_by_module = _tp_by_module(graph, tp)
-        measured = {module_tp for model in models for module_tp in model.tp_by_module.items()}
+    for ranks_by_module in divisions:
+        measured = {of_module for model in models for of_module in model.ranks_by_module.items()}
         layers_per_stage = {
-            name: _stage_layers(graph[name], (1,) if (name, module_tp) in measured else FOUR_STAGES)
-            for name, module_tp in tp_by_module.items()
+            name: _stage_layers(graph[name], (1,) if (name, ranks) in measured else FOUR_STAGES)
+            for name, ranks in ranks_by_module.items()
         }
-        models += [ShallowModel(layers_per_stage, tp_by_module, 1, count, recompute) for count in sorted(rows)]
-    microbatch_rows, smallest_tp = batch_rows // MICROBATCHES, min(tps)
-    most_replicas = min(jax.local_device_count() // smallest_tp, microbatch_rows, MAX_CONTENDING_REPLICAS)
+        models += [ShallowModel(layers_per_stage, ranks_by_module, 1, count, recompute) for count in sorted(rows)]
+    microbatch_rows, smallest = batch_rows // MICROBATCHES, divisions[0]
+    replica_devices = max(ranks.devices for ranks in smallest.values())
+    most_replicas = min(jax.local_device_count() // replica_devices, microbatch_rows, MAX_CONTENDING_REPLICAS)
     two_stages = {module.name: _stage_layers(module, TWO_STAGES) for module in graph.modules}
     replicas = [2**power for power in range(1, max(most_replicas, 1).bit_length())]
-    tp_by_module = _tp_by_module(graph, smallest_tp)
-    return models + [ShallowModel(two_stages, tp_by_module, dp, microbatch_rows // dp, recompute) for dp in replicas]
-
-
-def _tp_by_module(graph: ModuleGraph, tp: int) -> dict[str, int]:
-    return {module.name: tp if module.supports_tp(tp) else 1 for module in graph.modules}
+    return models + [ShallowModel(two_stages, smallest, dp, microbatch_rows // dp, recompute) for dp in replicas]
 
 
 def _stage_layers(module: ModuleSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -119,7 +123,7 @@ def _stage_layers(module: ModuleSpec, layers: tuple[int, ...]) -> tuple[int, ...
 def _layer_profiles(
     module: ModuleSpec, runs: Sequence[MeasuredRun], gradients: RequiredGradients, batch: HostBatch
 ) -> list[LayerProfile]:
-    """The layers of a module at every tensor-parallel size: those before its stack, the stack's, those after."""
+    """The layers of a module on all ranks that it ran on: those before its stack, the stack's, those after."""
     single_runs = [run for run in runs if run.model.dp == 1]
     row_load = capacity_row_loads(batch, gradients.graph)[module.name][0]
     size_of_row = row_load[LoadColumn.TOKENS] or row_load[LoadColumn.ITEMS]
@@ -127,17 +131,17 @@ def _layer_profiles(
         layer.name: of_layer for layer, _, of_layer in gradients.of_layers(module.name, 0, module.layer_count)
     }
     profiles = []
-    for tp in sorted({run.model.tp_by_module[module.name] for run in single_runs}):
+    for ranks in sorted({run.model.ranks_by_module[module.name] for run in single_runs}):
         # Of runs of the same size, the first is taken, in which the module has all of its stages.
         run_of_rows = {
-            run.model.rows: run for run in reversed(single_runs) if run.model.tp_by_module[module.name] == tp
+            run.model.rows: run for run in reversed(single_runs) if run.model.ranks_by_module[module.name] == ranks
         }
         row_counts = sorted(run_of_rows)
         separated = {
             kind: [separate_layer_times(run_of_rows[rows].stage_seconds(module.name, kind)) for rows in row_counts]
             for kind in PASS_KINDS
         }
-        contention = {kind: _contention(module, runs, kind, tp) for kind in PASS_KINDS}
+        contention = {kind: _contention(module, runs, kind, ranks) for kind in PASS_KINDS}
         kinds = tuple(layer for layer, _ in module.stack)
         for position, layers in enumerate((module.leading_layers, kinds, module.trailing_layers)):
             representative = _representative(layers, layer_gradients)
@@ -154,11 +158,14 @@ def _layer_profiles(
                 profiles.append(
                     LayerProfile(
                         layer=f"{layer.part}/{layer.name}",
-                        tp=tp,
+                        tp=ranks.tp,
+                        cp=ranks.cp,
+                        context_transfer=ranks.context_transfer,
                         gradients=layer_gradients[layer.name],
                         recompute=single_runs[0].model.recompute,
                         sizes=tuple(float(size_of_row * rows) for rows in row_counts),
-                        **passes,
+                        forward=passes["forward"],
+                        backward=passes["backward"],
                     )
                 )
     return profiles
@@ -183,18 +190,18 @@ def separate_layer_times(stages: Sequence[float]) -> tuple[tuple[float, float], 
     return (before, before), (one_layer, max(two_layers - one_layer, 0.0)), (after, after)
 
 
-def _contention(module: ModuleSpec, runs: Sequence[MeasuredRun], kind: OpKind, tp: int) -> tuple[float, ...]:
-    """How many times as long passes take while 1, 2, 4... replicas of `tp` ranks compute; 1 on accelerators.
+def _contention(module: ModuleSpec, runs: Sequence[MeasuredRun], kind: OpKind, ranks: TimedRanks) -> tuple[float, ...]:
+    """How many times as long passes take while 1, 2, 4... replicas of such ranks compute; 1 on accelerators.
 
-    It is measured at the smallest tensor-parallel size; a replica of more ranks counts as several of those.
+    It is measured on the fewest ranks; a replica of more ranks counts as several of those.
     """
     contending = [run for run in runs if run.model.dp > 1]
     if jax.devices()[0].platform != "cpu" or not contending:
         return (1.0,)
-    smallest_tp = contending[0].model.tp_by_module[module.name]
+    fewest = contending[0].model.ranks_by_module[module.name]
     alone = {}
     for run in reversed(runs):
-        if run.model.dp == 1 and run.model.tp_by_module[module.name] == smallest_tp:
+        if run.model.dp == 1 and run.model.ranks_by_module[module.name] == fewest:
             stages = run.stage_seconds(module.name, kind)
             alone[run.model.rows] = stages[0] + (stages[-1] if len(stages) > 1 else 0.0)
     row_counts = sorted(alone)
@@ -204,5 +211,5 @@ def _contention(module: ModuleSpec, runs: Sequence[MeasuredRun], kind: OpKind, t
         seconds = sum(run.stage_seconds(module.name, kind))
         factors.append(float(seconds / seconds_alone) if seconds_alone else 1.0)
     powers = np.arange(len(factors))
-    shifted = np.interp(powers + np.log2(tp // smallest_tp), powers, factors)
+    shifted = np.interp(powers + np.log2(ranks.devices / fewest.devices), powers, factors)
     return tuple((shifted / shifted[0]).tolist())

@@ -15,7 +15,7 @@ Point = tuple[int, float, float]
 
 
 def once_per_step_line(runs: Sequence[MeasuredRun], kind: OpKind) -> LinearFit:
-    """The fit of `gather`, `reduce` or `update`: by replicas, and by parameters of a device."""
+    """The fit of `gather`, `reduce` or `update`: by the ranks that divide state, and by parameters of a device."""
     return fit_line([point for run in runs for point in _once_per_step_points(run, kind)])
 
 
@@ -29,11 +29,12 @@ def _once_per_step_points(run: MeasuredRun, kind: OpKind) -> Iterator[Point]:
                 for layer, count in run.graph[module].layers_between(first, last)
             )
             if seconds:
-                yield unit.dp, size / unit.dp if kind == "update" else size, seconds
+                ranks = unit.dp * unit.cp
+                yield ranks, size / ranks if kind == "update" else size, seconds
 
 
 def hop_line(runs: Sequence[MeasuredRun]) -> LinearFit:
-    """The fit of hops between different devices: by the devices at both ends, and by a replica's bytes."""
+    """The fit of hops between different devices: by the devices at both ends, and by a rank's bytes."""
     return fit_line([point for run in runs for point in _hop_points(run)])
 
 
@@ -50,7 +51,8 @@ def _hop_points(run: MeasuredRun) -> Iterator[Point]:
             PipelineOp("hop_back", *target, MICROBATCHES - 1, *source),
         ):
             if op in run.seconds:
-                yield len(source_devices | target_devices), size / min(unit.dp for unit in units), run.seconds[op]
+                ranks = min(unit.dp * unit.cp for unit in units)
+                yield len(source_devices | target_devices), size / ranks, run.seconds[op]
 
 
 def norm_line(runs: Sequence[MeasuredRun]) -> LinearFit:

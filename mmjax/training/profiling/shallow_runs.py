@@ -14,6 +14,7 @@ from configs.architectures import ModelConfig
 from mmjax.training.engine.engine import Engine, HostBatch
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.profiling.op_times import measure_op_times
+from sharding.costs.profiled import TimedRanks
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge
 from sharding.plans.unit_plan import UnitPlan
@@ -33,14 +34,14 @@ class ShallowModel:
 
     Attributes:
         layers_per_stage: By module, layers of each of its virtual stages.
-        tp_by_module: By module, tensor-parallel ranks.
+        ranks_by_module: By module, tensor and context-parallel ranks.
         dp: Data-parallel replicas.
         rows: Rows of a replica's microbatch.
         recompute: Recomputation policy of every stage.
     """
 
     layers_per_stage: Mapping[str, tuple[int, ...]]
-    tp_by_module: Mapping[str, int]
+    ranks_by_module: Mapping[str, TimedRanks]
     dp: int
     rows: int
     recompute: RecomputePolicy
@@ -130,8 +131,8 @@ def _plan(model: ShallowModel, devices: int) -> Plan:
     """Every module from device 0 on; its stages on as many devices as there are, so that there are hops to measure."""
 
     def unit(name: str) -> UnitPlan:
-        layers, tp = model.layers_per_stage[name], model.tp_by_module[name]
-        stage_devices = model.dp * tp
+        layers, ranks = model.layers_per_stage[name], model.ranks_by_module[name]
+        stage_devices = model.dp * ranks.devices
         pp = max(
             count
             for count in range(1, len(layers) + 1)
@@ -142,7 +143,9 @@ def _plan(model: ShallowModel, devices: int) -> Plan:
             modules=(name,),
             devices=tuple(range(pp * stage_devices)),
             dp=model.dp,
-            tp=tp,
+            tp=ranks.tp,
+            cp=ranks.cp,
+            context_transfer=ranks.context_transfer,
             layers=layers,
             recompute=(model.recompute,) * len(layers),
             chunks=len(layers) // pp,

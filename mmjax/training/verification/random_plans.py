@@ -52,7 +52,7 @@ def random_plan(graph: ModuleGraph, rows: GlobalRows, devices: int, generator: r
         units = tuple(_random_unit(chain, graph, rows, microbatches, devices, generator) for chain in chains)
         schedule = generator.choice(list(BUILT_IN_SCHEDULES))
         units = tuple(_with_random_order(unit, microbatches, schedule, generator) for unit in units)
-        plan = Plan(units, microbatches, schedule)
+        plan = _with_random_executor(Plan(units, microbatches, schedule), graph, rows.count, devices, generator)
         try:
             check_plan(plan, graph, rows.count, devices)
         except PlanError:
@@ -198,6 +198,37 @@ def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generat
     return unit
 
 
+def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: int, generator: random.Random) -> Plan:
+    """The plan with its backbone as one program, where that can be, as one half of such plans; else the plan.
+
+    What only dispatched units have is left out: the stages get equal layers and the policy of the first one, and no
+    unit has rows of its own or an order by seconds.
+    """
+    if generator.random() < 0.5 or plan.schedule == "colocated":
+        return plan
+    compiled = Plan(tuple(_for_one_program(unit, graph) for unit in plan.units), plan.microbatches, plan.schedule)
+    try:
+        check_plan(compiled, graph, rows, devices)
+    except PlanError:
+        return plan
+    return compiled
+
+
+def _for_one_program(unit: UnitPlan, graph: ModuleGraph) -> UnitPlan:
+    """The unit as one program if it holds the backbone, or as one beside it."""
+    unit = dataclasses.replace(unit, rows=0, capacities=(), forward_seconds=(), backward_seconds=())
+    if graph.backbone.name not in unit.modules:
+        return unit
+    first = unit.layer_recompute(0)[0]
+    return dataclasses.replace(
+        unit,
+        layers=(sum(unit.layers) // unit.stage_count,) * unit.stage_count,
+        recompute=("full" if first == "offload" else first,) * unit.stage_count,
+        extra_in_flight=0,
+        executor="compiled",
+    )
+
+
 def _random_layers(total: int, stages: int, generator: random.Random) -> tuple[int, ...]:
     """Numbers of layers of the stages, at least 1 each."""
     cuts = sorted(generator.sample(range(1, total), stages - 1))
@@ -224,6 +255,7 @@ def _describe_unit(unit: UnitPlan) -> str:
     words += [f"copy of microbatches {_joined(unit.copy_of_microbatch)}"] if unit.copy_of_microbatch else []
     words += [f"{unit.rows} rows of its own"] if unit.rows else []
     words += [f"capacities {_joined(unit.capacities)}"] if unit.capacities else []
+    words += ["one program"] if unit.is_compiled else []
     words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []
     words += (
         [f"seconds {_joined(unit.forward_seconds)} / {_joined(unit.backward_seconds)}"] if unit.forward_seconds else []

@@ -40,6 +40,7 @@ plan --gin_file=models/mllm_9b.gin --cluster=disttrain_a800 --devices=8
 plan --gin_file=models/mllm_9b.gin --cluster=hardware/disttrain_a800.gin
 plan --gin_file=tiny.gin --cp=backbone:2 --profile={folder}/profile.json --cluster=cpu
 profile --gin_file=tiny.gin --tp=1,2 --microbatch_rows=1 --recompute=full --steps=1 --output=profile.json
+profile --gin_file=tiny.gin --tp=1 --cp=1,2 --context_transfer=ring,all_to_all --steps=1
 report --workdir={folder}/run --page=report.html
 serve_data --gin_file=tiny.gin --host=127.0.0.1 --port=0 --token_file={folder}/token
 simulate --gin_file=tiny.gin --plan={folder}/plan.json --cluster=cpu --page=page.html --trace=trace.json

@@ -235,3 +235,20 @@ def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measu
     assert refused.returncode == 2 and "measured on cpu, and the device is NVIDIA A800" in refused.stderr
     allowed = run_command("mmjax.simulate", f"--plan={kept}", "--cluster=a800", "--allow_other_device", *arguments)
     assert json.loads(allowed.stdout)["mfu"] > 0
+
+
+def test_a_plan_with_context_parallel_ranks_is_made_and_simulated_by_a_profile_that_has_them(tmp_path):
+    """The profile has rings alone, and no two tensor ranks with them: the planner keeps to what it has."""
+    path, kept = tmp_path / "profile.json", tmp_path / "plan.json"
+    profile = synthetic_profile(module_graph(tiny_model()), "cpu", (1, 2), rings=(2,))
+    layers = tuple(layer for layer in profile.layers if layer.ranks.devices <= 2)
+    path.write_text(dataclasses.replace(profile, layers=layers).to_json())
+    arguments = ("--gin_file=tiny.gin", "--devices=4", f"--profile={path}", "--cluster=cpu")
+    planned = call_command("plan", *arguments, "--cp=backbone:2", f"--output={kept}")
+    assert planned.returncode == 0, planned.stderr
+    backbone = Plan.load(kept).unit_of("backbone")
+    assert (backbone.cp, backbone.tp, backbone.context_transfer) == (2, 1, "ring")
+    simulated = simulate(f"--plan={kept}", *arguments, "--json")
+    assert json.loads(simulated.stdout)["step_seconds"] > 0
+    refused = call_command("plan", *arguments, "--cp=backbone:4")
+    assert refused.returncode == 2 and "cp 4 (ring); measure it by python -m mmjax.profile --tp=1" in refused.stderr

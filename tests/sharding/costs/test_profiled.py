@@ -20,6 +20,7 @@ def ranks(tp, **more):
     return LayerParallelism(tp, collectives="reduce", **more)
 
 
+ONE_PASS = PassTimes((0.5,), (0.5,))
 UNET = bare_layer("unet", "generator")
 BOTH = ("dgrad", "wgrad")
 PROFILE = Profile(
@@ -109,9 +110,25 @@ def test_other_collectives_are_not_measured():
     assert one.total.shape == (1,)
 
 
-def test_sequence_and_expert_ranks_are_not_measured():
+def test_times_on_context_parallel_ranks_are_those_of_their_number_and_transfer():
+    (blocks, unet), loads = PROFILE.layers, make_loads(np.array([100.0, 150.0]), items=1)
+    heads = dataclasses.replace(
+        blocks, cp=4, context_transfer="all_to_all", sizes=(100.0,), forward=ONE_PASS, backward=ONE_PASS
+    )
+    ring = dataclasses.replace(heads, context_transfer="ring", forward=PassTimes((0.25,), (0.25,)))
+    costs = ProfiledCostModel(dataclasses.replace(PROFILE, layers=(blocks, unet, heads, ring)))
+    by_heads, by_ring = ranks(2, cp=4, context_transfer="all_to_all"), ranks(2, cp=4)
+    np.testing.assert_allclose(costs.forward(BLOCKS, loads, by_heads).total, [0.5, 0.75])  # of a replica's tokens
+    np.testing.assert_allclose(costs.forward(BLOCKS, loads, by_ring).total, [0.25, 0.375])
+    np.testing.assert_allclose(costs.backward(BLOCKS, loads, by_ring, BOTH, "none").total, [0.5, 0.75])
+    one = ranks(2, context_transfer="all_to_all")  # a single rank transfers nothing
+    np.testing.assert_allclose(costs.forward(BLOCKS, loads, one).total, [1.0, 1.5])
+
+
+def test_context_and_expert_ranks_that_were_not_measured_are_refused():
     with pytest.raises(
-        ProfileError, match=r"no times of layers on 4 context-parallel ranks \(cp 4\); leave --profile out"
+        ProfileError,
+        match=r"no backbone/blocks at tp 2, cp 4 \(ring\); measure it by .* --tp=2 --cp=4 --context_transfer=ring, or",
     ):
         COSTS.forward(BLOCKS, np.ones((1, 4)), ranks(2, cp=4))
     with pytest.raises(ProfileError, match=r"2 expert ranks \(ep 2\); .* or give ep 1"):
@@ -128,6 +145,10 @@ def test_json_round_trip_and_errors_name_the_file(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(PROFILE.to_json())
     assert Profile.load(path) == PROFILE
+    document = json.loads(PROFILE.to_json())
+    for layer in document["layers"]:
+        del layer["cp"], layer["context_transfer"]
+    assert Profile.from_json(json.dumps(document)) == PROFILE
     document = json.loads(PROFILE.to_json()) | {"extra": 1}
     path.write_text(json.dumps(document))
     with pytest.raises(ProfileError, match=r"profile.json: the profile has the unknown key 'extra'"):

@@ -35,14 +35,14 @@ TIED = dataclasses.replace(TIED_EMBEDDINGS, backbone=dataclasses.replace(TIED_EM
 VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,))
 
 
-def backbone(pp, *, first=0, chunks=1, recompute="none", executor: ExecutorName = "compiled", **unit):
-    """A unit of four layers on `pp` pipeline ranks, from a device on."""
+def backbone(pp, *, first=0, chunks=1, layers=4, recompute="none", executor: ExecutorName = "compiled", **unit):
+    """A unit of so many layers on `pp` pipeline ranks, from a device on."""
     devices = pp * unit.get("dp", 1) * unit.get("tp", 1) * unit.get("cp", 1)
     return UnitPlan(
         "backbone",
         ("backbone",),
         tuple(range(first, first + devices)),
-        layers=(4 // (pp * chunks),) * (pp * chunks),
+        layers=(layers // (pp * chunks),) * (pp * chunks),
         recompute=(recompute,) * (pp * chunks),
         chunks=chunks,
         executor=executor,
@@ -81,6 +81,22 @@ def test_parts_that_are_frozen(trainable):
     assert_step_of_one_device(engine)
     programs = engine.executor.stages["backbone", 0].programs
     assert bool(programs.differentiated_inputs) == ("vision" in trainable)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "trainable"),
+    [
+        pytest.param(4, ("all",), id="whole groups of microbatches"),
+        pytest.param(3, ("vision",), id="the encoder alone, and one microbatch left over"),
+    ],
+)
+def test_three_chunks_an_encoder_before_them_and_tied_embeddings(microbatches, trainable):
+    """The chunks in the middle have neither the embedding nor the head; the first and the last share a matrix."""
+    deep = dataclasses.replace(TIED, backbone=dataclasses.replace(TIED.backbone, depth=6))
+    plan = Plan((VISION_UNIT, backbone(2, first=2, chunks=3, layers=6)), microbatches, "interleaved")
+    rows = 2 * microbatches
+    engine = Engine(deep, plan, tiny_batch(deep, rows), dataclasses.replace(SETTINGS, trainable=trainable))
+    assert_step_of_one_device(engine, rows)
 
 
 def test_adapters_and_experts_on_replicas_that_divide_them():

@@ -1,19 +1,22 @@
 """Profiling: the executor's own stages taken apart into layers, and every op of a step timed once."""
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
 
+from configs.errors import UserError
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
 from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.profiling.divisions import divide_modules
 from mmjax.training.profiling.layer_profile import profile_model, separate_layer_times
 from mmjax.training.profiling.line_fits import fit_line
 from mmjax.training.row_loads import batch_statistics, capacity_row_loads
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel
+from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel, ProfileError, TimedRanks
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import single_device_plan
 from sharding.plans.trained_parts import trained_parts
@@ -26,6 +29,7 @@ MODEL = tiny_model(vocabulary=48)
 GRAPH = module_graph(MODEL)
 SETTINGS = EngineSettings(trainable=("backbone", "generator"))  # a frozen encoder has fewer programs to compile
 TRAINS = trained_parts(GRAPH, SETTINGS.trainable)
+RING, HEADS = TimedRanks(cp=2), TimedRanks(cp=2, context_transfer="all_to_all")
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +43,11 @@ def batch():
 
 @pytest.fixture(scope="module")
 def measured(batch):
-    return profile_model(MODEL, batch.arrays, SETTINGS, [1], [1], "none", 1)
+    return profile_model(MODEL, batch.arrays, SETTINGS, [TimedRanks(), RING, HEADS], [1], "none", 1)
 
 
 def test_a_profile_has_every_layer_and_stacks_take_time(measured):
-    layers = {layer.layer: layer for layer in measured.layers}
+    layers = {layer.layer: layer for layer in measured.layers if layer.cp == 1}
     assert set(layers) == {f"{layer.part}/{layer.name}" for module in GRAPH.modules for layer, _ in module.all_layers}
     for name, size in (("vision/blocks", 32.0), ("backbone/blocks", 160.0), ("generator/unet", 3.0)):
         assert layers[name].sizes == (size,) and layers[name].forward.single_layer[0] > 0
@@ -64,6 +68,49 @@ def test_it_costs_a_plan_after_a_round_trip(measured, batch):
         assert stage.forward > 0 and stage.gather > 0
         assert (stage.backward > 0) == trains and (stage.update > 0) == trains
     assert json.loads(measured.to_json())["versions"]["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize("ranks", [RING, HEADS], ids=lambda ranks: ranks.context_transfer)
+def test_context_parallel_ranks_are_timed_where_they_divide_a_module_and_cost_a_plan(measured, batch, ranks):
+    divided = {layer.layer: layer for layer in measured.layers if layer.ranks == ranks}
+    assert {name.partition("/")[0] for name in divided} == {"vision", "vision_projector", "backbone"}
+    blocks = divided["backbone/blocks"]
+    assert blocks.sizes == (160.0,)  # of a whole row, half of which each rank has
+    assert blocks.forward.single_layer[0] > 0 and blocks.backward.single_layer[0] > 0
+
+    costs = BatchCosts(GRAPH, ProfiledCostModel(measured), capacity_row_loads(batch.arrays, GRAPH))
+    of = plan_costs(_on_context_ranks(ranks), costs, TRAINS)
+    backbone = [layer.forward for name, layer in divided.items() if name.startswith("backbone/")]
+    row = sum(forward.single_layer[0] for forward in backbone) + 2 * blocks.forward.additional_layer[0]
+    assert float(of.stages["backbone", 0].forward.sum()) == pytest.approx(2 * row)
+
+
+def test_a_plan_on_context_parallel_ranks_that_were_not_timed_is_refused(measured, batch):
+    costs = BatchCosts(GRAPH, ProfiledCostModel(measured), capacity_row_loads(batch.arrays, GRAPH))
+    with pytest.raises(ProfileError, match=r"vision.* at tp 1, cp 4 \(ring\); .* --cp=4 --context_transfer=ring"):
+        plan_costs(_on_context_ranks(TimedRanks(cp=4)), costs, TRAINS)
+
+
+def _on_context_ranks(ranks):
+    plan, devices = single_device_plan(GRAPH), tuple(range(ranks.cp))
+    units = [
+        dataclasses.replace(unit, cp=ranks.cp, devices=devices, context_transfer=ranks.context_transfer)
+        for unit in plan.units[:2]
+    ]
+    return dataclasses.replace(plan, units=(*units, plan.units[2]))
+
+
+def test_modules_are_divided_as_far_as_they_can_be_and_equal_divisions_run_once():
+    positions = {"vision": 32, "backbone": 160}
+    one, two, heads = TimedRanks(), TimedRanks(2), TimedRanks(1, 2, "all_to_all")
+    more_than_heads = TimedRanks(2, 2, "all_to_all")  # 4 ranks, and 2 key-value heads
+    divisions = divide_modules(GRAPH, [more_than_heads, heads, two, one], positions)
+    assert [division["backbone"] for division in divisions] == [one, heads, two]
+    assert [division["generator"].cp for division in divisions] == [1, 1, 1]
+    ring = TimedRanks(cp=5)
+    assert divide_modules(GRAPH, [ring], positions) == [{"vision": one, "backbone": ring, "generator": one}]
+    with pytest.raises(UserError, match=r"no module can be timed at cp 3 \(ring\): .* 32 of vision, 160 of backbone"):
+        divide_modules(GRAPH, [one, TimedRanks(cp=3)], positions)
 
 
 def test_layer_times_are_separated_exactly():

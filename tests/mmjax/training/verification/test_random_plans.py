@@ -1,5 +1,6 @@
 """Random plans: each can run, all kinds of division occur, and the executor agrees with one device on them."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -74,6 +75,20 @@ def test_all_kinds_of_division_occur_and_combine():
     unlike = [unit for unit in units if unit.module_tp]
     assert {unit.module_tp for unit in unlike} >= {(1, 2), (2, 1), (1, 2, 1), (2, 1, 2)}
     assert any(unit.pp > 1 for unit in unlike) and any(unit.ep > 1 for unit in unlike)
+
+
+def test_a_backbone_that_feeds_no_generator_is_one_program_in_some():
+    model = dataclasses.replace(DEEP, generators=())
+    plans = random_plans(module_graph(model), ROWS, devices=8, seed=5, count=200)
+    compiled = {name: plan for name, plan in plans.items() if plan.unit_of("backbone").is_compiled}
+    assert 20 < len(compiled) < 100 and all("one program" in name for name in compiled)
+    units = [plan.unit_of("backbone") for plan in compiled.values()]
+    assert {unit.pp for unit in units} == {1, 2, 4} and {unit.chunks for unit in units} == {1, 2}
+    assert {unit.cp for unit in units} == {1, 2, 4} and {unit.tp for unit in units} == {1, 2}
+    assert {unit.layers for unit in units} == {(4,), (2, 2), (1, 1, 1, 1)}
+    assert {unit.recompute[0] for unit in units} == {"none", "selective", "full"}
+    assert {plan.schedule for plan in compiled.values()} == {"1f1b", "interleaved", "gpipe"}
+    assert max(unit.fsdp for unit in units) > 1
 
 
 def test_plans_depend_on_seed_and_number_alone():

@@ -1,0 +1,61 @@
+"""How shallow models are divided: each module by the ranks that are to be timed, as far as they divide it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from configs.errors import UserError
+from sharding.costs.profiled import TimedRanks
+from sharding.plans.unit_checks import HEAD_SPLITS
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
+
+RanksByModule = Mapping[str, TimedRanks]
+
+
+def positions_of_rows(batch: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, int]:
+    """Positions of a row of every module that has some."""
+    return {name: arrays["segments"].shape[1] for name, arrays in batch.items() if "segments" in arrays}
+
+
+def divide_modules(
+    graph: ModuleGraph, ranks: Sequence[TimedRanks], positions: Mapping[str, int]
+) -> list[RanksByModule]:
+    """The ranks of every module, without repetitions, those of the fewest devices first.
+
+    A module whose positions or heads context-parallel ranks do not divide has tensor ranks alone.
+
+    Args:
+        graph: The model's modules.
+        ranks: What is to be timed.
+        positions: Positions of a row of every module that has some.
+
+    Raises:
+        UserError: No module has context-parallel ranks that are to be timed, at any tensor-parallel size.
+    """
+    divisions = []
+    for each in sorted(ranks, key=lambda timed: (timed.devices, timed)):
+        division = {module.name: _divide(module, each, positions.get(module.name, 0)) for module in graph.modules}
+        if division not in divisions:
+            divisions.append(division)
+    timed = {(of_module.cp, of_module.context_transfer) for division in divisions for of_module in division.values()}
+    for each in ranks:
+        if each.cp > 1 and (each.cp, each.context_transfer) not in timed:
+            raise UserError(
+                f"no module can be timed at cp {each.cp} ({each.context_transfer}): 2 x cp has to divide the positions "
+                f"of its rows, which are {', '.join(f'{count} of {name}' for name, count in positions.items())}, and "
+                'for "all_to_all" cp x tp its heads; choose another cp'
+            )
+    return divisions
+
+
+def _divide(module: ModuleSpec, ranks: TimedRanks, positions: int) -> TimedRanks:
+    """As many of the ranks as divide a module."""
+    tensor_ranks = TimedRanks(ranks.tp if module.supports_tp(ranks.tp) else 1)
+    if ranks.cp == 1 or not module.supports_cp or positions % (2 * ranks.cp):
+        return tensor_ranks
+    divided = tensor_ranks._replace(cp=ranks.cp, context_transfer=ranks.context_transfer)
+    heads = [size for what, size in module.tensor_splits if what in HEAD_SPLITS]
+    if ranks.context_transfer == "all_to_all" and any(size % divided.devices for size in heads):
+        return tensor_ranks
+    return divided
