@@ -29,6 +29,7 @@ def main(arguments: PlannerArguments) -> int:
     from benchmarks.planner.disttrain_models import explain_difference, simulate_model
     from benchmarks.planner.interleaving import measure_interleaving
     from benchmarks.planner.speed import measure_speed
+    from benchmarks.planner.zero_bubble import measure_zero_bubble
     from configs.architectures import ModelConfig
     from configs.workloads import SyntheticData
 
@@ -45,6 +46,7 @@ def main(arguments: PlannerArguments) -> int:
         rows += simulate_model(name, *described[name])
         rows += explain_difference(name, *described[name])
     rows += measure_interleaving(*described["mllm_72b"])
+    rows += measure_zero_bubble(*described["mllm_72b"])
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
