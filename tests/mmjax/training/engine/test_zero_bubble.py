@@ -4,13 +4,22 @@ import dataclasses
 import gc
 
 import jax
+import numpy as np
 import pytest
 
-from configs.architectures import ExpertsConfig, ModelConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from configs.lora import LoraConfig
+from mmjax.planning.cluster_files import read_cluster
+from mmjax.training.engine.engine import Engine
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.divided_backward import MicrobatchArrays
+from sharding.specs.layer import make_loads
+from sharding.specs.modules import module_graph
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
 from tests.tiny_model import tiny_batch
@@ -93,3 +102,29 @@ def test_units_of_one_stage_may_divide_their_backwards_too():
         order.index(f"{kind} of microbatch 0") for kind in ("hop_back backbone 0 -> vision 0", "wgrad backbone 0")
     )
     assert sent < later
+
+
+WIDE = ModelConfig((), BackboneConfig(vocabulary=64, width=64, depth=4, heads=4, kv_heads=2, ffn=128), ())
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_costs_count_what_waits_for_a_wgrad_and_no_half_more(recompute, tp):
+    length, rows = 64, 2
+    tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    arrays = dict.fromkeys(("tokens", "targets", "segments", "branches", "positions"), tokens)
+    plan = Plan((backbone(2, **dispatched, tp=tp, recompute=recompute),), rows, "zb-h1")
+    batch = {"backbone": {**arrays, "weights": np.ones((rows, length), np.float32)}}
+    engine = Engine(WIDE, plan, batch, SETTINGS)
+    *_, wgrad = stage_calls([engine.executor.stages["backbone", 1].programs]).calls
+    _, _, _, kept, saved, _ = wgrad.arguments
+    on_device = sum(
+        np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves((kept, saved))
+    )
+    loads = {"backbone": make_loads(np.full(rows, float(length)), float(length) ** 2, 1.0)}
+    costs = AnalyticCostModel(read_cluster("h100"), element_bytes=4, collectives="reduce")
+    batch_costs = BatchCosts(module_graph(WIDE), costs, loads)
+    stage = plan_costs(plan, batch_costs, frozenset(["backbone"])).stages["backbone", 1]
+    counted = float(stage.saved_bytes.max() + stage.wgrad.saved_bytes.max())
+    assert on_device < counted < 1.5 * on_device
+    assert 0 < stage.wgrad.seconds.min() <= stage.wgrad.seconds.max() < stage.backward.min() / 2
