@@ -264,7 +264,7 @@ def _store_forward(
     stage_id, microbatch = op.stage_id, op.microbatch
     buffers.losses[place] = result.losses
     buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
-    if programs.backward is None and programs.divided_backward is None:
+    if not programs.has_backward:
         for name in programs.definition.input_channels:
             del buffers.inputs[name, microbatch]
     else:
@@ -284,6 +284,6 @@ def _store_dgrad(buffers: StepBuffers, op: PipelineOp, kept: list, result: Dgrad
     return result
 
 
-def _store_wgrad(buffers: StepBuffers, place: StageCopy, result: Tree) -> Tree:
+def _store_wgrad(buffers: StepBuffers, place: StageCopy, result: Tree) -> BackwardResult:
     buffers.unreduced_gradients[place] = result
-    return result
+    return BackwardResult({}, result)

@@ -167,9 +167,10 @@ def _compile_marks(executor: Executor) -> None:
         programs = copy.largest
         if not copy.is_local or not isinstance(programs, StagePrograms):
             continue
-        if programs.backward is None and not programs.output_shapes and programs.loss_names:
+        if not programs.has_backward and not programs.output_shapes and programs.loss_names:
             _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))
-        if programs.backward is not None and not programs.differentiated_inputs:
+        returns_gradients_alone = not programs.differentiated_inputs or programs.divided_backward is not None
+        if programs.has_backward and returns_gradients_alone:
             shapes = jax.eval_shape(programs.zero_gradients)
             _compile_mark(abstract_arrays(shapes, programs.gradient_specs(), programs.mesh))
 

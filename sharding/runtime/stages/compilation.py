@@ -93,7 +93,7 @@ def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
     losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh)
     calls = [ProgramCall(programs.zero_losses, ())]
     gradients = None
-    if programs.backward is not None:
+    if programs.has_backward:
         gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs(), programs.mesh)
         calls.append(ProgramCall(programs.zero_gradients, ()))
     for each in by_capacity:
@@ -104,8 +104,7 @@ def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
 def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> list[ProgramCall]:
     operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, programs.mesh)
     forward = ProgramCall(programs.forward, (*operands, losses))
-    divided = programs.divided_backward
-    if programs.backward is None and divided is None:
+    if not programs.has_backward:
         return [forward]
     result = jax.eval_shape(programs.forward, *operands, losses)
     residuals = [
@@ -113,6 +112,7 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
         for leaf, sharding in zip(result.residuals, programs.residual_shardings, strict=True)
     ]
     outputs = abstract_arrays(result.outputs, programs.output_specs, programs.mesh)
+    divided = programs.divided_backward
     if divided is None:
         return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
     parameters, inputs, batch, index = operands

@@ -149,6 +149,11 @@ class StagePrograms(MeshPrograms[StageDefinition]):
             donate=(6,),
         )
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is a backward, whole or divided."""
+        return self.backward is not None or self.divided_backward is not None
+
     # ------------------------------------------------------------------ building
 
     def _compile(

@@ -10,7 +10,9 @@ import pytest
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from configs.lora import LoraConfig
 from mmjax.planning.cluster_files import read_cluster
+from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.step_recorder import StepRecorder
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
@@ -20,6 +22,7 @@ from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.divided_backward import MicrobatchArrays
 from sharding.specs.layer import make_loads
 from sharding.specs.modules import module_graph
+from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
 from tests.tiny_model import tiny_batch
@@ -128,3 +131,20 @@ def test_costs_count_what_waits_for_a_wgrad_and_no_half_more(recompute, tp):
     counted = float(stage.saved_bytes.max() + stage.wgrad.saved_bytes.max())
     assert on_device < counted < 1.5 * on_device
     assert 0 < stage.wgrad.seconds.min() <= stage.wgrad.seconds.max() < stage.backward.min() / 2
+
+
+def test_a_step_after_compile_step_compiles_no_stage_and_a_recording_has_every_op():
+    plan = Plan((VISION_UNIT, backbone(2, first=2, **dispatched)), 2, "zb-h1")
+    batch = tiny_batch(WITH_VISION)
+    engine = Engine(WITH_VISION, plan, batch, SETTINGS)
+    compile_step(engine, lambda done, total: None)
+    placed, state = engine.place_batch(batch, STEP), noisy_state(engine)
+    with compilations() as compiled:
+        state, _ = engine.executor.step(state, placed)
+    assert not [name for name in compiled if "stage" in name]
+    recorder = StepRecorder(engine)
+    with recorder.record(vars(state), placed) as callback:
+        engine.executor.step(state, placed, callback)
+    spans = recorder.timeline().spans
+    assert {span.op.kind for span in spans if span.op.unit == "backbone"} >= {"forward", "backward", "wgrad"}
+    assert all(span.end.min() > 0 for span in spans if span.op.kind == "wgrad")
