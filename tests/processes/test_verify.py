@@ -1,17 +1,20 @@
 """Layouts in 2, 4 and 8 processes, by the command: every default one, and a pipeline as one program."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+import mmjax
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.xla_flags import xla_flags
 
 pytestmark = pytest.mark.processes
 
+HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 DEVICES = 8
 LAYOUTS = 33  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
 ONE_PROGRAM = Plan(
@@ -35,10 +38,11 @@ ONE_PROGRAM = Plan(
 def verify(folder, processes, *arguments):
     """What `mmjax verify` prints in so many processes; fails if it does."""
     command = [sys.executable, "-m", "mmjax.launch", f"--processes={processes}", f"--devices={DEVICES // processes}"]
+    environment = {"PYTHONPATH": str(HOME), "XLA_FLAGS": xla_flags(DEVICES // processes)}
     done = subprocess.run(
         [*command, "--", "verify", "--gin_file=tiny.gin", "--steps=1", *arguments],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": xla_flags(DEVICES // processes), "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"},
+        env=os.environ | environment | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"},
         capture_output=True,
         text=True,
         timeout=1200,
