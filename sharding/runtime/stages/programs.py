@@ -167,17 +167,8 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         forward = jax.eval_shape(self.forward, *self.operand_shapes, jax.eval_shape(self.zero_losses))
         arrays = MicrobatchArrays(inputs, forward.residuals, forward.outputs)
         input_specs, batch_specs = self.operand_specs[1:3]
-
-        def gradients(
-            parameters: Tree, batch: Microbatches, index: Any, arrays: MicrobatchArrays
-        ) -> tuple[Arrays, Tree]:
-            of_parameters, of_inputs = self._gradients(
-                parameters, arrays.inputs, batch, index, arrays.residuals, arrays.output_gradients
-            )
-            return of_inputs, of_parameters
-
         return DividedBackward(
-            gradients,
+            self._gradients,
             stage_id=self.definition.stage_id,
             mesh=self.mesh,
             operand_shapes=(parameters, batch, index, arrays),
@@ -321,25 +312,20 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         output_gradients: Arrays,
         parameter_gradients: Tree,
     ) -> BackwardResult:
-        residuals = [leaf[0] for leaf in residuals]
-        new, of_inputs = self._gradients(parameters, inputs, batch, index, residuals, output_gradients)
-        return BackwardResult(of_inputs, add_gradients(parameter_gradients, new))
+        arrays = MicrobatchArrays(inputs, [leaf[0] for leaf in residuals], output_gradients)
+        of_inputs, of_parameters = self._gradients(parameters, batch, index, arrays)
+        return BackwardResult(of_inputs, add_gradients(parameter_gradients, of_parameters))
 
     def _gradients(
-        self,
-        parameters: Tree,
-        inputs: Arrays,
-        batch: Microbatches,
-        index: jax.Array,
-        residuals: list[jax.Array],
-        output_gradients: Arrays,
-    ) -> tuple[Tree, Arrays]:
-        """Gradients of a microbatch with respect to parameters and inputs."""
-        differentiated, constant = self._differentiated_and_constant(parameters, inputs)
+        self, parameters: Tree, batch: Microbatches, index: jax.Array, arrays: MicrobatchArrays
+    ) -> tuple[Arrays, Tree]:
+        """Gradients of a microbatch with respect to inputs and parameters."""
+        differentiated, constant = self._differentiated_and_constant(parameters, arrays.inputs)
         available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
-        vjp = self._traced.vjp_structure.restore(residuals, available)
+        vjp = self._traced.vjp_structure.restore(arrays.residuals, available)
         loss_gradients = self._varying_losses({name: jnp.ones(()) for name in self.loss_names})
-        return vjp((output_gradients, loss_gradients))
+        of_parameters, of_inputs = vjp((arrays.output_gradients, loss_gradients))
+        return of_inputs, of_parameters
 
 
 def _add_losses(totals: Arrays, losses: Arrays) -> Arrays:
