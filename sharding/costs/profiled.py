@@ -10,12 +10,13 @@ import numpy as np
 from configs.errors import UserError
 from configs.strict_json import parse_json
 from sharding.axes import ContextTransfer
-from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times
+from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.node_placement import NodePlacement
 from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName
 from sharding.specs.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
+from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
 
 
 class ProfileError(UserError):
@@ -277,19 +278,26 @@ class ProfiledCostModel:
         recompute: RecomputePolicy,
         stack: int = 1,
     ) -> LayerSeconds:
-        """See `CostModel.backward`."""
+        """See `CostModel.backward`.
+
+        What a backward takes without its wgrad is estimated by its share of the FLOPs where only both are measured.
+        """
         _check_measured(ranks)
         key, timed = f"{layer.part}/{layer.name}", TimedRanks.of(ranks)
         if not gradients:
             return LayerSeconds(np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1]))
-        profile = self._backwards.get((key, timed, gradients, recompute))
+        profile, share = self._backwards.get((key, timed, gradients, recompute)), 1.0
+        if profile is None and gradients == ("dgrad",):
+            profile = self._backwards.get((key, timed, ("dgrad", "wgrad"), recompute))
+            share = _dgrad_share(layer, loads, recompute)
         if profile is None:
             raise ProfileError(
                 f"the profile has no backward of {key} at {timed.words} that computes {' and '.join(gradients)} with "
                 f"recompute {recompute}; measure it by python -m mmjax.profile {timed.flags} --recompute={recompute}, "
                 "with the same parts trainable"
             )
-        return _layer_seconds(profile.sizes, profile.backward, loads, ranks.dp, stack)
+        seconds = _layer_seconds(profile.sizes, profile.backward, loads, ranks.dp, stack)
+        return LayerSeconds(share * seconds.compute, seconds.communication)
 
     def gather_weights(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.gather_weights`."""
@@ -321,6 +329,16 @@ class ProfiledCostModel:
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
         """See `CostModel.hop`."""
         return self.profile.hop.seconds(size, devices)
+
+
+def _dgrad_share(layer: LayerSpec, loads: Loads, recompute: RecomputePolicy) -> Times:
+    """Which share of a backward's FLOPs, recomputation included, is needed for the gradient of the input."""
+    kinds = RECOMPUTED_KERNELS[recompute]
+    again = sum((kernel.flops.at(loads) for kernel in layer.kernels if kernel.kind in kinds), start=np.zeros(()))
+    without = again - useful_flops(layer, loads, ())
+    dgrad = without + useful_flops(layer, loads, ("dgrad",))
+    whole = without + useful_flops(layer, loads, ("dgrad", "wgrad"))
+    return np.asarray(dgrad / np.maximum(whole, 1.0))
 
 
 def _layer_seconds(measured: tuple[float, ...], times: PassTimes, loads: Loads, dp: int, stack: int) -> LayerSeconds:

@@ -72,6 +72,12 @@ class StageCosts:
                 f"StageCosts: the shapes {sorted(held)} of {' and '.join(HELD)} must be one, "
                 f"[{microbatches}, {replicas} or a multiple]"
             )
+        if self.wgrad is not None:
+            shapes = (self.wgrad.seconds.shape, self.wgrad.saved_bytes.shape)
+            if shapes != (self.forward.shape, self.saved_bytes.shape):
+                raise ValueError(f"StageCosts.wgrad: the shapes {shapes} are not those of forward and saved_bytes")
+            if np.any(self.wgrad.seconds < 0) or np.any(self.wgrad.seconds > self.backward * (1 + 1e-9)):
+                raise ValueError("StageCosts.wgrad: its seconds are negative, or more than those of the backward")
         for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static_bytes"):
             if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
@@ -82,7 +88,7 @@ class StageCosts:
             return self.forward
         if self.wgrad is None:
             return self.backward
-        return self.wgrad.seconds if kind == "wgrad" else self.backward - self.wgrad.seconds
+        return self.wgrad.seconds if kind == "wgrad" else np.maximum(self.backward - self.wgrad.seconds, 0.0)
 
     @property
     def parts(self) -> int:

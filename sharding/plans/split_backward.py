@@ -8,7 +8,7 @@ from sharding.plans.unit_plan import PlanError
 def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) -> frozenset[StageId]:
     """The stages whose wgrad is an op of its own: those that train and send a gradient back, if the schedule says so.
 
-    A compiled unit is one op, which does the same inside.
+    A compiled unit is one op, which does the same inside; where nothing of its stack trains, it divides nothing.
 
     Args:
         plan: The plan.
@@ -23,11 +23,13 @@ def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) ->
     sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))
     for unit in plan.units:
         own = [stage for stage in stages.stages if stage[0] == unit.name]
-        frozen = [stage for stage in own if stage in sends_back and stage not in trained]
+        frozen = [number for _, number in own if (unit.name, number) in sends_back - trained]
         if frozen and unit.stage_count > 1:
+            numbers = range(unit.stage_count) if unit.is_compiled else frozen
+            instead = "interleaved" if unit.chunks > 1 else "1f1b"
             raise PlanError(
-                f"schedule {plan.schedule!r} divides backwards, but {len(frozen)} of the {len(own)} stages of unit "
-                f"{unit.name} train nothing, so that they have no gradients of weights to leave for later; use the "
-                'schedule "1f1b", or train parts of these stages too'
+                f"schedule {plan.schedule!r} divides backwards, but {len(numbers)} of the {unit.stage_count} stages of "
+                f"unit {unit.name} ({', '.join(map(str, numbers))}) train nothing, so that they have no gradients of "
+                f'weights to leave for later; use the schedule "{instead}", or train parts of these stages too'
             )
     return (trained & sends_back) - stages.compiled

@@ -51,7 +51,9 @@ class _StepBound:
         for stage in self._graph.stages:
             if stage in has_backward:
                 sources = [source for source in self._graph.sources[stage] if source in has_backward]
-                returns = [self._go_back(source, stage) for source in sources]
+                # The wgrads of a stage, which count as its work, may run while its last gradient goes back.
+                is_split = stage in op_graph.split_stages
+                returns = [] if is_split else [self._go_back(source, stage) for source in sources]
                 self._return[stage] = max([*returns, work.stages[stage].reduce * (stage in op_graph.trained_stages)])
         for stage in reversed(self._graph.stages):
             if stage not in has_backward:

@@ -279,12 +279,13 @@ class _PlanCosts:
         of_largest = growth * (workspace + self._exchange_bytes(stage)) + (growth - 1) * float(
             sums["saved_bytes"].max()
         )
-        wgrad = self._wgrad(layers, unit, number) if splits_backward else None
+        wgrad = self._wgrad(layers, unit) if splits_backward else None
         return StageCosts(**sums, **once._asdict(), static_bytes=state_bytes + of_largest, wgrad=wgrad)
 
-    def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int) -> WgradCosts:
-        whole, _ = self._layer_sums(layers, unit, number)
-        sent_back, _ = self._layer_sums(without_wgrads(layers), unit, number)
+    def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:
+        # What is waited for, such as the weights of fully sharded layers, counts for the backward.
+        none = (WeightExchange(0.0, 0.0),) * len(layers)
+        whole, sent_back = (self._add_layers(each, none, unit)[0] for each in (layers, without_wgrads(layers)))
         return wgrad_costs(layers, unit, whole, sent_back, self.hops.replica_loads, self._costs)
 
     def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
@@ -292,7 +293,7 @@ class _PlanCosts:
         of_chunk, workspace = self._layer_sums(layers.chunk, unit, 0)
         around, more_workspace = self._layer_sums(layers.around, unit, 0)
         trains = any("wgrad" in of.gradients for of in layers.chunk)
-        wgrad = self._wgrad(layers.chunk, unit, 0) if splits_backward and trains else None
+        wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
         held = (layers.rank, layers.around)
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
         state_bytes = sum(self._state_bytes(each, unit) for each in held)

@@ -1,7 +1,7 @@
 """The backward of a stage as two programs: dgrad, whose results the stage before waits for, and wgrad.
 
-Which operations are in which follows from the traced backward (`divided_program.py`). What dgrad saves for wgrad stays
-on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
+Which operations are in which follows from the traced backward (`sharding/runtime/divided/`). What dgrad saves for wgrad
+stays on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import varying_axes
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.divided.program import DividedProgram, divide_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches
-from sharding.runtime.stages.divided_program import DividedProgram, divide_traced
 from sharding.runtime.stages.mesh_programs import add_gradients
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.residuals import memory_kind

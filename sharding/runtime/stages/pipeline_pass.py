@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Int
 
 from pallas_kernels.varying import make_varying, varying_axes
+from sharding.runtime.divided.program import DividedProgram
 from sharding.runtime.stages.definition import Arrays
-from sharding.runtime.stages.divided_program import DividedProgram
 from sharding.runtime.stages.pipeline_sections import (
     PipelineSections,
     abstract_results,

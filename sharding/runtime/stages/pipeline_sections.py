@@ -9,8 +9,8 @@ from jax.extend.core import jaxpr_as_fun
 
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
+from sharding.runtime.divided.program import DividedProgram, divide_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, module_of
-from sharding.runtime.stages.divided_program import DividedProgram, divide_traced
 from sharding.runtime.stages.residuals import VjpStructure, split_vjp
 from sharding.trees import Tree
 

@@ -39,8 +39,15 @@ def test_a_compiled_unit_is_one_op():
     assert split(Plan((UNITS[0], unit), 4, "zb-h1"), ENCODER, FIRST) == set()
 
 
-@pytest.mark.parametrize(("trained", "count"), [((ENCODER,), 2), ((ENCODER, FIRST), 1)])
-def test_stages_of_a_pipeline_that_send_gradients_back_and_train_nothing_are_refused(trained, count):
-    message = f"schedule 'zb-h1' divides backwards, but {count} of the 2 stages of unit backbone train nothing"
-    with pytest.raises(PlanError, match=message):
-        split(PLAN, *trained)
+@pytest.mark.parametrize(
+    ("executor", "trained", "frozen"),
+    [
+        ("dispatched", (ENCODER,), r"2 of the 2 stages of unit backbone \(0, 1\)"),
+        ("dispatched", (ENCODER, FIRST), r"1 of the 2 stages of unit backbone \(1\)"),
+        ("compiled", (ENCODER,), r"2 of the 2 stages of unit backbone \(0, 1\)"),
+    ],
+)
+def test_stages_of_a_pipeline_that_send_gradients_back_and_train_nothing_are_refused(executor, trained, frozen):
+    plan = dataclasses.replace(PLAN, units=(UNITS[0], dataclasses.replace(UNITS[1], executor=executor)))
+    with pytest.raises(PlanError, match=f"schedule 'zb-h1' divides backwards, but {frozen} train nothing"):
+        split(plan, *trained)

@@ -2,18 +2,21 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharding.costs.step_costs import StageWork, StepWork, WgradCosts
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.ops import OpGraph, PipelineOp, ScheduleError, StageSeconds
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.schedules.zero_bubble import zero_bubble, zero_bubble_in_flight
+from sharding.simulation.step_bound import least_step_seconds
 from tests.sharding.stage_graphs import build_op_graph, chain, recipes, ring
-from tests.sharding.steps import with_split_stages
+from tests.sharding.steps import SimulatedStep, single_devices, stage_costs, step_costs, with_split_stages
 
 
 def on_chain(ranks, chunks, microbatches, *, splits):
@@ -89,3 +92,34 @@ def test_a_stage_without_parameters_to_train_has_no_wgrad():
             trained_stages=frozenset(graph.stages[:1]),
             split_stages=frozenset(graph.stages[1:]),
         )
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (2, 2), (3, 2), (3, 4), (4, 8)])
+def test_a_step_is_no_shorter_than_its_bound(ranks, microbatches):
+    """The wgrads of the last rank run while its last gradient goes back, so both do not add up."""
+    op_graph = on_chain(ranks, 1, microbatches, splits=True)
+    ones = np.ones((microbatches, 1))
+    stages = {
+        stage: stage_costs(ones, 2 * ones, wgrad=WgradCosts(ones, ones) if stage in op_graph.split_stages else None)
+        for stage in op_graph.stage_graph.stages
+    }
+    work = StageWork(
+        forward=np.full(1, 1.0 * microbatches),
+        backward=np.full(1, 2.0 * microbatches),
+        computing=np.full(1, 3.0 * microbatches),
+        slowest=np.full(microbatches, 3.0),
+        least_forward=1.0,
+        least_backward=2.0,
+        gather=0.0,
+        reduce=0.0,
+        update=0.0,
+    )
+    edges = dict.fromkeys(op_graph.stage_graph.edges, 0.0)
+    bound = least_step_seconds(op_graph, StepWork(dict.fromkeys(op_graph.stage_graph.stages, work), edges, edges, 0.0))
+    step = (
+        SimulatedStep(single_devices(op_graph.stage_graph), zero_bubble(op_graph), step_costs(op_graph, stages))
+        .run()
+        .step
+    )
+    assert step == 3 * microbatches + ranks - 1 or microbatches < ranks
+    assert 3 * microbatches <= bound <= step

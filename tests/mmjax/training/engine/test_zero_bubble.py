@@ -25,6 +25,7 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
+from tests.sharding.runtime.divided.test_program import dot_count
 from tests.tiny_model import tiny_batch
 
 dispatched = {"executor": "dispatched"}
@@ -73,7 +74,7 @@ def test_a_frozen_encoder_and_a_backbone_whose_first_stage_sends_nothing_back():
 
 def test_a_frozen_pipeline_is_refused_with_both_numbers():
     plan = Plan((VISION_UNIT, backbone(2, first=2, **dispatched)), 2, "zb-h1")
-    with pytest.raises(PlanError, match="2 of the 2 stages of unit backbone train nothing"):
+    with pytest.raises(PlanError, match=r"2 of the 2 stages of unit backbone \(0, 1\) train nothing"):
         shared_engine(plan, WITH_VISION, dataclasses.replace(SETTINGS, trainable=("vision",)))
 
 
@@ -148,3 +149,25 @@ def test_a_step_after_compile_step_compiles_no_stage_and_a_recording_has_every_o
     spans = recorder.timeline().spans
     assert {span.op.kind for span in spans if span.op.unit == "backbone"} >= {"forward", "backward", "wgrad"}
     assert all(span.end.min() > 0 for span in spans if span.op.kind == "wgrad")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        pytest.param({"tp": 2}, id="reduce"),
+        pytest.param({"tp": 2, "collectives": "gather"}, id="gather"),
+        pytest.param({"tp": 2, "collectives": "ring"}, id="ring"),
+        pytest.param({"cp": 2}, id="context parallel"),
+        pytest.param({"dp": 2, "fsdp": 2, "recompute": "full"}, id="fully sharded"),
+    ],
+)
+def test_the_products_of_wgrads_are_left_for_later_and_none_is_computed_twice(unit):
+    products = {}
+    for schedule in ("zb-h1", "1f1b"):
+        engine = shared_engine(Plan((backbone(2, **dispatched, **unit),), 2, schedule), TEXT)
+        calls = stage_calls([engine.executor.stages["backbone", 1].programs]).calls
+        products[schedule] = [dot_count(call.program, *call.arguments) for call in calls]
+    (*_, dgrad, wgrad), (*_, backward) = products["zb-h1"], products["1f1b"]
+    assert dgrad + wgrad == backward
+    forward = 2 * 7 + 1  # of two layers and the head
+    assert wgrad == forward * (2 if unit.get("collectives") == "ring" else 1)

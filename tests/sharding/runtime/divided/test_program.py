@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from sharding.runtime.stages.divided_program import DividedProgram, divide_traced
+from sharding.runtime.divided.program import DividedProgram, divide_traced
 
 LAYERS, WIDTH, INNER, ROWS = 3, 4, 8, 2
 
@@ -135,6 +135,48 @@ def test_a_transpose_of_an_operand_is_repeated_instead_of_saved():
     _, saved = divided.early([x, x])
     assert not saved
     np.testing.assert_array_equal(divided.late([x, None], saved)[1], program(x, x)[1])
+
+
+def test_a_barrier_holds_back_what_is_early_and_what_is_late_apart():
+    def program(x, y):
+        of_x, of_y = lax.optimization_barrier((x * 2.0, y * 3.0))
+        return of_x + 1.0, of_y + 1.0
+
+    x = jnp.ones(3)
+    divided = divide_traced(jax.jit(program).trace(x, x), [True, False])
+    assert (divided.early_operands, divided.late_operands) == ([True, False], [False, True])
+    assert not divided.early([x, None]).saved
+    np.testing.assert_array_equal(divided.late([None, x], [])[1], program(x, x)[1])
+    assert "optimization_barrier" in str(jax.make_jaxpr(lambda y: divided.late([None, y], [])[1])(x))
+
+
+def test_operations_with_side_effects_are_early():
+    said: list[float] = []
+
+    def program(x, y):
+        jax.debug.callback(lambda y: said.append(float(y)), y[0])
+        return x * 2.0, y * 2.0
+
+    x = jnp.ones(3)
+    divided = divide_traced(jax.jit(program).trace(x, x), [True, False])
+    assert divided.early_operands == [True, True]
+    divided.early([x, x])
+    jax.effects_barrier()
+    assert said == [1.0]
+
+
+def test_a_result_may_be_wanted_early_and_be_used_late_and_may_be_an_operand_or_a_number():
+    def program(x, y):
+        z = jnp.sin(x)
+        return z, z + y, y, 3.0, x
+
+    x, y = jnp.ones(3), jnp.zeros(3)
+    divided = divide_traced(jax.jit(program).trace(x, y), [True, False, False, False, True])
+    results, saved = divided.early([x, y])
+    late = divided.late([None, y], saved)
+    np.testing.assert_array_equal(results[4], x)
+    for found, expected in zip(late[1:4], program(x, y)[1:4], strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_operands_may_vary_over_more_mesh_axes_than_when_it_was_traced():

@@ -2,76 +2,33 @@
 
 The early program computes what the early results need. The late one computes the other results from the operands, and
 from what the early one computed and saved for it. Every operation is in one of them, so that together they do the
-arithmetic of the whole; only operations without any, such as a transpose of an operand, are repeated instead of saved.
-A loop, or a call of a program, that computes both kinds of results is divided itself: of the backward of a stack, the
-early loop sends the gradient from layer to layer, and the late one computes the gradients of weights.
+arithmetic of the whole; only cheap ones, such as a transpose of an operand, are repeated instead of saved. A loop
+(`lax.scan`), a call of a program or a barrier with both kinds of results is divided itself: of the backward of a stack,
+the early loop sends the gradient from layer to layer, and the late one computes the gradients of weights. Any other
+operation, such as a `lax.cond` or a kernel that computes both, is early as a whole, and so is one with side effects.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from pallas_kernels.varying import make_varying, varying_axes
-
-Flags = list[bool]
-"""One for each operand, or each result."""
+from sharding.runtime.divided.operations import DividedBarrier, DividedLoop
+from sharding.runtime.divided.parts import Divided, EarlyResult, Flags, chosen
 
 _REPEATED = frozenset(
     ("broadcast_in_dim", "convert_element_type", "copy", "iota", "pcast", "pvary", "reshape", "squeeze", "transpose")
 )
-"""Operations without arithmetic."""
+"""Operations that move or cast what they are given, and compute nothing else."""
 
 _CASTS = frozenset(("pcast", "pvary"))
 """Operations that mark an array as varying over more mesh axes."""
 
 _CALLS = frozenset(("jit", "pjit", "closed_call", "checkpoint", "remat2"))
 """Operations that run a program, under the parameter `jaxpr`, and do nothing else."""
-
-
-class EarlyResult(NamedTuple):
-    """What an early program returns.
-
-    Attributes:
-        results: The results that it computes; None at the places of the others.
-        saved: What the late program needs besides the operands.
-    """
-
-    results: list[Any]
-    saved: list[jax.Array]
-
-
-@runtime_checkable
-class _Divided(Protocol):
-    """A program, or an operation, that is divided.
-
-    Attributes:
-        early_operands: Which operands the early program reads.
-        early_results: Which results it computes.
-    """
-
-    early_operands: Flags
-    early_results: Flags
-
-    def choose_late(self, results: Flags) -> Flags:
-        """Chooses the results that the late program computes, before either runs; returns which operands it reads."""
-        ...
-
-    @property
-    def saved_count(self) -> int:
-        """Number of arrays that the early program saves."""
-        ...
-
-    def early(self, operands: Sequence[Any]) -> EarlyResult:
-        """Runs the early program; operands that it does not read may be anything."""
-        ...
-
-    def late(self, operands: Sequence[Any], saved: Sequence[jax.Array]) -> list[Any]:
-        """Runs the late program; None at the places of results that it does not compute."""
-        ...
 
 
 class DividedProgram:
@@ -90,19 +47,20 @@ class DividedProgram:
     def __init__(self, program: Jaxpr, constants: Sequence[Any], early_results: Flags) -> None:
         self._program, self.early_results = program, early_results
         self._constants = dict(zip(program.constvars, constants, strict=True))
-        needed = _variables(_chosen(program.outvars, early_results))
-        self._divided: dict[int, _Divided] = {}
+        needed = _variables(chosen(program.outvars, early_results))
+        self._divided: dict[int, Divided] = {}
         self._early: list[int] = []
         for number, operation in reversed(list(enumerate(program.eqns))):
             wanted = [each in needed for each in operation.outvars]
-            if not any(wanted):
+            has_effects = _has_effects(operation)
+            if not any(wanted) and not has_effects:
                 continue
             self._early.append(number)
-            part = _divide(operation, wanted)
+            part = None if has_effects else _divide(operation, wanted)
             if part is not None:
                 self._divided[number] = part
-                needed |= _variables(_chosen(operation.outvars, part.early_results))
-            needed |= _variables(operation.invars if part is None else _chosen(operation.invars, part.early_operands))
+                needed |= _variables(chosen(operation.outvars, part.early_results))
+            needed |= _variables(operation.invars if part is None else chosen(operation.invars, part.early_operands))
         self._early.reverse()
         self._repeated = self._find_repeated()
         self.early_operands = [each in needed for each in program.invars]
@@ -110,7 +68,7 @@ class DividedProgram:
 
     def _early_results_of(self, number: int) -> list[Any]:
         results, part = self._program.eqns[number].outvars, self._divided.get(number)
-        return list(results) if part is None else _chosen(results, part.early_results)
+        return list(results) if part is None else chosen(results, part.early_results)
 
     def _find_repeated(self) -> set[int]:
         """Numbers of the operations without arithmetic whose operands follow from the program's by such operations."""
@@ -122,9 +80,9 @@ class DividedProgram:
         return repeated
 
     def choose_late(self, results: Flags) -> Flags:
-        """See `_Divided.choose_late`."""
+        """See `Divided.choose_late`."""
         self.late_results = results
-        needed, saved = _variables(_chosen(self._program.outvars, results)), set()
+        needed, saved = _variables(chosen(self._program.outvars, results)), set()
         self._late: list[int] = []
         for number, operation in reversed(list(enumerate(self._program.eqns))):
             wanted = [each in needed for each in operation.outvars]
@@ -133,7 +91,7 @@ class DividedProgram:
                 from_early = self._early_results_of(number)
                 saved |= needed.intersection(_variables(from_early))
                 wanted = [each in needed and each not in from_early for each in operation.outvars]
-            read = operation.invars if part is None else _chosen(operation.invars, part.choose_late(wanted))
+            read = operation.invars if part is None else chosen(operation.invars, part.choose_late(wanted))
             if any(wanted):
                 self._late.append(number)
                 needed |= _variables(read)
@@ -144,7 +102,7 @@ class DividedProgram:
 
     @property
     def saved_count(self) -> int:
-        """See `_Divided.saved_count`."""
+        """See `Divided.saved_count`."""
         return len(self._saved) + sum(part.saved_count for part in self._divided.values())
 
     def early(self, operands: Sequence[Any]) -> EarlyResult:
@@ -198,112 +156,22 @@ class DividedProgram:
         return jaxpr_as_fun(ClosedJaxpr(alone, []))(*(values[each] for each in read))
 
 
-class _DividedLoop:
-    """A `lax.scan` of which some results are early: two loops, the second over what the first saved in each step.
-
-    Args:
-        loop: The operation.
-        wanted: The results that are needed early.
-    """
-
-    def __init__(self, loop: JaxprEqn, wanted: Flags) -> None:
-        self._loop = loop
-        self._constants, self._carries = _loop_sizes(loop)
-        early = wanted
-        while True:
-            self._body = _divided_program(loop.params["jaxpr"], early)
-            _, carried, _ = self._parts(self._body.early_operands)
-            more = [is_early or is_read for is_early, is_read in zip(early[: self._carries], carried, strict=True)]
-            if more == early[: self._carries]:
-                break
-            early = [*more, *wanted[self._carries :]]
-        self.early_results = early
-        constants, _, sliced = self._parts(self._body.early_operands)
-        self._early_carries = early[: self._carries]
-        self.early_operands = [*constants, *self._early_carries, *sliced]
-        self._late_carries, self._saved_carries = [False] * self._carries, [False] * self._carries
-
-    def _parts(self, entries: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Entries of the operands, or of the body's: of constants, of what is carried, of what is divided by steps."""
-        first, second = self._constants, self._constants + self._carries
-        return entries[:first], entries[first:second], entries[second:]
-
-    def choose_late(self, results: Flags) -> Flags:
-        """See `_Divided.choose_late`; what the early loop carries is saved where the late one reads it."""
-        late = results
-        while True:
-            constants, carried, sliced = self._parts(self._body.choose_late(late))
-            more = [
-                is_late or (is_read and not is_early)
-                for is_late, is_read, is_early in zip(late[: self._carries], carried, self._early_carries, strict=True)
-            ]
-            if more == late[: self._carries]:
-                break
-            late = [*more, *results[self._carries :]]
-        self._late_carries = late[: self._carries]
-        self._saved_carries = [each and early for each, early in zip(carried, self._early_carries, strict=True)]
-        return [*constants, *self._late_carries, *sliced]
-
-    @property
-    def saved_count(self) -> int:
-        """See `_Divided.saved_count`."""
-        return sum(self._saved_carries) + self._body.saved_count
-
-    def early(self, operands: Sequence[Any]) -> EarlyResult:
-        """See `_Divided.early`."""
-        constants, initial, sliced = self._parts(operands)
-        _, _, is_read = self._parts(self._body.early_operands)
-
-        def step(carry: list[Any], of_step: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
-            carried = _placed(carry, self._early_carries)
-            results, saved = self._body.early([*constants, *carried, *_placed(of_step, is_read)])
-            kept = _chosen(carried, self._saved_carries)
-            new = _chosen(results[: self._carries], self._early_carries)
-            return new, (_chosen(results, self._early_stacks), [*kept, *saved])
-
-        carry, (stacks, saved) = self._scan(step, _chosen(initial, self._early_carries), _chosen(sliced, is_read))
-        results = _placed(carry, self._early_carries) + _placed(stacks, self.early_results[self._carries :])
-        return EarlyResult(results, saved)
-
-    @property
-    def _early_stacks(self) -> Flags:
-        return [*[False] * self._carries, *self.early_results[self._carries :]]
-
-    def late(self, operands: Sequence[Any], saved: Sequence[jax.Array]) -> list[Any]:
-        """See `_Divided.late`."""
-        constants, initial, sliced = self._parts(operands)
-        _, _, is_read = self._parts(self._body.late_operands)
-        kept_count = sum(self._saved_carries)
-
-        def step(carry: list[Any], of_step: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-            of_operands, of_early = of_step
-            carried = _placed(carry, self._late_carries)
-            kept = _placed(of_early[:kept_count], self._saved_carries)
-            both = [own if own is not None else other for own, other in zip(carried, kept, strict=True)]
-            operands = [*constants, *both, *_placed(of_operands, is_read)]
-            results = self._body.late(operands, of_early[kept_count:])
-            new = _chosen(results[: self._carries], self._late_carries)
-            return new, [each for each in results[self._carries :] if each is not None]
-
-        initial = _chosen(initial, self._late_carries)
-        carry, stacks = self._scan(step, initial, (_chosen(sliced, is_read), list(saved)))
-        late_stacks = self._body.late_results[self._carries :]
-        return _placed(carry, self._late_carries) + _placed(stacks, late_stacks)
-
-    def _scan(self, step: Any, initial: list[Any], sliced: Any) -> Any:
-        settings = {name: self._loop.params[name] for name in ("length", "reverse", "unroll")}
-        return lax.scan(step, initial, sliced, **settings)
-
-
-def _divide(operation: JaxprEqn, wanted: Flags) -> _Divided | None:
+def _divide(operation: JaxprEqn, wanted: Flags) -> Divided | None:
     """The operation divided; None where it cannot be, or all its results are wanted early: it is early as a whole."""
     if all(wanted):
         return None
     if operation.primitive.name == "scan":
-        return _DividedLoop(operation, wanted)
+        return DividedLoop(operation, wanted, _divided_program)
+    if operation.primitive.name == "optimization_barrier":
+        return DividedBarrier(wanted)
     if operation.primitive.name in _CALLS:
         return _divided_program(operation.params["jaxpr"], wanted)
     return None
+
+
+def _has_effects(operation: JaxprEqn) -> bool:
+    """Whether an operation does something besides computing its results; taking part in a collective does not count."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in operation.effects)
 
 
 def _has_program(operation: JaxprEqn) -> bool:
@@ -317,7 +185,8 @@ def _run_alike(operation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     alike = make_varying([jnp.asarray(each) for each in operands], axes)
     if operation.primitive.name in _CASTS:
         return make_varying(alike, operation.params["axes"])
-    results = operation.primitive.bind(*alike, **operation.primitive.get_bind_params(operation.params))
+    with operation.ctx.manager:
+        results = operation.primitive.bind(*alike, **operation.primitive.get_bind_params(operation.params))
     return list(results) if operation.primitive.multiple_results else [results]
 
 
@@ -333,14 +202,6 @@ def divide_traced(program: jax.stages.Traced, early_results: Flags) -> DividedPr
     return _divided_program(program.jaxpr, early_results)
 
 
-def _loop_sizes(loop: JaxprEqn) -> tuple[int, int]:
-    """How many constants a scan has, and how many arrays it carries."""
-    if "num_consts" in loop.params:
-        return loop.params["num_consts"], loop.params["num_carry"]
-    constants, carried, _ = loop.params["ft_in"].unpack()  # since jax 0.12
-    return len(constants), len(carried)
-
-
 def _variables(atoms: Iterable[Any]) -> set[Var]:
     return {each for each in atoms if not isinstance(each, Literal)}
 
@@ -348,14 +209,3 @@ def _variables(atoms: Iterable[Any]) -> set[Var]:
 def _value(values: dict[Var, Any], atom: Any) -> Any:
     """The value of a variable, or None if it has none here; that of a literal."""
     return atom.val if isinstance(atom, Literal) else values.get(atom)
-
-
-def _chosen(entries: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    """The entries with a flag."""
-    return [entry for entry, flag in zip(entries, flags, strict=True) if flag]
-
-
-def _placed(entries: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    """The entries at the places of the flags, and None elsewhere."""
-    remaining = iter(entries)
-    return [next(remaining) if flag else None for flag in flags]
