@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
-from jaxtyping import TypeCheckError
+from jaxtyping import Int, TypeCheckError
 
 from mmjax.models.layers.positions import image_grid_sizes, sinusoidal_positions_1d
 from sharding.plans.unit_plan import UnitPlan
@@ -33,12 +34,18 @@ def test_warnings_are_errors():
         np.float32(1) / np.float32(0)
 
 
+@jaxtyping.jaxtyped(typechecker=None)  # as the import hook writes it around every function
+def twice(row: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    return np.concatenate([row, row])
+
+
 def test_types_and_shapes_are_checked():
     positions, segments = jnp.zeros((1, 4, 2), jnp.int32), jnp.ones((1, 4), jnp.int32)
     assert image_grid_sizes(positions, segments).shape == (1, 4, 2)
     for call in (
         lambda: image_grid_sizes(positions, segments[:, :3]),  # dimensions of two arguments
         lambda: sinusoidal_positions_1d(segments, 5),  # a result of four columns, whose name is an argument's value
+        lambda: twice(np.arange(3)),  # a dimension of the result and of an argument
         lambda: UnitPlan("all", ("vision",), (0,), dp="2"),  # a field of a dataclass
     ):
         with pytest.raises(TypeCheckError):
