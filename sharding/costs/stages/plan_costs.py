@@ -1,7 +1,7 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
 from sharding.costs.stages.compiled_costs import CompiledLayers, compiled_layers, lockstep_sums
 from sharding.costs.stages.hop_costs import HopCosts
+from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
 from sharding.costs.stages.sharded_weights import (
     WeightExchange,
     exposed,
@@ -118,17 +119,6 @@ def _costs_of_unit(unit: UnitPlan, microbatches: int, batch: BatchCosts, trained
     return _PlanCosts((unit,), microbatches, batch, required, StageGraph({}, ()))
 
 
-def _total_seconds(
-    seconds: Callable[[float, NodePlacement], float],
-    parameters: Float[np.ndarray, " 2"],
-    placed: tuple[NodePlacement, NodePlacement],
-) -> float:
-    """Sum of `seconds(parameters, ranks that hold the same)` over all parameters but experts', and experts'."""
-    return sum(
-        (seconds(size, ranks) for size, ranks in zip(parameters.tolist(), placed, strict=True) if size), start=0.0
-    )
-
-
 class _PassWork(NamedTuple):
     """Seconds of a stage's forwards, or of its backwards.
 
@@ -141,14 +131,6 @@ class _PassWork(NamedTuple):
     total: Float[np.ndarray, " i"]
     slowest: Float[np.ndarray, " m"]
     least: float
-
-
-class _OncePerStep(NamedTuple):
-    """Seconds of a stage's ops that run once a step."""
-
-    gather: float
-    reduce: float
-    update: float
 
 
 class _PlanCosts:
@@ -299,7 +281,7 @@ class _PlanCosts:
         state_bytes = sum(self._state_bytes(each, unit) for each in held)
         return StageCosts(
             **lockstep_sums(of_chunk, around, unit, wgrad),
-            **_OncePerStep(*once.tolist())._asdict(),
+            **OncePerStep(*once.tolist())._asdict(),
             static_bytes=state_bytes + max(workspace, more_workspace) + float(around["saved_bytes"].max()),
         )
 
@@ -393,16 +375,8 @@ class _PlanCosts:
         # The slowest replica that shares others' devices may wait less than another of them, but no longer.
         return forward, backward, totals[0] + totals[1] - totals[2]
 
-    def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> _OncePerStep:
-        costs = self._costs
-        gather = reduce = update = 0.0
-        parallelism = {of.module: of.ranks for of in layers}
-        of_modules = module_parameters(layers, unit.copies)
-        for (parameters, trained, _), ranks in zip(of_modules, parallelism.values(), strict=True):
-            placed = self._parameter_ranks(unit, number, ranks).same
-            gather += _total_seconds(costs.gather_weights, parameters, placed)
-            reduce += _total_seconds(costs.reduce_gradients, trained, placed)
-            update += _total_seconds(
-                lambda size, of: costs.optimizer_update(size / of.ranks, of.ranks), trained, placed
-            )
-        return _OncePerStep(gather, reduce, update)
+    def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> OncePerStep:
+        def placed(ranks: LayerParallelism) -> tuple[NodePlacement, ...]:
+            return self._parameter_ranks(unit, number, ranks).same
+
+        return once_per_step(layers, unit.copies, placed, self._costs)

@@ -1,0 +1,56 @@
+"""What the ops of a stage take that run once a step: gather, reduction, update."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.costs.cost_model import CostModel, LayerParallelism
+from sharding.costs.node_placement import NodePlacement
+from sharding.costs.stages.stage_parameters import LayersOfStage, module_parameters
+
+
+class OncePerStep(NamedTuple):
+    """Seconds of a stage's ops that run once a step."""
+
+    gather: float
+    reduce: float
+    update: float
+
+
+def once_per_step(
+    layers: tuple[LayersOfStage, ...],
+    copies: int,
+    placed: Callable[[LayerParallelism], Sequence[NodePlacement]],
+    costs: CostModel,
+) -> OncePerStep:
+    """The seconds of a stage with these layers.
+
+    Args:
+        layers: The layers.
+        copies: Copies of the unit.
+        placed: Where the ranks with the same parameters are, of all but experts' and of experts', by who computes a
+            layer.
+        costs: The cost model.
+    """
+    gather = reduce = update = 0.0
+    parallelism = {of.module: of.ranks for of in layers}
+    of_modules = module_parameters(layers, copies)
+    for (parameters, trained, _), ranks in zip(of_modules, parallelism.values(), strict=True):
+        same = placed(ranks)
+        gather += _total_seconds(costs.gather_weights, parameters, same)
+        reduce += _total_seconds(costs.reduce_gradients, trained, same)
+        update += _total_seconds(lambda size, of: costs.optimizer_update(size / of.ranks, of.ranks), trained, same)
+    return OncePerStep(gather, reduce, update)
+
+
+def _total_seconds(
+    seconds: Callable[[float, NodePlacement], float],
+    parameters: Float[np.ndarray, " 2"],
+    placed: Sequence[NodePlacement],
+) -> float:
+    """Seconds of what is done to the parameters of all but experts and of experts, if there are some."""
+    return sum(
+        (seconds(size, ranks) for size, ranks in zip(parameters.tolist(), placed, strict=True) if size), start=0.0
+    )
