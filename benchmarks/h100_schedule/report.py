@@ -94,7 +94,7 @@ def format_overview(reports: Iterable[ScheduleReport]) -> str:
         for report in reports
     ]
     head = "program", "collectives", "gemms", "issued", "exposed", "MiB sent, exposed", "TFLOP", "temporary MiB"
-    return _table(head, rows)
+    return format_table(head, rows)
 
 
 def format_collectives(report: ScheduleReport) -> str:
@@ -111,7 +111,7 @@ def format_collectives(report: ScheduleReport) -> str:
         for of in report.collectives
     ]
     rows = [(str(count), *line) for line, count in collections.Counter(lines).items()]
-    return _table(("times", "collective", "MiB", "hidden by", "us to send", "us of matmul at peak"), rows)
+    return format_table(("times", "collective", "MiB", "hidden by", "us to send", "us of matmul at peak"), rows)
 
 
 def _hidden_by(collective: Collective) -> str:
@@ -128,6 +128,7 @@ def _counted(found: Sequence[Collective]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counted.items())
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows under a head, in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -61,7 +61,13 @@ def abstract_stage_programs(
     stages = place_stages(config, modules, graph, plan, trained_parts(graph, ("all",)), devices)
     with use_attention_implementation(attention):
         programs = build_stage_programs(
-            stages, find_channels(stages), batch_spec, training_op_graph(plan, graph, frozenset(stages)), {}, {}
+            stages,
+            find_channels(stages),
+            batch_spec,
+            training_op_graph(plan, graph, frozenset(stages)),
+            {},
+            {},
+            splits_backward=plan.splits_backward,
         )
     return {stage_id: copies[0].largest for stage_id, copies in programs.items()}
 
@@ -82,14 +88,19 @@ def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: 
         analyses = [call.program.lower(*call.arguments).compile().memory_analysis() for call in (forward, backward)]
     weights, *_, residuals, _, gradients = backward.arguments
     elements = sum(size // leaf.dtype.itemsize for leaf, size in _shards(weights))
-    state = sum(size for _, size in _shards((weights, gradients)))
+    state = device_bytes((weights, gradients))
     offloaded = analyses[0].host_output_size_in_bytes
     return StageBytes(
         state=state + elements * (MASTER_BYTES + MOMENT_BYTES) / optimizer_replicas,
-        saved=sum(size for _, size in _shards(residuals)) - offloaded,
+        saved=device_bytes(residuals) - offloaded,
         offloaded=offloaded,
         workspace=max(analysis.temp_size_in_bytes for analysis in analyses),
     )
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that one device holds of abstract arrays with shardings."""
+    return sum(size for _, size in _shards(tree))
 
 
 def _shards(tree: Any) -> Iterator[tuple[jax.ShapeDtypeStruct, int]]:

@@ -1,0 +1,43 @@
+"""`python -m benchmarks.pipelines`: a pipeline as one program on H100s, beside dispatched programs, without an H100.
+
+Compiles steps of Llama3-8B on eight H100s (`pip install -e '.[aot]'`), and prints what a device needs, and beside what
+the permutes between pipeline ranks run. Nothing runs.
+"""
+
+import dataclasses
+import json
+import os
+
+from configs.errors import UserError
+from mmjax import cli
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelinesArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+
+def main(arguments: PipelinesArguments) -> int:
+    """Compiles and prints."""
+    from benchmarks.h100_schedule.compilation import missing_plugin
+    from benchmarks.pipelines.schedules import format_pipelines, measure_pipelines
+
+    if reason := missing_plugin():
+        raise UserError(reason)
+    reports = list(measure_pipelines())
+    print(json.dumps([of.as_json() for of in reports]) if arguments.json else format_pipelines(reports))
+    return 0
+
+
+COMMAND = cli.Command(
+    name="benchmarks.pipelines",
+    summary="Compiles pipelines for H100s, and reports their memory and what hides their permutes.",
+    examples=("--json",),
+    arguments=PipelinesArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
+    cli.run(COMMAND)

@@ -1,0 +1,241 @@
+"""A pipeline as one program and as dispatched programs, compiled for eight H100s: memory, and what hides its permutes.
+
+The model is Llama3-8B on rows of 8,192 tokens, eight microbatches of one row. Weights, their gradients and the batch
+are not counted. Of one program, a device's bytes are its temporaries. Of dispatched programs they are those of the
+stage that needs most: what its forwards save and their inputs, times the microbatches that 1F1B has in flight there,
+and the temporaries of a forward with its output, or of a backward with the gradients that it gets and sends, whichever
+are more.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks.h100_schedule.compilation import DEVICES, tensor_mesh
+from benchmarks.h100_schedule.overlap import Collective, executions, find_collectives
+from benchmarks.h100_schedule.report import GEMMS, H100, MIB, format_table, seconds_to_send
+from benchmarks.h100_schedule.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo, result_bytes
+from benchmarks.memory.cases import MemoryCase, empty_batch_spec
+from benchmarks.memory.compiled_stages import abstract_stage_programs, device_bytes
+from configs.architectures import ModelConfig
+from pallas_kernels.packed_attention import use_attention_implementation
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import ExecutorName, UnitPlan
+from sharding.runtime.stages.compilation import ProgramCall, stage_calls
+from sharding.specs.layer import RecomputePolicy
+
+MICROBATCHES, TOKENS = 8, 8192
+ATTENTION = "cudnn"
+EXECUTORS: tuple[tuple[ExecutorName, str], ...] = (
+    ("dispatched", "1f1b"),
+    ("compiled", "1f1b"),
+    ("compiled", "zb-h1"),
+)
+RECOMPUTE: tuple[RecomputePolicy, ...] = ("full", "none")
+
+
+class PipelineCase(NamedTuple):
+    """A pipeline on all eight devices, each stage on a pipeline rank of tensor ranks; and who computes its matmuls."""
+
+    ranks: int
+    recompute: RecomputePolicy
+    executor: ExecutorName
+    schedule: str
+    gemms: str
+
+    def plan(self, depth: int) -> Plan:
+        """The plan for a backbone of so many layers."""
+        unit = UnitPlan(
+            "backbone",
+            ("backbone",),
+            tuple(range(DEVICES)),
+            tp=DEVICES // self.ranks,
+            layers=(depth // self.ranks,) * self.ranks,
+            recompute=(self.recompute,) * self.ranks,
+            executor=self.executor,
+        )
+        return Plan((unit,), MICROBATCHES, self.schedule)
+
+    def in_flight(self, stage: int) -> int:
+        """Microbatches that a stage has in flight at most, in the order of 1F1B."""
+        return min(MICROBATCHES, self.ranks - stage)
+
+
+CASES = [
+    PipelineCase(ranks, recompute, *executor, gemms)
+    for ranks in (4, 8)
+    for recompute in RECOMPUTE
+    for executor in EXECUTORS
+    for gemms in GEMMS
+]
+
+
+class Send(NamedTuple):
+    """A permute to the next or to the previous pipeline rank.
+
+    Attributes:
+        forward: Whether it sends activations, not gradients.
+        ticks: How many ticks of a step issue it.
+        collective: It, with the matmuls issued while it runs.
+        written: Bytes that other kernels issued meanwhile write.
+    """
+
+    forward: bool
+    ticks: int
+    collective: Collective
+    written: int
+
+    @property
+    def beside_writes(self) -> bool:
+        """Whether these kernels write for as long as it takes to send, both by the data sheet."""
+        return self.written / H100.memory_bandwidth >= seconds_to_send(self.collective, DEVICES)
+
+
+class PipelineBytes(NamedTuple):
+    """What a pipeline takes on a device.
+
+    Attributes:
+        stage: The stage that needs most, of dispatched programs; of one program -1.
+        state: Bytes of weights and of their float32 gradients, of that stage.
+        saved: Bytes that microbatches in flight keep outside of programs.
+        temporary: Bytes of temporaries, and of what a stage's program gets and sends.
+    """
+
+    stage: int
+    state: int
+    saved: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """All but the state."""
+        return self.saved + self.temporary
+
+
+class PipelineReport(NamedTuple):
+    """Figures of a case; dispatched programs have no permutes."""
+
+    case: PipelineCase
+    bytes: PipelineBytes
+    sends: list[Send]
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures as one JSON object."""
+        sends = [send._asdict() | {"collective": dataclasses.asdict(send.collective)} for send in self.sends]
+        return self.case._asdict() | self.bytes._asdict() | {"sends": sends}
+
+
+def measure_pipelines(cases: Iterable[PipelineCase] = CASES) -> Iterator[PipelineReport]:
+    """Compiles all cases."""
+    of = MemoryCase(name="Llama3-8B", gin_file="models/internvit_6b_llama3_8b.gin", module="backbone", stages=1)
+    config, devices = dataclasses.replace(of.model(), generators=()), list(tensor_mesh(DEVICES).devices.flat)
+    with jax.numpy_dtype_promotion("standard"), use_attention_implementation(ATTENTION):
+        for case in cases:
+            yield _measure(config, case, devices)
+
+
+def _measure(config: ModelConfig, case: PipelineCase, devices: list[Any]) -> PipelineReport:
+    batch_spec = empty_batch_spec(config, MICROBATCHES, TOKENS, {})
+    programs = abstract_stage_programs(config, case.plan(config.backbone.depth), batch_spec, devices, ATTENTION)
+    calls = {stage: stage_calls((of,)).calls for (_, stage), of in programs.items()}
+    if case.executor == "compiled":
+        return _of_one_program(case, calls[0][-1])
+    different = (0, 1, case.ranks - 1)  # those between are like the second, with fewer microbatches in flight
+    found = [_of_stage(case, stage, *calls[stage][-2:]) for stage in different]
+    return PipelineReport(case, max(found, key=lambda of: of.total), [])
+
+
+def _compile(case: PipelineCase, call: ProgramCall) -> Any:
+    return call.program.lower(*call.arguments).compile(compiler_options=dict(GEMMS[case.gemms]))
+
+
+def _of_one_program(case: PipelineCase, step: ProgramCall) -> PipelineReport:
+    compiled = _compile(case, step)
+    analysis = compiled.memory_analysis()
+    state = device_bytes(step.arguments[0]) + analysis.output_size_in_bytes  # besides gradients it returns a loss
+    taken = PipelineBytes(-1, state, 0, analysis.temp_size_in_bytes)
+    return PipelineReport(case, taken, find_sends(parse_scheduled_hlo(compiled.as_text())))
+
+
+def _of_stage(case: PipelineCase, stage: int, forward: ProgramCall, backward: ProgramCall) -> PipelineBytes:
+    of_forward, of_backward = (_compile(case, of).memory_analysis().temp_size_in_bytes for of in (forward, backward))
+    weights, inputs, *_, residuals, outputs, gradients = backward.arguments
+    sent, got = device_bytes(outputs), device_bytes(inputs)
+    return PipelineBytes(
+        stage=stage,
+        state=device_bytes((weights, gradients)),
+        saved=case.in_flight(stage) * (device_bytes(residuals) + got),
+        temporary=max(of_forward + sent, of_backward + sent + got),
+    )
+
+
+def find_sends(program: ScheduledProgram) -> list[Send]:
+    """The permutes of a pipeline that has no others, by order of issue."""
+    times = executions(program)
+    return [
+        Send(_goes_up(program, of), times[of.computation], of, _written_beside(program, of))
+        for of in find_collectives(program)
+        if of.kind == "collective-permute"
+    ]
+
+
+def _goes_up(program: ScheduledProgram, of: Collective) -> bool:
+    """Whether it sends to devices of higher numbers, which are those of later stages."""
+    _, pairs = program.computations[of.computation][of.name].rest.split("source_target_pairs={{")
+    source, target = pairs.split("}")[0].split(",")
+    return int(source) < int(target)
+
+
+def _written_beside(program: ScheduledProgram, of: Collective) -> int:
+    """Bytes of the results of fusions from its start to its done, but of those that write into an array in place."""
+    if of.synchronous:
+        return 0
+    instructions = program.computations[of.computation].instructions
+    start = next(at for at, instruction in enumerate(instructions) if instruction.name == of.name)
+    done = next((at for at, instruction in enumerate(instructions) if of.name in instruction.operands), None)
+    return sum(
+        result_bytes(instruction.type)
+        for instruction in instructions[start + 1 : done]
+        if instruction.opcode == "fusion"
+        and not any(
+            inner.opcode == "dynamic-update-slice"
+            for called in program.called_by(instruction)
+            for inner in called.instructions
+        )
+    )
+
+
+def format_pipelines(reports: list[PipelineReport]) -> str:
+    """Tables for people: of memory, and of permutes."""
+    memory = [
+        (*_names(case), "" if of.stage < 0 else f"{of.stage}", *(_mib(n) for n in (*of[1:], of.total)))
+        for case, of, _ in reports
+    ]
+    permutes = [
+        (*_names(case), "forward" if forward else "backward", *_counts([of for of in sends if of.forward == forward]))
+        for case, _, sends in reports
+        for forward in (True, False)
+        if sends
+    ]
+    names = ("pp", "recompute", "executor", "schedule", "gemms")
+    sizes = ("stage", "weights and gradients (MiB)", "saved (MiB)", "temporary (MiB)", "saved and temporary (MiB)")
+    counts = ("pass", "permutes", "MiB each", "beside matmuls", "beside writes", "synchronous")
+    return f"{format_table((*names, *sizes), memory)}\n\n{format_table((*names, *counts), permutes)}"
+
+
+def _names(case: PipelineCase) -> list[str]:
+    return [f"{name}" for name in case]
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.0f}"
+
+
+def _counts(sends: list[Send]) -> list[str]:
+    """Of the permutes of a step: how many, of what size, and how many are beside what."""
+    kinds = (lambda of: True, lambda of: of.collective.hidden, lambda of: of.beside_writes)
+    step, *beside = (str(sum(of.ticks for of in sends if kind(of))) for kind in kinds)
+    synchronous = str(sum(of.ticks for of in sends if of.collective.synchronous))
+    return [step, _mib(max(of.collective.size for of in sends)), *beside, synchronous]
