@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
 from sharding.planners.schedule_fields import MOST_EXTRA, extra_in_flight, scheduled_plan
+from sharding.schedules.in_flight import InFlightMicrobatches
+from sharding.schedules.named.build import in_flight_limits
 from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
 
 
@@ -34,11 +36,34 @@ def test_spare_microbatches_fit_and_one_more_does_not(memory, chunks, dp, downst
 @given(recipes())
 @settings(max_examples=8, deadline=None)
 def test_more_in_flight_still_fits_where_rows_are_equal(recipe):
+    """Apart from the oldest microbatch, which may come on top.
+
+    Left out are items that are dealt, whose buffers the planner does not know, and chunks, of whose microbatches in
+    flight it knows the sum: a plan that is simulated and does not fit is not taken (`best_simulated`).
+    """
     of = uniform(build_problem(recipe))
     for layout in search_layouts(of, 3):
         extra = extra_in_flight(of, layout)
         assert all(0 <= count <= MOST_EXTRA * max(of.chunk_choices) for count in extra.values())
-        assert of.memory_fraction(of.simulate(scheduled_plan(of, layout))) <= 1 + 1e-9
+        plan = scheduled_plan(of, layout)
+        if any(choice.dealt for choice in layout.choices.values()) or any(unit.chunks > 1 for unit in plan.units):
+            continue
+        timeline, stages = of.simulate(plan), of.step_costs(plan).stages
+        above = above_limits(plan, timeline)
+        for lane in timeline.lanes:
+            on_top = above[lane.rank] * max(float(stages[stage].saved_bytes.max()) for stage in lane.stages)
+            assert timeline.lane_peak_memory(lane) <= of.cluster.memory * (1 + 1e-9) + on_top
+
+
+def above_limits(plan, timeline):
+    """By pipeline rank, how many microbatches it holds at most beyond its limit."""
+    limits, held = in_flight_limits(plan, timeline.op_graph), InFlightMicrobatches(timeline.op_graph)
+    above = dict.fromkeys(limits, 0)
+    for span in timeline.spans:
+        held.record(span.op)
+        above = {rank: max(count, held[rank] - limits[rank]) for rank, count in above.items()}
+    assert max(above.values()) <= 1
+    return above
 
 
 def test_memory_and_microbatches_limit_what_is_in_flight():
