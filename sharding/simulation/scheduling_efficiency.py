@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from sharding.costs.step_costs import PER_MICROBATCH, StepCosts
+from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts, WgradCosts
 from sharding.plans.device_groups import DeviceGroups
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, Schedule
@@ -65,15 +65,7 @@ def scheduling_efficiency(
 
 def without_units(costs: StepCosts, units: Sequence[str]) -> StepCosts:
     """The costs of a step in which all ops of some units, and the hops to and from them, take no time."""
-    zeros = dict.fromkeys(("gather", "reduce", "update"), 0.0)
-    stages = {
-        stage: dataclasses.replace(
-            of, **zeros, **{name: np.zeros_like(getattr(of, name)) for name in PER_MICROBATCH[:4]}
-        )
-        if stage[0] in units
-        else of
-        for stage, of in costs.stages.items()
-    }
+    stages = {stage: _without_seconds(of) if stage[0] in units else of for stage, of in costs.stages.items()}
     hops, back = (
         {
             edge: np.zeros_like(seconds) if any(stage[0] in units for stage in edge) else seconds
@@ -82,3 +74,11 @@ def without_units(costs: StepCosts, units: Sequence[str]) -> StepCosts:
         for of in (costs.hops, costs.hops_back)
     )
     return dataclasses.replace(costs, stages=stages, hops=hops, hops_back=back)
+
+
+def _without_seconds(costs: StageCosts) -> StageCosts:
+    """The costs of a stage whose ops take no time."""
+    once = dict.fromkeys(("gather", "reduce", "update"), 0.0)
+    passes = {name: np.zeros_like(getattr(costs, name)) for name in PER_MICROBATCH[:4]}
+    wgrad = costs.wgrad and WgradCosts(np.zeros_like(costs.wgrad.seconds), costs.wgrad.saved_bytes)
+    return dataclasses.replace(costs, **once, **passes, wgrad=wgrad)

@@ -19,7 +19,7 @@ from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flig
 from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import one_f_one_b
-from sharding.schedules.ops import Schedule
+from sharding.schedules.ops import Schedule, StageSeconds
 from tests.mmjax.training.measured_steps import check_measured
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, shared_engine  # noqa: F401
 from tests.sharding.schedules.one_by_one import one_by_one
@@ -59,7 +59,7 @@ def train(config, workdir=None, then=lambda trainer: None):
 
 def seems_slow(op_graph) -> bool:
     """Whether ops have the seconds of the plan."""
-    return op_graph.seconds["vision", 0] == SECONDS["vision"] + (0.0, 0.0)
+    return op_graph.seconds["vision", 0] == StageSeconds(*SECONDS["vision"])
 
 
 def rescheduling_threads():

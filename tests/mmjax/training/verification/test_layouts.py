@@ -45,7 +45,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
     assert {(2, 1), (1, 2), (2, 2)} <= ranks
     assert {layout.plan.microbatches for layout in layouts} == {2, 3, 4, 6, 12}
-    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe", "colocated"}
+    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe", "zb-h1", "colocated"}
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
     recompute = {kind for unit in units(layouts, "backbone") for kind in unit.recompute}
@@ -122,7 +122,11 @@ def test_a_backbone_that_feeds_no_generator_is_tried_as_one_program():
     layouts, refused = default_layouts(graph, ROWS, devices=8)
     assert not refused.keys() & COMPILED_LAYOUT_KINDS.keys()
     compiled = [unit for unit in units(layouts, "backbone") if unit.is_compiled]
-    assert [(unit.pp, unit.chunks, unit.tp, unit.dp) for unit in compiled] == [(2, 1, 2, 1), (2, 2, 1, 2)]
+    assert [(unit.pp, unit.chunks, unit.tp, unit.dp) for unit in compiled] == [
+        (2, 1, 2, 1),
+        (2, 2, 1, 2),
+        (2, 1, 1, 1),
+    ]
     assert not kinds_for(module_graph(DEEP)).keys() & COMPILED_LAYOUT_KINDS.keys()
 
 
