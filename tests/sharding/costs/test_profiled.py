@@ -9,7 +9,7 @@ import pytest
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.node_placement import NodePlacement
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, ProfiledCostModel, ProfileError
-from sharding.specs.layer import make_loads
+from sharding.specs.layer import Kernel, PerLoad, make_loads, matmul
 from tests.sharding.layers import bare_layer
 
 BLOCKS = bare_layer("blocks", "backbone")
@@ -63,6 +63,17 @@ def test_times_are_interpolated_between_sizes_and_extrapolated_beyond():
     loads = make_loads(np.array([100.0, 150.0, 300.0, 500.0, 50.0]), items=1)
     np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
     np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
+
+
+def test_what_is_sent_back_takes_its_share_of_the_flops():
+    """Of one matmul and of causal attention with as many FLOPs, which has no weights: dgrad 1 + 2, wgrad 1."""
+    attention = Kernel("attention", "attention", flops=PerLoad(tokens=24), head_width=4)
+    layer = dataclasses.replace(BLOCKS, kernels=(matmul("output", 3, 4), attention))
+    loads = make_loads(np.array([100.0, 200.0]), items=1)
+    dgrad = COSTS.backward(layer, loads, ranks(2), ("dgrad",), "none").total
+    np.testing.assert_allclose(dgrad, np.array([2.0, 4.0]) * 3 / 4)
+    with pytest.raises(ProfileError, match="no backward of backbone/blocks at tp 2 that computes wgrad"):
+        COSTS.backward(layer, loads, ranks(2), ("wgrad",), "none")
 
 
 def test_a_single_size_scales_in_proportion_and_items_serve_as_size_without_tokens():
