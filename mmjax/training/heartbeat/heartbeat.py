@@ -277,7 +277,8 @@ class Heartbeat:
             return
         self._told.wait(self._patience)
         if self._rank == 0:
-            time.sleep(self._interval)  # the others read of the failure, which needs this process
+            # The others read of the failure within an interval, or later on busy hosts; that needs this process.
+            time.sleep(2 * self._interval)
         leave_at_once(self._exit_code)
 
     def _leave(self, verdict: Verdict) -> typing.NoReturn:
