@@ -34,8 +34,8 @@ class DividedLoop:
         constants, _, sliced = self._parts(self._body.early_operands)
         self._early_carries = early[: self._carries]
         self.early_operands = [*constants, *self._early_carries, *sliced]
-        self._late_carries = self._saved_carries = [False] * self._carries
-        self._late_sliced, self._late_stacks = sliced, early[self._carries :]
+        self._early_sliced, self._early_stacks = sliced, early[self._carries :]
+        self.choose_late([False] * len(wanted))
 
     def _parts(self, entries: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Entries of the operands, or of the body's: of constants, of what is carried, of what is divided by steps."""
@@ -56,7 +56,7 @@ class DividedLoop:
             late = [*more, *results[self._carries :]]
         self._late_carries = late[: self._carries]
         self._saved_carries = [each and early for each, early in zip(carried, self._early_carries, strict=True)]
-        self._late_sliced, self._late_stacks = list(sliced), late[self._carries :]
+        self._late_sliced, self._late_stacks = sliced, late[self._carries :]
         return [*constants, *self._late_carries, *sliced]
 
     @property
@@ -67,22 +67,17 @@ class DividedLoop:
     def early(self, operands: Sequence[Any]) -> EarlyResult:
         """See `Divided.early`."""
         constants, initial, sliced = self._parts(operands)
-        _, _, is_read = self._parts(self._body.early_operands)
 
         def step(carry: list[Any], of_step: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
             carried = placed(carry, self._early_carries)
-            results, saved = self._body.early([*constants, *carried, *placed(of_step, is_read)])
+            results, saved = self._body.early([*constants, *carried, *placed(of_step, self._early_sliced)])
             kept = chosen(carried, self._saved_carries)
             new = chosen(results[: self._carries], self._early_carries)
-            return new, (chosen(results, self._early_stacks), [*kept, *saved])
+            return new, (chosen(results[self._carries :], self._early_stacks), [*kept, *saved])
 
-        carry, (stacks, saved) = self._scan(step, chosen(initial, self._early_carries), chosen(sliced, is_read))
-        results = placed(carry, self._early_carries) + placed(stacks, self.early_results[self._carries :])
-        return EarlyResult(results, saved)
-
-    @property
-    def _early_stacks(self) -> Flags:
-        return [*[False] * self._carries, *self.early_results[self._carries :]]
+        initial = chosen(initial, self._early_carries)
+        carry, (stacks, saved) = self._scan(step, initial, chosen(sliced, self._early_sliced))
+        return EarlyResult(placed(carry, self._early_carries) + placed(stacks, self._early_stacks), saved)
 
     def late(self, operands: Sequence[Any], saved: Sequence[jax.Array]) -> list[Any]:
         """See `Divided.late`."""
@@ -97,7 +92,7 @@ class DividedLoop:
             operands = [*constants, *both, *placed(of_operands, self._late_sliced)]
             results = self._body.late(operands, of_early[kept_count:])
             new = chosen(results[: self._carries], self._late_carries)
-            return new, [each for each in results[self._carries :] if each is not None]
+            return new, chosen(results[self._carries :], self._late_stacks)
 
         initial = chosen(initial, self._late_carries)
         carry, stacks = self._scan(step, initial, (chosen(sliced, self._late_sliced), list(saved)))
@@ -119,7 +114,7 @@ class DividedBarrier:
 
     def __init__(self, wanted: Flags) -> None:
         self.early_operands = self.early_results = wanted
-        self._late = [False] * len(wanted)
+        self.choose_late([False] * len(wanted))
 
     def choose_late(self, results: Flags) -> Flags:
         """See `Divided.choose_late`."""

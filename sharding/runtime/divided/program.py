@@ -22,7 +22,7 @@ from sharding.runtime.divided.parts import Divided, EarlyResult, Flags, chosen
 _REPEATED = frozenset(
     ("broadcast_in_dim", "convert_element_type", "copy", "iota", "pcast", "pvary", "reshape", "squeeze", "transpose")
 )
-"""Operations that move or cast what they are given, and compute nothing else."""
+"""Cheap operations: they move or cast what they are given, and compute nothing else."""
 
 _CASTS = frozenset(("pcast", "pvary"))
 """Operations that mark an array as varying over more mesh axes."""
@@ -49,19 +49,19 @@ class DividedProgram:
         self._constants = dict(zip(program.constvars, constants, strict=True))
         needed = _variables(chosen(program.outvars, early_results))
         self._divided: dict[int, Divided] = {}
-        self._early: list[int] = []
+        early: set[int] = set()
         for number, operation in reversed(list(enumerate(program.eqns))):
             wanted = [each in needed for each in operation.outvars]
             has_effects = _has_effects(operation)
             if not any(wanted) and not has_effects:
                 continue
-            self._early.append(number)
+            early.add(number)
             part = None if has_effects else _divide(operation, wanted)
             if part is not None:
                 self._divided[number] = part
                 needed |= _variables(chosen(operation.outvars, part.early_results))
             needed |= _variables(operation.invars if part is None else chosen(operation.invars, part.early_operands))
-        self._early.reverse()
+        self._early = frozenset(early)
         self._repeated = self._find_repeated()
         self.early_operands = [each in needed for each in program.invars]
         self.choose_late([not is_early for is_early in early_results])
@@ -71,7 +71,7 @@ class DividedProgram:
         return list(results) if part is None else chosen(results, part.early_results)
 
     def _find_repeated(self) -> set[int]:
-        """Numbers of the operations without arithmetic whose operands follow from the program's by such operations."""
+        """Numbers of the cheap operations whose operands are the program's, or results of such operations."""
         known, repeated = {*self._program.invars, *self._program.constvars}, set()
         for number, operation in enumerate(self._program.eqns):
             if operation.primitive.name in _REPEATED and _variables(operation.invars) <= known:
@@ -109,11 +109,10 @@ class DividedProgram:
         """Runs the early program; operands that it does not read may be anything."""
         values = self._values(operands)
         of_parts: list[jax.Array] = []
-        for number in self._early:
+        for number in sorted(self._early):
             operation = self._program.eqns[number]
-            read = [_value(values, each) for each in operation.invars]
             if number in self._divided:
-                results, saved = self._divided[number].early(read)
+                results, saved = self._divided[number].early([_value(values, each) for each in operation.invars])
                 of_parts += saved
             else:
                 results = self._run(operation, values)

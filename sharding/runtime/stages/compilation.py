@@ -107,27 +107,25 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
     if not programs.has_backward:
         return [forward]
     result = jax.eval_shape(programs.forward, *operands, losses)
-    residuals = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        for leaf, sharding in zip(result.residuals, programs.residual_shardings, strict=True)
-    ]
+    residuals = _abstract_saved(result.residuals, programs.residual_shardings)
     outputs = abstract_arrays(result.outputs, programs.output_specs, programs.mesh)
     divided = programs.divided_backward
     if divided is None:
         return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
     parameters, inputs, batch, index = operands
     same, arrays = (parameters, batch, index), MicrobatchArrays(inputs, residuals, outputs)
-    saved = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        for leaf, sharding in zip(
-            jax.eval_shape(divided.dgrad, *same, arrays).saved, divided.saved_shardings, strict=True
-        )
-    ]
+    saved = _abstract_saved(jax.eval_shape(divided.dgrad, *same, arrays).saved, divided.saved_shardings)
     return [
         forward,
         ProgramCall(divided.dgrad, (*same, arrays)),
         ProgramCall(divided.wgrad, (*same, divided.kept_arrays(arrays), saved, gradients)),
     ]
+
+
+def _abstract_saved(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.ShapeDtypeStruct]:
+    """What one program of a stage saves for another."""
+    pairs = zip(shapes, shardings, strict=True)
+    return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf, sharding in pairs]
 
 
 def evaluation_calls(by_capacity: Sequence[MeshPrograms]) -> list[ProgramCall]:

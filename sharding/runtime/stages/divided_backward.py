@@ -4,20 +4,20 @@ Which operations are in which follows from the traced backward (`sharding/runtim
 stays on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.varying import varying_axes
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.divided.parts import chosen, placed
 from sharding.runtime.divided.program import DividedProgram, divide_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches
 from sharding.runtime.stages.mesh_programs import add_gradients
 from sharding.runtime.stages.named_programs import named_jit
-from sharding.runtime.stages.residuals import memory_kind
+from sharding.runtime.stages.residuals import saved_sharding
 from sharding.trees import Tree
 
 
@@ -101,17 +101,14 @@ class DividedBackward:
         mapped = jax.shard_map(
             self._wgrad,
             mesh=mesh,
-            in_specs=(*same, self._choose(leaf_specs), saved_specs, gradient_specs),
+            in_specs=(*same, chosen(leaf_specs, self._kept), saved_specs, gradient_specs),
             out_specs=gradient_specs,
         )
         self.wgrad = named_jit(mapped, stage_id, "wgrad" + name_suffix, donate_argnums=(5,))
 
     def kept_arrays(self, arrays: MicrobatchArrays) -> list[Any]:
         """Those of the arrays of a microbatch that its wgrad reads."""
-        return self._choose(jax.tree.leaves(arrays))
-
-    def _choose(self, leaves: Sequence[Any]) -> list[Any]:
-        return [leaf for leaf, is_kept in zip(leaves, self._kept, strict=True) if is_kept]
+        return chosen(jax.tree.leaves(arrays), self._kept)
 
     def _divide(
         self, shapes: tuple[Any, ...], specs: tuple[Any, ...], input_gradient_specs: dict[str, P]
@@ -126,15 +123,11 @@ class DividedBackward:
             is_early = [True] * len(jax.tree.leaves(of_inputs)) + [False] * len(jax.tree.leaves(of_parameters))
             divided = divide_traced(program, is_early)
             results, saved = divided.early(jax.tree.leaves(operands))
-            traces.append((divided, program.out_tree, [self._sharding(leaf) for leaf in saved]))
+            traces.append((divided, program.out_tree, [saved_sharding(leaf, self._mesh) for leaf in saved]))
             return jax.tree.unflatten(program.out_tree, results)[0]
 
         jax.eval_shape(jax.shard_map(body, mesh=self._mesh, in_specs=specs, out_specs=input_gradient_specs), *shapes)
         return traces[0]
-
-    def _sharding(self, leaf: jax.Array) -> NamedSharding:
-        axes = tuple(axis for axis in self._mesh.axis_names if axis in varying_axes(leaf))
-        return NamedSharding(self._mesh, P(axes), memory_kind=memory_kind(leaf))
 
     # ------------------------------------------------------------------ bodies, as one device runs them
 
@@ -152,11 +145,9 @@ class DividedBackward:
         saved: list[jax.Array],
         parameter_gradients: Tree,
     ) -> Tree:
-        remaining = iter(kept)
-        arrays = [next(remaining) if is_kept else None for is_kept in self._kept]
-        arrays = [
-            leaf[0] if leaf is not None and number in self._residuals else leaf for number, leaf in enumerate(arrays)
-        ]
+        arrays = placed(kept, self._kept)
+        for number in self._residuals:
+            arrays[number] = arrays[number][0] if self._kept[number] else None
         operands = [*jax.tree.leaves((parameters, batch, index)), *arrays]
         results = self._divided.late(operands, [leaf[0] for leaf in saved])
         _, new_gradients = jax.tree.unflatten(self._results, results)

@@ -11,9 +11,9 @@ from jax import lax
 from jaxtyping import Int
 
 from pallas_kernels.varying import make_varying, varying_axes
-from sharding.runtime.divided.program import DividedProgram
 from sharding.runtime.stages.definition import Arrays
 from sharding.runtime.stages.pipeline_sections import (
+    DividedLayers,
     PipelineSections,
     abstract_results,
     divide_layers_backward,
@@ -95,11 +95,9 @@ class PipelinePass:
         x = jnp.zeros_like(sections.enter(jnp.zeros((), jnp.int32)))
         self._x = make_varying(x, sections.activation_axes)
         self._program = sections.trace_layers(self._x)
-        self._divided: DividedProgram | None = None
+        self._divided: DividedLayers | None = None
         if table.wgrads.runs.any():
-            zero = make_varying(jnp.zeros((), jnp.int32), sections.pipeline)
-            operands = sections.layers_operands(zero, zero, self._x)
-            self._divided = divide_layers_backward(sections, self._program, operands)
+            self._divided = divide_layers_backward(sections, self._program, self._x)
 
     def run(self) -> PipelineState:
         """The state after all ticks."""
@@ -143,13 +141,14 @@ class PipelinePass:
             }
 
         abstract = abstract_results(self._program)
+        saved_for_wgrads = self._divided.saved if self._divided else []
         left = jax.eval_shape(lambda x: sections.leave(jnp.zeros((), jnp.int32), x)[:2], x)
         trained = {key: sections.parameters[key] for key in sorted(sections.definition.trained_keys)}
         return PipelineState(
             inputs=buffer(table.inputs.size, x),
             gradients=buffer(table.gradients.size, x) if has_backward else None,
             residuals=[buffer(table.residuals.size, each) for each in abstract.residuals],
-            wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in self._abstract_wgrad_operands()],
+            wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in saved_for_wgrads],
             arrived=x,
             arrived_back=x if has_backward else None,
             losses=by_microbatch(left[0], sections.replicas),
@@ -158,15 +157,6 @@ class PipelinePass:
             parameter_gradients=_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained), trained),
             input_gradients={name: jnp.zeros_like(sections.inputs[name]) for name in sorted(sections.backwards.inputs)},
         )
-
-    def _abstract_wgrad_operands(self) -> list[Any]:
-        sections, forward, divided = self._sections, abstract_results(self._program), self._divided
-        if divided is None:
-            return []
-        zero = make_varying(jnp.zeros((), jnp.int32), sections.pipeline)
-        operands = (sections.layers_operands(zero, zero, self._x), forward.residuals, forward.output)
-        early = jax.jit(lambda *leaves: divided.early(leaves).saved)
-        return list(early.trace(*jax.tree.leaves(operands)).jaxpr.out_avals)
 
     # ------------------------------------------------------------------ a tick
 
@@ -251,7 +241,7 @@ class PipelinePass:
             new_gradients, input_gradient = sections.layers_backward(self._program, *operands)
             state = self._add_of_chunk(state, op, new_gradients)
         else:
-            (*_, input_gradient), saved = self._divided.early(jax.tree.leaves(operands))
+            (*_, input_gradient), saved = self._divided.program.early(jax.tree.leaves(operands))
             slot = row.wgrad_operands.backward
             buffers = [_write(buffer, slot, each) for buffer, each in zip(state.wgrad_operands, saved, strict=True)]
             state = state._replace(wgrad_operands=buffers)
@@ -275,7 +265,7 @@ class PipelinePass:
         op, slot = row.wgrad, row.wgrad_operands.wgrad
         operands = self._backward_operands(state, op, row.inputs.wgrad, row.residuals.wgrad, row.gradients.wgrad)
         saved = [_read(buffer, slot) for buffer in state.wgrad_operands]
-        *leaves, _ = self._divided.late(jax.tree.leaves(operands), saved)
+        *leaves, _ = self._divided.program.late(jax.tree.leaves(operands), saved)
         trained, *_ = operands[0]
         return self._add_of_chunk(state, op, jax.tree.unflatten(jax.tree.structure(trained), leaves))
 

@@ -203,10 +203,14 @@ class PipelineSections:
         first_layer = (chunk * self.definition.ranks + self.rank) * self.definition.chunk_layers
         return (*weights, x, self._microbatch(index), first_layer)
 
+    def operands_to_trace(self, x: jax.Array) -> tuple[Any, ...]:
+        """What a chunk takes (`layers_operands`), as any of its microbatches does."""
+        zero = make_varying(jnp.zeros((), jnp.int32), self.pipeline)
+        return self.layers_operands(zero, zero, x)
+
     def trace_layers(self, x: jax.Array) -> jax.stages.Traced:
         """The forward of a chunk, traced once for all scans: `(*layers_operands) -> LayersForward`."""
-        zero = make_varying(jnp.zeros((), jnp.int32), self.pipeline)
-        return jax.jit(self._layers_forward).trace(*self.layers_operands(zero, zero, x))
+        return jax.jit(self._layers_forward).trace(*self.operands_to_trace(x))
 
     def _layers_forward(
         self, trained: Tree, frozen: Tree, x: jax.Array, microbatch: dict[str, Arrays], first_layer: jax.Array
@@ -230,25 +234,32 @@ class PipelineSections:
         return vjp((gradient, self._ones_like(forward.losses, (*self.pipeline, *self.replicas))))
 
 
-def divide_layers_backward(
-    sections: PipelineSections, program: jax.stages.Traced, operands: tuple[Any, ...]
-) -> DividedProgram:
-    """The backward of a chunk, divided: its early result is the gradient of its input, as `(gradients, of input)`.
+class DividedLayers(NamedTuple):
+    """The backward of a chunk, divided.
 
-    Args:
-        sections: What computes it.
-        program: The traced forward.
-        operands: What a chunk takes (`layers_operands`); the program takes it with the residuals and the gradient of
-            the output.
+    Attributes:
+        program: It takes what a chunk takes (`layers_operands`), the residuals and the gradient of the output; its last
+            result, the gradient of the input, is the early one, and the others are gradients of parameters.
+        saved: Abstract arrays that its early program saves.
     """
+
+    program: DividedProgram
+    saved: list[Any]
+
+
+def divide_layers_backward(sections: PipelineSections, program: jax.stages.Traced, x: jax.Array) -> DividedLayers:
+    """Divides the backward of a chunk, given its traced forward and an input."""
     forward = abstract_results(program)
 
     def backward(operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array) -> tuple[Tree, jax.Array]:
         return sections.layers_backward(program, operands, residuals, gradient)
 
-    traced = jax.jit(backward).trace(operands, forward.residuals, forward.output)
+    operands = (sections.operands_to_trace(x), forward.residuals, forward.output)
+    traced = jax.jit(backward).trace(*operands)
     of_parameters = traced.out_tree.num_leaves - 1
-    return divide_traced(traced, [*[False] * of_parameters, True])
+    divided = divide_traced(traced, [*[False] * of_parameters, True])
+    early = jax.jit(lambda *leaves: divided.early(leaves).saved).trace(*jax.tree.leaves(operands))
+    return DividedLayers(divided, list(early.jaxpr.out_avals))
 
 
 def abstract_results(program: jax.stages.Traced) -> LayersForward:

@@ -15,7 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.varying import make_varying, varying_axes
+from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.runtime.stages.definition import (
     Arrays,
@@ -29,7 +29,7 @@ from sharding.runtime.stages.definition import (
 from sharding.runtime.stages.divided_backward import DividedBackward, MicrobatchArrays
 from sharding.runtime.stages.mesh_programs import MeshPrograms, add_gradients
 from sharding.runtime.stages.named_programs import named_jit
-from sharding.runtime.stages.residuals import VjpStructure, memory_kind, split_vjp
+from sharding.runtime.stages.residuals import VjpStructure, saved_sharding, split_vjp
 from sharding.trees import Tree
 
 
@@ -216,10 +216,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         def body(*operands: Any) -> tuple[Arrays, dict[str, Arrays]]:
             program = jax.jit(function).trace(*operands)
             result = _run_traced(program, *operands)
-            residual_shardings = [
-                NamedSharding(self.mesh, P(self._in_mesh_order(varying_axes(leaf))), memory_kind=memory_kind(leaf))
-                for leaf in result.residuals
-            ]
+            residual_shardings = [saved_sharding(leaf, self.mesh) for leaf in result.residuals]
             traces.append(_TracedForward(program, residual_shardings, result.vjp_structure))
             return result.outputs, self._by_module({name: loss[None] for name, loss in result.losses.items()})
 
@@ -227,9 +224,6 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=specs)
         outputs, losses = jax.eval_shape(mapped, *self.operand_shapes)
         return outputs, tuple(sorted(name for names in losses.values() for name in names)), traces[0]
-
-    def _in_mesh_order(self, axes: frozenset[str]) -> tuple[str, ...]:
-        return tuple(axis for axis in self.mesh.axis_names if axis in axes)
 
     # ------------------------------------------------------------------ bodies, as one device runs them
 

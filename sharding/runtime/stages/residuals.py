@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.varying import varying_axes
 
 HOST_MEMORY = "pinned_host"
 """Kind of memory (`jax.Device.addressable_memories`) of offloaded residuals between forward and backward."""
@@ -49,9 +53,11 @@ class VjpStructure:
         return jax.tree.unflatten(self.tree_structure, leaves)
 
 
-def memory_kind(residual: jax.Array) -> str | None:
-    """The kind of memory in which a traced residual lies; None for the device's own."""
-    return HOST_MEMORY if jax.typeof(residual).memory_space == jax.memory.Space.Host else None
+def saved_sharding(leaf: jax.Array, mesh: Mesh) -> NamedSharding:
+    """Where a traced array lies that one program of a mesh saves for another, its devices stacked along a dimension."""
+    axes = tuple(axis for axis in mesh.axis_names if axis in varying_axes(leaf))
+    on_host = jax.typeof(leaf).memory_space == jax.memory.Space.Host
+    return NamedSharding(mesh, P(axes), memory_kind=HOST_MEMORY if on_host else None)
 
 
 def split_vjp(vjp: Any, available: Sequence[jax.Array]) -> tuple[list[jax.Array], VjpStructure]:
