@@ -6,8 +6,8 @@ and the temporary memory. The goal of a bundle is to expose less than its two pr
 """
 
 import dataclasses
-import os
 
+from benchmarks.h100_schedule.command import run_without_devices
 from configs.errors import UserError
 from mmjax import cli
 
@@ -37,6 +37,4 @@ COMMAND = cli.Command(
 )
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
-    cli.run(COMMAND)
+    run_without_devices(COMMAND)

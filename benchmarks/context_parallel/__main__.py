@@ -7,6 +7,7 @@ Llama3-8B on long rows for this machine's CPU, or for H100s (`pip install -e '.[
 import dataclasses
 import os
 
+from benchmarks.h100_schedule.command import run_without_devices
 from mmjax import cli
 
 DEVICES = 8
@@ -39,7 +40,5 @@ COMMAND = cli.Command(
 )
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-    cli.run(COMMAND)
+    run_without_devices(COMMAND)

@@ -8,10 +8,10 @@ how much of that no matmul runs beside. Nothing runs.
 import dataclasses
 import itertools
 import json
-import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from benchmarks.h100_schedule.command import run_without_devices
 from configs.errors import UserError
 from mmjax import cli
 
@@ -71,6 +71,4 @@ COMMAND = cli.Command(
 )
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
-    cli.run(COMMAND)
+    run_without_devices(COMMAND)

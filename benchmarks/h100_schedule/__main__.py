@@ -8,8 +8,8 @@ collective of the rings is hidden by. Times are computed from the data sheet, no
 import dataclasses
 import itertools
 import json
-import os
 
+from benchmarks.h100_schedule.command import run_without_devices
 from configs.errors import UserError
 from mmjax import cli
 
@@ -59,6 +59,4 @@ COMMAND = cli.Command(
 )
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
-    cli.run(COMMAND)
+    run_without_devices(COMMAND)

@@ -7,9 +7,9 @@ microbatch is in flight.
 
 import dataclasses
 import json
-import os
 from typing import TYPE_CHECKING, cast
 
+from benchmarks.h100_schedule.command import run_without_devices
 from configs.errors import UserError
 from mmjax import cli
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
@@ -74,6 +74,4 @@ COMMAND = cli.Command(
 )
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
-    cli.run(COMMAND)
+    run_without_devices(COMMAND)

@@ -20,11 +20,18 @@ SIZES = {
 }
 
 
-def ticks_of(ops, ranks):
+def key_at(ops, tick, rank):
+    """(stage, microbatch) of the op of a rank in a tick; None if there is none."""
+    if not ops.runs[tick, rank]:
+        return None
+    return int(ops.chunk[tick, rank]) * ops.runs.shape[1] + rank, int(ops.microbatch[tick, rank])
+
+
+def ticks_of(ops):
     """By (stage, microbatch) the tick of its op."""
     found = {}
     for tick, rank in zip(*np.nonzero(ops.runs), strict=True):
-        key = (int(ops.chunk[tick, rank]) * ranks + int(rank), int(ops.microbatch[tick, rank]))
+        key = key_at(ops, int(tick), int(rank))
         assert key not in found
         found[key] = int(tick)
     return found
@@ -34,7 +41,7 @@ def ticks_of(ops, ranks):
 @given(**SIZES)
 def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, passes):
     table = tick_table(ranks, chunks, microbatches, **passes)
-    forward, backward, wgrad = (ticks_of(ops, ranks) for ops in (table.forwards, table.backwards, table.wgrads))
+    forward, backward, wgrad = (ticks_of(ops) for ops in (table.forwards, table.backwards, table.wgrads))
     everything = set(itertools.product(range(ranks * chunks), range(microbatches)))
     assert set(forward) == everything
     assert set(backward) == (everything if passes["has_backward"] else set())
@@ -62,6 +69,7 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
         [[None] * slots.size for _ in range(ranks)]
         for slots in (table.inputs, table.residuals, table.gradients, table.wgrad_operands)
     )
+    kept = ((inputs, table.inputs), (residuals, table.residuals), (gradients, table.gradients))
     sent, sent_back = {}, {}
     for tick in range(table.ticks):
         arrived, arrived_back, sent, sent_back = sent, sent_back, {}, {}
@@ -71,12 +79,10 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
             if table.gradients.arrival[tick, rank] >= 0:
                 gradients[rank][table.gradients.arrival[tick, rank]] = arrived_back[rank]
         for rank in range(ranks):
-            ops = table.forwards
-            key = (int(ops.chunk[tick, rank]) * ranks + rank, int(ops.microbatch[tick, rank]))
+            key = key_at(table.forwards, tick, rank)
             if has_backward:
-                name = key if ops.runs[tick, rank] else "nothing"
-                residuals[rank][table.residuals.forward[tick, rank]] = name
-            if ops.runs[tick, rank]:
+                residuals[rank][table.residuals.forward[tick, rank]] = key or "nothing"
+            if key:
                 slot = table.inputs.forward[tick, rank]
                 if key[0] == 0:
                     inputs[rank][slot] = key
@@ -85,29 +91,15 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
                 if key[0] == last and has_backward:
                     gradients[rank][table.gradients.forward[tick, rank]] = key
         for rank in range(ranks):
-            ops = table.backwards
-            if ops.runs[tick, rank]:
-                key = (int(ops.chunk[tick, rank]) * ranks + rank, int(ops.microbatch[tick, rank]))
-                for buffer, slots in (
-                    (inputs, table.inputs),
-                    (residuals, table.residuals),
-                    (gradients, table.gradients),
-                ):
-                    assert buffer[rank][slots.backward[tick, rank]] == key
+            if key := key_at(table.backwards, tick, rank):
+                assert {buffer[rank][slots.backward[tick, rank]] for buffer, slots in kept} == {key}
                 sent_back[(rank - 1) % ranks] = (key[0] - 1, key[1])
                 if splits_backward:
                     wgrad_operands[rank][table.wgrad_operands.backward[tick, rank]] = key
         for rank in range(ranks):
-            ops = table.wgrads
-            if ops.runs[tick, rank]:
-                key = (int(ops.chunk[tick, rank]) * ranks + rank, int(ops.microbatch[tick, rank]))
-                for buffer, slots in (
-                    (inputs, table.inputs),
-                    (residuals, table.residuals),
-                    (gradients, table.gradients),
-                    (wgrad_operands, table.wgrad_operands),
-                ):
-                    assert buffer[rank][slots.wgrad[tick, rank]] == key
+            if key := key_at(table.wgrads, tick, rank):
+                of_wgrad = (*kept, (wgrad_operands, table.wgrad_operands))
+                assert {buffer[rank][slots.wgrad[tick, rank]] for buffer, slots in of_wgrad} == {key}
 
 
 @settings(deadline=None, max_examples=60)
