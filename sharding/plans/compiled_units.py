@@ -55,11 +55,6 @@ def _check_module(where: str, unit: UnitPlan, graph: ModuleGraph) -> None:
         raise PlanError(
             f"{where} holds {', '.join(unit.modules)}; only a unit of the backbone alone can be one program"
         )
-    if fed := [target for source, target in graph.edges if source == backbone.name]:
-        raise PlanError(
-            f"{where}: {backbone.name} feeds {', '.join(fed)}, for whose gradients its program would have to stop "
-            'between forwards and backwards; use the executor "dispatched"'
-        )
     early = [layer.name for layer in backbone.leading_layers if layer.name.startswith("early_")]
     if early or backbone.later_runs:
         unlike = [*early, *(layer.name for layer, _ in backbone.stack)]

@@ -195,9 +195,8 @@ class Executor:
         return ops.forward(buffers, op)
 
     def _backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        if op.stage_id in self._compiled:
-            return None  # the last forward has run it
-        return self.microbatch_ops.backward(buffers, op)
+        ops = self._pipeline_ops if op.stage_id in self._compiled else self.microbatch_ops
+        return ops.backward(buffers, op)
 
     def _share(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []

@@ -22,7 +22,9 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.varying import make_varying
 from sharding.runtime.executor import Executor
 from sharding.runtime.stages.compilation import abstract_arrays
+from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
 from sharding.runtime.stages.definition import BackwardResult, ForwardResult
+from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.ops import TRANSFERS, PipelineOp
 
@@ -165,14 +167,28 @@ def _compile_marks(executor: Executor) -> None:
     """Compiles `_mark` for the stages whose programs return nothing but donated arrays: nobody is fed by them."""
     for copy in (copy for stage in executor.stages.values() for copy in stage.copies):
         programs = copy.largest
-        if not copy.is_local or not isinstance(programs, StagePrograms):
+        if not copy.is_local:
             continue
-        if not programs.has_backward and not programs.output_shapes and programs.loss_names:
+        if _returns_losses_alone(programs):
             _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))
-        returns_gradients_alone = not programs.differentiated_inputs or programs.divided_backward is not None
-        if programs.has_backward and returns_gradients_alone:
+        if _returns_gradients_alone(programs):
             shapes = jax.eval_shape(programs.zero_gradients)
             _compile_mark(abstract_arrays(shapes, programs.gradient_specs(), programs.mesh))
+
+
+def _returns_losses_alone(programs: MeshPrograms) -> bool:
+    """Whether nothing else comes from a forward; those of a compiled pipeline are not donated."""
+    is_last = isinstance(programs, StagePrograms) and not programs.has_backward and not programs.output_shapes
+    return is_last and bool(programs.loss_names)
+
+
+def _returns_gradients_alone(programs: MeshPrograms) -> bool:
+    """Whether nothing but gradients of parameters comes from a program of backwards, or of wgrads."""
+    if isinstance(programs, CompiledPipeline):
+        return programs.backward is not None and not programs.differentiated_inputs
+    assert isinstance(programs, StagePrograms)
+    returns_nothing_else = not programs.differentiated_inputs or programs.divided_backward is not None
+    return programs.has_backward and returns_nothing_else
 
 
 def _compile_mark(donated: Any) -> None:

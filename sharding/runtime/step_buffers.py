@@ -11,10 +11,14 @@ from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import Arrays
+from sharding.schedules.ops import OpKind
 from sharding.trees import Tree
 
 ChannelKey = tuple[str, int]
 """(channel, microbatch)."""
+
+Activations = dict[ChannelKey, jax.Array | None]
+"""Activations of channels, or their gradients; None where no process-local device has them."""
 
 
 class StageEvaluation(NamedTuple):
@@ -34,7 +38,8 @@ class StepBuffers:
     """All arrays that are alive during one pass over the schedule.
 
     Compute weights are on the mesh of all copies of a stage; `copy_weights` are views of them on each copy's submesh.
-    `begun` has the microbatches whose inputs have come, of units that are one program.
+    `begun` has, by kind of op and stage, the microbatches whose inputs or output gradients have come, of units that are
+    one program or two; `held` what the forwards of such a unit leave for its backwards.
     """
 
     state: TrainState
@@ -44,15 +49,16 @@ class StepBuffers:
     losses: dict[StageCopy, Arrays] = dataclasses.field(default_factory=dict)
     unreduced_gradients: dict[StageCopy, Tree] = dataclasses.field(default_factory=dict)
     gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
-    outputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    inputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    output_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
-    input_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    outputs: Activations = dataclasses.field(default_factory=dict)
+    inputs: Activations = dataclasses.field(default_factory=dict)
+    output_gradients: Activations = dataclasses.field(default_factory=dict)
+    input_gradients: Activations = dataclasses.field(default_factory=dict)
     residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
     wgrad_operands: dict[tuple[StageId, int], tuple[list[Any], list[jax.Array]]] = dataclasses.field(
         default_factory=dict
     )
-    begun: dict[StageId, set[int]] = dataclasses.field(default_factory=dict)
+    held: dict[StageId, list[jax.Array]] = dataclasses.field(default_factory=dict)
+    begun: dict[tuple[OpKind, StageId], set[int]] = dataclasses.field(default_factory=dict)
     summary: StepSummary | None = None
 
 

@@ -31,7 +31,8 @@ def list_schedule(
     free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
     between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
-    in spite of them: it depends on no other microbatch. Weights are gathered before the first input of any
+    in spite of them: it depends on no other microbatch. A stage that one program runs takes microbatches in order, and
+    what it makes is there after the last. Weights are gathered before the first input of any
     stage on their devices, and gradients reduced as soon as those devices compute no more (`WeightsAndGradients`).
 
     Args:
@@ -48,8 +49,8 @@ def list_schedule(
     running = _RunningOps(
         op_graph.stage_graph, device_bits, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT)
     )
-    limits = _Limits(op_graph, max_in_flight, fixed_orders or {})
-    collectives, order = WeightsAndGradients(op_graph, device_bits), []
+    limits = _Limits(op_graph, max_in_flight, {**(fixed_orders or {}), **_orders_of_compiled(op_graph)})
+    collectives, hops_after, order = WeightsAndGradients(op_graph, device_bits), _HopsAfter(op_graph), []
     while ready or running:
         started = [op for op in ready if limits.allow(op) and running.start(op)]
         if not started and not running:
@@ -59,7 +60,7 @@ def list_schedule(
             ready.remove(op)
             limits.record_start(op)
         for op in running.finish_next():
-            for hop in op_graph.hops_after(op):
+            for hop in hops_after(op):
                 order += [*collectives.before(hop), hop]
             order += collectives.after(op)
             ready.add_dependents(op)
@@ -86,6 +87,28 @@ def warm_up_order(op_graph: OpGraph, rank: PipelineRank, warm_up: int) -> list[P
     return [op for op in ordered if op.kind == "forward" or op.stage_id in op_graph.backward_stages]
 
 
+def _orders_of_compiled(op_graph: OpGraph) -> dict[PipelineRank, list[PipelineOp]]:
+    """All forwards, then all backwards, of every stage that one program runs."""
+    ranks = (op_graph.stage_graph.ranks_of[stage][0] for stage in op_graph.stage_graph.compiled)
+    return {rank: warm_up_order(op_graph, rank, op_graph.microbatches) for rank in ranks}
+
+
+class _HopsAfter:
+    """The hops that follow each op that ends: those of its microbatch, or of all that wait for each other."""
+
+    def __init__(self, op_graph: OpGraph) -> None:
+        self._op_graph = op_graph
+        self._missing: dict[tuple[OpKind, StageId, tuple[int, ...]], int] = {}
+
+    def __call__(self, op: PipelineOp) -> list[PipelineOp]:
+        numbers = self._op_graph.awaited(op.stage_id, op.microbatch)
+        key = (op.kind, op.stage_id, numbers)
+        self._missing[key] = self._missing.get(key, len(numbers)) - 1
+        if self._missing[key]:
+            return []
+        return [hop for number in numbers for hop in self._op_graph.hops_after(op._replace(microbatch=number))]
+
+
 _Urgency = tuple[tuple[Any, ...], int, PipelineOp]
 """What ready ops are ordered by: the priority, then the position of the stage in the graph."""
 
@@ -101,14 +124,17 @@ class _ReadyOps:
         self._ready: dict[tuple[OpKind, StageId, int], list[_Urgency]] = collections.defaultdict(list)
         for stage, number in itertools.product(graph.stages, range(op_graph.microbatches)):
             forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
-            self._missing[forward] = len(graph.sources[stage])
+            self._missing[forward] = self._awaited_of(graph.sources[stage], number)
             if stage in op_graph.split_stages:
                 self._missing[PipelineOp("wgrad", *stage, number)] = 1
             if stage in op_graph.backward_stages:
-                forwards = op_graph.microbatches if stage in graph.compiled else 1
-                self._missing[backward] = forwards + len(graph.targets[stage])
+                self._missing[backward] = self._awaited_of((stage, *graph.targets[stage]), number)
             if not graph.sources[stage]:
                 self._add(forward)
+
+    def _awaited_of(self, stages: Sequence[StageId], number: int) -> int:
+        """How many passes of some stages must have run."""
+        return sum(len(self._op_graph.awaited(stage, number)) for stage in stages)
 
     def __len__(self) -> int:
         """Number of ops that are ready, the first of each rank's stage and kind."""
@@ -135,11 +161,11 @@ class _ReadyOps:
         waiting: list[PipelineOp] = []
         if op.kind == "backward" and op.stage_id in self._op_graph.split_stages:
             waiting.append(op._replace(kind="wgrad"))
+        numbers = self._op_graph.awaited(op.stage_id, op.microbatch)
         if op.kind == "forward":
-            waiting += [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
+            targets = graph.targets[op.stage_id]
+            waiting += [PipelineOp("forward", *target, number) for target in targets for number in numbers]
         before = (op.stage_id,) if op.kind == "forward" else graph.sources[op.stage_id]
-        waits_for_all = op.kind == "forward" and op.stage_id in graph.compiled
-        numbers = range(self._op_graph.microbatches) if waits_for_all else (op.microbatch,)
         waiting += [
             PipelineOp("backward", *stage, number) for stage in before if stage in backward_stages for number in numbers
         ]

@@ -16,12 +16,20 @@ v m + p - 1 ticks with forwards, and as many with backwards: the pass takes as l
 their inputs.
 Each rank's order is that of interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
 as in eager 1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
+
+Where what the last stage makes goes on to other units, whose gradients return, one program runs all forwards and
+another all backwards. Then every rank holds all microbatches:
+
+    tick      0    1    2    3    4    5    6    7    8    9    10   11   12   13   14   15
+    rank 0    F0   F1   F2   F3   F4   F5                       B0   B1   B2   B3   B4   B5
+    rank 1         F0   F1   F2   F3   F4   F5             B0   B1   B2   B3   B4   B5
+    rank 2              F0   F1   F2   F3   F4   F5   B0   B1   B2   B3   B4   B5
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -32,6 +40,9 @@ from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.list_scheduling import list_schedule, warm_up_order
 from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+
+TickPasses = Literal["forwards", "together", "apart"]
+"""What a table has: forwards alone, backwards in the ticks of forwards, or backwards in ticks after all forwards."""
 
 _UNIT = "unit"
 _NONE = -1
@@ -79,19 +90,22 @@ class TickTable:
         ranks: Number of pipeline ranks.
         chunks: Chunks of each.
         microbatches: Microbatches of the pass.
+        passes: Which there are.
         forwards, backwards, wgrads: The ops of every tick; no backward runs in a pass without them, and no wgrad where
             backwards compute all gradients.
         inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
             it is kept until the backward, or the wgrad.
-        residuals: Slots of what a forward saves. A forward that does not run has one too, which holds nothing then.
+        residuals: Slots of what a forward saves. A rank without a forward in a tick where others have one has a slot
+            too, which holds nothing then.
         gradients: Slots of gradients of outputs. That of the last stage is made in the tick of its forward, for which
-            `forward` has the slot.
+            `forward` has the slot; where backwards are apart in the tick of its backward, before that.
         wgrad_operands: Slots of what a backward saves for the wgrad.
     """
 
     ranks: int
     chunks: int
     microbatches: int
+    passes: TickPasses
     forwards: TickOps
     backwards: TickOps
     wgrads: TickOps
@@ -120,6 +134,11 @@ class TickTable:
         """The microbatch whose backward ends in the first stage in each tick; -1 for none."""
         return _microbatches_at(self.backwards, 0, 0)
 
+    @functools.cached_property
+    def last_backwards(self) -> Int[np.ndarray, " t"]:
+        """The microbatch whose backward begins in the last stage in each tick; -1 for none."""
+        return _microbatches_at(self.backwards, self.ranks - 1, self.chunks - 1)
+
     def segments(self) -> list["TickSegment"]:
         """Runs of ticks in which some rank has a forward, or none has one, and likewise with backwards and wgrads."""
         kinds = np.stack([of.runs.any(axis=1) for of in (self.forwards, self.backwards, self.wgrads)], axis=1)
@@ -144,7 +163,7 @@ def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t
 
 
 def tick_table(
-    ranks: int, chunks: int, microbatches: int, *, has_backward: bool = True, splits_backward: bool = False
+    ranks: int, chunks: int, microbatches: int, passes: TickPasses = "together", *, splits_backward: bool = False
 ) -> TickTable:
     """The table of a training pass, or of its forwards alone.
 
@@ -152,32 +171,28 @@ def tick_table(
         ranks: Pipeline ranks; at least 1.
         chunks: Chunks of each rank; at least 1.
         microbatches: Microbatches of a step; at least 1.
-        has_backward: Whether there are backwards.
+        passes: Whether there are backwards, and where.
         splits_backward: Whether gradients of weights are apart from them.
     """
-    ticks = _ticks(lockstep_order(ranks, chunks, microbatches, has_backward=has_backward), ranks)
-    shape = (1 + max(ticks.values()), ranks)
-    forward, backward = (
-        {(op.stage, op.microbatch): tick for op, tick in ticks.items() if op.kind == kind}
-        for kind in ("forward", "backward")
-    )
+    forward, backward = _pass_ticks(ranks, chunks, microbatches, passes)
+    shape = (1 + max([*forward.values(), *backward.values()]), ranks)
     wgrad = _wgrad_ticks(backward, ranks) if splits_backward else {}
     inputs, residuals, gradients, wgrad_operands = [], [], [], []
     for at, tick in forward.items():
         stage, number = at
         is_last = stage == ranks * chunks - 1
-        passes = {"forward": tick, "backward": backward.get(at, _NONE), "wgrad": wgrad.get(at, _NONE)}
-        inputs.append(_Lifetime(at, arrival=forward[stage - 1, number] + 1 if stage else _NONE, **passes))
-        if not has_backward:
+        used = {"forward": tick, "backward": backward.get(at, _NONE), "wgrad": wgrad.get(at, _NONE)}
+        inputs.append(_Lifetime(at, arrival=forward[stage - 1, number] + 1 if stage else _NONE, **used))
+        if not backward:
             continue
-        residuals.append(_Lifetime(at, **passes))
+        residuals.append(_Lifetime(at, **used))
         gradients.append(
             _Lifetime(
                 at,
                 arrival=_NONE if is_last else backward[stage + 1, number] + 1,
-                forward=tick if is_last else _NONE,
+                forward=tick if is_last and passes == "together" else _NONE,
                 backward=backward[at],
-                wgrad=passes["wgrad"],
+                wgrad=used["wgrad"],
             )
         )
         if splits_backward:
@@ -186,6 +201,7 @@ def tick_table(
         ranks=ranks,
         chunks=chunks,
         microbatches=microbatches,
+        passes=passes,
         forwards=_ops(forward, shape),
         backwards=_ops(backward, shape),
         wgrads=_ops(wgrad, shape),
@@ -194,6 +210,21 @@ def tick_table(
         gradients=_slots(gradients, shape),
         wgrad_operands=_slots(wgrad_operands, shape),
     )
+
+
+def _pass_ticks(
+    ranks: int, chunks: int, microbatches: int, passes: TickPasses
+) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    """The tick of every forward and of every backward, by (stage, microbatch)."""
+    ticks = _ticks(lockstep_order(ranks, chunks, microbatches, has_backward=passes == "together"), ranks)
+    forward, backward = (
+        {(op.stage, op.microbatch): tick for op, tick in ticks.items() if op.kind == kind}
+        for kind in ("forward", "backward")
+    )
+    if passes == "apart":  # from the last stage to the first as forwards from the first to the last
+        begin, last = 1 + max(forward.values()), ranks * chunks - 1
+        backward = {(last - stage, number): begin + tick for (stage, number), tick in forward.items()}
+    return forward, backward
 
 
 def _wgrad_ticks(backward: dict[tuple[int, int], int], ranks: int) -> dict[tuple[int, int], int]:
@@ -303,11 +334,12 @@ def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
 
 
 def _with_unused_slots(slots: TickSlots, lifetimes: Iterable[_Lifetime]) -> TickSlots:
-    """The same with a slot for every tick and rank without a forward: one that holds nothing, or one more slot."""
+    """The same with a slot for ranks without a forward where others have one: one that holds nothing, or one more."""
     ticks, ranks = slots.forward.shape
     is_held = np.zeros((ticks, ranks, slots.size + 1), bool)
     for each in lifetimes:
         rank = each.at[0] % ranks
         is_held[each.start : each.end + 1, rank, slots.forward[each.forward, rank]] = True
-    forward = np.where(slots.forward == _NONE, np.argmin(is_held, axis=2), slots.forward).astype(np.int32)
+    is_unused = (slots.forward == _NONE) & (slots.forward != _NONE).any(axis=1, keepdims=True)
+    forward = np.where(is_unused, np.argmin(is_held, axis=2), slots.forward).astype(np.int32)
     return dataclasses.replace(slots, size=max(slots.size, 1 + int(forward.max())), forward=forward)

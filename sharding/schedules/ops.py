@@ -176,6 +176,13 @@ class OpGraph:
         sources = [source for source in self.stage_graph.sources[stage] if source in self.backward_stages]
         return tuple(PipelineOp("hop_back", *stage, microbatch, *source) for source in sources)
 
+    def awaited(self, stage: StageId, microbatch: int) -> tuple[int, ...]:
+        """The microbatches of which a stage must have run a pass before what it made of one of them can be used.
+
+        They are all of them where one program runs the pass.
+        """
+        return tuple(range(self.microbatches)) if stage in self.stage_graph.compiled else (microbatch,)
+
     @functools.cached_property
     def dependencies(self) -> Mapping[PipelineOp, tuple[PipelineOp, ...]]:
         """Every op of the pass, and the ops that must run before it."""
@@ -210,14 +217,14 @@ class OpGraph:
             forward = PipelineOp("forward", *stage, number)
             inputs = tuple(PipelineOp("hop", *source, number, *stage) for source in graph.sources[stage])
             dependencies[forward] = (*weights, *inputs)
-            dependencies |= dict.fromkeys(self.forward_hops(stage, number), (forward,))
+            forwards = tuple(PipelineOp("forward", *stage, each) for each in self.awaited(stage, number))
+            dependencies |= dict.fromkeys(self.forward_hops(stage, number), forwards)
             if stage in self.backward_stages:
                 backward = PipelineOp("backward", *stage, number)
-                numbers = range(self.microbatches) if stage in graph.compiled else (number,)
-                forwards = (PipelineOp("forward", *stage, each) for each in numbers)
                 gradients = tuple(PipelineOp("hop_back", *target, number, *stage) for target in graph.targets[stage])
                 dependencies[backward] = (*forwards, *gradients)
-                dependencies |= dict.fromkeys(self.backward_hops(stage, number), (backward,))
+                backwards = tuple(PipelineOp("backward", *stage, each) for each in self.awaited(stage, number))
+                dependencies |= dict.fromkeys(self.backward_hops(stage, number), backwards)
             if stage in self.split_stages:
                 dependencies[PipelineOp("wgrad", *stage, number)] = (PipelineOp("backward", *stage, number),)
         return dependencies

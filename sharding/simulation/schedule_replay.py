@@ -58,7 +58,7 @@ class _ScheduleRun:
     def __init__(
         self, devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: OpGraph, clock: OpClock, rendezvous: bool
     ) -> None:
-        self._graph = op_graph.stage_graph
+        self._graph, self._awaited = op_graph.stage_graph, op_graph.awaited
         self._clock = clock
         self._rendezvous = rendezvous
         groups = group_devices(devices)
@@ -133,9 +133,11 @@ class _ScheduleRun:
     def hop(self, op: PipelineOp) -> Span:
         """Sends an activation, or a gradient back."""
         kind: OpKind = "forward" if op.kind == "hop" else "backward"
-        produced = self._ends.get((kind, op.stage_id, op.microbatch))
-        if produced is None:
+        ends = [self._ends.get((kind, op.stage_id, number)) for number in self._awaited(op.stage_id, op.microbatch)]
+        ended = [end for end in ends if end is not None]
+        if len(ended) < len(ends):
             raise ScheduleError(f"{op} is scheduled before the {kind} it follows")
+        produced = np.max(ended, axis=0)
         exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
         start = latest_of_sources(produced, len(self._groups(op.target_id, op.microbatch)), exchanged)
         if self._rendezvous:

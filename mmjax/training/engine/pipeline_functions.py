@@ -10,7 +10,7 @@ from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.stage_functions import Arrays, run_pieces
 from mmjax.training.engine.stage_layouts import PieceRun
 from sharding.axes import Axes
-from sharding.runtime.stages.definition import PipelineDefinition
+from sharding.runtime.stages.definition import PipelineDefinition, StageOutput
 from sharding.trees import Tree
 
 _AxesByModule = Mapping[str, Axes]
@@ -41,12 +41,10 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
         output = run_pieces(layout, chunk, (parameters, specs), {entering: x}, batch, axes, first_layer)
         return output.outputs[chunk[0].output_channel], output.losses
 
-    def leave(
-        parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule
-    ) -> tuple[Arrays, Arrays]:
+    def leave(parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule) -> StageOutput:
         x = all_gather_sequence(x, axes[module])
         output = run_pieces(layout, behind, (parameters, specs), {leaving: x}, batch, _around_stack(axes))
-        return output.losses, output.auxiliary_metrics
+        return output._replace(outputs={name: output.outputs[name] for name in layout.outputs})
 
     tied = {f"{module}/{owner}" for run in behind for _, owner, _ in run.piece.tied_parameters}
     return PipelineDefinition(

@@ -42,16 +42,12 @@ def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple
 
 
 def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
-    """The kinds of layouts for a model.
-
-    Some only where it has experts, or a generator that can be cut; those of one program where its backbone feeds none.
-    """
+    """The kinds of layouts for a model, some of them only where it has experts or a generator that can be cut."""
     generators = [module for module in graph.modules if module.inputs and not module.is_backbone]
     return (
         LAYOUT_KINDS
         | (EXPERT_LAYOUT_KINDS if any(module.expert_count for module in graph.modules) else {})
         | (GENERATOR_LAYOUT_KINDS if any(module.divisible for module in generators) else {})
-        | ({} if generators else COMPILED_LAYOUT_KINDS)
     )
 
 
@@ -68,6 +64,7 @@ _HEADS = Parallelism(cp=2, context_transfer="all_to_all")
 _FSDP2 = Parallelism(dp=2, fsdp=2)
 _HYBRID = Parallelism(dp=6, fsdp=2, recompute=("none", "selective"))
 _BY_TURNS = Parallelism(recompute=("full", "offload", "none", "selective"))
+_COMPILED = Parallelism(pp=2, executor="compiled")
 
 # Compilation takes most of the time, so each layout combines several features whose errors can be told apart.
 LAYOUT_KINDS: dict[str, LayoutKind] = {
@@ -222,6 +219,25 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
             for dp in (2, 1)
         )
     ),
+    "pipeline in one program": each_its_own(
+        (_PP2, dataclasses.replace(_COMPILED, tp=2, collectives="ring"), UNDIVIDED),
+        (UNDIVIDED, _COMPILED, UNDIVIDED),
+        microbatches=(4, *SEVERAL),
+    ),
+    "interleaved pipeline in one program": each_its_own(
+        (_DP2, dataclasses.replace(_COMPILED, dp=2, chunks=2, recompute=("selective",)), _DP2),
+        (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
+        microbatches=(3, 4, 2),
+        schedule="interleaved",
+    ),
+    "zero-bubble pipeline in one program": each_its_own(
+        (_TP2, dataclasses.replace(_COMPILED, pp=4, tp=2, recompute=("full",)), _TP2),
+        (UNDIVIDED, dataclasses.replace(_COMPILED, dp=2), UNDIVIDED),
+        (UNDIVIDED, _COMPILED, UNDIVIDED),
+        microbatches=(4, *SEVERAL),
+        schedule="zb-h1",
+        together=True,
+    ),
 }
 
 _EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute=("selective",), ep=2, collectives="ring")
@@ -239,29 +255,6 @@ EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
     "expert and tensor ranks in a pipeline": each_its_own(
         (_DP2, _EP_TP_PP, _TP2), (_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), together=True
-    ),
-}
-
-_COMPILED = Parallelism(pp=2, executor="compiled")
-
-COMPILED_LAYOUT_KINDS: dict[str, LayoutKind] = {
-    "pipeline in one program": each_its_own(
-        (_PP2, dataclasses.replace(_COMPILED, tp=2, collectives="ring"), UNDIVIDED),
-        (UNDIVIDED, _COMPILED, UNDIVIDED),
-        microbatches=(4, *SEVERAL),
-    ),
-    "interleaved pipeline in one program": each_its_own(
-        (_DP2, dataclasses.replace(_COMPILED, dp=2, chunks=2, recompute=("selective",)), UNDIVIDED),
-        (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
-        microbatches=(3, 4, 2),
-        schedule="interleaved",
-    ),
-    "zero-bubble pipeline in one program": each_its_own(
-        (_DP2, dataclasses.replace(_COMPILED, pp=4, tp=2, recompute=("full",)), UNDIVIDED),
-        (UNDIVIDED, dataclasses.replace(_COMPILED, dp=2), UNDIVIDED),
-        (UNDIVIDED, _COMPILED, UNDIVIDED),
-        microbatches=(4, *SEVERAL),
-        schedule="zb-h1",
     ),
 }
 

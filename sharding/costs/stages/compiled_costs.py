@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from sharding.costs.batch_costs import ReplicaLoads
+from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.stage_parameters import LayersOfStage
 from sharding.costs.step_costs import WgradCosts
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.lockstep import TickOps, tick_table
+from sharding.schedules.lockstep import TickOps, TickPasses, tick_table
 from sharding.specs.modules import ModuleGraph
 
 Sums = Mapping[str, Float[np.ndarray, "m _"]]
@@ -23,65 +25,101 @@ class CompiledLayers(NamedTuple):
     Attributes:
         chunk: Those of a chunk.
         rank: Those of the stack on a pipeline rank.
-        around: Those before and behind the stack, which all pipeline ranks divide as tensor ranks do.
+        before, behind: Those before and behind the stack, which all pipeline ranks divide as tensor ranks do.
     """
 
     chunk: tuple[LayersOfStage, ...]
     rank: tuple[LayersOfStage, ...]
-    around: tuple[LayersOfStage, ...]
+    before: tuple[LayersOfStage, ...]
+    behind: tuple[LayersOfStage, ...]
 
 
 def compiled_layers(layers: tuple[LayersOfStage, ...], unit: UnitPlan, graph: ModuleGraph) -> CompiledLayers:
     """Divides the layers of a compiled unit, given all of them."""
     (name,) = unit.modules
-    names = {layer.name for layer in (*graph[name].leading_layers, *graph[name].trailing_layers)}
-    stack = [of for of in layers if of.layer.name not in names]
-    around = (
-        of._replace(ranks=dataclasses.replace(of.ranks, tp=of.ranks.tp * unit.pp, collectives="reduce"))
-        for of in layers
-        if of.layer.name in names
+    before, behind = (
+        {layer.name for layer in of_module} for of_module in (graph[name].leading_layers, graph[name].trailing_layers)
     )
+
+    def around(names: set[str]) -> tuple[LayersOfStage, ...]:
+        return tuple(
+            of._replace(ranks=dataclasses.replace(of.ranks, tp=of.ranks.tp * unit.pp, collectives="reduce"))
+            for of in layers
+            if of.layer.name in names
+        )
+
+    stack = [of for of in layers if of.layer.name not in before | behind]
     return CompiledLayers(
         tuple(of._replace(count=of.count // unit.stage_count) for of in stack),
         tuple(of._replace(count=of.count // unit.pp) for of in stack),
-        tuple(around),
+        around(before),
+        around(behind),
     )
 
 
-def lockstep_sums(
-    chunk: Sums, around: Sums, unit: UnitPlan, wgrad: WgradCosts | None = None
-) -> dict[str, Float[np.ndarray, "m _"]]:
+class CompiledSums(NamedTuple):
+    """What the layers of a compiled unit take.
+
+    Attributes:
+        chunk: Those of a chunk.
+        before, behind: Those before and behind the stack.
+        wgrad: Of a chunk, where its wgrads are apart from its backwards; else None.
+        leaving_bytes: Bytes of what leaves the stack, where backwards are a program of their own; else None.
+    """
+
+    chunk: Sums
+    before: Sums
+    behind: Sums
+    wgrad: WgradCosts | None = None
+    leaving_bytes: Float[np.ndarray, "m i"] | None = None
+
+
+def leaving_bytes(layers: tuple[LayersOfStage, ...], loads: ReplicaLoads, costs: CostModel) -> Float[np.ndarray, "m i"]:
+    """Bytes of the activations behind some layers, on each device of each replica."""
+    layer, ranks = layers[-1].layer, layers[-1].ranks
+    elements = layer.output_elements.at(loads.distinct)[loads.index]
+    return costs.element_bytes * elements / (ranks.cp * ranks.for_layer(layer).sequence_shards)
+
+
+def lockstep_sums(of: CompiledSums, unit: UnitPlan) -> dict[str, Float[np.ndarray, "m _"]]:
     """The fields of the whole unit, as those of one stage.
 
     A tick lasts as long as its slowest forward, its slowest backward and its slowest wgrad. The whole step counts as
     the forward of the last microbatch, which is when it can start: the other forwards and the backwards take no time.
-    What ranks send to each other takes none either, since they compute meanwhile.
+    Where backwards are a program of their own, that counts as the backward of the last microbatch. What ranks send to
+    each other takes no time either, since they compute meanwhile.
 
     Args:
-        chunk: Of a chunk.
-        around: Of the layers around the stack.
+        of: What its layers take.
         unit: The unit.
-        wgrad: Of a chunk, where its wgrads are apart from its backwards.
     """
-    microbatches = len(chunk["forward"])
-    has_backward = bool(np.any(chunk["backward"]))
-    table = tick_table(unit.pp, unit.chunks, microbatches, has_backward=has_backward, splits_backward=wgrad is not None)
+    chunk, wgrad, microbatches = of.chunk, of.wgrad, len(of.chunk["forward"])
+    passes: TickPasses = "forwards"
+    if np.any(chunk["backward"]):
+        passes = "together" if of.leaving_bytes is None else "apart"
+    table = tick_table(unit.pp, unit.chunks, microbatches, passes, splits_backward=wgrad is not None)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
+    program_of_backwards = "backward" if passes == "apart" else "forward"
     if wgrad is not None:
         chunk = {**chunk, "backward": chunk["backward"] - wgrad.seconds}
-        sums["forward"][-1] += _ticks_seconds(table.wgrads, wgrad.seconds)
+        sums[program_of_backwards][-1] += _ticks_seconds(table.wgrads, wgrad.seconds)
     for suffix in ("", "_communication"):
-        passes = (("forward", table.forwards), ("backward", table.backwards))
-        sums["forward" + suffix][-1] += sum(
-            _ticks_seconds(ops, chunk[kind + suffix]) + around[kind + suffix].sum(axis=0) for kind, ops in passes
-        )
-    sums["forward_communication"] = np.minimum(sums["forward"], sums["forward_communication"])
-    sums["flops"] = unit.stage_count * chunk["flops"] + around["flops"]
-    slots = max(1, table.residuals.size) / microbatches
-    held = slots * chunk["saved_bytes"].max(axis=0)
+        forward, backward = f"forward{suffix}", f"backward{suffix}"
+        behind = of.behind[forward] + of.behind[backward]  # both in the tick of a forward
+        sums[forward][-1] += _ticks_seconds(table.forwards, chunk[forward]) + (of.before[forward] + behind).sum(axis=0)
+        sums[f"{program_of_backwards}{suffix}"][-1] += _ticks_seconds(table.backwards, chunk[backward]) + of.before[
+            backward
+        ].sum(axis=0)
+    for kind in ("forward", "backward"):
+        sums[f"{kind}_communication"] = np.minimum(sums[kind], sums[f"{kind}_communication"])
+    sums["flops"] = unit.stage_count * chunk["flops"] + of.before["flops"] + of.behind["flops"]
+    held = max(1, table.residuals.size) * chunk["saved_bytes"].max(axis=0)
     if wgrad is not None:
-        held = held + table.wgrad_operands.size / microbatches * wgrad.saved_bytes.max(axis=0)
-    sums["saved_bytes"] = np.broadcast_to(held, sums["saved_bytes"].shape)
+        held = held + table.wgrad_operands.size * wgrad.saved_bytes.max(axis=0)
+    if passes == "apart" and of.leaving_bytes is not None:
+        of_rank = -(-microbatches // unit.pp)
+        held = held + 2 * of_rank * of.leaving_bytes.max(axis=0)  # and the gradient of the losses
+    sums["saved_bytes"] = np.broadcast_to(held / microbatches, sums["saved_bytes"].shape)
     return sums
 
 

@@ -11,7 +11,13 @@ from sharding.costs.batch_costs import BatchCosts, LayerCosts
 from sharding.costs.cost_model import LayerParallelism, masked_flops
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
-from sharding.costs.stages.compiled_costs import CompiledLayers, compiled_layers, lockstep_sums
+from sharding.costs.stages.compiled_costs import (
+    CompiledLayers,
+    CompiledSums,
+    compiled_layers,
+    leaving_bytes,
+    lockstep_sums,
+)
 from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
 from sharding.costs.stages.sharded_weights import (
@@ -271,18 +277,23 @@ class _PlanCosts:
         return wgrad_costs(layers, unit, whole, sent_back, self.hops.replica_loads, self._costs)
 
     def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
-        """Costs of a unit whose step is one program."""
-        of_chunk, workspace = self._layer_sums(layers.chunk, unit, 0)
-        around, more_workspace = self._layer_sums(layers.around, unit, 0)
+        """Costs of a unit whose step is one program, or two."""
+        summed = [self._layer_sums(each, unit, 0) for each in (layers.chunk, layers.before, layers.behind)]
+        (of_chunk, _), (before, _), (behind, _) = summed
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
-        held = (layers.rank, layers.around)
+        leaving, (module,) = None, unit.modules
+        if any(source == module for source, _ in self._graph.edges):
+            loads = self.hops.replica_loads(module, unit.dp)
+            leaving = leaving_bytes(layers.chunk, loads, self._costs)
+        held = (layers.rank, (*layers.before, *layers.behind))
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
         state_bytes = sum(self._state_bytes(each, unit) for each in held)
+        around = float((before["saved_bytes"] + behind["saved_bytes"]).max())
         return StageCosts(
-            **lockstep_sums(of_chunk, around, unit, wgrad),
+            **lockstep_sums(CompiledSums(of_chunk, before, behind, wgrad, leaving), unit),
             **OncePerStep(*once.tolist())._asdict(),
-            static_bytes=state_bytes + max(workspace, more_workspace) + float(around["saved_bytes"].max()),
+            static_bytes=state_bytes + max(workspace for _, workspace in summed) + around,
         )
 
     def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> float:

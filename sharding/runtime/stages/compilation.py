@@ -48,7 +48,7 @@ def abstract_arrays(shapes: Any, specs: Any, mesh: Mesh) -> Any:
 
     def with_sharding(spec: Any, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), subtree)
+        return jax.tree.map(lambda leaf: _abstract_array(leaf, sharding), subtree)
 
     return jax.tree.map(with_sharding, specs, shapes, is_leaf=is_partition_spec)
 
@@ -85,7 +85,15 @@ def _pipeline_calls(programs: CompiledPipeline) -> StageCalls:
     gradients = None
     if programs.definition.trained_keys:
         gradients = abstract_arrays(results.parameter_gradients, programs.gradient_specs(), programs.mesh)
-    return StageCalls([ProgramCall(programs.step, operands)], losses, gradients)
+    calls = [ProgramCall(programs.step, operands)]
+    if programs.backward is not None:
+        held = _abstract_saved(results.held, programs.held_shardings)
+        outputs = {
+            name: [_abstract_array(array, programs.channel_shardings[name]) for array in arrays]
+            for name, arrays in results.outputs.items()
+        }
+        calls.append(ProgramCall(programs.backward, (*operands, held, outputs, gradients or {})))
+    return StageCalls(calls, losses, gradients)
 
 
 def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
@@ -124,8 +132,11 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
 
 def _abstract_saved(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.ShapeDtypeStruct]:
     """What one program of a stage saves for another."""
-    pairs = zip(shapes, shardings, strict=True)
-    return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf, sharding in pairs]
+    return [_abstract_array(leaf, sharding) for leaf, sharding in zip(shapes, shardings, strict=True)]
+
+
+def _abstract_array(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 def evaluation_calls(by_capacity: Sequence[MeshPrograms]) -> list[ProgramCall]:

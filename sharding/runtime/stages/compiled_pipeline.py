@@ -1,6 +1,9 @@
 """A unit's whole pipeline as one jitted `jax.shard_map` program a step, over pipeline ranks and the axes of stages.
 
-The program goes through the ticks of a table (`sharding.schedules.lockstep`) by `lax.scan`. In a tick, all ranks
+Where the unit feeds others that return gradients, forwards and backwards are a program each, since the first gradient
+comes back after the last output has left.
+
+A program goes through the ticks of a table (`sharding.schedules.lockstep`) by `lax.scan`. In a tick, all ranks
 
 1. run the pieces before the stack for one microbatch, together;
 2. run a forward of their chunk, and send its output to the next rank by `lax.ppermute`;
@@ -15,7 +18,7 @@ scans, without them. What is in flight is in slots, as many as the rank that hol
 each replica, and reduced once a step by another program (`master_weights.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +28,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
-from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, module_of
+from sharding.runtime.stages.definition import (
+    Arrays,
+    BackwardResult,
+    Microbatches,
+    PipelineDefinition,
+    StageOutput,
+    module_of,
+)
 from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.pipeline_pass import PipelinePass
@@ -35,43 +45,47 @@ from sharding.runtime.stages.pipeline_sections import (
     PipelineSections,
     needed_backwards,
 )
-from sharding.schedules.lockstep import tick_table
+from sharding.runtime.stages.pipeline_state import PipelineState, resumed
+from sharding.runtime.stages.residuals import saved_sharding
+from sharding.schedules.lockstep import TickPasses, TickTable, tick_table
 from sharding.trees import Tree
+
+_ByMicrobatch = dict[str, list[jax.Array]]
+"""By channel, the activations of each microbatch, or their gradients."""
+
+_Operands = tuple[Tree, _ByMicrobatch, Microbatches]
+"""`(parameters, inputs, batch)`."""
 
 
 class PipelineStepResult(NamedTuple):
-    """What a step of a pipeline returns: arrays, or their specs.
+    """What a step of a pipeline, or its forwards alone, return: arrays, or their specs.
 
     Attributes:
         losses: `[replicas]` by name, summed over the microbatches.
+        outputs: By channel, of each microbatch.
         parameter_gradients: Unreduced, float32, summed over the microbatches: `{key: {...}}`, replicas first.
-        input_gradients: By channel, for the channels whose gradient is needed, of each microbatch.
+        input_gradients: By channel, for the channels whose gradient is needed, of each microbatch; none of forwards.
+        held: What the program of backwards takes from the forwards; empty where there is none.
     """
 
     losses: Any
+    outputs: dict[str, Any]
     parameter_gradients: Tree
     input_gradients: dict[str, Any]
-
-
-class PipelineEvaluation(NamedTuple):
-    """What an evaluation of a pipeline returns for each microbatch: arrays, or their specs.
-
-    Attributes:
-        losses: `[replicas]` by name.
-        auxiliary_metrics: Arrays by name, rows first.
-    """
-
-    losses: Any
-    auxiliary_metrics: Any
+    held: list[Any]
 
 
 class CompiledPipeline(MeshPrograms[PipelineDefinition]):
-    """The program of a training step, and that of an evaluation, of a unit on its mesh.
+    """The programs of a training step, and that of an evaluation, of a unit on its mesh.
 
-    Both take `(parameters, inputs, batch)`, with the inputs of every channel as a list of those of each microbatch:
+    All take `(parameters, inputs, batch)` first, with the inputs of every channel as a list of those of each
+    microbatch:
 
     - `step(...) -> PipelineStepResult`
-    - `evaluate(...) -> [PipelineEvaluation]`
+    - `backward(..., held, output_gradients, parameter_gradients) -> BackwardResult`, where `step` has run forwards
+      alone: None elsewhere. Gradients of channels are lists as well. `parameter_gradients` are those of the forwards,
+      which are donated; those of the backwards are added.
+    - `evaluate(...) -> [StageOutput]`, one for each microbatch.
 
     Args:
         definition: What the unit computes.
@@ -87,7 +101,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         definition: What the unit computes.
         backwards: The gradients that a step computes.
         microbatches: Microbatches of a step.
-        operand_shapes, operand_specs: Shapes and specs of what both programs take.
+        operand_shapes, operand_specs: Shapes and specs of what all programs take.
+        held_shardings: Of what `step` leaves for `backward`.
     """
 
     def __init__(
@@ -105,13 +120,10 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self.definition, self.mesh, self.axes = definition, mesh, axes
         self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
         self.backwards = needed_backwards(definition, differentiated_inputs) if has_backward else NO_BACKWARD
-        self._splits_backward = splits_backward and bool(definition.trained_keys & definition.stack_keys)
         self.microbatches = jax.tree.leaves(batch_shapes.arrays)[0].shape[0]
         ((_, self._module_axes),) = {module_of(key): axes[module_of(key)] for key in definition.shapes}.items()
-        channel_specs = definition.channel_specs(axes)
-        self.channel_shapes = dict(input_shapes)
-        self.output_shapes: dict[str, jax.ShapeDtypeStruct] = {}
-        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in channel_specs.items()}
+        self._channel_specs = definition.channel_specs(axes)
+        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in self._channel_specs.items()}
         self._row_spec, self._replica_spec = P(self._module_axes.data), P(self._module_axes.replicas)
         batch_specs = Microbatches(
             {
@@ -120,73 +132,153 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
             },
             P(),
         )
-        count = self.microbatches
         self.operand_specs = (
             definition.partition_specs,
-            {name: [channel_specs[name]] * count for name in definition.input_channels},
+            self.of_microbatches(definition.input_channels, self._channel_specs),
             batch_specs,
         )
-        inputs = {name: [input_shapes[name]] * count for name in definition.input_channels}
+        inputs = self.of_microbatches(definition.input_channels, input_shapes)
         self.operand_shapes = (definition.shapes, inputs, batch_shapes)
-        input_gradients = {name: [channel_specs[name]] * count for name in sorted(differentiated_inputs)}
-        gradient_specs = self.gradient_specs() if has_backward else {}
-        self.step = self._compile(
-            "step", self._step, PipelineStepResult(self._replica_spec, gradient_specs, input_gradients)
-        )
-        self.evaluate = self._compile(
-            "evaluate", self._evaluate, [PipelineEvaluation(self._replica_spec, self._row_spec)] * count
-        )
-        losses = jax.eval_shape(self.evaluate, *self.operand_shapes)[0].losses
-        self.loss_names = tuple(sorted(losses))
+        self.evaluate = self._compile_evaluation()
+        output = jax.eval_shape(self.evaluate, *self.operand_shapes)[0]
+        self.output_shapes = output.outputs
+        self.channel_shapes = {**input_shapes, **self.output_shapes}
+        self.loss_names = tuple(sorted(output.losses))
         self.loss_specs = dict.fromkeys(self.loss_names, self._replica_spec)
+        self._table = self._training_table(splits_backward)
+        self.held_shardings: list[NamedSharding] = []
+        self.backward: Callable[..., BackwardResult] | None = None
+        gradient_specs = self.gradient_specs() if has_backward else {}
+        input_gradients = self.of_microbatches(sorted(differentiated_inputs), self._channel_specs)
+        outputs = self.of_microbatches(definition.output_channels, self._channel_specs)
+        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, [])
+        if self._table.passes != "apart":
+            self.step = self._compile("step", self._step, self.operand_specs, results)
+            return
+        self.held_shardings = self._trace_held()
+        held = [sharding.spec for sharding in self.held_shardings]
+        of_forwards = results._replace(input_gradients={}, held=held)
+        self.step = self._compile("forward", self._forwards, self.operand_specs, of_forwards)
+        self.backward = self._compile(
+            "backward",
+            self._backwards,
+            (*self.operand_specs, held, outputs, gradient_specs),
+            BackwardResult(input_gradients, gradient_specs),
+            donate=(5,),
+        )
 
-    def _compile(self, kind: str, function: Callable, out_specs: Any) -> Callable:
-        mapped = jax.shard_map(function, mesh=self.mesh, in_specs=self.operand_specs, out_specs=out_specs)
-        return named_jit(mapped, self.definition.stage_id, kind)
+    # ------------------------------------------------------------------ building
+
+    def of_microbatches(self, channels: Iterable[str], of_one: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """What belongs to a microbatch in each of some channels, for all of them."""
+        return {name: [of_one[name]] * self.microbatches for name in channels}
+
+    def _training_table(self, splits_backward: bool) -> TickTable:
+        definition = self.definition
+        passes: TickPasses = "forwards"
+        if self.backwards.layers:
+            passes = "apart" if definition.output_channels else "together"
+        splits_backward = splits_backward and bool(definition.trained_keys & definition.stack_keys)
+        return self._tick_table(passes, splits_backward=splits_backward)
+
+    def _tick_table(self, passes: TickPasses, *, splits_backward: bool = False) -> TickTable:
+        ranks, chunks = self.definition.ranks, self.definition.chunks
+        return tick_table(ranks, chunks, self.microbatches, passes, splits_backward=splits_backward)
+
+    def _compile(
+        self, kind: str, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
+    ) -> Callable:
+        mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        return named_jit(mapped, self.definition.stage_id, kind, donate_argnums=donate)
+
+    def _compile_evaluation(self) -> Callable[..., list[StageOutput]]:
+        outputs = {name: self._channel_specs[name] for name in self.definition.output_channels}
+        of_microbatch = StageOutput(outputs, self._replica_spec, self._row_spec)
+        return self._compile("evaluate", self._evaluate, self.operand_specs, [of_microbatch] * self.microbatches)
+
+    def _trace_held(self) -> list[NamedSharding]:
+        """The shardings of what forwards leave for backwards, which are known when these are traced."""
+        found: list[NamedSharding] = []
+
+        def body(*operands: Any) -> tuple[()]:
+            held = self._forward_pass(operands).initial_state().held
+            found.extend(saved_sharding(leaf, self.mesh) for leaf in jax.tree.leaves(held))
+            return ()
+
+        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=())
+        jax.eval_shape(mapped, *self.operand_shapes)
+        return found
 
     # ------------------------------------------------------------------ bodies, as one device runs them
 
     def _sections(
-        self, parameters: Tree, inputs: dict[str, list[jax.Array]], batch: Microbatches, backwards: PipelineBackwards
+        self, operands: _Operands, backwards: PipelineBackwards, output_gradients: _ByMicrobatch | None = None
     ) -> PipelineSections:
-        stacked = {name: jnp.stack(of_channel) for name, of_channel in inputs.items()}
-        return PipelineSections(self.definition, dict(self.axes), parameters, stacked, batch, backwards)
-
-    def _all_losses(self, losses: Arrays, layer_losses: Arrays) -> Arrays:
-        """`[m]` by name, of the pieces around the stack and of the layers of all ranks."""
-        of_layers = {name: lax.psum(array, self._module_axes.pipeline) for name, array in layer_losses.items()}
-        names = sorted({*losses, *of_layers})
-        return {name: losses.get(name, 0.0) + of_layers.get(name, 0.0) for name in names}
-
-    def _step(self, parameters: Tree, inputs: dict[str, list[jax.Array]], batch: Microbatches) -> PipelineStepResult:
-        definition, count = self.definition, self.microbatches
-        sections = self._sections(parameters, inputs, batch, self.backwards)
-        table = tick_table(
-            definition.ranks,
-            definition.chunks,
-            count,
-            has_backward=self.backwards.layers,
-            splits_backward=self._splits_backward,
+        parameters, inputs, batch = operands
+        of_inputs, of_gradients = (
+            {name: jnp.stack(of_channel) for name, of_channel in channels.items()}
+            for channels in (inputs, output_gradients or {})
         )
-        state = PipelinePass(sections, table, keeps_metrics=False).run()
-        losses = self._all_losses(state.losses, state.layer_losses)
+        return PipelineSections(self.definition, dict(self.axes), parameters, of_inputs, batch, backwards, of_gradients)
+
+    def _forward_pass(self, operands: _Operands) -> PipelinePass:
+        """The ticks of a step, or those with forwards where backwards are apart from them."""
+        segments = self._table.segments()
+        if self._table.passes == "apart":
+            segments = [segment for segment in segments if segment.has_forwards]
+        return PipelinePass(self._sections(operands, self.backwards), self._table, segments)
+
+    def _step(self, *operands: Any) -> PipelineStepResult:
+        ticks = self._forward_pass(operands)
+        return self._result(ticks.run(ticks.initial_state()))
+
+    def _forwards(self, *operands: Any) -> PipelineStepResult:
+        ticks = self._forward_pass(operands)
+        state = ticks.run(ticks.initial_state())
+        held = [leaf[None] for leaf in jax.tree.leaves(state.held)]  # a leading dimension to stack devices along
+        return self._result(state)._replace(input_gradients={}, held=held)
+
+    def _backwards(
+        self,
+        parameters: Tree,
+        inputs: _ByMicrobatch,
+        batch: Microbatches,
+        held: list[jax.Array],
+        output_gradients: _ByMicrobatch,
+        parameter_gradients: Tree,
+    ) -> BackwardResult:
+        sections = self._sections((parameters, inputs, batch), self.backwards, output_gradients)
+        segments = [segment for segment in self._table.segments() if not segment.has_forwards]
+        ticks = PipelinePass(sections, self._table, segments)
+        state = ticks.initial_state()
+        held_arrays = jax.tree.unflatten(jax.tree.structure(state.held), [leaf[0] for leaf in held])
+        of_forwards = jax.tree.map(lambda leaf: leaf[0], parameter_gradients)
+        result = self._result(ticks.run(resumed(state, held_arrays, of_forwards)))
+        return BackwardResult(result.input_gradients, result.parameter_gradients)
+
+    def _result(self, state: PipelineState) -> PipelineStepResult:
         return PipelineStepResult(
-            {name: jnp.sum(loss)[None] for name, loss in losses.items()},
+            {name: jnp.sum(loss)[None] for name, loss in self._all_losses(state).items()},
+            self._by_microbatch(state.outputs),
             jax.tree.map(lambda gradient: gradient[None], state.parameter_gradients),
-            {name: [array[number] for number in range(count)] for name, array in state.input_gradients.items()},
+            self._by_microbatch(state.input_gradients),
+            [],
         )
 
-    def _evaluate(
-        self, parameters: Tree, inputs: dict[str, list[jax.Array]], batch: Microbatches
-    ) -> list[PipelineEvaluation]:
-        definition, count = self.definition, self.microbatches
-        sections = self._sections(parameters, inputs, batch, NO_BACKWARD)
-        table = tick_table(definition.ranks, definition.chunks, count, has_backward=False)
-        state = PipelinePass(sections, table, keeps_metrics=True).run()
-        losses = self._all_losses(state.losses, state.layer_losses)
+    def _by_microbatch(self, arrays: Arrays) -> _ByMicrobatch:
+        return {name: [array[number] for number in range(self.microbatches)] for name, array in arrays.items()}
 
-        def of_microbatch(number: int) -> PipelineEvaluation:
-            metrics = {name: array[number] for name, array in state.auxiliary_metrics.items()}
-            return PipelineEvaluation({name: loss[number][None] for name, loss in losses.items()}, metrics)
+    def _all_losses(self, state: PipelineState) -> Arrays:
+        """`[m]` by name, of the pieces around the stack and of the layers of all ranks."""
+        of_layers = {name: lax.psum(array, self._module_axes.pipeline) for name, array in state.layer_losses.items()}
+        names = sorted({*state.losses, *of_layers})
+        return {name: state.losses.get(name, 0.0) + of_layers.get(name, 0.0) for name in names}
 
-        return [of_microbatch(number) for number in range(count)]
+    def _evaluate(self, *operands: Any) -> list[StageOutput]:
+        table = self._tick_table("forwards")
+        sections = self._sections(operands, NO_BACKWARD)
+        ticks = PipelinePass(sections, table, table.segments(), keeps_metrics=True)
+        state = ticks.run(ticks.initial_state())
+        losses = {name: loss[:, None] for name, loss in self._all_losses(state).items()}  # [m] -> [m, 1]
+        of_all = StageOutput(state.outputs, losses, state.auxiliary_metrics)
+        return [jax.tree.map(lambda array, at=number: array[at], of_all) for number in range(self.microbatches)]

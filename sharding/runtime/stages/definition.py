@@ -128,7 +128,7 @@ class PipelineDefinition(StageInterface):
         chunk_layers: Layers of a chunk.
         enter: `(parameters, inputs, batch, axes) -> x`: what precedes the stack, with this rank's positions.
         run_layers: `(parameters, x, batch, axes, first layer) -> (x, losses)`: a chunk, whose parameters are stacked.
-        leave: `(parameters, x, batch, axes) -> (losses, auxiliary metrics)`: what follows the stack.
+        leave: `(parameters, x, batch, axes) -> StageOutput`: what follows the stack.
         enter_keys, stack_keys, leave_keys: Keys of the parameters that each reads; a tied one is in two.
     """
 
@@ -139,7 +139,7 @@ class PipelineDefinition(StageInterface):
     run_layers: Callable[
         [Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes], jax.Array], tuple[jax.Array, Arrays]
     ]
-    leave: Callable[[Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes]], tuple[Arrays, Arrays]]
+    leave: Callable[[Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes]], StageOutput]
     enter_keys: frozenset[str]
     stack_keys: frozenset[str]
     leave_keys: frozenset[str]

@@ -1,5 +1,6 @@
 """What one rank of a pipeline that is one program computes in a tick: its chunk, and the pieces around the stack."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -10,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.runtime.divided.program import DividedProgram, divide_traced
-from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, module_of
+from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, StageOutput, module_of
 from sharding.runtime.stages.residuals import VjpStructure, split_vjp
 from sharding.trees import Tree
 
@@ -23,14 +24,12 @@ class PipelineBackwards(NamedTuple):
     Attributes:
         inputs: Channels whose gradient is needed.
         enter: Whether the pieces before the stack have a backward.
-        layers: Whether the layers of the stack have one.
-        leave: Whether the pieces behind the stack have one.
+        layers: Whether the layers of the stack, and the pieces behind it, have one.
     """
 
     inputs: frozenset[str] = frozenset()
     enter: bool = False
     layers: bool = False
-    leave: bool = False
 
 
 NO_BACKWARD = PipelineBackwards()
@@ -40,8 +39,7 @@ def needed_backwards(definition: PipelineDefinition, inputs: frozenset[str]) -> 
     """The backwards of a training step, given the channels whose gradient is needed."""
     trained = definition.trained_keys
     enter = bool(inputs or trained & definition.enter_keys)
-    layers = enter or bool(trained & definition.stack_keys)
-    return PipelineBackwards(inputs, enter, layers, layers or bool(trained & definition.leave_keys))
+    return PipelineBackwards(inputs, enter, layers=bool(inputs or trained))
 
 
 class LayersForward(NamedTuple):
@@ -64,14 +62,12 @@ class LeaveResult(NamedTuple):
     """What the pieces behind the stack give for a microbatch, the same on all pipeline ranks.
 
     Attributes:
-        losses: By name.
-        auxiliary_metrics: By name, rows first.
-        parameter_gradients: By key, of those that train; empty without a backward.
-        gradient: Of the activations that they take; None without a backward.
+        output: Outputs by channel, losses and metrics.
+        parameter_gradients: Of the losses by key, of those that train; empty without a backward.
+        gradient: Of the losses, of the activations that they take; None without a backward.
     """
 
-    losses: Arrays
-    auxiliary_metrics: Arrays
+    output: StageOutput
     parameter_gradients: Tree
     gradient: jax.Array | None
 
@@ -86,6 +82,7 @@ class PipelineSections:
         inputs: Activations of all microbatches by channel, `[m, r, ...]`.
         batch: This device's part of the batch.
         backwards: The gradients that are computed.
+        output_gradients: Gradients of the outputs of all microbatches by channel, where these have come.
 
     Attributes:
         pipeline, data, replicas: The axes of pipeline ranks, of rows, and of rows and positions.
@@ -101,7 +98,9 @@ class PipelineSections:
         inputs: Arrays,
         batch: Microbatches,
         backwards: PipelineBackwards,
+        output_gradients: Arrays,
     ) -> None:
+        self._output_gradients = output_gradients
         self.definition, self.backwards, self.inputs = definition, backwards, inputs
         self._axes, self._batch = axes, batch
         (of_module,) = {module_of(key): axes[module_of(key)] for key in parameters}.values()
@@ -117,7 +116,7 @@ class PipelineSections:
         """The axes over which the activations between layers differ."""
         return (*self.pipeline, *self.replicas, *self._sequence)
 
-    def is_rank(self, rank: int) -> jax.Array:
+    def is_rank(self, rank: int | jax.Array) -> jax.Array:
         """Whether this device is of a pipeline rank."""
         return self.rank == rank
 
@@ -162,27 +161,53 @@ class PipelineSections:
         _, vjp = jax.vjp(function, *arguments)
         return vjp(self.from_rank(0, gradient))
 
-    def from_rank(self, rank: int, x: jax.Array) -> jax.Array:
+    def from_rank(self, rank: int | jax.Array, x: jax.Array) -> jax.Array:
         """The activations of one pipeline rank, on all of them."""
         return lax.psum(jnp.where(self.is_rank(rank), x, jnp.zeros((), x.dtype)), self.pipeline)
 
     # ------------------------------------------------------------------ behind the stack
 
-    def leave(self, index: jax.Array, x: jax.Array) -> LeaveResult:
-        """The pieces behind the stack, with their backward if there is one, of the last rank's output of a chunk."""
+    def _leave_function(self, index: jax.Array) -> tuple[Callable[[Tree, jax.Array], StageOutput], Tree]:
+        """The pieces behind the stack as a function of their parameters that train and of activations, and those."""
         trained, frozen = self._split(self.definition.leave_keys)
         microbatch = self._microbatch(index)
 
-        def function(trained: Tree, x: jax.Array) -> tuple[Arrays, Arrays]:
-            losses, metrics = self.definition.leave({**trained, **frozen}, x, microbatch, self._axes)
-            return make_varying(losses, self.replicas), make_varying(metrics, self.data)
+        def function(trained: Tree, x: jax.Array) -> StageOutput:
+            output = self.definition.leave({**trained, **frozen}, x, microbatch, self._axes)
+            axes = (self.data, self.replicas, self.data)
+            return StageOutput(*(make_varying(arrays, of) for arrays, of in zip(output, axes, strict=True)))
 
-        x = self.from_rank(self.definition.ranks - 1, x)
-        if not self.backwards.leave:
-            return LeaveResult(*function(trained, x), {}, None)
-        losses, vjp, metrics = jax.vjp(function, trained, x, has_aux=True)
+        return function, trained
+
+    def leave(self, index: jax.Array, x: jax.Array) -> LeaveResult:
+        """The pieces behind the stack, with the backward of their losses if there is one.
+
+        Args:
+            index: Number of the microbatch.
+            x: The last rank's output of its last chunk, on all ranks.
+        """
+        function, trained = self._leave_function(index)
+        if not self.backwards.layers:
+            return LeaveResult(function(trained, x), {}, None)
+
+        def losses_and_output(trained: Tree, x: jax.Array) -> tuple[Arrays, StageOutput]:
+            output = function(trained, x)
+            return output.losses, output
+
+        losses, vjp, output = jax.vjp(losses_and_output, trained, x, has_aux=True)
         parameter_gradients, gradient = vjp(self._ones_like(losses, self.replicas))
-        return LeaveResult(losses, metrics, parameter_gradients, gradient)
+        return LeaveResult(output, parameter_gradients, gradient)
+
+    def leave_backward(self, index: jax.Array, x: jax.Array) -> tuple[Tree, jax.Array]:
+        """Gradients of the parameters behind the stack, and of what `leave` took, given those of its outputs."""
+        function, trained = self._leave_function(index)
+        _, vjp = jax.vjp(lambda trained, x: function(trained, x).outputs, trained, x)
+        return vjp(
+            {
+                name: lax.dynamic_index_in_dim(array, index, keepdims=False)
+                for name, array in self._output_gradients.items()
+            }
+        )
 
     @staticmethod
     def _ones_like(losses: dict[str, Any], axes: tuple[str, ...]) -> Arrays:

@@ -2,7 +2,7 @@
 
 from sharding.plans.plan import Plan
 from sharding.plans.split_backward import split_stages
-from sharding.plans.stage_graph import StageEdge, StageGraph, StageId, stage_graph
+from sharding.plans.stage_graph import PipelineRank, StageEdge, StageGraph, StageId, stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightLimits, check_limits
@@ -78,20 +78,31 @@ def in_flight_limits(plan: Plan, op_graph: OpGraph) -> InFlightLimits:
     """
     extra = {unit.name: unit.extra_in_flight for unit in plan.units}
     limits = find_schedule(plan.schedule).max_in_flight(op_graph)
+    return {rank: limit + extra.get(rank[0], 0) for rank, limit in limits.items()} | _held_for_compiled(op_graph)
+
+
+def _held_for_compiled(op_graph: OpGraph) -> dict[PipelineRank, int]:
+    """All microbatches, of ranks with stages of one program or with stages that feed these."""
     stages_of, waiting = op_graph.stage_graph.stages_of, op_graph.stage_graph.ancestors_of_compiled
-    all_of_rank = {
-        rank: len(stages) * plan.microbatches for rank, stages in stages_of.items() if not waiting.isdisjoint(stages)
+    return {
+        rank: len(stages) * op_graph.microbatches
+        for rank, stages in stages_of.items()
+        if not waiting.isdisjoint(stages)
     }
-    return {rank: limit + extra.get(rank[0], 0) for rank, limit in limits.items()} | all_of_rank
 
 
 def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, shares: tuple[StageEdge, ...] = ()) -> Schedule:
     """The checked schedule of an evaluation with as many microbatches as a training step has."""
     schedule = forward_only(stage_graph(plan, graph), plan.microbatches, shares)
-    check_schedule(schedule, interleaved_in_flight(schedule.op_graph))
+    check_schedule(schedule, _evaluation_limits(schedule.op_graph))
     return schedule
 
 
 def forward_only(graph: StageGraph, microbatches: int, shares: tuple[StageEdge, ...] = ()) -> Schedule:
     """The order of an evaluation: weights first, then forwards, in the order of interleaved 1F1B."""
-    return interleaved(OpGraph(stage_graph=graph, microbatches=microbatches, shares=shares, with_update=False))
+    op_graph = OpGraph(stage_graph=graph, microbatches=microbatches, shares=shares, with_update=False)
+    return interleaved(op_graph, _evaluation_limits(op_graph))
+
+
+def _evaluation_limits(op_graph: OpGraph) -> InFlightLimits:
+    return {**interleaved_in_flight(op_graph), **_held_for_compiled(op_graph)}

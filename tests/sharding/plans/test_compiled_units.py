@@ -10,12 +10,14 @@ from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_axes import stage_axes
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
+from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, training_op_graph
+from sharding.schedules.ops import PipelineOp
 from sharding.specs.modules import module_graph
 
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2, projector=MLPProjectorConfig())
 BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=4, heads=4, kv_heads=2, ffn=24)
 MODEL = ModelConfig((VISION,), BACKBONE, ())
+WITH_GENERATOR = dataclasses.replace(MODEL, generators=(UNetConfig(image_size=4),))
 ENCODER = UnitPlan("eyes", ("vision",), (0, 1), layers=(1, 1), recompute=("none",) * 2)
 MIND = UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(2, 2), recompute=("full",) * 2, executor="compiled")
 
@@ -26,11 +28,6 @@ def check(mind=MIND, model=MODEL, others=(ENCODER,), schedule="1f1b"):
 
 def change(**fields):
     return dataclasses.replace(MIND, **fields)
-
-
-def with_generator():
-    generator = UnitPlan("painter", ("generator",), (0,))
-    check(model=dataclasses.replace(MODEL, generators=(UNetConfig(image_size=4),)), others=(ENCODER, generator))
 
 
 def with_backbone(**fields):
@@ -63,7 +60,6 @@ def in_one_unit():
             ["mind", "eyes", "rows"],
             id="rows of its own",
         ),
-        pytest.param(with_generator, ["backbone feeds generator"], id="a generator"),
         pytest.param(lambda: with_backbone(vocabulary=26), ["pp 2 x tp 2 = 4", "26"], id="vocabulary"),
         pytest.param(
             lambda: with_backbone(experts=ExpertsConfig(count=2, dense_layers=1)), ["unlike"], id="dense first layers"
@@ -104,3 +100,39 @@ def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
     assert all((number > last_forward) == (op.kind == "backward") for number, op in enumerate(passes))
     evaluation = build_evaluation_schedule(plan, module_graph(MODEL))
     assert sum(op.unit == "mind" and op.kind == "forward" for op in evaluation.ops) == 3
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zb-h1"])
+def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedule, copies):
+    """What it sends follows its last forward, and its last backward, of the microbatches in order."""
+    painter = UnitPlan("painter", ("generator",), tuple(range(6, 6 + copies)), copies=copies)
+    plan, graph = Plan((ENCODER, MIND, painter), 5, schedule), module_graph(WITH_GENERATOR)
+    check_plan(plan, graph, 10, 8)
+    trained = frozenset({("eyes", 0), ("eyes", 1), ("mind", 0), ("painter", 0)})
+    ops = [op for op in build_schedule(plan, graph, trained).ops if op.kind != "wgrad" and op.microbatch >= 0]
+    numbers = {
+        kind: [(at, op.microbatch) for at, op in enumerate(ops) if op.unit == "mind" and op.kind == kind]
+        for kind in ("forward", "hop", "backward", "hop_back")
+    }
+    in_order = [at for of_kind in numbers.values() for at, _ in of_kind]
+    assert in_order == sorted(in_order)
+    assert all([number for _, number in of_kind] == list(range(5)) for of_kind in numbers.values())
+    (first_hop, _), *_, (last_backward, _) = numbers["hop"] + numbers["backward"]
+    assert all(first_hop < at < last_backward for at, op in enumerate(ops) if op.unit == "painter")
+    assert all(
+        at < first_hop if op.kind in ("forward", "hop") else last_backward < at
+        for at, op in enumerate(ops)
+        if op.unit == "eyes"
+    )
+    evaluation = [op for op in build_evaluation_schedule(plan, graph).ops if op.microbatch >= 0]
+    assert sum(op.unit == "painter" and op.kind == "forward" for op in evaluation) == 5
+
+
+def test_its_hops_need_all_microbatches():
+    graph = module_graph(WITH_GENERATOR)
+    plan = Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3)
+    needs = training_op_graph(plan, graph, frozenset({("eyes", 0), ("mind", 0)})).dependencies
+    for kind, sent, target in (("forward", "hop", ("painter", 0)), ("backward", "hop_back", ("eyes", 1))):
+        ops = {PipelineOp(kind, "mind", 0, number) for number in range(3)}
+        assert all(set(needs[PipelineOp(sent, "mind", 0, number, *target)]) == ops for number in range(3))

@@ -1,6 +1,7 @@
 """Tables of ticks: every op once, in order and after what it needs, and no slot reused while something needs it."""
 
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.schedules.checks import check_schedule
-from sharding.schedules.lockstep import lockstep_in_flight, lockstep_order, tick_table
+from sharding.schedules.lockstep import TickPasses, lockstep_in_flight, lockstep_order, tick_table
 
 SIZES = {
     "ranks": st.integers(1, 5),
     "chunks": st.integers(1, 3),
     "microbatches": st.integers(1, 11),
-    "passes": st.sampled_from(
-        [{"has_backward": False}, {"has_backward": True}, {"has_backward": True, "splits_backward": True}]
-    ),
+    "passes": st.sampled_from(get_args(TickPasses)),
+    "splits_backward": st.booleans(),
 }
 
 
@@ -39,13 +39,17 @@ def ticks_of(ops):
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, passes):
-    table = tick_table(ranks, chunks, microbatches, **passes)
+def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, passes, splits_backward):
+    splits_backward = splits_backward and passes != "forwards"
+    table = tick_table(ranks, chunks, microbatches, passes, splits_backward=splits_backward)
     forward, backward, wgrad = (ticks_of(ops) for ops in (table.forwards, table.backwards, table.wgrads))
     everything = set(itertools.product(range(ranks * chunks), range(microbatches)))
     assert set(forward) == everything
-    assert set(backward) == (everything if passes["has_backward"] else set())
-    assert set(wgrad) == (everything if "splits_backward" in passes else set())
+    assert set(backward) == (everything if passes != "forwards" else set())
+    assert set(wgrad) == (everything if splits_backward else set())
+    if passes == "apart":
+        assert max(forward.values()) < min(backward.values())
+        assert not any(segment.has_forwards and segment.has_backwards for segment in table.segments())
     for key, tick in wgrad.items():
         assert tick >= backward[key]
     assert (table.wgrads.runs == table.wgrads.runs[:, :1]).all()  # all ranks in the same ticks
@@ -60,10 +64,10 @@ def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, pas
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
+def test_reads_find_what_was_written(ranks, chunks, microbatches, passes, splits_backward):
     """The program's reads and writes, played with names of arrays."""
-    has_backward, splits_backward = passes["has_backward"], "splits_backward" in passes
-    table = tick_table(ranks, chunks, microbatches, **passes)
+    has_backward, splits_backward = passes != "forwards", splits_backward and passes != "forwards"
+    table = tick_table(ranks, chunks, microbatches, passes, splits_backward=splits_backward)
     last = ranks * chunks - 1
     inputs, residuals, gradients, wgrad_operands = (
         [[None] * slots.size for _ in range(ranks)]
@@ -80,7 +84,7 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
                 gradients[rank][table.gradients.arrival[tick, rank]] = arrived_back[rank]
         for rank in range(ranks):
             key = key_at(table.forwards, tick, rank)
-            if has_backward:
+            if has_backward and table.forwards.runs[tick].any():
                 residuals[rank][table.residuals.forward[tick, rank]] = key or "nothing"
             if key:
                 slot = table.inputs.forward[tick, rank]
@@ -88,10 +92,12 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes):
                     inputs[rank][slot] = key
                 assert inputs[rank][slot] == key
                 sent[(rank + 1) % ranks] = (key[0] + 1, key[1])
-                if key[0] == last and has_backward:
+                if key[0] == last and passes == "together":
                     gradients[rank][table.gradients.forward[tick, rank]] = key
         for rank in range(ranks):
             if key := key_at(table.backwards, tick, rank):
+                if key[0] == last and passes == "apart":
+                    gradients[rank][table.gradients.backward[tick, rank]] = key
                 assert {buffer[rank][slots.backward[tick, rank]] for buffer, slots in kept} == {key}
                 sent_back[(rank - 1) % ranks] = (key[0] - 1, key[1])
                 if splits_backward:
@@ -122,6 +128,20 @@ def test_whole_groups_take_no_longer_and_hold_no_more_than_where_ranks_wait_for_
     assert split.wgrad_operands.size <= ranks
 
 
+@settings(deadline=None, max_examples=60)
+@given(ranks=st.integers(1, 6), chunks=st.integers(1, 3), groups=st.integers(1, 5), splits_backward=st.booleans())
+def test_backwards_apart_take_the_ticks_of_forwards_and_find_all_microbatches_held(
+    ranks, chunks, groups, splits_backward
+):
+    count = ranks * groups * chunks
+    table = tick_table(ranks, chunks, ranks * groups, "apart", splits_backward=splits_backward)
+    assert table.ticks == 2 * (count + ranks - 1)
+    assert table.inputs.size == count
+    assert table.residuals.size == count + (ranks > 1)  # one for ticks of ranks without a forward
+    assert table.gradients.size <= 1 + splits_backward * ranks
+    assert table.wgrad_operands.size <= splits_backward * ranks
+
+
 @settings(deadline=None, max_examples=40)
 @given(ranks=st.integers(1, 5), chunks=st.integers(1, 3), microbatches=st.integers(1, 11))
 def test_ranks_hold_no_more_than_the_limit(ranks, chunks, microbatches):
@@ -135,7 +155,7 @@ def test_ranks_hold_no_more_than_the_limit(ranks, chunks, microbatches):
 @pytest.mark.parametrize("microbatches", [1, 5])
 def test_all_ranks_know_which_microbatch_enters_and_ends(microbatches):
     table = tick_table(3, 1, microbatches)
-    for entries in (table.first_forwards, table.last_forwards, table.first_backwards):
+    for entries in (table.first_forwards, table.last_forwards, table.first_backwards, table.last_backwards):
         assert [number for number in entries.tolist() if number >= 0] == list(range(microbatches))
     forwards = [(segment.has_forwards, segment.has_backwards) for segment in table.segments()]
     assert forwards[0] == (True, False)

@@ -7,7 +7,7 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.divided_plans import GlobalRows, module_roles
-from mmjax.training.verification.layouts import COMPILED_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts, kinds_for
+from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, kinds_for
 from sharding.plans.plan import check_plan
 from sharding.runtime.bundled_ops import find_bundles
 from sharding.schedules.named.build import build_schedule
@@ -117,17 +117,19 @@ def test_layouts_of_any_model_can_run_and_impossible_ones_have_a_reason(model, r
         assert all(layout.plan.microbatches > 1 for layout in layouts)
 
 
-def test_a_backbone_that_feeds_no_generator_is_tried_as_one_program():
-    graph = module_graph(dataclasses.replace(DEEP, generators=()))
-    layouts, refused = default_layouts(graph, ROWS, devices=8)
-    assert not refused.keys() & COMPILED_LAYOUT_KINDS.keys()
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        pytest.param(DEEP, [(2, 1, 2, 1), (2, 2, 1, 2), (4, 1, 2, 1)], id="a generator"),
+        pytest.param(
+            dataclasses.replace(DEEP, generators=()), [(2, 1, 2, 1), (2, 2, 1, 2), (4, 1, 2, 1)], id="no generator"
+        ),
+    ],
+)
+def test_a_backbone_is_tried_as_one_program(model, expected):
+    layouts, _ = default_layouts(module_graph(model), ROWS, devices=8)
     compiled = [unit for unit in units(layouts, "backbone") if unit.is_compiled]
-    assert [(unit.pp, unit.chunks, unit.tp, unit.dp) for unit in compiled] == [
-        (2, 1, 2, 1),
-        (2, 2, 1, 2),
-        (2, 1, 1, 1),
-    ]
-    assert not kinds_for(module_graph(DEEP)).keys() & COMPILED_LAYOUT_KINDS.keys()
+    assert [(unit.pp, unit.chunks, unit.tp, unit.dp) for unit in compiled] == expected
 
 
 def test_a_backbone_of_few_layers_interleaves_together_with_its_encoder():

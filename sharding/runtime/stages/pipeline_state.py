@@ -1,0 +1,164 @@
+"""What a device has between two ticks of a pipeline that one program runs, or two."""
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.varying import make_varying, varying_axes
+from sharding.runtime.stages.definition import Arrays
+from sharding.runtime.stages.pipeline_sections import PipelineSections, abstract_results
+from sharding.schedules.lockstep import TickTable
+from sharding.trees import Tree
+
+T = TypeVar("T")
+
+
+class LeavingArrays(NamedTuple):
+    """What the pieces behind the stack took, of microbatches whose outputs' gradients are to come.
+
+    Pipeline rank i keeps every p-th microbatch, from i on.
+
+    Attributes:
+        x: Activations `[m / p, r, q, d]`.
+        gradient: The gradient of the losses with respect to them.
+    """
+
+    x: jax.Array
+    gradient: jax.Array
+
+
+class HeldArrays(NamedTuple):
+    """What forwards leave for backwards, which may be another program.
+
+    Attributes:
+        inputs: Activations that chunks took, `[slots, r, q, d]`.
+        residuals: What forwards saved, `[slots, ...]` each.
+        leaving: Where backwards are apart from forwards; else None.
+    """
+
+    inputs: jax.Array
+    residuals: list[jax.Array]
+    leaving: LeavingArrays | None
+
+
+class PipelineState(NamedTuple):
+    """What a device has between two ticks.
+
+    Attributes:
+        held: What forwards leave for backwards.
+        gradients: Gradients of chunks' outputs, `[slots, r, q, d]`; None without backwards.
+        wgrad_operands: What backwards saved for wgrads, `[slots, ...]` each; empty where they compute all gradients.
+        arrived, arrived_back: What the neighbours sent in the last tick, `[r, q, d]`; None without backwards.
+        losses: Of the pieces behind the stack by name, `[m]`, the same on all pipeline ranks.
+        layer_losses: Of this rank's layers, likewise.
+        auxiliary_metrics: `[m, r, ...]` by name; empty in training.
+        outputs: `[m, r, ...]` by channel, the same on all pipeline ranks.
+        parameter_gradients: float32, summed over the microbatches so far, of the parameters that train.
+        input_gradients: `[m, r, ...]` by channel.
+    """
+
+    held: HeldArrays
+    gradients: Any
+    wgrad_operands: list[jax.Array]
+    arrived: jax.Array
+    arrived_back: Any
+    losses: Arrays
+    layer_losses: Arrays
+    auxiliary_metrics: Arrays
+    outputs: Arrays
+    parameter_gradients: Tree
+    input_gradients: Arrays
+
+    def holding(self, **fields: Any) -> "PipelineState":
+        """The same with other arrays in `held`."""
+        return self._replace(held=self.held._replace(**fields))
+
+
+def initial_state(
+    sections: PipelineSections,
+    table: TickTable,
+    x: jax.Array,
+    program: jax.stages.Traced,
+    saved_for_wgrads: list[Any],
+    *,
+    keeps_metrics: bool,
+) -> PipelineState:
+    """The state before the first tick.
+
+    Args:
+        sections: What is computed in a tick.
+        table: Its slots.
+        x: Activations of zero, as they enter a chunk.
+        program: The traced forward of a chunk.
+        saved_for_wgrads: Abstract arrays that a backward saves for the wgrad.
+        keeps_metrics: Whether auxiliary metrics are kept.
+    """
+    has_backward, count = table.passes != "forwards", table.microbatches
+
+    def buffer(size: int, abstract: Any) -> jax.Array:
+        zeros = jnp.zeros((size, *abstract.shape), abstract.dtype)
+        return make_varying(zeros, tuple(varying_axes(abstract) | set(sections.activation_axes)))
+
+    def by_microbatch(arrays: dict[str, Any], axes: tuple[str, ...]) -> Arrays:
+        return {name: make_varying(jnp.zeros((count, *each.shape), each.dtype), axes) for name, each in arrays.items()}
+
+    forward = abstract_results(program)
+    left = jax.eval_shape(lambda x: sections.leave(jnp.zeros((), jnp.int32), x).output, x)
+    trained = {key: sections.parameters[key] for key in sorted(sections.definition.trained_keys)}
+    kept = -(-count // table.ranks)
+    return PipelineState(
+        held=HeldArrays(
+            buffer(table.inputs.size, x),
+            [buffer(table.residuals.size, each) for each in forward.residuals],
+            LeavingArrays(buffer(kept, x), buffer(kept, x)) if table.passes == "apart" else None,
+        ),
+        gradients=buffer(table.gradients.size, x) if has_backward else None,
+        wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in saved_for_wgrads],
+        arrived=x,
+        arrived_back=x if has_backward else None,
+        losses=by_microbatch(left.losses, sections.replicas),
+        layer_losses=by_microbatch(forward.losses, (*sections.pipeline, *sections.replicas)),
+        auxiliary_metrics=by_microbatch(left.auxiliary_metrics, sections.data) if keeps_metrics else {},
+        outputs=by_microbatch(left.outputs, sections.data),
+        parameter_gradients=like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained), trained),
+        input_gradients={name: jnp.zeros_like(sections.inputs[name]) for name in sorted(sections.backwards.inputs)},
+    )
+
+
+def resumed(state: PipelineState, held: HeldArrays, parameter_gradients: Tree) -> PipelineState:
+    """A state before backwards that are apart from forwards, with what the forwards have left."""
+    return state._replace(
+        held=like(held, state.held), parameter_gradients=like(parameter_gradients, state.parameter_gradients)
+    )
+
+
+def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:
+    """What a slot has; of the first one where there is none."""
+    return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), keepdims=False)
+
+
+def write_slot(buffer: jax.Array, slot: jax.Array, x: Any) -> jax.Array:
+    """The buffer with x in a slot; as it was where there is no slot."""
+    new = jnp.where(slot >= 0, x, read_slot(buffer, slot))
+    return lax.dynamic_update_index_in_dim(buffer, new, jnp.maximum(slot, 0), 0)
+
+
+def set_at(arrays: Arrays, microbatch: jax.Array, new: Arrays) -> Arrays:
+    """Arrays `[m, ...]` by name with those of a microbatch."""
+    return {name: array.at[microbatch].set(new[name]) for name, array in arrays.items()}
+
+
+def add_to(totals: Tree, new: Tree) -> Tree:
+    """Gradients in float32 with new ones, of some of the keys."""
+    added = {
+        key: jax.tree.map(lambda total, of_key: total + of_key.astype(jnp.float32), totals[key], tree)
+        for key, tree in new.items()
+    }
+    return {**totals, **added}
+
+
+def like(tree: T, other: T) -> T:
+    """The tree, its leaves marked as varying over the axes of the other's: what a loop carries keeps its type."""
+    return jax.tree.map(lambda leaf, like: make_varying(leaf, tuple(varying_axes(like))), tree, other)

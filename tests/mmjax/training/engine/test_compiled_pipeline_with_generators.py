@@ -1,0 +1,127 @@
+"""Steps of a pipeline whose forwards and backwards are a program each, against one device: generators stand between."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from mmjax.training.engine.compilation import compile_evaluation, compile_step
+from mmjax.training.engine.engine import Engine
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime.op_recorder import OpRecorder
+from sharding.runtime.stages.compilation import stage_calls
+from sharding.schedules.ops import PipelineOp
+from tests.mmjax.training.engine.test_compilation import compilations
+from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TIED, backbone
+from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
+from tests.tiny_model import GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
+
+MODEL = ModelConfig((VISION,), DEEP, (GENERATOR,))
+TWO_GENERATORS = dataclasses.replace(TIED, generators=(GENERATOR, LATENT_GENERATOR))
+EYES = UnitPlan("vision", ("vision",), (0,), layers=(2,))
+
+
+def generator(*devices, **unit):
+    return UnitPlan("generator", ("generator",), devices, **unit)
+
+
+@pytest.mark.parametrize(
+    ("unit", "microbatches", "schedule"),
+    [
+        pytest.param(backbone(2, first=1), 4, "1f1b", id="two ranks"),
+        pytest.param(backbone(2, first=1, chunks=2, tp=2, collectives="ring"), 4, "interleaved", id="chunks, a ring"),
+        pytest.param(backbone(2, first=1, dp=2, fsdp=2, recompute="full"), 2, "gpipe", id="fully sharded"),
+        pytest.param(backbone(2, first=1, cp=2, recompute="selective"), 4, "1f1b", id="context-parallel ranks"),
+        pytest.param(backbone(4, first=1), 2, "zb-h1", id="wgrads apart, fewer microbatches than ranks"),
+        pytest.param(backbone(1, first=1, dp=2), 1, "1f1b", id="one rank"),
+    ],
+)
+def test_a_generator_behind_it(unit, microbatches, schedule):
+    plan = Plan((EYES, unit, generator(6, 7, dp=2)), microbatches, schedule)
+    assert_step_of_one_device(shared_engine(plan, MODEL))
+
+
+@pytest.mark.parametrize(
+    ("trainable", "has_backward"),
+    [
+        pytest.param(("vision",), True, id="the encoder alone"),
+        pytest.param(("backbone",), True, id="the backbone alone"),
+        pytest.param(("generator",), False, id="the generator alone"),
+    ],
+)
+def test_parts_that_are_frozen(trainable, has_backward):
+    plan = Plan((EYES, backbone(2, first=1), generator(0)), 2)
+    engine = shared_engine(plan, MODEL, dataclasses.replace(SETTINGS, trainable=trainable))
+    assert_step_of_one_device(engine)
+    programs = engine.executor.stages["backbone", 0].programs
+    assert (programs.backward is not None) == has_backward
+    assert bool(programs.differentiated_inputs) == (trainable == ("vision",))
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Tied embeddings and two generators, on three microbatches: as two programs, and dispatched."""
+    units = (EYES, generator(0), UnitPlan("painter", ("painter",), (1,)))
+    plans = [
+        Plan((*units, backbone(2, first=2, dp=2, chunks=2, executor=executor)), 3, "interleaved")
+        for executor in ("compiled", "dispatched")
+    ]
+    return [Engine(TWO_GENERATORS, plan, tiny_batch(TWO_GENERATORS, 12), SETTINGS) for plan in plans]
+
+
+def test_two_generators_and_tied_embeddings(engines):
+    assert_step_of_one_device(engines[0], 12)
+
+
+def test_evaluations_and_updates_are_those_of_dispatched_stages_and_nothing_compiles_in_them(engines):
+    batch, results = tiny_batch(TWO_GENERATORS, 12), []
+    compile_step(engines[0], lambda done, total: None)
+    compile_evaluation(engines[0], lambda done, total: None)
+    for engine in engines:
+        placed, state = engine.place_batch(batch, STEP), noisy_state(engine)
+        with compilations() as compiled:
+            state, summary = engine.executor.step(state, placed)
+            evaluated = engine.executor.evaluate(engine.executor.compute_weights(state), placed)
+        assert not compiled or engine is engines[1]
+        losses = [float(summary.gradient_norm)]
+        for module in ("backbone", "generator", "painter"):
+            of_module = [
+                evaluated[stage_id][number].losses[module]
+                for number in range(3)
+                for stage_id in evaluated
+                if module in evaluated[stage_id].get(number, ((), {}))[0]
+            ]
+            assert len(of_module) == 3
+            losses += [float(np.sum(of_microbatch)) for of_microbatch in of_module]
+        results.append(losses)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_what_left_the_stack(engines):
+    programs = engines[0].executor.stages["backbone", 0].programs
+    (step, _), *_ = stage_calls([programs])
+    held = jax.eval_shape(step.program, *step.arguments).held
+    devices, slots, *_ = held[0].shape
+    assert (devices, slots) == (4, 3 * 2)  # of 2 ranks and 2 replicas; 3 microbatches in 2 chunks
+    assert {array.shape[1] for array in held[1:-2]} == {3 * 2 + 1}  # one for ranks without a forward in a tick
+    assert [array.shape[:2] for array in held[-2:]] == [(4, 2), (4, 2)]  # 3 microbatches on 2 ranks, and gradients
+
+
+def test_a_recorder_knows_when_its_programs_are_finished():
+    """The program of backwards returns nothing but gradients, which the reduction takes."""
+    plan = Plan((EYES, backbone(2, first=1), generator(0)), 2)
+    engine = shared_engine(plan, MODEL, dataclasses.replace(SETTINGS, trainable=("backbone",)))
+    placed, state = engine.place_batch(tiny_batch(MODEL), STEP), noisy_state(engine)
+    with OpRecorder(engine.executor, engine.devices) as recorder:
+        engine.executor.step(state, placed, recorder)
+    assert recorder.failure is None
+    ends = {op: times for op, times in recorder.finished.items() if op.unit == "backbone" and times}
+    forward, backward = (PipelineOp(kind, "backbone", 0, 1) for kind in ("forward", "backward"))
+    reduce = PipelineOp("reduce", "backbone", 0)
+    assert set(ends[forward]) == set(ends[backward]) == {1, 2}
+    assert PipelineOp("forward", "backbone", 0, 0) not in ends and PipelineOp("backward", "backbone", 0, 0) not in ends
+    for device in (1, 2):
+        assert ends[forward][device] < ends[backward][device] < ends[reduce][device]
