@@ -1,6 +1,4 @@
-"""Which units can run a step as one program (`UnitPlan.executor`), and what is wrong with others."""
-
-from collections.abc import Sequence
+"""Which units can run a step as one program, or two (`UnitPlan.executor`), and what is wrong with others."""
 
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import ModuleGraph
@@ -9,12 +7,11 @@ _ONLY_DISPATCHED = {"copies": 1, "extra_in_flight": 0, "forward_seconds": ()}
 """Keys that order or multiply a unit's programs, and what a unit of one program has."""
 
 
-def check_compiled_unit(unit: UnitPlan, units: Sequence[UnitPlan], schedule: str, graph: ModuleGraph) -> None:
+def check_compiled_unit(unit: UnitPlan, schedule: str, graph: ModuleGraph) -> None:
     """Raises PlanError, naming what is at fault, if a unit is to be one program but cannot.
 
     Args:
         unit: The unit; a dispatched one passes.
-        units: All units of the plan.
         schedule: Name of the plan's schedule.
         graph: The model's modules.
     """
@@ -25,11 +22,6 @@ def check_compiled_unit(unit: UnitPlan, units: Sequence[UnitPlan], schedule: str
     _check_module(where, unit, graph)
     if schedule == "colocated":
         raise PlanError(f'{where} with schedule "colocated", which bundles programs; use another schedule')
-    if own_rows := [other.name for other in units if other.rows]:
-        raise PlanError(
-            f"{where} beside unit {own_rows[0]}, which has rows of its own; leave rows out there, or use the executor "
-            '"dispatched"'
-        )
 
 
 def _check_stages(where: str, unit: UnitPlan) -> None:

@@ -202,7 +202,7 @@ def check_layout(plan: Plan, graph: ModuleGraph, devices: int) -> None:
         _check_placement(plan, graph)
         for unit in plan.units:
             check_unit(unit, graph, devices)
-            check_compiled_unit(unit, plan.units, plan.schedule, graph)
+            check_compiled_unit(unit, plan.schedule, graph)
     except PlanError as error:
         there, here = plan.made_for or PlanPurpose(), PlanPurpose(model=module_sizes(graph))
         if other := differences(there, here):

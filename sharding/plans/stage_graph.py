@@ -56,8 +56,8 @@ class StageGraph:
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
         exchanges: The edges between stages whose rows hold different items (`UnitPlan.rows`).
         copies: Of units with several copies of their pipeline.
-        compiled: Stages that are a whole unit, of which one program runs all forwards and backwards of a step: it needs
-            the inputs of all microbatches (`UnitPlan.executor`).
+        compiled: Stages that are a whole unit, of which one program runs all forwards and backwards of a step, or one
+            all forwards and another all backwards: they need the inputs of all microbatches (`UnitPlan.executor`).
     """
 
     devices: Mapping[StageId, frozenset[int]]

@@ -77,7 +77,9 @@ def reconsider_order(
         ScheduleError: The plan's schedule cannot order the ops by these seconds.
     """
     if any(unit.is_compiled for unit in plan.units):
-        return Reconsidered(expected)  # the others run before its program and after it, in whatever order
+        return Reconsidered(
+            expected
+        )  # the others run before its programs, between them or after them, in whatever order
     measured = pass_of_timeline(timeline)
     if expected is not None and abs(measured - expected) <= tolerance * expected:
         return Reconsidered(expected)

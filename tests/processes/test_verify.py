@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 DEVICES = 8
-LAYOUTS = 33  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
+LAYOUTS = 36  # that `mmjax verify --gin_file=tiny.gin` has by default with as many devices
 ONE_PROGRAM = Plan(
     (
         UnitPlan("vision", ("vision",), (0, 7), dp=2, layers=(3,)),

@@ -224,13 +224,17 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         (UNDIVIDED, _COMPILED, UNDIVIDED),
         microbatches=(4, *SEVERAL),
     ),
-    "interleaved pipeline in one program": each_its_own(
-        (_DP2, dataclasses.replace(_COMPILED, dp=2, chunks=2, recompute=("selective",)), _DP2),
+    "interleaved pipeline in one program, beside rows of their own": each_its_own(
+        (
+            Parallelism(dp=2, rows=2),
+            dataclasses.replace(_COMPILED, dp=2, chunks=2, recompute=("selective",)),
+            Parallelism(dp=2, rows=2),
+        ),
         (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
         microbatches=(3, 4, 2),
         schedule="interleaved",
     ),
-    "zero-bubble pipeline in one program": each_its_own(
+    "zero-bubble pipeline in one program, on shared devices": each_its_own(
         (_TP2, dataclasses.replace(_COMPILED, pp=4, tp=2, recompute=("full",)), _TP2),
         (UNDIVIDED, dataclasses.replace(_COMPILED, dp=2), UNDIVIDED),
         (UNDIVIDED, _COMPILED, UNDIVIDED),

@@ -202,7 +202,7 @@ def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: in
     """The plan with its backbone as one program, where that can be, as one half of such plans; else the plan.
 
     What only dispatched units have is left out: the stages get equal layers and the policy of the first one, and no
-    unit has rows of its own or an order by seconds.
+    unit has an order by seconds.
     """
     if generator.random() < 0.5 or plan.schedule == "colocated":
         return plan
@@ -216,7 +216,7 @@ def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: in
 
 def _for_one_program(unit: UnitPlan, graph: ModuleGraph) -> UnitPlan:
     """The unit as one program if it holds the backbone, or as one beside it."""
-    unit = dataclasses.replace(unit, rows=0, capacities=(), forward_seconds=(), backward_seconds=())
+    unit = dataclasses.replace(unit, forward_seconds=(), backward_seconds=())
     if graph.backbone.name not in unit.modules:
         return unit
     first = unit.layer_recompute(0)[0]

@@ -34,10 +34,6 @@ def with_backbone(**fields):
     check(model=dataclasses.replace(MODEL, backbone=dataclasses.replace(BACKBONE, **fields)))
 
 
-def beside_own_rows():
-    check(others=(dataclasses.replace(ENCODER, rows=2),))
-
-
 def in_one_unit():
     unit = change(modules=("vision", "backbone"), layers=(3, 3))
     check(unit, others=())
@@ -55,11 +51,6 @@ def in_one_unit():
         pytest.param(lambda: check(change(extra_in_flight=1)), ["extra_in_flight 1"], id="in flight"),
         pytest.param(in_one_unit, ["vision, backbone"], id="two modules"),
         pytest.param(lambda: check(schedule="colocated"), ["colocated"], id="bundles"),
-        pytest.param(
-            lambda: check(others=(dataclasses.replace(ENCODER, rows=2),)),
-            ["mind", "eyes", "rows"],
-            id="rows of its own",
-        ),
         pytest.param(lambda: with_backbone(vocabulary=26), ["pp 2 x tp 2 = 4", "26"], id="vocabulary"),
         pytest.param(
             lambda: with_backbone(experts=ExpertsConfig(count=2, dense_layers=1)), ["unlike"], id="dense first layers"
