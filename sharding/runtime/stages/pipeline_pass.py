@@ -47,6 +47,7 @@ class _Row(NamedTuple):
     last_forward: Any
     first_backward: Any
     last_backward: Any
+    next_arrival: Any
 
 
 class _Op(NamedTuple):
@@ -82,6 +83,8 @@ class PipelinePass:
     ) -> None:
         self._sections, self._table, self._segments = sections, table, segments
         self._keeps_metrics = keeps_metrics
+        # Where what a forward sends is kept: by its tick, not by that in which it can be used.
+        self._next_arrivals = np.roll(table.inputs.arrival, -1, axis=0)
         x = jnp.zeros_like(sections.enter(jnp.zeros((), jnp.int32)))
         self._x = make_varying(x, sections.activation_axes)
         self._program = sections.trace_layers(self._x)
@@ -121,22 +124,28 @@ class PipelinePass:
         )
         shared = (table.first_forwards, table.last_forwards, table.first_backwards, table.last_backwards)
         ops = (op(each) for each in (table.forwards, table.backwards, table.wgrads))
-        return _Row(*ops, *slots, *map(jnp.asarray, shared))
+        return _Row(*ops, *slots, *map(jnp.asarray, shared), of_rank(self._next_arrivals))
 
     # ------------------------------------------------------------------ a tick
 
     def _tick(self, segment: TickSegment, state: PipelineState, row: _Row) -> tuple[PipelineState, None]:
-        table, before = self._table, state
-        if self._some(table.inputs.arrival, segment):
-            state = state.holding(inputs=write_slot(state.held.inputs, row.inputs.arrival, state.arrived))
-        if self._some(table.gradients.arrival, segment):
-            state = state._replace(gradients=write_slot(state.gradients, row.gradients.arrival, state.arrived_back))
+        before, arrived, arrived_back = state, None, None
+        if self._some(self._table.gradients.arrival, segment):
+            arrived_back = self._send(state.input_gradient, steps=-1)
         if segment.has_forwards:
-            state = self._forward(segment, state, row)
+            state, output = self._forward(segment, state, row)
+            if self._some(self._next_arrivals, segment):
+                arrived = self._send(output, steps=1)
+            leave = functools.partial(self._leave, row, output)
+            state = self._where_given(self._table.last_forwards, segment, row.last_forward, leave, state)
+        if arrived_back is not None:
+            state = state._replace(gradients=write_slot(state.gradients, row.gradients.arrival, arrived_back))
         if segment.has_backwards:
             state = self._backward(segment, state, row)
         if segment.has_wgrads:
             state = self._wgrad(state, row)
+        if arrived is not None:
+            state = state.holding(inputs=write_slot(state.held.inputs, row.next_arrival, arrived))
         return like(state, before), None
 
     @staticmethod
@@ -154,7 +163,8 @@ class PipelinePass:
             return like(run(state), state)
         return lax.cond(entry >= 0, lambda state: like(run(state), state), lambda state: state, state)
 
-    def _forward(self, segment: TickSegment, state: PipelineState, row: _Row) -> PipelineState:
+    def _forward(self, segment: TickSegment, state: PipelineState, row: _Row) -> tuple[PipelineState, jax.Array]:
+        """The forward of a chunk, and its output."""
         sections, table, op = self._sections, self._table, row.forward
         x = read_slot(state.held.inputs, row.inputs.forward)
         entering = self._where_given(
@@ -176,10 +186,7 @@ class PipelinePass:
             lax.dynamic_update_index_in_dim(buffer, make_varying(saved, tuple(varying_axes(buffer))), slot, 0)
             for buffer, saved in zip(state.held.residuals, result.residuals, strict=True)
         ]
-        state = state.holding(residuals=residuals)
-        state = state._replace(layer_losses=layer_losses, arrived=self._send(result.output, steps=1))
-        leave = functools.partial(self._leave, row, result.output)
-        return self._where_given(table.last_forwards, segment, row.last_forward, leave, state)
+        return state.holding(residuals=residuals)._replace(layer_losses=layer_losses), result.output
 
     def _leave(self, row: _Row, output: jax.Array, state: PipelineState) -> PipelineState:
         """The pieces behind the stack, of the microbatch whose forward has run on the last rank."""
@@ -233,7 +240,7 @@ class PipelinePass:
             slot = row.wgrad_operands.backward
             buffers = [write_slot(buffer, slot, each) for buffer, each in zip(state.wgrad_operands, saved, strict=True)]
             state = state._replace(wgrad_operands=buffers)
-        state = state._replace(arrived_back=self._send(input_gradient, steps=-1))
+        state = state._replace(input_gradient=input_gradient)
         if not sections.backwards.enter:
             return state
         enter = functools.partial(self._enter_backward, row, input_gradient)

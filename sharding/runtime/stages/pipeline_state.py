@@ -50,7 +50,7 @@ class PipelineState(NamedTuple):
         held: What forwards leave for backwards.
         gradients: Gradients of chunks' outputs, `[slots, r, q, d]`; None without backwards.
         wgrad_operands: What backwards saved for wgrads, `[slots, ...]` each; empty where they compute all gradients.
-        arrived, arrived_back: What the neighbours sent in the last tick, `[r, q, d]`; None without backwards.
+        input_gradient: What the backward of the last tick sends back, `[r, q, d]`; None without backwards.
         losses: Of the pieces behind the stack by name, `[m]`, the same on all pipeline ranks.
         layer_losses: Of this rank's layers, likewise.
         auxiliary_metrics: `[m, r, ...]` by name; empty in training.
@@ -62,8 +62,7 @@ class PipelineState(NamedTuple):
     held: HeldArrays
     gradients: Any
     wgrad_operands: list[jax.Array]
-    arrived: jax.Array
-    arrived_back: Any
+    input_gradient: Any
     losses: Arrays
     layer_losses: Arrays
     auxiliary_metrics: Arrays
@@ -116,8 +115,7 @@ def initial_state(
         ),
         gradients=buffer(table.gradients.size, x) if has_backward else None,
         wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in saved_for_wgrads],
-        arrived=x,
-        arrived_back=x if has_backward else None,
+        input_gradient=x if has_backward else None,
         losses=by_microbatch(left.losses, sections.replicas),
         layer_losses=by_microbatch(forward.losses, (*sections.pipeline, *sections.replicas)),
         auxiliary_metrics=by_microbatch(left.auxiliary_metrics, sections.data) if keeps_metrics else {},
