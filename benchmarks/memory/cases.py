@@ -105,10 +105,12 @@ class MemoryCase:
         return ((self.module, 1), (self.module, self.stages - 1))
 
 
-def empty_batch_spec(config: ModelConfig, rows: int, tokens: int, lengths: Mapping[str, int]) -> BatchSpec:
-    """Arrays of a batch of some rows, each of some tokens and of some length of each other module."""
+def empty_batch_spec(
+    config: ModelConfig, rows: int, tokens: int, lengths: Mapping[str, int], images: int = 0
+) -> BatchSpec:
+    """Arrays of a batch of some rows, each of some tokens, of some length of each encoder, and of generated images."""
     form = SampleFormat.for_model(config, lengths)
-    row = RowCapacity(tokens=tokens, lengths=lengths, images=0, samples=8)
+    row = RowCapacity(tokens=tokens, lengths=lengths, images=images, samples=8)
     return build_global_batch(pack_samples([], rows, capacity_for_model(row, form), form), config, form).arrays
 
 

@@ -1,7 +1,8 @@
 """A pipeline as one program and as dispatched programs, compiled for eight H100s: memory, and what hides its permutes.
 
 The model is Llama3-8B on rows of 8,192 tokens, eight microbatches of one row. Weights, their gradients and the batch
-are not counted. Of one program, a device's bytes are its temporaries. Of dispatched programs they are those of the
+are not counted. Of one program, a device's bytes are its temporaries; of two, those of the one that has more, and what
+the first leaves for the second. Of dispatched programs they are those of the
 stage that needs most: what its forwards save and their inputs, times the microbatches that 1F1B has in flight there,
 and the temporaries of a forward with its output, or of a backward with the gradients that it gets and sends, whichever
 are more.
@@ -19,7 +20,7 @@ from benchmarks.h100_schedule.report import GEMMS, H100, MIB, format_table, seco
 from benchmarks.h100_schedule.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo, result_bytes
 from benchmarks.memory.cases import MemoryCase, empty_batch_spec
 from benchmarks.memory.compiled_stages import abstract_stage_programs, device_bytes
-from configs.architectures import ModelConfig
+from configs.architectures import ModelConfig, UNetConfig
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
@@ -28,21 +29,28 @@ from sharding.specs.layer import RecomputePolicy
 
 MICROBATCHES, TOKENS = 8, 8192
 ATTENTION = "cudnn"
-EXECUTORS: tuple[tuple[ExecutorName, str], ...] = (
-    ("dispatched", "1f1b"),
-    ("compiled", "1f1b"),
-    ("compiled", "zb-h1"),
+EXECUTORS: tuple[tuple[ExecutorName, str, bool], ...] = (
+    ("dispatched", "1f1b", False),
+    ("compiled", "1f1b", False),
+    ("compiled", "zb-h1", False),
+    ("dispatched", "1f1b", True),
+    ("compiled", "1f1b", True),
 )
+"""With schedules, and whether the backbone feeds a generator."""
 RECOMPUTE: tuple[RecomputePolicy, ...] = ("full", "none")
 
 
 class PipelineCase(NamedTuple):
-    """A pipeline on all eight devices, each stage on a pipeline rank of tensor ranks; and who computes its matmuls."""
+    """A pipeline on all eight devices, each stage on a pipeline rank of tensor ranks; and who computes its matmuls.
+
+    A generator behind it is on the first device.
+    """
 
     ranks: int
     recompute: RecomputePolicy
     executor: ExecutorName
     schedule: str
+    generator: bool
     gemms: str
 
     def plan(self, depth: int) -> Plan:
@@ -56,11 +64,12 @@ class PipelineCase(NamedTuple):
             recompute=(self.recompute,) * self.ranks,
             executor=self.executor,
         )
-        return Plan((unit,), MICROBATCHES, self.schedule)
+        generator = UnitPlan("generator", ("generator",), (0,))
+        return Plan((unit, generator) if self.generator else (unit,), MICROBATCHES, self.schedule)
 
     def in_flight(self, stage: int) -> int:
         """Microbatches that a stage has in flight at most, in the order of 1F1B."""
-        return min(MICROBATCHES, self.ranks - stage)
+        return min(MICROBATCHES, self.ranks - stage + self.generator)
 
 
 CASES = [
@@ -99,7 +108,7 @@ class PipelineBytes(NamedTuple):
     Attributes:
         stage: The stage that needs most, of dispatched programs; of one program -1.
         state: Bytes of weights and of their float32 gradients, of that stage.
-        saved: Bytes that microbatches in flight keep outside of programs.
+        saved: Bytes that microbatches in flight keep outside of programs, or between the two of a pipeline.
         temporary: Bytes of temporaries, and of what a stage's program gets and sends.
     """
 
@@ -130,18 +139,19 @@ class PipelineReport(NamedTuple):
 def measure_pipelines(cases: Iterable[PipelineCase] = CASES) -> Iterator[PipelineReport]:
     """Compiles all cases."""
     of = MemoryCase(name="Llama3-8B", gin_file="models/internvit_6b_llama3_8b.gin", module="backbone", stages=1)
-    config, devices = dataclasses.replace(of.model(), generators=()), list(tensor_mesh(DEVICES).devices.flat)
+    config, devices = of.model(), list(tensor_mesh(DEVICES).devices.flat)
     with jax.numpy_dtype_promotion("standard"), use_attention_implementation(ATTENTION):
         for case in cases:
-            yield _measure(config, case, devices)
+            generators = (UNetConfig(),) if case.generator else ()
+            yield _measure(dataclasses.replace(config, generators=generators), case, devices)
 
 
 def _measure(config: ModelConfig, case: PipelineCase, devices: list[Any]) -> PipelineReport:
-    batch_spec = empty_batch_spec(config, MICROBATCHES, TOKENS, {})
+    batch_spec = empty_batch_spec(config, MICROBATCHES, TOKENS, {}, images=len(config.generators))
     programs = abstract_stage_programs(config, case.plan(config.backbone.depth), batch_spec, devices, ATTENTION)
-    calls = {stage: stage_calls((of,)).calls for (_, stage), of in programs.items()}
+    calls = {stage: stage_calls((of,)).calls for (unit, stage), of in programs.items() if unit == "backbone"}
     if case.executor == "compiled":
-        return _of_one_program(case, calls[0][-1])
+        return _of_two_programs(case, *calls[0]) if case.generator else _of_one_program(case, *calls[0])
     different = (0, 1, case.ranks - 1)  # those between are like the second, with fewer microbatches in flight
     found = [_of_stage(case, stage, *calls[stage][-2:]) for stage in different]
     return PipelineReport(case, max(found, key=lambda of: of.total), [])
@@ -157,6 +167,20 @@ def _of_one_program(case: PipelineCase, step: ProgramCall) -> PipelineReport:
     state = device_bytes(step.arguments[0]) + analysis.output_size_in_bytes  # besides gradients it returns a loss
     taken = PipelineBytes(-1, state, 0, analysis.temp_size_in_bytes)
     return PipelineReport(case, taken, find_sends(parse_scheduled_hlo(compiled.as_text())))
+
+
+def _of_two_programs(case: PipelineCase, step: ProgramCall, backward: ProgramCall) -> PipelineReport:
+    compiled = [_compile(case, of) for of in (step, backward)]
+    weights, *_, held, _, gradients = backward.arguments
+    taken = PipelineBytes(
+        stage=-1,
+        state=device_bytes((weights, gradients)),
+        saved=device_bytes(held),
+        temporary=max(of.memory_analysis().temp_size_in_bytes for of in compiled),
+    )
+    return PipelineReport(
+        case, taken, [send for of in compiled for send in find_sends(parse_scheduled_hlo(of.as_text()))]
+    )
 
 
 def _of_stage(case: PipelineCase, stage: int, forward: ProgramCall, backward: ProgramCall) -> PipelineBytes:
@@ -219,14 +243,14 @@ def format_pipelines(reports: list[PipelineReport]) -> str:
         for forward in (True, False)
         if sends
     ]
-    names = ("pp", "recompute", "executor", "schedule", "gemms")
+    names = ("pp", "recompute", "executor", "schedule", "generator", "gemms")
     sizes = ("stage", "weights and gradients (MiB)", "saved (MiB)", "temporary (MiB)", "saved and temporary (MiB)")
     counts = ("pass", "permutes", "MiB each", "beside matmuls", "beside writes", "synchronous")
     return f"{format_table((*names, *sizes), memory)}\n\n{format_table((*names, *counts), permutes)}"
 
 
 def _names(case: PipelineCase) -> list[str]:
-    return [f"{name}" for name in case]
+    return [f"{name}" for name in case._replace(generator="yes" if case.generator else "")]
 
 
 def _mib(size: int) -> str:

@@ -14,7 +14,7 @@ from benchmarks.pipelines.schedules import (
     format_pipelines,
 )
 
-COMPILED = PipelineCase(4, "full", "compiled", "1f1b", "XLA")
+COMPILED = PipelineCase(4, "full", "compiled", "1f1b", False, "XLA")
 PERMUTED = "(bf16[8192,4096]{1,0}, bf16[8192,4096]{1,0}) collective-permute-start(%h), source_target_pairs="
 PROGRAM = f"""HloModule jit_step, is_scheduled=true
 
@@ -55,14 +55,17 @@ ENTRY %main (x: (bf16[8192,4096], bf16[4096,4096], f32[4,8192,8192])) -> (bf16[8
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(("ranks", "stage", "expected"), [(4, 0, 4), (4, 3, 1), (8, 0, 8)])
-def test_a_stage_has_as_many_microbatches_in_flight_as_stages_follow_with_itself(ranks, stage, expected):
-    assert COMPILED._replace(ranks=ranks).in_flight(stage) == expected
+@pytest.mark.parametrize(
+    ("ranks", "stage", "generator", "expected"), [(4, 0, False, 4), (4, 3, False, 1), (8, 0, False, 8), (4, 3, True, 2)]
+)
+def test_a_stage_has_as_many_microbatches_in_flight_as_stages_follow_with_itself(ranks, stage, generator, expected):
+    assert COMPILED._replace(ranks=ranks, generator=generator).in_flight(stage) == expected
 
 
 def test_plans_use_all_devices():
     for case in CASES:
-        (unit,) = case.plan(32).units
+        unit, *generators = case.plan(32).units
+        assert len(generators) == case.generator
         assert unit.tp * case.ranks == len(unit.devices) == 8
 
 
@@ -78,11 +81,11 @@ def test_tables_have_a_line_a_case_and_one_a_direction():
     compiled = PipelineReport(COMPILED, PipelineBytes(-1, 2**20, 0, 2**23), find_sends(parse_scheduled_hlo(PROGRAM)))
     memory, permutes = (table.splitlines()[2:] for table in format_pipelines([dispatched, compiled]).split("\n\n"))
     assert memory == [
-        "| 4 | full | dispatched | 1f1b | XLA | 3 | 1 | 2 | 4 | 6 |",
-        "| 4 | full | compiled | 1f1b | XLA |  | 1 | 0 | 8 | 8 |",
+        "| 4 | full | dispatched | 1f1b |  | XLA | 3 | 1 | 2 | 4 | 6 |",
+        "| 4 | full | compiled | 1f1b |  | XLA |  | 1 | 0 | 8 | 8 |",
     ]
     assert permutes == [
-        "| 4 | full | compiled | 1f1b | XLA | forward | 8 | 64 | 8 | 0 | 0 |",
-        "| 4 | full | compiled | 1f1b | XLA | backward | 8 | 64 | 0 | 8 | 0 |",
+        "| 4 | full | compiled | 1f1b |  | XLA | forward | 8 | 64 | 8 | 0 | 0 |",
+        "| 4 | full | compiled | 1f1b |  | XLA | backward | 8 | 64 | 0 | 8 | 0 |",
     ]
     json.dumps(compiled.as_json())
