@@ -1,4 +1,4 @@
-"""MLLM-72B in the schedule ZB-H1: the layout that is planned for 1F1B, simulated with divided backwards."""
+"""MLLM-72B in the schedule ZB-H1: the layout that is planned for 1F1B, simulated with split backwards."""
 
 import dataclasses
 from typing import Any

@@ -71,11 +71,6 @@ class Plan:
             )
 
     @property
-    def splits_backward(self) -> bool:
-        """Whether the schedule computes gradients of weights apart from what a stage sends back."""
-        return self.schedule == "zb-h1"
-
-    @property
     def device_count(self) -> int:
         """Number of distinct devices."""
         return len({device for unit in self.units for device in unit.devices})

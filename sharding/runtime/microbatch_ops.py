@@ -21,8 +21,8 @@ from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import BackwardResult, ForwardResult
-from sharding.runtime.stages.divided_backward import DgradResult, MicrobatchArrays
 from sharding.runtime.stages.programs import StagePrograms
+from sharding.runtime.stages.split_backward import DgradResult, MicrobatchArrays
 from sharding.runtime.step_buffers import OpCall, StageEvaluation, StepBuffers
 from sharding.schedules.ops import PipelineOp
 from sharding.trees import Tree
@@ -111,7 +111,7 @@ class MicrobatchOps:
     def backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before.
 
-        Of a divided backward, only the former.
+        Of a split backward, only the former.
         """
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_copy = self._copy(stage_id, microbatch)
@@ -134,10 +134,10 @@ class MicrobatchOps:
             buffers.batch.stages[place],
             self._index(stage_id, microbatch),
         )
-        if programs.divided_backward is not None:
-            divided, arrays = programs.divided_backward, MicrobatchArrays(inputs, residuals, output_gradients)
-            store = functools.partial(_store_dgrad, buffers, op, divided.kept_arrays(arrays))
-            return OpCall(ProgramCall(divided.dgrad, (weights, batch, index, arrays)), store)
+        if programs.split_backward is not None:
+            split, arrays = programs.split_backward, MicrobatchArrays(inputs, residuals, output_gradients)
+            store = functools.partial(_store_dgrad, buffers, op, split.kept_arrays(arrays))
+            return OpCall(ProgramCall(split.dgrad, (weights, batch, index, arrays)), store)
         assert programs.backward is not None
         operands = (
             weights,
@@ -151,14 +151,14 @@ class MicrobatchOps:
         return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op, place))
 
     def wgrad(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        """Adds the gradients of a stage's parameters, where its backward is divided, to those of before."""
+        """Adds the gradients of a stage's parameters, where its backward is split, to those of before."""
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_copy = self._copy(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
         if not of_copy.is_local or capacity is None:
             return None
-        divided = _programs(of_copy, capacity).divided_backward
-        assert divided is not None
+        split = _programs(of_copy, capacity).split_backward
+        assert split is not None
         operands = (
             self._weights(buffers, place),
             buffers.batch.stages[place],
@@ -166,7 +166,7 @@ class MicrobatchOps:
             *buffers.wgrad_operands.pop((stage_id, microbatch)),
             buffers.unreduced_gradients[place],
         )
-        return OpCall(ProgramCall(divided.wgrad, operands), functools.partial(_store_wgrad, buffers, place))
+        return OpCall(ProgramCall(split.wgrad, operands), functools.partial(_store_wgrad, buffers, place))
 
     def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""

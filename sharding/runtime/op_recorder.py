@@ -187,7 +187,7 @@ def _returns_gradients_alone(programs: MeshPrograms) -> bool:
     if isinstance(programs, CompiledPipeline):
         return programs.backward is not None and not programs.differentiated_inputs
     assert isinstance(programs, StagePrograms)
-    returns_nothing_else = not programs.differentiated_inputs or programs.divided_backward is not None
+    returns_nothing_else = not programs.differentiated_inputs or programs.split_backward is not None
     return programs.has_backward and returns_nothing_else
 
 

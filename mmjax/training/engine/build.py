@@ -42,6 +42,7 @@ from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
+from sharding.schedules.named.split_stages import splits_backward
 from sharding.schedules.ops import OpGraph
 from sharding.specs.modules import ModuleGraph
 
@@ -84,7 +85,7 @@ def build_executor(
         training.op_graph,
         phases,
         exchanges,
-        splits_backward=plan.splits_backward,
+        splits_backward=splits_backward(plan),
     )
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
@@ -130,8 +131,8 @@ def build_stage_programs(
 ) -> dict[StageId, tuple[CopyPrograms, ...]]:
     """Forward, backward and evaluation of every stage, for each copy of its unit and each capacity of its rows.
 
-    Each stage's input shapes are output shapes of earlier ones. Compiled units divide their backwards by themselves if
-    the schedule does (`Plan.splits_backward`).
+    Each stage's input shapes are output shapes of earlier ones. Compiled units split their backwards by themselves if
+    the schedule does (`SchedulePolicy.splits_backward`).
     """
     sources = {channel.name: channel.source for channel in channels}
     backward_stages = op_graph.backward_stages

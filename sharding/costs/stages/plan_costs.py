@@ -32,11 +32,11 @@ from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork, WgradCosts
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
-from sharding.plans.split_backward import split_stages
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_layers import program_layers
 from sharding.plans.unit_plan import UnitPlan
+from sharding.schedules.named.split_stages import split_stages, splits_backward
 from sharding.specs.layer import LoadColumn
 from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 
@@ -56,7 +56,7 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     backward_stages = stages.with_descendants(trained)
     required = RequiredGradients(graph, trained_parts)
     builder = _PlanCosts(plan.units, plan.microbatches, batch, required, stages)
-    split = split_stages(plan, stages, trained) | (stages.compiled if plan.splits_backward else frozenset())
+    split = split_stages(plan, stages, trained) | (stages.compiled if splits_backward(plan) else frozenset())
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},

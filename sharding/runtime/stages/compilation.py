@@ -11,10 +11,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
-from sharding.runtime.stages.divided_backward import MicrobatchArrays
 from sharding.runtime.stages.master_weights import is_partition_spec
 from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.programs import StagePrograms
+from sharding.runtime.stages.split_backward import MicrobatchArrays
 
 CompilationCallback = Callable[[int, int], None]
 """Called with the number of compiled programs and that of all programs."""
@@ -117,16 +117,16 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
     result = jax.eval_shape(programs.forward, *operands, losses)
     residuals = _abstract_saved(result.residuals, programs.residual_shardings)
     outputs = abstract_arrays(result.outputs, programs.output_specs, programs.mesh)
-    divided = programs.divided_backward
-    if divided is None:
+    split = programs.split_backward
+    if split is None:
         return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
     parameters, inputs, batch, index = operands
     same, arrays = (parameters, batch, index), MicrobatchArrays(inputs, residuals, outputs)
-    saved = _abstract_saved(jax.eval_shape(divided.dgrad, *same, arrays).saved, divided.saved_shardings)
+    saved = _abstract_saved(jax.eval_shape(split.dgrad, *same, arrays).saved, split.saved_shardings)
     return [
         forward,
-        ProgramCall(divided.dgrad, (*same, arrays)),
-        ProgramCall(divided.wgrad, (*same, divided.kept_arrays(arrays), saved, gradients)),
+        ProgramCall(split.dgrad, (*same, arrays)),
+        ProgramCall(split.wgrad, (*same, split.kept_arrays(arrays), saved, gradients)),
     ]
 
 

@@ -12,10 +12,10 @@ from jaxtyping import Int
 
 from pallas_kernels.varying import make_varying, varying_axes
 from sharding.runtime.stages.pipeline_sections import (
-    DividedLayers,
     PipelineSections,
-    divide_layers_backward,
+    SplitLayers,
     run_traced,
+    split_layers_backward,
 )
 from sharding.runtime.stages.pipeline_state import (
     LeavingArrays,
@@ -27,7 +27,7 @@ from sharding.runtime.stages.pipeline_state import (
     set_at,
     write_slot,
 )
-from sharding.schedules.lockstep import TickOps, TickSegment, TickTable
+from sharding.schedules.lockstep import TickOps, TickSegment, TickSlots, TickTable
 from sharding.trees import Tree
 
 T = TypeVar("T")
@@ -88,13 +88,13 @@ class PipelinePass:
         x = jnp.zeros_like(sections.enter(jnp.zeros((), jnp.int32)))
         self._x = make_varying(x, sections.activation_axes)
         self._program = sections.trace_layers(self._x)
-        self._divided: DividedLayers | None = None
+        self._split_layers: SplitLayers | None = None
         if any(segment.has_wgrads for segment in segments):
-            self._divided = divide_layers_backward(sections, self._program, self._x)
+            self._split_layers = split_layers_backward(sections, self._program, self._x)
 
     def initial_state(self) -> PipelineState:
         """The state before the first tick."""
-        saved_for_wgrads = self._divided.saved if self._divided else []
+        saved_for_wgrads = self._split_layers.saved if self._split_layers else []
         return initial_state(
             self._sections, self._table, self._x, self._program, saved_for_wgrads, keeps_metrics=self._keeps_metrics
         )
@@ -118,13 +118,23 @@ class PipelinePass:
         def op(ops: TickOps) -> _Op:
             return _Op(of_rank(ops.runs), of_rank(ops.microbatch), of_rank(ops.chunk))
 
-        slots = (
-            _Slots(of_rank(each.arrival), of_rank(each.forward), of_rank(each.backward), of_rank(each.wgrad))
-            for each in (table.inputs, table.residuals, table.gradients, table.wgrad_operands)
+        def slots(of: TickSlots) -> _Slots:
+            return _Slots(of_rank(of.arrival), of_rank(of.forward), of_rank(of.backward), of_rank(of.wgrad))
+
+        return _Row(
+            forward=op(table.forwards),
+            backward=op(table.backwards),
+            wgrad=op(table.wgrads),
+            inputs=slots(table.inputs),
+            residuals=slots(table.residuals),
+            gradients=slots(table.gradients),
+            wgrad_operands=slots(table.wgrad_operands),
+            first_forward=jnp.asarray(table.first_forwards),
+            last_forward=jnp.asarray(table.last_forwards),
+            first_backward=jnp.asarray(table.first_backwards),
+            last_backward=jnp.asarray(table.last_backwards),
+            next_arrival=of_rank(self._next_arrivals),
         )
-        shared = (table.first_forwards, table.last_forwards, table.first_backwards, table.last_backwards)
-        ops = (op(each) for each in (table.forwards, table.backwards, table.wgrads))
-        return _Row(*ops, *slots, *map(jnp.asarray, shared), of_rank(self._next_arrivals))
 
     # ------------------------------------------------------------------ a tick
 
@@ -232,11 +242,11 @@ class PipelinePass:
             state = self._where_given(self._table.last_backwards, segment, row.last_backward, leave, state)
         slots = (row.inputs.backward, row.residuals.backward, row.gradients.backward)
         operands = self._backward_operands(state, op, *slots)
-        if self._divided is None:
+        if self._split_layers is None:
             new_gradients, input_gradient = sections.layers_backward(self._program, *operands)
             state = self._add_of_chunk(state, op, new_gradients)
         else:
-            (*_, input_gradient), saved = self._divided.program.early(jax.tree.leaves(operands))
+            (*_, input_gradient), saved = self._split_layers.program.early(jax.tree.leaves(operands))
             slot = row.wgrad_operands.backward
             buffers = [write_slot(buffer, slot, each) for buffer, each in zip(state.wgrad_operands, saved, strict=True)]
             state = state._replace(wgrad_operands=buffers)
@@ -256,11 +266,11 @@ class PipelinePass:
 
     def _wgrad(self, state: PipelineState, row: _Row) -> PipelineState:
         """The gradients of a chunk's weights, whose backward has run in this tick or before."""
-        assert self._divided is not None
+        assert self._split_layers is not None
         op, slot = row.wgrad, row.wgrad_operands.wgrad
         operands = self._backward_operands(state, op, row.inputs.wgrad, row.residuals.wgrad, row.gradients.wgrad)
         saved = [read_slot(buffer, slot) for buffer in state.wgrad_operands]
-        *leaves, _ = self._divided.program.late(jax.tree.leaves(operands), saved)
+        *leaves, _ = self._split_layers.program.late(jax.tree.leaves(operands), saved)
         trained, *_ = operands[0]
         return self._add_of_chunk(state, op, jax.tree.unflatten(jax.tree.structure(trained), leaves))
 

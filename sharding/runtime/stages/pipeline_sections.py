@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
-from sharding.runtime.divided.program import DividedProgram, divide_traced
+from sharding.runtime.split_programs.program import SplitProgram, split_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, StageOutput, module_of
 from sharding.runtime.stages.residuals import VjpStructure, split_vjp
 from sharding.trees import Tree
@@ -259,8 +259,8 @@ class PipelineSections:
         return vjp((gradient, self._ones_like(forward.losses, (*self.pipeline, *self.replicas))))
 
 
-class DividedLayers(NamedTuple):
-    """The backward of a chunk, divided.
+class SplitLayers(NamedTuple):
+    """The backward of a chunk, split.
 
     Attributes:
         program: It takes what a chunk takes (`layers_operands`), the residuals and the gradient of the output; its last
@@ -268,11 +268,11 @@ class DividedLayers(NamedTuple):
         saved: Abstract arrays that its early program saves.
     """
 
-    program: DividedProgram
+    program: SplitProgram
     saved: list[Any]
 
 
-def divide_layers_backward(sections: PipelineSections, program: jax.stages.Traced, x: jax.Array) -> DividedLayers:
+def split_layers_backward(sections: PipelineSections, program: jax.stages.Traced, x: jax.Array) -> SplitLayers:
     """Divides the backward of a chunk, given its traced forward and an input."""
     forward = abstract_results(program)
 
@@ -282,9 +282,9 @@ def divide_layers_backward(sections: PipelineSections, program: jax.stages.Trace
     operands = (sections.operands_to_trace(x), forward.residuals, forward.output)
     traced = jax.jit(backward).trace(*operands)
     of_parameters = traced.out_tree.num_leaves - 1
-    divided = divide_traced(traced, [*[False] * of_parameters, True])
-    early = jax.jit(lambda *leaves: divided.early(leaves).saved).trace(*jax.tree.leaves(operands))
-    return DividedLayers(divided, list(early.jaxpr.out_avals))
+    split = split_traced(traced, [*[False] * of_parameters, True])
+    early = jax.jit(lambda *leaves: split.early(leaves).saved).trace(*jax.tree.leaves(operands))
+    return SplitLayers(split, list(early.jaxpr.out_avals))
 
 
 def abstract_results(program: jax.stages.Traced) -> LayersForward:

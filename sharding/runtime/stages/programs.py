@@ -26,10 +26,10 @@ from sharding.runtime.stages.definition import (
     StageOutput,
     module_of,
 )
-from sharding.runtime.stages.divided_backward import DividedBackward, MicrobatchArrays
 from sharding.runtime.stages.mesh_programs import MeshPrograms, add_gradients
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.residuals import VjpStructure, saved_sharding, split_vjp
+from sharding.runtime.stages.split_backward import MicrobatchArrays, SplitBackward
 from sharding.trees import Tree
 
 
@@ -64,7 +64,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
     - `evaluate(...) -> StageOutput`
     - `forward(..., losses) -> ForwardResult`; `losses` are donated.
     - `backward(..., residuals, output_gradients, parameter_gradients) -> BackwardResult`; the parameter gradients are
-      donated. None where the stage has no backward, and where that is divided (`DividedBackward`).
+      donated. None where the stage has no backward, and where that is split (`SplitBackward`).
 
     Args:
         definition: What the stage computes.
@@ -83,7 +83,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
         output_specs: Specs of each output channel.
         residual_specs, residual_shardings: Of what `forward` saves for `backward`; offloaded arrays are in host memory.
-        divided_backward: The programs of a divided backward; None if it is not.
+        split_backward: The programs of a split backward; None if it is not.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         forward_specs = (*self.operand_specs, loss_specs)
         self.forward = self._compile("forward", self._forward, forward_specs, result_specs, donate=(4,))
         self.backward: Callable[..., BackwardResult] | None = None
-        self.divided_backward: DividedBackward | None = None
+        self.split_backward: SplitBackward | None = None
         if not has_backward:
             return
         gradient_specs = self.gradient_specs()
         input_gradient_specs = {name: channel_specs[name] for name in differentiated_inputs}
         if splits_backward:
-            self.divided_backward = self._divide_backward(input_gradient_specs, gradient_specs)
+            self.split_backward = self._split_backward(input_gradient_specs, gradient_specs)
             return
         self.backward = self._compile(
             "backward",
@@ -151,8 +151,8 @@ class StagePrograms(MeshPrograms[StageDefinition]):
 
     @property
     def has_backward(self) -> bool:
-        """Whether there is a backward, whole or divided."""
-        return self.backward is not None or self.divided_backward is not None
+        """Whether there is a backward, whole or split."""
+        return self.backward is not None or self.split_backward is not None
 
     # ------------------------------------------------------------------ building
 
@@ -162,12 +162,12 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         return named_jit(mapped, self.definition.stage_id, kind + self._name_suffix, donate_argnums=donate)
 
-    def _divide_backward(self, input_gradient_specs: dict[str, P], gradient_specs: Tree) -> DividedBackward:
+    def _split_backward(self, input_gradient_specs: dict[str, P], gradient_specs: Tree) -> SplitBackward:
         (parameters, inputs, batch, index), (*_, index_spec) = self.operand_shapes, self.operand_specs
         forward = jax.eval_shape(self.forward, *self.operand_shapes, jax.eval_shape(self.zero_losses))
         arrays = MicrobatchArrays(inputs, forward.residuals, forward.outputs)
         input_specs, batch_specs = self.operand_specs[1:3]
-        return DividedBackward(
+        return SplitBackward(
             self._gradients,
             stage_id=self.definition.stage_id,
             mesh=self.mesh,

@@ -1,13 +1,13 @@
 """The checked schedule of a plan's training step or evaluation."""
 
 from sharding.plans.plan import Plan
-from sharding.plans.split_backward import split_stages
 from sharding.plans.stage_graph import PipelineRank, StageEdge, StageGraph, StageId, stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightLimits, check_limits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.named.registry import find_schedule
+from sharding.schedules.named.split_stages import split_stages
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError, StageSeconds
 from sharding.specs.modules import ModuleGraph
 

@@ -21,18 +21,21 @@ class SchedulePolicy:
         order: Orders the ops of a pass, given how many microbatches each pipeline rank may hold at once.
         max_in_flight: How many these are where the plan allows no more (`UnitPlan.extra_in_flight`).
         reads_seconds: Whether the order may depend on the seconds of stages.
+        splits_backward: Whether gradients of weights are ops of their own (`OpGraph.split_stages`), apart from what a
+            stage sends back.
     """
 
     order: Callable[[OpGraph, InFlightLimits], Schedule]
     max_in_flight: Callable[[OpGraph], InFlightLimits]
     reads_seconds: bool = True
+    splits_backward: bool = False
 
 
 BUILT_IN_SCHEDULES: Mapping[str, SchedulePolicy] = {
     "gpipe": SchedulePolicy(gpipe, gpipe_in_flight, reads_seconds=False),
     "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight, reads_seconds=False),
     "interleaved": SchedulePolicy(interleaved, interleaved_in_flight),
-    "zb-h1": SchedulePolicy(zero_bubble, zero_bubble_in_flight, reads_seconds=False),
+    "zb-h1": SchedulePolicy(zero_bubble, zero_bubble_in_flight, reads_seconds=False, splits_backward=True),
     "colocated": SchedulePolicy(colocated, colocated_in_flight),
 }
 
@@ -43,6 +46,8 @@ def register_schedule(
     name: str,
     order: Callable[[OpGraph, InFlightLimits], Schedule],
     max_in_flight: Callable[[OpGraph], InFlightLimits],
+    *,
+    splits_backward: bool = False,
 ) -> None:
     """Registers a schedule, so that plans can name it; a name of one's own may be registered again.
 
@@ -55,13 +60,15 @@ def register_schedule(
             (`sharding/schedules/checks.py`).
         max_in_flight: How many microbatches each pipeline rank must be able to hold at once; a plan may add to that
             (`UnitPlan.extra_in_flight`).
+        splits_backward: Whether the order has an op `wgrad` for every stage and microbatch of `OpGraph.split_stages`,
+            which holds the microbatch until then; such a stage's backward computes only what is sent back.
 
     Raises:
         UserError: The name is that of a built-in schedule.
     """
     if name in BUILT_IN_SCHEDULES:
         raise UserError(f"the schedule {name!r} is built in; register yours under another name")
-    _schedules[name] = SchedulePolicy(order, max_in_flight)
+    _schedules[name] = SchedulePolicy(order, max_in_flight, splits_backward=splits_backward)
 
 
 def find_schedule(name: str) -> SchedulePolicy:

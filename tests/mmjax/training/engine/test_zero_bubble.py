@@ -1,4 +1,4 @@
-"""Steps with divided backwards (ZB-H1) against plain differentiation of the whole model on one device."""
+"""Steps with split backwards (ZB-H1) against plain differentiation of the whole model on one device."""
 
 import dataclasses
 import gc
@@ -19,13 +19,13 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.runtime.stages.compilation import stage_calls
-from sharding.runtime.stages.divided_backward import MicrobatchArrays
+from sharding.runtime.stages.split_backward import MicrobatchArrays
 from sharding.specs.layer import make_loads
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
-from tests.sharding.runtime.divided.test_program import dot_count
+from tests.sharding.runtime.split_programs.test_program import dot_count
 from tests.tiny_model import tiny_batch
 
 dispatched = {"executor": "dispatched"}
@@ -92,11 +92,11 @@ def test_a_step_leaves_nothing_behind_and_a_wgrad_keeps_only_what_it_reads():
     programs = engine.executor.stages["backbone", 1].programs
     inputs, residuals = (dict.fromkeys(programs.definition.input_channels), programs.residual_shardings)
     arrays = MicrobatchArrays(inputs, residuals, {})
-    read = programs.divided_backward.kept_arrays(jax.tree.map(lambda _: 0, arrays, is_leaf=lambda leaf: leaf is None))
+    read = programs.split_backward.kept_arrays(jax.tree.map(lambda _: 0, arrays, is_leaf=lambda leaf: leaf is None))
     assert 0 < len(read) < len(inputs) + len(residuals)
 
 
-def test_units_of_one_stage_may_divide_their_backwards_too():
+def test_units_of_one_stage_may_split_their_backwards_too():
     """The gradient goes back to the encoder before the backbone's wgrad."""
     units = (VISION_UNIT, UnitPlan("backbone", ("backbone",), (2,), layers=(4,)))
     engine = shared_engine(Plan(units, 2, "zb-h1"), WITH_VISION)

@@ -13,6 +13,7 @@ from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
+from sharding.schedules.zero_bubble import zero_bubble, zero_bubble_in_flight
 from sharding.specs.modules import module_graph
 
 GRAPH = module_graph(ModelConfig((), BackboneConfig(), ()))
@@ -49,6 +50,15 @@ def test_a_plan_names_a_registered_schedule_in_its_file():
     assert schedule.ops == build_schedule(dataclasses.replace(PLAN, schedule="gpipe"), GRAPH, STAGES).ops
     registry.register_schedule("mine", one_f_one_b, one_f_one_b_in_flight)  # a notebook's cell that is run again
     assert build_schedule(PLAN, GRAPH, STAGES).ops != schedule.ops
+
+
+def test_a_registered_schedule_may_split_backwards():
+    registry.register_schedule("mine", zero_bubble, zero_bubble_in_flight, splits_backward=True)
+    schedule = build_schedule(PLAN, GRAPH, STAGES)
+    assert schedule.ops == build_schedule(dataclasses.replace(PLAN, schedule="zb-h1"), GRAPH, STAGES).ops
+    assert sum(op.kind == "wgrad" for op in schedule.ops) == PLAN.microbatches * len(schedule.op_graph.split_stages) > 0
+    registry.register_schedule("mine", zero_bubble, zero_bubble_in_flight)
+    assert not any(op.kind == "wgrad" for op in build_schedule(PLAN, GRAPH, STAGES).ops)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a divided operation or program consists of: an early and a late part, and what passes between them."""
+"""What a split operation or program consists of: an early and a late part, and what passes between them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -22,8 +22,8 @@ class EarlyResult(NamedTuple):
 
 
 @runtime_checkable
-class Divided(Protocol):
-    """A program, or an operation, that is divided.
+class Split(Protocol):
+    """A program, or an operation, that is split.
 
     Attributes:
         early_operands: Which operands the early program reads.

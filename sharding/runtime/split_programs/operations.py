@@ -1,4 +1,4 @@
-"""Operations that are divided: loops, and barriers."""
+"""Operations that are split: loops, and barriers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,24 +7,24 @@ import jax
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from sharding.runtime.divided.parts import Divided, EarlyResult, Flags, chosen, placed
+from sharding.runtime.split_programs.parts import EarlyResult, Flags, Split, chosen, placed
 
 
-class DividedLoop:
+class SplitLoop:
     """A `lax.scan` of which some results are early: two loops, the second over what the first saved in each step.
 
     Args:
         loop: The operation.
         wanted: The results that are needed early.
-        divide: Divides the program of a step, given which of its results are early.
+        split: Splits the program of a step, given which of its results are early.
     """
 
-    def __init__(self, loop: JaxprEqn, wanted: Flags, divide: Callable[[Any, Flags], Divided]) -> None:
+    def __init__(self, loop: JaxprEqn, wanted: Flags, split: Callable[[Any, Flags], Split]) -> None:
         self._loop = loop
         self._constants, self._carries = _loop_sizes(loop)
         early = wanted
         while True:
-            self._body = divide(loop.params["jaxpr"], early)
+            self._body = split(loop.params["jaxpr"], early)
             _, carried, _ = self._parts(self._body.early_operands)
             more = [is_early or is_read for is_early, is_read in zip(early[: self._carries], carried, strict=True)]
             if more == early[: self._carries]:
@@ -38,12 +38,12 @@ class DividedLoop:
         self.choose_late([False] * len(wanted))
 
     def _parts(self, entries: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Entries of the operands, or of the body's: of constants, of what is carried, of what is divided by steps."""
+        """Entries of the operands, or of the body's: of constants, of what is carried, of what is split by steps."""
         first, second = self._constants, self._constants + self._carries
         return entries[:first], entries[first:second], entries[second:]
 
     def choose_late(self, results: Flags) -> Flags:
-        """See `Divided.choose_late`; what the early loop carries is saved where the late one reads it."""
+        """See `Split.choose_late`; what the early loop carries is saved where the late one reads it."""
         late = results
         while True:
             constants, carried, sliced = self._parts(self._body.choose_late(late))
@@ -61,11 +61,11 @@ class DividedLoop:
 
     @property
     def saved_count(self) -> int:
-        """See `Divided.saved_count`."""
+        """See `Split.saved_count`."""
         return sum(self._saved_carries) + self._body.saved_count
 
     def early(self, operands: Sequence[Any]) -> EarlyResult:
-        """See `Divided.early`."""
+        """See `Split.early`."""
         constants, initial, sliced = self._parts(operands)
 
         def step(carry: list[Any], of_step: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
@@ -80,7 +80,7 @@ class DividedLoop:
         return EarlyResult(placed(carry, self._early_carries) + placed(stacks, self._early_stacks), saved)
 
     def late(self, operands: Sequence[Any], saved: Sequence[jax.Array]) -> list[Any]:
-        """See `Divided.late`."""
+        """See `Split.late`."""
         constants, initial, sliced = self._parts(operands)
         kept_count = sum(self._saved_carries)
 
@@ -103,7 +103,7 @@ class DividedLoop:
         return lax.scan(step, initial, sliced, **settings)
 
 
-class DividedBarrier:
+class SplitBarrier:
     """A `lax.optimization_barrier` of some arrays: one of those that are wanted early, and one of the others.
 
     Args:
@@ -117,16 +117,16 @@ class DividedBarrier:
         self.choose_late([False] * len(wanted))
 
     def choose_late(self, results: Flags) -> Flags:
-        """See `Divided.choose_late`."""
+        """See `Split.choose_late`."""
         self._late = results
         return results
 
     def early(self, operands: Sequence[Any]) -> EarlyResult:
-        """See `Divided.early`."""
+        """See `Split.early`."""
         return EarlyResult(_behind_barrier(operands, self.early_results), [])
 
     def late(self, operands: Sequence[Any], saved: Sequence[jax.Array]) -> list[Any]:
-        """See `Divided.late`."""
+        """See `Split.late`."""
         return _behind_barrier(operands, self._late)
 
 

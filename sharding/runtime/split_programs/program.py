@@ -1,9 +1,9 @@
-"""Divides a traced program in two: what some of its results need, and the rest, which runs later.
+"""Splits a traced program in two: what some of its results need, and the rest, which runs later.
 
 The early program computes what the early results need. The late one computes the other results from the operands, and
 from what the early one computed and saved for it. Every operation is in one of them, so that together they do the
 arithmetic of the whole; only cheap ones, such as a transpose of an operand, are repeated instead of saved. A loop
-(`lax.scan`), a call of a program or a barrier with both kinds of results is divided itself: of the backward of a stack,
+(`lax.scan`), a call of a program or a barrier with both kinds of results is split itself: of the backward of a stack,
 the early loop sends the gradient from layer to layer, and the late one computes the gradients of weights. Any other
 operation, such as a `lax.cond` or a kernel that computes both, is early as a whole, and so is one with side effects.
 """
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from pallas_kernels.varying import make_varying, varying_axes
-from sharding.runtime.divided.operations import DividedBarrier, DividedLoop
-from sharding.runtime.divided.parts import Divided, EarlyResult, Flags, chosen
+from sharding.runtime.split_programs.operations import SplitBarrier, SplitLoop
+from sharding.runtime.split_programs.parts import EarlyResult, Flags, Split, chosen
 
 _REPEATED = frozenset(
     ("broadcast_in_dim", "convert_element_type", "copy", "iota", "pcast", "pvary", "reshape", "squeeze", "transpose")
@@ -31,7 +31,7 @@ _CALLS = frozenset(("jit", "pjit", "closed_call", "checkpoint", "remat2"))
 """Operations that run a program, under the parameter `jaxpr`, and do nothing else."""
 
 
-class DividedProgram:
+class SplitProgram:
     """A program whose early results are computed first.
 
     Args:
@@ -48,7 +48,7 @@ class DividedProgram:
         self._program, self.early_results = program, early_results
         self._constants = dict(zip(program.constvars, constants, strict=True))
         needed = _variables(chosen(program.outvars, early_results))
-        self._divided: dict[int, Divided] = {}
+        self._split: dict[int, Split] = {}
         early: set[int] = set()
         for number, operation in reversed(list(enumerate(program.eqns))):
             wanted = [each in needed for each in operation.outvars]
@@ -56,9 +56,9 @@ class DividedProgram:
             if not any(wanted) and not has_effects:
                 continue
             early.add(number)
-            part = None if has_effects else _divide(operation, wanted)
+            part = None if has_effects else _split_operation(operation, wanted)
             if part is not None:
-                self._divided[number] = part
+                self._split[number] = part
                 needed |= _variables(chosen(operation.outvars, part.early_results))
             needed |= _variables(operation.invars if part is None else chosen(operation.invars, part.early_operands))
         self._early = frozenset(early)
@@ -67,7 +67,7 @@ class DividedProgram:
         self.choose_late([not is_early for is_early in early_results])
 
     def _early_results_of(self, number: int) -> list[Any]:
-        results, part = self._program.eqns[number].outvars, self._divided.get(number)
+        results, part = self._program.eqns[number].outvars, self._split.get(number)
         return list(results) if part is None else chosen(results, part.early_results)
 
     def _find_repeated(self) -> set[int]:
@@ -80,13 +80,13 @@ class DividedProgram:
         return repeated
 
     def choose_late(self, results: Flags) -> Flags:
-        """See `Divided.choose_late`."""
+        """See `Split.choose_late`."""
         self.late_results = results
         needed, saved = _variables(chosen(self._program.outvars, results)), set()
         self._late: list[int] = []
         for number, operation in reversed(list(enumerate(self._program.eqns))):
             wanted = [each in needed for each in operation.outvars]
-            part = self._divided.get(number)
+            part = self._split.get(number)
             if number in self._early and number not in self._repeated:
                 from_early = self._early_results_of(number)
                 saved |= needed.intersection(_variables(from_early))
@@ -102,8 +102,8 @@ class DividedProgram:
 
     @property
     def saved_count(self) -> int:
-        """See `Divided.saved_count`."""
-        return len(self._saved) + sum(part.saved_count for part in self._divided.values())
+        """See `Split.saved_count`."""
+        return len(self._saved) + sum(part.saved_count for part in self._split.values())
 
     def early(self, operands: Sequence[Any]) -> EarlyResult:
         """Runs the early program; operands that it does not read may be anything."""
@@ -111,8 +111,8 @@ class DividedProgram:
         of_parts: list[jax.Array] = []
         for number in sorted(self._early):
             operation = self._program.eqns[number]
-            if number in self._divided:
-                results, saved = self._divided[number].early([_value(values, each) for each in operation.invars])
+            if number in self._split:
+                results, saved = self._split[number].early([_value(values, each) for each in operation.invars])
                 of_parts += saved
             else:
                 results = self._run(operation, values)
@@ -132,8 +132,8 @@ class DividedProgram:
         position = len(self._saved)
         for number in self._late:
             operation = self._program.eqns[number]
-            if number in self._divided:
-                part = self._divided[number]
+            if number in self._split:
+                part = self._split[number]
                 of_part, position = saved[position : position + part.saved_count], position + part.saved_count
                 results = part.late([_value(values, each) for each in operation.invars], of_part)
             else:
@@ -155,16 +155,16 @@ class DividedProgram:
         return jaxpr_as_fun(ClosedJaxpr(alone, []))(*(values[each] for each in read))
 
 
-def _divide(operation: JaxprEqn, wanted: Flags) -> Divided | None:
-    """The operation divided; None where it cannot be, or all its results are wanted early: it is early as a whole."""
+def _split_operation(operation: JaxprEqn, wanted: Flags) -> Split | None:
+    """The operation split; None where it cannot be, or all its results are wanted early: it is early as a whole."""
     if all(wanted):
         return None
     if operation.primitive.name == "scan":
-        return DividedLoop(operation, wanted, _divided_program)
+        return SplitLoop(operation, wanted, _split_program)
     if operation.primitive.name == "optimization_barrier":
-        return DividedBarrier(wanted)
+        return SplitBarrier(wanted)
     if operation.primitive.name in _CALLS:
-        return _divided_program(operation.params["jaxpr"], wanted)
+        return _split_program(operation.params["jaxpr"], wanted)
     return None
 
 
@@ -189,16 +189,16 @@ def _run_alike(operation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if operation.primitive.multiple_results else [results]
 
 
-def _divided_program(program: Any, early_results: Flags) -> DividedProgram:
+def _split_program(program: Any, early_results: Flags) -> SplitProgram:
     """A program as a parameter of an operation, which is closed or has no constants."""
     if isinstance(program, ClosedJaxpr) and not isinstance(program, Jaxpr):
-        return DividedProgram(program.jaxpr, program.consts, early_results)
-    return DividedProgram(program, getattr(program, "consts", ()), early_results)  # since jax 0.12 all are alike
+        return SplitProgram(program.jaxpr, program.consts, early_results)
+    return SplitProgram(program, getattr(program, "consts", ()), early_results)  # since jax 0.12 all are alike
 
 
-def divide_traced(program: jax.stages.Traced, early_results: Flags) -> DividedProgram:
-    """A traced program, divided; its operands and results are those of the traced function, flattened."""
-    return _divided_program(program.jaxpr, early_results)
+def split_traced(program: jax.stages.Traced, early_results: Flags) -> SplitProgram:
+    """A traced program, split; its operands and results are those of the traced function, flattened."""
+    return _split_program(program.jaxpr, early_results)
 
 
 def _variables(atoms: Iterable[Any]) -> set[Var]:

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from sharding.runtime.divided.program import DividedProgram, divide_traced
+from sharding.runtime.split_programs.program import SplitProgram, split_traced
 
 LAYERS, WIDTH, INNER, ROWS = 3, 4, 8, 2
 
@@ -57,11 +57,11 @@ def gradients(function, weights, x):
     return of_x, of_weights
 
 
-def divided_gradients(function):
+def split_gradients(function):
     """The gradient of x early, those of weights late; and the operands."""
     given = operands()
     traced = jax.jit(functools.partial(gradients, function)).trace(*given)
-    return divide_traced(traced, [True, *[False] * 3]), jax.tree.leaves(given)
+    return split_traced(traced, [True, *[False] * 3]), jax.tree.leaves(given)
 
 
 FUNCTIONS = {
@@ -75,10 +75,10 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_both_parts_give_the_results_of_the_whole(function):
-    divided, given = divided_gradients(function)
+    split, given = split_gradients(function)
     of_x, of_weights = gradients(function, *operands())
-    early = jax.jit(divided.early)(given)
-    late = jax.jit(divided.late)(given, early.saved)
+    early = jax.jit(split.early)(given)
+    late = jax.jit(split.late)(given, early.saved)
     assert [each is None for each in early.results] == [False, True, True, True]
     np.testing.assert_array_equal(early.results[0], of_x)
     assert late[0] is None
@@ -103,12 +103,12 @@ def dot_count(program, *arguments) -> int:
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_no_product_is_computed_twice_and_those_of_weights_are_late(function):
-    divided, given = divided_gradients(function)
-    saved = jax.eval_shape(divided.early, given).saved
-    late = dot_count(divided.late, given, saved)
+    split, given = split_gradients(function)
+    saved = jax.eval_shape(split.early, given).saved
+    late = dot_count(split.late, given, saved)
     assert late == 2 * LAYERS
     whole = dot_count(functools.partial(gradients, function), *operands())
-    assert dot_count(divided.early, given) + late == whole
+    assert dot_count(split.early, given) + late == whole
 
 
 def test_the_late_part_reads_what_the_early_one_does_not_save_from_the_operands():
@@ -118,11 +118,11 @@ def test_the_late_part_reads_what_the_early_one_does_not_save_from_the_operands(
 
     x, y = jnp.ones((2, 3)), jnp.ones((3, 2))
     traced = jax.jit(program).trace(x, y)
-    divided = divide_traced(traced, [True, False, False])
-    assert (divided.early_operands, divided.late_operands) == ([True, False], [False, True])
-    results, saved = divided.early([x, None])
+    split = split_traced(traced, [True, False, False])
+    assert (split.early_operands, split.late_operands) == ([True, False], [False, True])
+    results, saved = split.early([x, None])
     assert [each.shape for each in saved] == [(2, 3)]
-    np.testing.assert_array_equal(divided.late([None, y], saved)[1], program(x, y)[1])
+    np.testing.assert_array_equal(split.late([None, y], saved)[1], program(x, y)[1])
     assert results[0].shape == (2, 3)
 
 
@@ -131,10 +131,10 @@ def test_a_transpose_of_an_operand_is_repeated_instead_of_saved():
         return x.T @ y, x.T * 2.0
 
     x = jnp.ones((2, 3))
-    divided = divide_traced(jax.jit(program).trace(x, x), [True, False])
-    _, saved = divided.early([x, x])
+    split = split_traced(jax.jit(program).trace(x, x), [True, False])
+    _, saved = split.early([x, x])
     assert not saved
-    np.testing.assert_array_equal(divided.late([x, None], saved)[1], program(x, x)[1])
+    np.testing.assert_array_equal(split.late([x, None], saved)[1], program(x, x)[1])
 
 
 def test_a_barrier_holds_back_what_is_early_and_what_is_late_apart():
@@ -143,11 +143,11 @@ def test_a_barrier_holds_back_what_is_early_and_what_is_late_apart():
         return of_x + 1.0, of_y + 1.0
 
     x = jnp.ones(3)
-    divided = divide_traced(jax.jit(program).trace(x, x), [True, False])
-    assert (divided.early_operands, divided.late_operands) == ([True, False], [False, True])
-    assert not divided.early([x, None]).saved
-    np.testing.assert_array_equal(divided.late([None, x], [])[1], program(x, x)[1])
-    assert "optimization_barrier" in str(jax.make_jaxpr(lambda y: divided.late([None, y], [])[1])(x))
+    split = split_traced(jax.jit(program).trace(x, x), [True, False])
+    assert (split.early_operands, split.late_operands) == ([True, False], [False, True])
+    assert not split.early([x, None]).saved
+    np.testing.assert_array_equal(split.late([None, x], [])[1], program(x, x)[1])
+    assert "optimization_barrier" in str(jax.make_jaxpr(lambda y: split.late([None, y], [])[1])(x))
 
 
 def test_operations_with_side_effects_are_early():
@@ -158,9 +158,9 @@ def test_operations_with_side_effects_are_early():
         return x * 2.0, y * 2.0
 
     x = jnp.ones(3)
-    divided = divide_traced(jax.jit(program).trace(x, x), [True, False])
-    assert divided.early_operands == [True, True]
-    divided.early([x, x])
+    split = split_traced(jax.jit(program).trace(x, x), [True, False])
+    assert split.early_operands == [True, True]
+    split.early([x, x])
     jax.effects_barrier()
     assert said == [1.0]
 
@@ -171,9 +171,9 @@ def test_a_result_may_be_wanted_early_and_be_used_late_and_may_be_an_operand_or_
         return z, z + y, y, 3.0, x
 
     x, y = jnp.ones(3), jnp.zeros(3)
-    divided = divide_traced(jax.jit(program).trace(x, y), [True, False, False, False, True])
-    results, saved = divided.early([x, y])
-    late = divided.late([None, y], saved)
+    split = split_traced(jax.jit(program).trace(x, y), [True, False, False, False, True])
+    results, saved = split.early([x, y])
+    late = split.late([None, y], saved)
     np.testing.assert_array_equal(results[4], x)
     for found, expected in zip(late[1:4], program(x, y)[1:4], strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -182,18 +182,18 @@ def test_a_result_may_be_wanted_early_and_be_used_late_and_may_be_an_operand_or_
 def test_operands_may_vary_over_more_mesh_axes_than_when_it_was_traced():
     """What a pipeline keeps in slots differs between ranks, even if it was the same on all when it was traced."""
     mesh = jax.make_mesh((2,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,))
-    traces: list[DividedProgram] = []
+    traces: list[SplitProgram] = []
 
     def trace(x):
-        traces.append(divide_traced(jax.jit(lambda x, y: (x * y, jnp.where(x > 0, x, y))).trace(x, x), [True, False]))
+        traces.append(split_traced(jax.jit(lambda x, y: (x * y, jnp.where(x > 0, x, y))).trace(x, x), [True, False]))
         return x
 
     jax.eval_shape(jax.shard_map(trace, mesh=mesh, in_specs=P(), out_specs=P()), jnp.ones(4))
-    (divided,) = traces
+    (split,) = traces
 
     def run(x, y):
-        (product, _), saved = divided.early([x, y])
-        return product, divided.late([x, y], saved)[1]
+        (product, _), saved = split.early([x, y])
+        return product, split.late([x, y], saved)[1]
 
     x = jnp.arange(-2.0, 2.0)
     run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("stage")), out_specs=P("stage")))

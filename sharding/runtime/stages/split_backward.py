@@ -1,7 +1,7 @@
 """The backward of a stage as two programs: dgrad, whose results the stage before waits for, and wgrad.
 
-Which operations are in which follows from the traced backward (`sharding/runtime/divided/`). What dgrad saves for wgrad
-stays on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
+Which operations are in which follows from the traced backward (`sharding/runtime/split_programs/`). What dgrad saves
+for wgrad stays on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.divided.parts import chosen, placed
-from sharding.runtime.divided.program import DividedProgram, divide_traced
+from sharding.runtime.split_programs.parts import chosen, placed
+from sharding.runtime.split_programs.program import SplitProgram, split_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches
 from sharding.runtime.stages.mesh_programs import add_gradients
 from sharding.runtime.stages.named_programs import named_jit
@@ -51,7 +51,7 @@ GradientFunction = Callable[[Tree, Microbatches, Any, MicrobatchArrays], tuple[A
 """`(parameters, batch, index, arrays) -> (input gradients, parameter gradients)`, as one device computes them."""
 
 
-class DividedBackward:
+class SplitBackward:
     """The programs dgrad and wgrad of one stage on one submesh.
 
     - `dgrad(parameters, batch, index, arrays) -> DgradResult`
@@ -85,7 +85,7 @@ class DividedBackward:
         name_suffix: str = "",
     ) -> None:
         self._gradients, self._mesh = gradients, mesh
-        self._divided, self._results, self.saved_shardings = self._divide(
+        self._program, self._results, self.saved_shardings = self._trace_split(
             operand_shapes, operand_specs, input_gradient_specs
         )
         saved_specs = [sharding.spec for sharding in self.saved_shardings]
@@ -95,7 +95,7 @@ class DividedBackward:
         )
         self.dgrad = named_jit(mapped, stage_id, "dgrad" + name_suffix)
         leaf_specs = jax.tree.leaves(array_specs, is_leaf=lambda leaf: isinstance(leaf, P))
-        self._kept = self._divided.late_operands[-len(leaf_specs) :]
+        self._kept = self._program.late_operands[-len(leaf_specs) :]
         first = len(array_specs.inputs)
         self._residuals = range(first, first + len(array_specs.residuals))  # among the leaves of the arrays
         mapped = jax.shard_map(
@@ -110,20 +110,20 @@ class DividedBackward:
         """Those of the arrays of a microbatch that its wgrad reads."""
         return chosen(jax.tree.leaves(arrays), self._kept)
 
-    def _divide(
+    def _trace_split(
         self, shapes: tuple[Any, ...], specs: tuple[Any, ...], input_gradient_specs: dict[str, P]
-    ) -> tuple[DividedProgram, Any, list[NamedSharding]]:
+    ) -> tuple[SplitProgram, Any, list[NamedSharding]]:
         """Traces the backward under the axes of the submesh; also the structure of its results."""
-        traces: list[tuple[DividedProgram, Any, list[NamedSharding]]] = []
+        traces: list[tuple[SplitProgram, Any, list[NamedSharding]]] = []
 
         def body(*operands: Any) -> Arrays:
             operands = _on_device(operands)
             program = jax.jit(self._gradients).trace(*operands)
             of_inputs, of_parameters = jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves))
             is_early = [True] * len(jax.tree.leaves(of_inputs)) + [False] * len(jax.tree.leaves(of_parameters))
-            divided = divide_traced(program, is_early)
-            results, saved = divided.early(jax.tree.leaves(operands))
-            traces.append((divided, program.out_tree, [saved_sharding(leaf, self._mesh) for leaf in saved]))
+            split = split_traced(program, is_early)
+            results, saved = split.early(jax.tree.leaves(operands))
+            traces.append((split, program.out_tree, [saved_sharding(leaf, self._mesh) for leaf in saved]))
             return jax.tree.unflatten(program.out_tree, results)[0]
 
         jax.eval_shape(jax.shard_map(body, mesh=self._mesh, in_specs=specs, out_specs=input_gradient_specs), *shapes)
@@ -132,7 +132,7 @@ class DividedBackward:
     # ------------------------------------------------------------------ bodies, as one device runs them
 
     def _dgrad(self, *operands: Any) -> DgradResult:
-        results, saved = self._divided.early(jax.tree.leaves(_on_device(operands)))
+        results, saved = self._program.early(jax.tree.leaves(_on_device(operands)))
         input_gradients, _ = jax.tree.unflatten(self._results, results)
         return DgradResult(input_gradients, [leaf[None] for leaf in saved])  # to stack devices along
 
@@ -149,7 +149,7 @@ class DividedBackward:
         for number in self._residuals:
             arrays[number] = arrays[number][0] if self._kept[number] else None
         operands = [*jax.tree.leaves((parameters, batch, index)), *arrays]
-        results = self._divided.late(operands, [leaf[0] for leaf in saved])
+        results = self._program.late(operands, [leaf[0] for leaf in saved])
         _, new_gradients = jax.tree.unflatten(self._results, results)
         return add_gradients(parameter_gradients, new_gradients)
 

@@ -6,9 +6,9 @@ import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig
 from sharding.plans.plan import Plan
-from sharding.plans.split_backward import split_stages
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.modules import module_graph
 from tests.tiny_model import VISION
 
@@ -49,5 +49,5 @@ def test_a_compiled_unit_is_one_op():
 )
 def test_stages_of_a_pipeline_that_send_gradients_back_and_train_nothing_are_refused(executor, trained, frozen):
     plan = dataclasses.replace(PLAN, units=(UNITS[0], dataclasses.replace(UNITS[1], executor=executor)))
-    with pytest.raises(PlanError, match=f"schedule 'zb-h1' divides backwards, but {frozen} train nothing"):
+    with pytest.raises(PlanError, match=f"schedule 'zb-h1' splits backwards, but {frozen} train nothing"):
         split(plan, *trained)

@@ -3,12 +3,18 @@
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.plans.unit_plan import PlanError
+from sharding.schedules.named.registry import find_schedule
+
+
+def splits_backward(plan: Plan) -> bool:
+    """Whether the schedule of a plan computes gradients of weights apart from what a stage sends back."""
+    return find_schedule(plan.schedule).splits_backward
 
 
 def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) -> frozenset[StageId]:
     """The stages whose wgrad is an op of its own: those that train and send a gradient back, if the schedule says so.
 
-    A compiled unit is one op, which does the same inside; where nothing of its stack trains, it divides nothing.
+    A compiled unit is one op, which does the same inside; where nothing of its stack trains, it splits nothing.
 
     Args:
         plan: The plan.
@@ -18,7 +24,7 @@ def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) ->
     Raises:
         PlanError: Of a unit that is cut into stages, some send a gradient back and train nothing.
     """
-    if not plan.splits_backward:
+    if not splits_backward(plan):
         return frozenset()
     sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))
     for unit in plan.units:
@@ -28,7 +34,7 @@ def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) ->
             numbers = range(unit.stage_count) if unit.is_compiled else frozen
             instead = "interleaved" if unit.chunks > 1 else "1f1b"
             raise PlanError(
-                f"schedule {plan.schedule!r} divides backwards, but {len(numbers)} of the {unit.stage_count} stages of "
+                f"schedule {plan.schedule!r} splits backwards, but {len(numbers)} of the {unit.stage_count} stages of "
                 f"unit {unit.name} ({', '.join(map(str, numbers))}) train nothing, so that they have no gradients of "
                 f'weights to leave for later; use the schedule "{instead}", or train parts of these stages too'
             )
