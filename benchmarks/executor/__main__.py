@@ -28,6 +28,7 @@ def main(arguments: ExecutorArguments) -> int:
     import jax
 
     if arguments.pipelines:
+        jax.config.update("jax_enable_compilation_cache", False)  # compilation is timed
         from benchmarks.executor.pipelines import format_pipelines, measure_pipelines
 
         measured = measure_pipelines(arguments.steps)

@@ -6,9 +6,10 @@ comes back after the last output has left.
 A program goes through the ticks of a table (`sharding.schedules.lockstep`) by `lax.scan`. In a tick, all ranks
 
 1. run the pieces before the stack for one microbatch, together;
-2. run a forward of their chunk, and send its output to the next rank by `lax.ppermute`;
+2. run a forward of their chunk, and send its output to the next rank by `lax.ppermute`, which keeps it at the end of
+   the tick;
 3. run the pieces behind the stack for one microbatch, together, forward and backward;
-4. run a backward of their chunk, and send the gradient of its input to the rank before;
+4. run a backward of their chunk; the gradient of its input is sent to the rank before at the start of the next tick;
 5. run the backward of the pieces before the stack for one microbatch, together;
 6. compute the gradients of a chunk's weights, where the schedule leaves these for later.
 
