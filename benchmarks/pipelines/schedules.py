@@ -2,10 +2,9 @@
 
 The model is Llama3-8B on rows of 8,192 tokens, eight microbatches of one row. Weights, their gradients and the batch
 are not counted. Of one program, a device's bytes are its temporaries; of two, those of the one that has more, and what
-the first leaves for the second. Of dispatched programs they are those of the
-stage that needs most: what its forwards save and their inputs, times the microbatches that 1F1B has in flight there,
-and the temporaries of a forward with its output, or of a backward with the gradients that it gets and sends, whichever
-are more.
+the second takes of the first and of the generator. Of dispatched programs they are those of the stage that needs most:
+what its forwards save and their inputs, times the microbatches that 1F1B has in flight there, and the temporaries of a
+forward with its output, or of a backward with the gradients that it gets and sends, whichever are more.
 """
 
 import dataclasses
@@ -73,10 +72,12 @@ class PipelineCase(NamedTuple):
 
 
 CASES = [
-    PipelineCase(ranks, recompute, *executor, gemms)
+    PipelineCase(
+        ranks=ranks, recompute=recompute, executor=executor, schedule=schedule, generator=generator, gemms=gemms
+    )
     for ranks in (4, 8)
     for recompute in RECOMPUTE
-    for executor in EXECUTORS
+    for executor, schedule, generator in EXECUTORS
     for gemms in GEMMS
 ]
 
@@ -171,11 +172,11 @@ def _of_one_program(case: PipelineCase, step: ProgramCall) -> PipelineReport:
 
 def _of_two_programs(case: PipelineCase, step: ProgramCall, backward: ProgramCall) -> PipelineReport:
     compiled = [_compile(case, of) for of in (step, backward)]
-    weights, *_, held, _, gradients = backward.arguments
+    weights, *_, held, output_gradients, gradients = backward.arguments
     taken = PipelineBytes(
         stage=-1,
         state=device_bytes((weights, gradients)),
-        saved=device_bytes(held),
+        saved=device_bytes((held, output_gradients)),
         temporary=max(of.memory_analysis().temp_size_in_bytes for of in compiled),
     )
     return PipelineReport(
@@ -250,7 +251,8 @@ def format_pipelines(reports: list[PipelineReport]) -> str:
 
 
 def _names(case: PipelineCase) -> list[str]:
-    return [f"{name}" for name in case._replace(generator="yes" if case.generator else "")]
+    ranks, *names, generator, gemms = case
+    return [f"{ranks}", *names, "yes" if generator else "", gemms]
 
 
 def _mib(size: int) -> str:

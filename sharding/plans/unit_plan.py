@@ -103,8 +103,8 @@ class UnitPlan:
             suffices for every batch: rows of the global batch fit as wholes.
         executor: How a step of the unit runs. `dispatched`: a program for each stage, microbatch, and forward or
             backward, in the order of the plan's schedule. `compiled`: one program a step, in which all pipeline ranks
-            run in lockstep (`sharding.schedules.lockstep`); of a backbone alone, whose stages must be equal
-            (`sharding.plans.compiled_units`).
+            run in lockstep (`sharding.schedules.lockstep`), or one of forwards and one of backwards where generators
+            come between; of a backbone alone, whose stages must be equal (`sharding.plans.compiled_units`).
     """
 
     name: str
@@ -338,7 +338,7 @@ class UnitPlan:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a step of the unit is one program."""
+        """Whether a step of the unit is one program, or one of forwards and one of backwards."""
         return self.executor == "compiled"
 
     @property

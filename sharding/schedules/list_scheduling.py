@@ -8,7 +8,7 @@ from typing import Any
 
 from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
-from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, StageSeconds
+from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError, StageSeconds
 from sharding.schedules.weights_and_gradients import WeightsAndGradients
 
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
@@ -31,9 +31,10 @@ def list_schedule(
     free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
     between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
-    in spite of them: it depends on no other microbatch. A stage that one program runs takes microbatches in order, and
-    what it makes is there after the last. Weights are gathered before the first input of any
-    stage on their devices, and gradients reduced as soon as those devices compute no more (`WeightsAndGradients`).
+    in spite of them: it depends on no other microbatch. Only stages whose microbatches one program runs need all of
+    them, and have room for them; such a stage takes them in order, and what it makes is there after the last. Weights
+    are gathered before the first input of any stage on their devices, and gradients reduced as soon as those devices
+    compute no more (`WeightsAndGradients`).
 
     Args:
         op_graph: The ops and their dependencies.
@@ -42,6 +43,9 @@ def list_schedule(
         fixed_orders: For some ranks, all their forwards and backwards in an order to keep, even if devices stay idle;
             wgrads run between them.
         seconds: How long the ops of every stage take; by default all take one slot.
+
+    Raises:
+        ScheduleError: A stage whose microbatches one program runs, or one that feeds it, may not hold all of them.
     """
     check_limits(op_graph, max_in_flight)
     ready = _ReadyOps(op_graph, priority)
@@ -55,6 +59,8 @@ def list_schedule(
         started = [op for op in ready if limits.allow(op) and running.start(op)]
         if not started and not running:
             started = [op for op in ready if limits.is_oldest(op) and running.start(op)]
+            if not started:
+                raise ScheduleError(limits.why_nothing_starts(next(iter(ready))))
         for op in started:
             order += [*collectives.before(op), op]
             ready.remove(op)
@@ -240,6 +246,14 @@ class _Limits:
     def is_oldest(self, op: PipelineOp) -> bool:
         """Whether an op is of the oldest microbatch in flight."""
         return self._in_flight.is_oldest(op.microbatch)
+
+    def why_nothing_starts(self, op: PipelineOp) -> str:
+        """What stops an op that is ready where nothing runs: a stage of one program waits for more microbatches."""
+        rank = self._graph.rank_at(op.stage_id, op.microbatch)
+        return (
+            f"{op} cannot start, and nothing runs: its stage may hold {self._max_in_flight[rank]} microbatches; allow "
+            'all that a step has to units with the executor "compiled" and to those that feed them'
+        )
 
     def record_start(self, op: PipelineOp) -> None:
         """A forward holds its microbatch from its start."""

@@ -28,8 +28,8 @@ another all backwards. Then every rank holds all microbatches:
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -96,7 +96,7 @@ class TickTable:
         inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
             it is kept until the backward, or the wgrad.
         residuals: Slots of what a forward saves. A rank without a forward in a tick where others have one has a slot
-            too, which holds nothing then.
+            too, which holds nothing then, if there is one.
         gradients: Slots of gradients of outputs. That of the last stage is made in the tick of its forward, for which
             `forward` has the slot; where backwards are apart in the tick of its backward, before that.
         wgrad_operands: Slots of what a backward saves for the wgrad.
@@ -139,22 +139,40 @@ class TickTable:
         """The microbatch whose backward begins in the last stage in each tick; -1 for none."""
         return _microbatches_at(self.backwards, self.ranks - 1, self.chunks - 1)
 
+    @property
+    def kept_size(self) -> int:
+        """Slots of each rank for microbatches of which one rank keeps something for all (`keeper`)."""
+        return -(-self.microbatches // self.ranks)
+
+    def keeper(self, microbatch: Any) -> tuple[Any, Any]:
+        """The rank that keeps what all ranks have of a microbatch, and its slot: by turns. Traced numbers will do."""
+        return microbatch % self.ranks, microbatch // self.ranks
+
     def segments(self) -> list["TickSegment"]:
-        """Runs of ticks in which some rank has a forward, or none has one, and likewise with backwards and wgrads."""
-        kinds = np.stack([of.runs.any(axis=1) for of in (self.forwards, self.backwards, self.wgrads)], axis=1)
+        """Runs of ticks in which some rank has a forward, or none has one, and likewise with the other fields."""
+        some = [of.runs.any(axis=1) for of in (self.forwards, self.backwards, self.wgrads)]
+        lacks_slots = some[0] & (self.residuals.forward == _NONE).any(axis=1) & (self.residuals.size > 0)
+        kinds = np.stack([*some, lacks_slots], axis=1)
         starts = [0, *(1 + np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1))).tolist()]
         ends = [*starts[1:], self.ticks]
         return [TickSegment(start, end, *kinds[start].tolist()) for start, end in zip(starts, ends, strict=True)]
 
 
 class TickSegment(NamedTuple):
-    """The ticks from `start` to before `end`, and what some rank runs in each of them."""
+    """The ticks from `start` to before `end`, and what some rank runs in each of them.
+
+    Attributes:
+        start, end: The ticks.
+        has_forwards, has_backwards, has_wgrads: Whether there is one.
+        lacks_slots: Whether some rank without a forward has no slot for what one saves (`TickTable.residuals`).
+    """
 
     start: int
     end: int
     has_forwards: bool
     has_backwards: bool
     has_wgrads: bool
+    lacks_slots: bool
 
 
 def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t"]:
@@ -333,13 +351,15 @@ def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
     return TickSlots(size=max(map(len, free_from)), **tables)
 
 
-def _with_unused_slots(slots: TickSlots, lifetimes: Iterable[_Lifetime]) -> TickSlots:
-    """The same with a slot for ranks without a forward where others have one: one that holds nothing, or one more."""
+def _with_unused_slots(slots: TickSlots, lifetimes: Sequence[_Lifetime]) -> TickSlots:
+    """The same with a slot for ranks without a forward where others have one: one that holds nothing, if there is."""
+    if not lifetimes:
+        return slots
     ticks, ranks = slots.forward.shape
-    is_held = np.zeros((ticks, ranks, slots.size + 1), bool)
+    is_held = np.zeros((ticks, ranks, slots.size), bool)
     for each in lifetimes:
         rank = each.at[0] % ranks
         is_held[each.start : each.end + 1, rank, slots.forward[each.forward, rank]] = True
-    is_unused = (slots.forward == _NONE) & (slots.forward != _NONE).any(axis=1, keepdims=True)
+    is_unused = (slots.forward == _NONE) & (slots.forward != _NONE).any(axis=1, keepdims=True) & ~is_held.all(axis=2)
     forward = np.where(is_unused, np.argmin(is_held, axis=2), slots.forward).astype(np.int32)
-    return dataclasses.replace(slots, size=max(slots.size, 1 + int(forward.max())), forward=forward)
+    return dataclasses.replace(slots, forward=forward)

@@ -26,8 +26,8 @@ def zero_bubble(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) 
     }
     orders = {rank: warm_up_order(op_graph, rank, forwards - 1) for rank, forwards in warm_up.items()}
     whole_backward = ONE_SLOT._replace(backward=ONE_SLOT.backward + ONE_SLOT.wgrad)
-    undivided = op_graph.trained_stages - op_graph.split_stages
-    seconds = {stage: whole_backward if stage in undivided else ONE_SLOT for stage in graph.stages}
+    whole = op_graph.trained_stages - op_graph.split_stages
+    seconds = {stage: whole_backward if stage in whole else ONE_SLOT for stage in graph.stages}
     return list_schedule(op_graph, limits, _wgrads_last(op_graph), orders, seconds)
 
 

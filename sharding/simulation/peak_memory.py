@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.device_groups import DeviceGroups, latest_of_sources
-from sharding.plans.stage_graph import StageId
+from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import PASSES, OpGraph, OpKind
 from sharding.simulation.spans import Span
 
@@ -22,7 +22,8 @@ def peak_memory(
     A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
     of its backward; where the wgrad is an op of its own to the end of that, and from the start of its backward on
     `WgradCosts.saved_bytes` too. A stage that runs none holds them until every replica that it feeds has started its
-    forward. A copy holds only the microbatches that it takes.
+    forward. A copy holds only the microbatches that it takes. A stage whose passes are programs holds what it saves of
+    all microbatches from the start of the first program to the end of the last.
 
     Args:
         op_graph: What the step did.
@@ -57,7 +58,8 @@ def _most_saved(
 
     They are those that are there from the forward on, and those that are there from the backward on.
     """
-    graph, (starts, ends) = op_graph.stage_graph, _by_stage(spans)
+    graph = op_graph.stage_graph
+    starts, ends = _by_stage(spans, graph)
     owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
     for stage, stage_groups in groups.groups_of.items():
         part, column = np.nonzero(groups.is_first[stage])
@@ -83,16 +85,21 @@ def _most_saved(
 _Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]
 
 
-def _by_stage(spans: Sequence[Span]) -> tuple[_Table, _Table]:
-    """Start and end of every stage's ops of `PASSES`, as [microbatches, replicas]."""
+def _by_stage(spans: Sequence[Span], graph: StageGraph) -> tuple[_Table, _Table]:
+    """Start and end of every stage's ops of `PASSES`, as [microbatches, replicas]; of a program, those of the last."""
     by_microbatch: dict[tuple[OpKind, StageId], dict[int, Span]] = collections.defaultdict(dict)
     for span in spans:
         if span.op.kind in PASSES:
             by_microbatch[span.op.kind, span.op.stage_id][span.op.microbatch] = span
+
+    def of_microbatches(stage: StageId, moments: list[Float[np.ndarray, " i"]]) -> Float[np.ndarray, "m i"]:
+        table = np.stack(moments)
+        return np.broadcast_to(table.max(axis=0), table.shape) if stage in graph.compiled else table
+
     ordered = {key: [found[number] for number in sorted(found)] for key, found in by_microbatch.items()}
     return (
-        {key: np.stack([span.start for span in stage_spans]) for key, stage_spans in ordered.items()},
-        {key: np.stack([span.end for span in stage_spans]) for key, stage_spans in ordered.items()},
+        {key: of_microbatches(key[1], [span.start for span in of_stage]) for key, of_stage in ordered.items()},
+        {key: of_microbatches(key[1], [span.end for span in of_stage]) for key, of_stage in ordered.items()},
     )
 
 

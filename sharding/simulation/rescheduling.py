@@ -76,10 +76,9 @@ def reconsider_order(
     Raises:
         ScheduleError: The plan's schedule cannot order the ops by these seconds.
     """
+    # The others run before a compiled unit's programs, between them or after them, in whatever order.
     if any(unit.is_compiled for unit in plan.units):
-        return Reconsidered(
-            expected
-        )  # the others run before its programs, between them or after them, in whatever order
+        return Reconsidered(expected)
     measured = pass_of_timeline(timeline)
     if expected is not None and abs(measured - expected) <= tolerance * expected:
         return Reconsidered(expected)

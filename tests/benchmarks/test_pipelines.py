@@ -14,7 +14,7 @@ from benchmarks.pipelines.schedules import (
     format_pipelines,
 )
 
-COMPILED = PipelineCase(4, "full", "compiled", "1f1b", False, "XLA")
+COMPILED = PipelineCase(ranks=4, recompute="full", executor="compiled", schedule="1f1b", generator=False, gemms="XLA")
 PERMUTED = "(bf16[8192,4096]{1,0}, bf16[8192,4096]{1,0}) collective-permute-start(%h), source_target_pairs="
 PROGRAM = f"""HloModule jit_step, is_scheduled=true
 

@@ -29,10 +29,11 @@ ONE_PROGRAM = Plan(
             recompute=("none",) * 2,
             executor="compiled",
         ),
+        UnitPlan("generator", ("generator",), (1,)),
     ),
     microbatches=3,
 )
-"""Of two processes or four, the first pipeline rank's context-parallel ranks are in two, and so are both stages."""
+"""Of two processes, and of four, some have ranks of the pipeline and some none; the generator is in the first."""
 
 
 def verify(folder, processes, *arguments):
@@ -60,8 +61,7 @@ def test_every_layout_agrees(processes, tmp_path):
 
 @pytest.mark.parametrize("processes", [2, 4], ids="in_{}".format)
 def test_a_pipeline_as_one_program_with_context_parallel_ranks_agrees(processes, tmp_path):
-    """The default layouts of a model with a generator have none."""
+    """No default layout has both."""
     (tmp_path / "plan.json").write_text(ONE_PROGRAM.to_json())
-    without_generator = ("--gin.ModelConfig.generators=()", "--gin.DataConfig.mixture=(('vqa', 1.0), ('text', 0.5))")
-    said = verify(tmp_path, processes, *without_generator, "--plan=plan.json")
+    said = verify(tmp_path, processes, "--plan=plan.json")
     assert "all 1 layouts agree with the single-device reference" in said

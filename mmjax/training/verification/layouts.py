@@ -219,19 +219,20 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
             for dp in (2, 1)
         )
     ),
-    "pipeline in one program": each_its_own(
-        (_PP2, dataclasses.replace(_COMPILED, tp=2, collectives="ring"), UNDIVIDED),
+    "pipeline in one program, with replicas and rings of tensor ranks": each_its_own(
+        (_DP2, dataclasses.replace(_COMPILED, dp=2, tp=2, collectives="ring"), _DP2),
         (UNDIVIDED, _COMPILED, UNDIVIDED),
-        microbatches=(4, *SEVERAL),
+        microbatches=(3, 2),
+        together=True,
     ),
     "interleaved pipeline in one program, beside rows of their own": each_its_own(
         (
-            Parallelism(dp=2, rows=2),
-            dataclasses.replace(_COMPILED, dp=2, chunks=2, recompute=("selective",)),
-            Parallelism(dp=2, rows=2),
+            Parallelism(tp=2, rows=1, two_capacities=True),
+            dataclasses.replace(_COMPILED, chunks=2, recompute=("selective",)),
+            Parallelism(rows=1),
         ),
         (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
-        microbatches=(3, 4, 2),
+        microbatches=(12, 8, 4, *SEVERAL),  # of one row, if it can be, so that some have no image
         schedule="interleaved",
     ),
     "zero-bubble pipeline in one program, on shared devices": each_its_own(

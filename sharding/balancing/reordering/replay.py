@@ -178,7 +178,7 @@ def build_replay(
         rows: Of a microbatch; every pipeline gets at least one.
 
     Raises:
-        ScheduleError: The schedule has bundles.
+        ScheduleError: The schedule has bundles, or a stage whose microbatches run in one program.
     """
     if schedule.bundled:
         raise ScheduleError(
@@ -186,6 +186,11 @@ def build_replay(
             "and intra_microbatch are possible"
         )
     graph = op_graph.stage_graph
+    if graph.compiled:
+        raise ScheduleError(
+            f'unit {min(graph.compiled)[0]} has the executor "compiled", so its microbatches run in lockstep: only the '
+            "reorderings none and intra_microbatch are possible"
+        )
     copies = {stage: graph.copy_count(stage[0]) for stage in devices}
     pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, copies)
     replicas = {stage: len(held) // copies[stage] // pipelines for stage, held in devices.items()}

@@ -12,7 +12,7 @@ from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.stage_parameters import LayersOfStage
 from sharding.costs.step_costs import WgradCosts
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.lockstep import TickOps, TickPasses, tick_table
+from sharding.schedules.lockstep import TickOps, TickPasses, TickTable, tick_table
 from sharding.specs.modules import ModuleGraph
 
 Sums = Mapping[str, Float[np.ndarray, "m _"]]
@@ -63,25 +63,34 @@ class CompiledSums(NamedTuple):
     Attributes:
         chunk: Those of a chunk.
         before, behind: Those before and behind the stack.
+        activation_bytes: Bytes of the activations between chunks.
         wgrad: Of a chunk, where its wgrads are apart from its backwards; else None.
-        leaving_bytes: Bytes of what leaves the stack, where backwards are a program of their own; else None.
     """
 
     chunk: Sums
     before: Sums
     behind: Sums
+    activation_bytes: Float[np.ndarray, "m i"]
     wgrad: WgradCosts | None = None
-    leaving_bytes: Float[np.ndarray, "m i"] | None = None
 
 
-def leaving_bytes(layers: tuple[LayersOfStage, ...], loads: ReplicaLoads, costs: CostModel) -> Float[np.ndarray, "m i"]:
+def activation_bytes(
+    layers: tuple[LayersOfStage, ...], loads: ReplicaLoads, costs: CostModel
+) -> Float[np.ndarray, "m i"]:
     """Bytes of the activations behind some layers, on each device of each replica."""
     layer, ranks = layers[-1].layer, layers[-1].ranks
     elements = layer.output_elements.at(loads.distinct)[loads.index]
     return costs.element_bytes * elements / (ranks.cp * ranks.for_layer(layer).sequence_shards)
 
 
-def lockstep_sums(of: CompiledSums, unit: UnitPlan) -> dict[str, Float[np.ndarray, "m _"]]:
+def training_passes(layers: CompiledLayers, unit: UnitPlan, graph: ModuleGraph) -> TickPasses:
+    """Which passes a step of a compiled unit has, and whether forwards and backwards are a program each."""
+    if not any(of.gradients for of in (*layers.chunk, *layers.before, *layers.behind)):
+        return "forwards"
+    return "apart" if any(source in unit.modules for source, _ in graph.edges) else "together"
+
+
+def lockstep_sums(of: CompiledSums, unit: UnitPlan, passes: TickPasses) -> dict[str, Float[np.ndarray, "m _"]]:
     """The fields of the whole unit, as those of one stage.
 
     A tick lasts as long as its slowest forward, its slowest backward and its slowest wgrad. The whole step counts as
@@ -92,11 +101,9 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan) -> dict[str, Float[np.ndarra
     Args:
         of: What its layers take.
         unit: The unit.
+        passes: `training_passes`.
     """
     chunk, wgrad, microbatches = of.chunk, of.wgrad, len(of.chunk["forward"])
-    passes: TickPasses = "forwards"
-    if np.any(chunk["backward"]):
-        passes = "together" if of.leaving_bytes is None else "apart"
     table = tick_table(unit.pp, unit.chunks, microbatches, passes, splits_backward=wgrad is not None)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
     program_of_backwards = "backward" if passes == "apart" else "forward"
@@ -106,21 +113,28 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan) -> dict[str, Float[np.ndarra
     for suffix in ("", "_communication"):
         forward, backward = f"forward{suffix}", f"backward{suffix}"
         behind = of.behind[forward] + of.behind[backward]  # both in the tick of a forward
-        sums[forward][-1] += _ticks_seconds(table.forwards, chunk[forward]) + (of.before[forward] + behind).sum(axis=0)
-        sums[f"{program_of_backwards}{suffix}"][-1] += _ticks_seconds(table.backwards, chunk[backward]) + of.before[
-            backward
-        ].sum(axis=0)
+        of_forwards = _ticks_seconds(table.forwards, chunk[forward]) + (of.before[forward] + behind).sum(axis=0)
+        of_backwards = _ticks_seconds(table.backwards, chunk[backward]) + of.before[backward].sum(axis=0)
+        sums[forward][-1] += of_forwards
+        sums[program_of_backwards + suffix][-1] += of_backwards
     for kind in ("forward", "backward"):
         sums[f"{kind}_communication"] = np.minimum(sums[kind], sums[f"{kind}_communication"])
     sums["flops"] = unit.stage_count * chunk["flops"] + of.before["flops"] + of.behind["flops"]
-    held = max(1, table.residuals.size) * chunk["saved_bytes"].max(axis=0)
-    if wgrad is not None:
-        held = held + table.wgrad_operands.size * wgrad.saved_bytes.max(axis=0)
-    if passes == "apart" and of.leaving_bytes is not None:
-        of_rank = -(-microbatches // unit.pp)
-        held = held + 2 * of_rank * of.leaving_bytes.max(axis=0)  # and the gradient of the losses
-    sums["saved_bytes"] = np.broadcast_to(held / microbatches, sums["saved_bytes"].shape)
+    sums["saved_bytes"] = np.broadcast_to(_held_bytes(of, table) / microbatches, sums["saved_bytes"].shape)
     return sums
+
+
+def _held_bytes(of: CompiledSums, table: TickTable) -> Float[np.ndarray, " h"]:
+    """Bytes of all slots on each device, which have room for the largest microbatch."""
+    activations = of.activation_bytes.max(axis=0)
+    held = max(1, table.residuals.size) * of.chunk["saved_bytes"].max(axis=0)
+    if table.passes != "forwards":
+        held = held + (table.inputs.size + table.gradients.size) * activations
+    if table.passes == "apart":
+        held = held + 2 * table.kept_size * activations  # what leaves the stack, and the gradient of the losses
+    if of.wgrad is not None:
+        held = held + table.wgrad_operands.size * of.wgrad.saved_bytes.max(axis=0)
+    return held
 
 
 def _ticks_seconds(ops: TickOps, seconds: Float[np.ndarray, "m i"]) -> Float[np.ndarray, " i"]:

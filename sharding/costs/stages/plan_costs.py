@@ -14,9 +14,10 @@ from sharding.costs.node_placement import NodePlacement, ParameterRanks, paramet
 from sharding.costs.stages.compiled_costs import (
     CompiledLayers,
     CompiledSums,
+    activation_bytes,
     compiled_layers,
-    leaving_bytes,
     lockstep_sums,
+    training_passes,
 )
 from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
@@ -282,16 +283,17 @@ class _PlanCosts:
         (of_chunk, _), (before, _), (behind, _) = summed
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
-        leaving, (module,) = None, unit.modules
-        if any(source == module for source, _ in self._graph.edges):
-            loads = self.hops.replica_loads(module, unit.dp)
-            leaving = leaving_bytes(layers.chunk, loads, self._costs)
+        activations = activation_bytes(layers.chunk, self.hops.replica_loads(*unit.modules, unit.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
         state_bytes = sum(self._state_bytes(each, unit) for each in held)
         around = float((before["saved_bytes"] + behind["saved_bytes"]).max())
         return StageCosts(
-            **lockstep_sums(CompiledSums(of_chunk, before, behind, wgrad, leaving), unit),
+            **lockstep_sums(
+                CompiledSums(of_chunk, before, behind, activations, wgrad),
+                unit,
+                training_passes(layers, unit, self._graph),
+            ),
             **OncePerStep(*once.tolist())._asdict(),
             static_bytes=state_bytes + max(workspace for _, workspace in summed) + around,
         )

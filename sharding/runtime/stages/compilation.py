@@ -70,7 +70,7 @@ class StageCalls(NamedTuple):
 def stage_calls(by_capacity: Sequence[MeshPrograms]) -> StageCalls:
     """Forward and backward of a stage in a training step, for every capacity, and what they are called with.
 
-    Of a unit that is one program, that.
+    Of a compiled unit, its program, or its two.
     """
     programs = by_capacity[-1]
     if isinstance(programs, CompiledPipeline):

@@ -147,26 +147,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self.loss_names = tuple(sorted(output.losses))
         self.loss_specs = dict.fromkeys(self.loss_names, self._replica_spec)
         self._table = self._training_table(splits_backward)
-        self.held_shardings: list[NamedSharding] = []
-        self.backward: Callable[..., BackwardResult] | None = None
-        gradient_specs = self.gradient_specs() if has_backward else {}
-        input_gradients = self.of_microbatches(sorted(differentiated_inputs), self._channel_specs)
-        outputs = self.of_microbatches(definition.output_channels, self._channel_specs)
-        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, [])
-        if self._table.passes != "apart":
-            self.step = self._compile("step", self._step, self.operand_specs, results)
-            return
-        self.held_shardings = self._trace_held()
-        held = [sharding.spec for sharding in self.held_shardings]
-        of_forwards = results._replace(input_gradients={}, held=held)
-        self.step = self._compile("forward", self._forwards, self.operand_specs, of_forwards)
-        self.backward = self._compile(
-            "backward",
-            self._backwards,
-            (*self.operand_specs, held, outputs, gradient_specs),
-            BackwardResult(input_gradients, gradient_specs),
-            donate=(5,),
-        )
+        self.held_shardings = self._trace_held() if self._table.passes == "apart" else []
+        self.step, self.backward = self._compile_training(self.gradient_specs() if has_backward else {})
 
     # ------------------------------------------------------------------ building
 
@@ -191,6 +173,19 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
     ) -> Callable:
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         return named_jit(mapped, self.definition.stage_id, kind, donate_argnums=donate)
+
+    def _compile_training(self, gradient_specs: Tree) -> tuple[Callable, Callable[..., BackwardResult] | None]:
+        """The program of a step; or that of its forwards, and that of its backwards."""
+        input_gradients = self.of_microbatches(sorted(self.differentiated_inputs), self._channel_specs)
+        outputs = self.of_microbatches(self.definition.output_channels, self._channel_specs)
+        held = [sharding.spec for sharding in self.held_shardings]
+        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, held)
+        if self._table.passes != "apart":
+            return self._compile("step", self._step, self.operand_specs, results), None
+        forwards = self._compile("forward", self._forwards, self.operand_specs, results._replace(input_gradients={}))
+        operands = (*self.operand_specs, held, outputs, gradient_specs)
+        results = BackwardResult(input_gradients, gradient_specs)
+        return forwards, self._compile("backward", self._backwards, operands, results, donate=(5,))
 
     def _compile_evaluation(self) -> Callable[..., list[StageOutput]]:
         outputs = {name: self._channel_specs[name] for name in self.definition.output_channels}
@@ -220,7 +215,15 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
             {name: jnp.stack(of_channel) for name, of_channel in channels.items()}
             for channels in (inputs, output_gradients or {})
         )
-        return PipelineSections(self.definition, dict(self.axes), parameters, of_inputs, batch, backwards, of_gradients)
+        return PipelineSections(
+            self.definition,
+            axes=dict(self.axes),
+            parameters=parameters,
+            inputs=of_inputs,
+            batch=batch,
+            backwards=backwards,
+            output_gradients=of_gradients,
+        )
 
     def _forward_pass(self, operands: _Operands) -> PipelinePass:
         """The ticks of a step, or those with forwards where backwards are apart from them."""

@@ -26,6 +26,7 @@ from sharding.runtime.stages.pipeline_state import (
     read_slot,
     set_at,
     write_slot,
+    write_slot_of_all,
 )
 from sharding.schedules.lockstep import TickOps, TickSegment, TickSlots, TickTable
 from sharding.trees import Tree
@@ -191,9 +192,10 @@ class PipelinePass:
             name: losses.at[op.microbatch].add(jnp.where(op.runs, result.losses[name], 0.0))
             for name, losses in state.layer_losses.items()
         }
-        slot = row.residuals.forward
+        # Without a condition where every rank has a slot: it would read what it overwrites.
+        write = write_slot if segment.lacks_slots else write_slot_of_all
         residuals = [
-            lax.dynamic_update_index_in_dim(buffer, make_varying(saved, tuple(varying_axes(buffer))), slot, 0)
+            write(buffer, row.residuals.forward, saved)
             for buffer, saved in zip(state.held.residuals, result.residuals, strict=True)
         ]
         return state.holding(residuals=residuals)._replace(layer_losses=layer_losses), result.output
@@ -211,23 +213,20 @@ class PipelinePass:
         )
         if self._table.passes == "together":
             return state._replace(gradients=write_slot(state.gradients, row.gradients.forward, gradient))
-        if state.held.leaving is None:
+        if self._table.passes == "forwards":
             return state
-        slot = self._leaving_slot(number)
+        assert state.held.leaving is not None
+        keeper, slot = self._table.keeper(number)
+        slot = jnp.where(self._sections.is_rank(keeper), slot, -1)
         kept = (write_slot(buffer, slot, each) for buffer, each in zip(state.held.leaving, (x, gradient), strict=True))
         return state.holding(leaving=LeavingArrays(*kept))
-
-    def _leaving_slot(self, number: jax.Array) -> jax.Array:
-        """Where this rank keeps what has left the stack of a microbatch; -1 if another rank does."""
-        is_kept = self._sections.is_rank(number % self._table.ranks)
-        return jnp.where(is_kept, number // self._table.ranks, -1)
 
     def _leave_backward(self, row: _Row, state: PipelineState) -> PipelineState:
         """The backward of the pieces behind the stack, of the microbatch whose backward begins on the last rank."""
         sections, number = self._sections, row.last_backward
         assert state.held.leaving is not None
-        kept = (read_slot(buffer, number // self._table.ranks) for buffer in state.held.leaving)
-        x, of_losses = (sections.from_rank(number % self._table.ranks, each) for each in kept)
+        keeper, slot = self._table.keeper(number)
+        x, of_losses = (sections.from_rank(keeper, read_slot(buffer, slot)) for buffer in state.held.leaving)
         parameter_gradients, of_outputs = sections.leave_backward(number, x)
         slot = jnp.where(sections.is_rank(self._table.ranks - 1), row.gradients.backward, -1)
         return state._replace(

@@ -93,6 +93,7 @@ class PipelineSections:
     def __init__(
         self,
         definition: PipelineDefinition,
+        *,
         axes: dict[str, Axes],
         parameters: Tree,
         inputs: Arrays,
@@ -100,9 +101,8 @@ class PipelineSections:
         backwards: PipelineBackwards,
         output_gradients: Arrays,
     ) -> None:
-        self._output_gradients = output_gradients
         self.definition, self.backwards, self.inputs = definition, backwards, inputs
-        self._axes, self._batch = axes, batch
+        self._axes, self._batch, self._output_gradients = axes, batch, output_gradients
         (of_module,) = {module_of(key): axes[module_of(key)] for key in parameters}.values()
         self.pipeline, self.data, self.replicas = of_module.pipeline, of_module.data, of_module.replicas
         self._sequence = of_module.sequence
@@ -273,7 +273,7 @@ class SplitLayers(NamedTuple):
 
 
 def split_layers_backward(sections: PipelineSections, program: jax.stages.Traced, x: jax.Array) -> SplitLayers:
-    """Divides the backward of a chunk, given its traced forward and an input."""
+    """Splits the backward of a chunk, given its traced forward and an input."""
     forward = abstract_results(program)
 
     def backward(operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array) -> tuple[Tree, jax.Array]:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class LeavingArrays(NamedTuple):
     """What the pieces behind the stack took, of microbatches whose outputs' gradients are to come.
 
-    Pipeline rank i keeps every p-th microbatch, from i on.
+    Each pipeline rank keeps some of them (`TickTable.keeper`).
 
     Attributes:
         x: Activations `[m / p, r, q, d]`.
@@ -106,7 +106,7 @@ def initial_state(
     forward = abstract_results(program)
     left = jax.eval_shape(lambda x: sections.leave(jnp.zeros((), jnp.int32), x).output, x)
     trained = {key: sections.parameters[key] for key in sorted(sections.definition.trained_keys)}
-    kept = -(-count // table.ranks)
+    kept = table.kept_size
     return PipelineState(
         held=HeldArrays(
             buffer(table.inputs.size, x),
@@ -143,6 +143,11 @@ def write_slot(buffer: jax.Array, slot: jax.Array, x: Any) -> jax.Array:
     return lax.dynamic_update_index_in_dim(buffer, new, jnp.maximum(slot, 0), 0)
 
 
+def write_slot_of_all(buffer: jax.Array, slot: jax.Array, x: jax.Array) -> jax.Array:
+    """The buffer with x in a slot, where every rank has one."""
+    return lax.dynamic_update_index_in_dim(buffer, make_varying(x, tuple(varying_axes(buffer))), slot, 0)
+
+
 def set_at(arrays: Arrays, microbatch: jax.Array, new: Arrays) -> Arrays:
     """Arrays `[m, ...]` by name with those of a microbatch."""
     return {name: array.at[microbatch].set(new[name]) for name, array in arrays.items()}
@@ -159,4 +164,4 @@ def add_to(totals: Tree, new: Tree) -> Tree:
 
 def like(tree: T, other: T) -> T:
     """The tree, its leaves marked as varying over the axes of the other's: what a loop carries keeps its type."""
-    return jax.tree.map(lambda leaf, like: make_varying(leaf, tuple(varying_axes(like))), tree, other)
+    return jax.tree.map(lambda leaf, wanted: make_varying(leaf, tuple(varying_axes(wanted))), tree, other)

@@ -11,7 +11,8 @@ from sharding.plans.stage_axes import stage_axes
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, training_op_graph
-from sharding.schedules.ops import PipelineOp
+from sharding.schedules.one_f_one_b import one_f_one_b
+from sharding.schedules.ops import PipelineOp, ScheduleError
 from sharding.specs.modules import module_graph
 
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2, projector=MLPProjectorConfig())
@@ -118,6 +119,15 @@ def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedu
     )
     evaluation = [op for op in build_evaluation_schedule(plan, graph).ops if op.microbatch >= 0]
     assert sum(op.unit == "painter" and op.kind == "forward" for op in evaluation) == 5
+
+
+def test_limits_that_do_not_let_its_program_begin_are_an_error():
+    graph = module_graph(WITH_GENERATOR)
+    op_graph = training_op_graph(
+        Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3), graph, frozenset()
+    )
+    with pytest.raises(ScheduleError, match="cannot start, and nothing runs: its stage may hold 1 microbatches; allow"):
+        one_f_one_b(op_graph, dict.fromkeys(op_graph.stage_graph.stages_of, 1))
 
 
 def test_its_hops_need_all_microbatches():

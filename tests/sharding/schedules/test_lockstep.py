@@ -58,6 +58,10 @@ def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, pas
     for (stage, number), tick in backward.items():
         assert tick >= forward[stage, number]
         assert stage == ranks * chunks - 1 or tick > backward[stage + 1, number]
+    for segment in table.segments():
+        slots = table.residuals.forward[segment.start : segment.end]
+        if passes != "forwards" and segment.has_forwards:
+            assert (slots >= 0).all() != segment.lacks_slots
     assert table.forwards.runs.any(axis=1)[0]
     assert (table.forwards.runs | table.backwards.runs).any(axis=1).all()
 
@@ -76,16 +80,11 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes, splits
     kept = ((inputs, table.inputs), (residuals, table.residuals), (gradients, table.gradients))
     sent, sent_back = {}, {}
     for tick in range(table.ticks):
-        arrived, arrived_back, sent, sent_back = sent, sent_back, {}, {}
-        for rank in range(ranks):
-            if table.inputs.arrival[tick, rank] >= 0:
-                inputs[rank][table.inputs.arrival[tick, rank]] = arrived[rank]
-            if table.gradients.arrival[tick, rank] >= 0:
-                gradients[rank][table.gradients.arrival[tick, rank]] = arrived_back[rank]
+        sent, arrived_back, sent_back = {}, sent_back, {}
         for rank in range(ranks):
             key = key_at(table.forwards, tick, rank)
-            if has_backward and table.forwards.runs[tick].any():
-                residuals[rank][table.residuals.forward[tick, rank]] = key or "nothing"
+            if has_backward and (slot := table.residuals.forward[tick, rank]) >= 0:
+                residuals[rank][slot] = key or "nothing"
             if key:
                 slot = table.inputs.forward[tick, rank]
                 if key[0] == 0:
@@ -94,6 +93,9 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes, splits
                 sent[(rank + 1) % ranks] = (key[0] + 1, key[1])
                 if key[0] == last and passes == "together":
                     gradients[rank][table.gradients.forward[tick, rank]] = key
+        for rank in range(ranks):  # sent when the tick began
+            if (slot := table.gradients.arrival[tick, rank]) >= 0:
+                gradients[rank][slot] = arrived_back[rank]
         for rank in range(ranks):
             if key := key_at(table.backwards, tick, rank):
                 if key[0] == last and passes == "apart":
@@ -106,6 +108,9 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes, splits
             if key := key_at(table.wgrads, tick, rank):
                 of_wgrad = (*kept, (wgrad_operands, table.wgrad_operands))
                 assert {buffer[rank][slots.wgrad[tick, rank]] for buffer, slots in of_wgrad} == {key}
+        for rank in range(ranks):  # kept at the end of the tick, for the next one
+            if tick + 1 < table.ticks and (slot := table.inputs.arrival[tick + 1, rank]) >= 0:
+                inputs[rank][slot] = sent[rank]
 
 
 @settings(deadline=None, max_examples=60)
@@ -118,7 +123,8 @@ def test_whole_groups_take_no_longer_and_hold_no_more_than_where_ranks_wait_for_
         assert ops.runs.any(axis=1).sum() == microbatches * chunks + ranks - 1
     held = min(2 * (ranks - 1) + (chunks - 1) * ranks + 1, microbatches * chunks)
     is_full = held == microbatches * chunks and ranks > 1  # the first rank waits for others with all that it will hold
-    assert table.residuals.size == held + is_full
+    assert table.residuals.size == held
+    assert any(segment.lacks_slots for segment in table.segments()) == is_full
     assert table.inputs.size <= held + 1
     assert table.gradients.size <= 2
     split = tick_table(ranks, chunks, microbatches, splits_backward=True)
@@ -137,7 +143,9 @@ def test_backwards_apart_take_the_ticks_of_forwards_and_find_all_microbatches_he
     table = tick_table(ranks, chunks, ranks * groups, "apart", splits_backward=splits_backward)
     assert table.ticks == 2 * (count + ranks - 1)
     assert table.inputs.size == count
-    assert table.residuals.size == count + (ranks > 1)  # one for ticks of ranks without a forward
+    assert table.residuals.size == count
+    of_forwards = [segment for segment in table.segments() if segment.has_forwards]
+    assert [segment.lacks_slots for segment in of_forwards] == [False, *[True] * (ranks > 1)]
     assert table.gradients.size <= 1 + splits_backward * ranks
     assert table.wgrad_operands.size <= splits_backward * ranks
 
@@ -149,7 +157,7 @@ def test_ranks_hold_no_more_than_the_limit(ranks, chunks, microbatches):
     limits = lockstep_in_flight(schedule.op_graph)
     check_schedule(schedule, limits)
     table = tick_table(ranks, chunks, microbatches)
-    assert table.residuals.size <= 1 + max(limits.values())
+    assert table.residuals.size <= max(limits.values())
 
 
 @pytest.mark.parametrize("microbatches", [1, 5])

@@ -11,8 +11,10 @@ from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime import executor
 from sharding.runtime.op_recorder import OpRecorder
 from sharding.runtime.stages.compilation import stage_calls
+from sharding.runtime.step_buffers import StepBuffers
 from sharding.schedules.ops import PipelineOp
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TIED, backbone
@@ -66,8 +68,8 @@ def engines():
     """Tied embeddings and two generators, on three microbatches: as two programs, and dispatched."""
     units = (EYES, generator(0), UnitPlan("painter", ("painter",), (1,)))
     plans = [
-        Plan((*units, backbone(2, first=2, dp=2, chunks=2, executor=executor)), 3, "interleaved")
-        for executor in ("compiled", "dispatched")
+        Plan((*units, backbone(2, first=2, dp=2, chunks=2, executor=name)), 3, "interleaved")
+        for name in ("compiled", "dispatched")
     ]
     return [Engine(TWO_GENERATORS, plan, tiny_batch(TWO_GENERATORS, 12), SETTINGS) for plan in plans]
 
@@ -106,8 +108,23 @@ def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_wh
     held = jax.eval_shape(step.program, *step.arguments).held
     devices, slots, *_ = held[0].shape
     assert (devices, slots) == (4, 3 * 2)  # of 2 ranks and 2 replicas; 3 microbatches in 2 chunks
-    assert {array.shape[1] for array in held[1:-2]} == {3 * 2 + 1}  # one for ranks without a forward in a tick
+    assert {array.shape[1] for array in held[1:-2]} == {3 * 2}
     assert [array.shape[:2] for array in held[-2:]] == [(4, 2), (4, 2)]  # 3 microbatches on 2 ranks, and gradients
+
+
+def test_after_a_step_nothing_of_it_is_left(engines, monkeypatch):
+    steps = []
+
+    def buffers(**fields):
+        steps.append(StepBuffers(**fields))
+        return steps[-1]
+
+    monkeypatch.setattr(executor, "StepBuffers", buffers)
+    engine = engines[0]
+    engine.executor.gradients(noisy_state(engine), engine.place_batch(tiny_batch(TWO_GENERATORS, 12), STEP))
+    (left,) = steps
+    channels = (left.inputs, left.outputs, left.input_gradients, left.output_gradients)
+    assert not any((*channels, left.held, left.residuals, left.unreduced_gradients))
 
 
 def test_a_recorder_knows_when_its_programs_are_finished():

@@ -41,6 +41,15 @@ def test_bundles_are_refused():
         build_replay(devices, dataclasses.replace(order, bundled=together), op_graph, costs, ROWS)
 
 
+def test_stages_whose_microbatches_run_in_one_program_are_refused():
+    devices = {("mind", 0): np.array([[0]])}
+    graph = StageGraph({("mind", 0): frozenset([0])}, (), compiled=frozenset(devices))
+    op_graph = training(graph, 2)
+    costs = random_costs(op_graph, {"mind": 1}, np.random.default_rng(0))
+    with pytest.raises(ScheduleError, match='unit mind has the executor "compiled".* none and intra_microbatch'):
+        build_replay(devices, one_f_one_b(op_graph, {("mind", 0): 2}), op_graph, costs, ROWS)
+
+
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple:
     """Instances of the near and far encoder, the backbone and two generators, and what `build_op_graph` takes."""

@@ -1,7 +1,6 @@
 """What a unit of one program costs: ticks as long as their slowest op, after its inputs and before its gradients."""
 
 import dataclasses
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.step_bound import least_step_seconds
+from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import COSTS, MODEL, ROWS
 
@@ -42,37 +42,39 @@ def plan(executor: ExecutorName, chunks: int = 1, dp: int = 1) -> Plan:
     return Plan((UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)), backbone), 2, "interleaved")
 
 
-def sums(wgrad: WgradCosts | None = None, leaving_bytes: np.ndarray | None = None) -> CompiledSums:
-    """Chunks of two microbatches, one of which takes ten times as long."""
+def sums(wgrad: WgradCosts | None = None) -> CompiledSums:
+    """Chunks of two microbatches, one of which takes ten times as long; activations of 3 and 2 bytes."""
     chunk = {
         name: np.array([[1.0], [10.0]])
         for name in ("forward", "backward", "forward_communication", "backward_communication")
     }
     chunk |= {"flops": np.ones((2, 1)), "saved_bytes": np.array([[5.0], [6.0]]), "offloaded_bytes": np.zeros((2, 1))}
     before, behind = ({name: np.full((2, 1), value) for name in chunk} for value in (0.25, 0.5))
-    return CompiledSums(chunk, before, behind, wgrad, leaving_bytes)
+    return CompiledSums(chunk, before, behind, np.array([[3.0], [2.0]]), wgrad)
 
 
 def test_a_tick_lasts_as_long_as_its_slowest_forward_and_its_slowest_backward():
-    fields = lockstep_sums(sums(), plan("compiled").units[1])
+    fields = lockstep_sums(sums(), plan("compiled").units[1], "together")
     # F0; F1 F0 B0; F1 B1 B0; B1: of each tick the longest forward, and the longest backward.
     assert fields["forward"].tolist() == [[0.0], [(1 + 10 + 10) + (1 + 10 + 10) + 4 * 0.25 + 4 * 0.5]]
     assert not fields["backward"].any()
     assert fields["flops"].tolist() == [[2 + 0.75], [2 + 0.75]]
-    assert fields["saved_bytes"].sum() == tick_table(2, 1, 2).residuals.size * 6.0
+    table = tick_table(2, 1, 2)
+    assert fields["saved_bytes"].sum() == table.residuals.size * 6.0 + (table.inputs.size + table.gradients.size) * 3.0
 
 
 @pytest.mark.parametrize("wgrad_seconds", [0.0, 0.5])
 def test_backwards_of_a_program_of_their_own_count_as_the_last_of_them(wgrad_seconds):
     """What is behind the stack runs both ways with the forwards; each rank keeps what left it of one microbatch."""
     wgrad = WgradCosts(np.full((2, 1), wgrad_seconds), np.ones((2, 1))) if wgrad_seconds else None
-    fields = lockstep_sums(sums(wgrad, np.array([[3.0], [2.0]])), plan("compiled").units[1])
+    fields = lockstep_sums(sums(wgrad), plan("compiled").units[1], "apart")
     # F0; F1 F0; F1 | B0; B1 B0; B1
     assert fields["forward"].tolist() == [[0.0], [1 + 10 + 10 + 2 * 0.25 + 4 * 0.5]]
     assert fields["backward"].tolist() == [[0.0], [1 + 10 + 10 - 3 * wgrad_seconds + 2 * wgrad_seconds + 2 * 0.25]]
     table = tick_table(2, 1, 2, "apart", splits_backward=wgrad is not None)
-    assert table.residuals.size == 3
-    assert fields["saved_bytes"].sum() == 3 * 6.0 + 2 * 3.0 + table.wgrad_operands.size
+    assert (table.residuals.size, table.inputs.size, table.kept_size) == (2, 2, 1)
+    expected = 2 * 6.0 + (2 + table.gradients.size + 2 * 1) * 3.0 + table.wgrad_operands.size
+    assert fields["saved_bytes"].sum() == expected
 
 
 @pytest.mark.parametrize(("chunks", "dp"), [(1, 1), (2, 2)])
@@ -99,21 +101,21 @@ def test_a_compiled_unit_runs_between_the_encoders_forwards_and_backwards(chunks
     assert step.summary().keys() == apart.summary().keys() and step.mfu < apart.mfu
 
 
+def with_generator(executor: ExecutorName, schedule: str = "1f1b", device: int = 4) -> Plan:
+    vision, backbone = plan(executor).units
+    return Plan((vision, backbone, UnitPlan("generator", ("generator",), (device,))), 2, schedule)
+
+
+def simulated(of: Plan, trainable: str = "all") -> Timeline:
+    graph = module_graph(MODEL)
+    parts = trained_parts(graph, (trainable,))
+    schedule = build_schedule(of, graph, trained_stages(of, graph, parts))
+    return simulate(of, schedule, plan_costs(of, BatchCosts(graph, COSTS, ROWS), parts))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwards_for_it(schedule):
-    graph = module_graph(MODEL)
-    vision, backbone = plan("compiled").units
-    units = (vision, backbone, UnitPlan("generator", ("generator",), (4,)))
-    compiled, dispatched = (
-        Plan((units[0], dataclasses.replace(backbone, executor=executor), units[2]), 2, schedule)
-        for executor in get_args(ExecutorName)[::-1]
-    )
-    timelines = []
-    for each in (compiled, dispatched):
-        costs = plan_costs(each, BatchCosts(graph, COSTS, ROWS), trained_parts(graph, ("all",)))
-        trained = trained_stages(each, graph, trained_parts(graph, ("all",)))
-        timelines.append(simulate(each, build_schedule(each, graph, trained), costs))
-    step, apart = timelines
+    step, apart = (simulated(with_generator(executor, schedule)) for executor in ("compiled", "dispatched"))
     assert step.costs.flops == pytest.approx(apart.costs.flops)
     spans = {(span.op.kind, *span.op.stage_id, span.op.microbatch): span for span in step.spans}
     forwards, backwards = (spans[kind, "backbone", 0, 1] for kind in ("forward", "backward"))
@@ -123,7 +125,26 @@ def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwa
         assert (spans["forward", "generator", 0, number].start >= forwards.end).all()
         assert (spans["hop_back", "generator", 0, number].end <= backwards.start).all()
         assert (spans["backward", "vision", 0, number].start >= backwards.end).all()
-    least = least_step_seconds(
-        step.op_graph, plan_work(compiled, BatchCosts(graph, COSTS, ROWS), trained_parts(graph, ("all",)))
+    graph = module_graph(MODEL)
+    work = plan_work(
+        with_generator("compiled", schedule), BatchCosts(graph, COSTS, ROWS), trained_parts(graph, ("all",))
     )
-    assert apart.step < step.step and least <= step.step
+    assert least_step_seconds(step.op_graph, work) <= step.step
+    assert apart.step < step.step
+
+
+def test_it_holds_all_microbatches_until_its_backwards_end():
+    """Also while the last microbatch is in a generator on its devices, after the gradients of others have come."""
+    step = simulated(with_generator("compiled", device=2))
+    backbone, generator = (step.costs.stages[unit, 0] for unit in ("backbone", "generator"))
+    held = backbone.static_bytes + generator.static_bytes + backbone.saved_bytes.sum() + generator.saved_bytes.max()
+    (lane,) = step.lanes_of_units["generator"]
+    assert step.lane_peak_memory(lane) == pytest.approx(held)
+
+
+def test_where_only_a_generator_trains_there_is_a_program_of_forwards():
+    step = simulated(with_generator("compiled"), "generator")
+    backbone = step.costs.stages["backbone", 0]
+    assert (backbone.forward[-1] > 0).all() and not backbone.forward[:-1].any() and not backbone.backward.any()
+    everything = simulated(with_generator("compiled")).costs.stages["backbone", 0]
+    assert backbone.forward[-1] < everything.forward[-1]  # without the backward of the losses
