@@ -10,7 +10,8 @@ from jaxtyping import Int
 from configs.clusters import CLUSTERS, ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.stages.plan_costs import plan_costs, plan_work, unit_costs, unit_work
+from sharding.costs.stages.plan_costs import plan_costs, unit_costs
+from sharding.costs.stages.plan_work import plan_work, unit_work
 from sharding.costs.step_costs import StageCosts, StageWork, StepCosts
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.tables.module_table import ModuleTable

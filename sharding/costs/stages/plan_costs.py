@@ -1,16 +1,14 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
+import functools
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs.batch_costs import BatchCosts, LayerCosts
-from sharding.costs.cost_model import LayerParallelism, masked_flops
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.cost_model import masked_flops
 from sharding.costs.memory import train_state_bytes
-from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
 from sharding.costs.stages.compiled_costs import (
     CompiledLayers,
     CompiledSums,
@@ -19,23 +17,20 @@ from sharding.costs.stages.compiled_costs import (
     lockstep_sums,
     training_passes,
 )
-from sharding.costs.stages.hop_costs import HopCosts
-from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
+from sharding.costs.stages.once_per_step import OncePerStep
+from sharding.costs.stages.plan_layers import PlanLayers
 from sharding.costs.stages.sharded_weights import (
     WeightExchange,
     exposed,
     gathered_bytes,
-    weight_exchange,
 )
-from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
-from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
+from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replicas
+from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parameters
 from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
-from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork, WgradCosts
+from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts, WgradCosts
 from sharding.plans.plan import Plan
-from sharding.plans.recompute_text import policy_runs
-from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
+from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.plans.unit_layers import program_layers
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages, splits_backward
 from sharding.specs.layer import LoadColumn
@@ -52,11 +47,10 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
         batch: Costs of the layers for the rows of a global batch.
         trained_parts: Parts that train.
     """
-    graph = batch.graph
-    stages, trained = stage_graph(plan, graph), trained_stages(plan, graph, trained_parts)
+    graph, trained = batch.graph, trained_stages(plan, batch.graph, trained_parts)
+    builder = _PlanCosts.of_plan(plan, batch, trained_parts)
+    stages = builder.stages
     backward_stages = stages.with_descendants(trained)
-    required = RequiredGradients(graph, trained_parts)
-    builder = _PlanCosts(plan.units, plan.microbatches, batch, required, stages)
     split = split_stages(plan, stages, trained) | (stages.compiled if splits_backward(plan) else frozenset())
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
@@ -69,7 +63,7 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
         peak_flops=batch.costs.peak_flops,
         tokens=float(batch.rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
         norm=batch.costs.gradient_norm(len(stages.stages)),
-        masked_flops=_masked_flops(batch, required),
+        masked_flops=_masked_flops(batch, RequiredGradients(graph, trained_parts)),
         recomputed=builder.recomputed(),
     )
 
@@ -83,29 +77,6 @@ def _masked_flops(batch: BatchCosts, required: RequiredGradients) -> float:
     )
 
 
-def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepWork:
-    """What bounds a step from below; the arguments are those of `plan_costs`, and it takes a fraction of its time."""
-    stages = stage_graph(plan, batch.graph)
-    required = RequiredGradients(batch.graph, trained_parts)
-    builder = _PlanCosts(plan.units, plan.microbatches, batch, required, stages)
-    return StepWork(
-        stages={stage: builder.work(stage) for stage in stages.stages},
-        hops={(source, target): builder.hops.least_seconds(source, target) for source, target in stages.edges},
-        hops_back={
-            (source, target): builder.hops.least_seconds(source, target, back=True) for source, target in stages.edges
-        },
-        norm=batch.costs.gradient_norm(len(stages.stages)),
-    )
-
-
-def unit_work(
-    unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
-) -> tuple[StageWork, ...]:
-    """What bounds a step from below of every stage of one unit, wherever the others are."""
-    builder = _costs_of_unit(unit, microbatches, batch, trained_parts)
-    return tuple(builder.work((unit.name, number)) for number in range(unit.program_count))
-
-
 def unit_costs(
     unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
 ) -> tuple[StageCosts, ...]:
@@ -117,74 +88,16 @@ def unit_costs(
         batch: Costs of the layers for the rows.
         trained_parts: Parts that train.
     """
-    builder = _costs_of_unit(unit, microbatches, batch, trained_parts)
+    builder = _PlanCosts.of_unit(unit, microbatches, batch, trained_parts)
     return tuple(builder.stage((unit.name, number)) for number in range(unit.program_count))
 
 
-def _costs_of_unit(unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> "_PlanCosts":
-    required = RequiredGradients(batch.graph, trained_parts)
-    return _PlanCosts((unit,), microbatches, batch, required, StageGraph({}, ()))
+class _PlanCosts(PlanLayers):
+    """Costs of a plan's stages; equal stages share what they sum."""
 
-
-class _PassWork(NamedTuple):
-    """Seconds of a stage's forwards, or of its backwards.
-
-    Attributes:
-        total: Of all microbatches, on each replica of every copy.
-        slowest: Of each microbatch, on the replica that takes longest for it.
-        least: What none of a microbatch takes less than.
-    """
-
-    total: Float[np.ndarray, " i"]
-    slowest: Float[np.ndarray, " m"]
-    least: float
-
-
-class _PlanCosts:
-    """Costs of a plan's stages.
-
-    Attributes:
-        hops: Those of its hops.
-    """
-
-    def __init__(
-        self,
-        units: Sequence[UnitPlan],
-        microbatches: int,
-        batch: BatchCosts,
-        required: RequiredGradients,
-        stages: StageGraph,
-    ) -> None:
-        self._microbatches, self._batch, self._stages = microbatches, batch, stages
-        self._graph, self._costs = batch.graph, batch.costs
-        self._units = {unit.name: unit for unit in units}
-        self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
-        self._required = required
-        self.hops = HopCosts(units, microbatches, batch, stages)
-        self._work: dict[tuple, tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]] = {}
-        self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], float]] = {}
-
-    def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
-        """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
-        unit = self._units[stage[0]]
-        policies = unit.program_recompute(stage[1])
-        layers: list[LayersOfStage] = []
-        for module, first, last in self._runs[stage[0]][stage[1]]:
-            ranks, start = module_parallelism(unit, module), first
-            own, policies = policies[: last - first], policies[last - first :]
-            for policy, count in policy_runs(own):
-                end = start + count
-                layers += [
-                    LayersOfStage(module, *of, policy, ranks) for of in self._required.of_layers(module, start, end)
-                ]
-                start = end
-        return tuple(layers)
-
-    def _layer_costs(self, of: LayersOfStage) -> LayerCosts:
-        own, microbatches = self.hops.own_rows(of.module), self._microbatches
-        return self._batch.layer(
-            of.module, of.layer.name, of.count, of.gradients, of.ranks, of.recompute, microbatches, own
-        )
+    @functools.cached_property
+    def _sums(self) -> dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], float]]:
+        return {}
 
     def _layer_sums(
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
@@ -195,19 +108,6 @@ class _PlanCosts:
         if key not in self._sums:
             self._sums[key] = self._add_layers(layers, exchanges, unit)
         return self._sums[key]
-
-    def _weight_exchanges(
-        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
-    ) -> tuple[WeightExchange, ...]:
-        """What each layer exchanges whenever it computes; nothing where replicas have whole weights."""
-        if unit.fsdp == 1:
-            return (WeightExchange(0.0, 0.0),) * len(layers)
-        parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
-        return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
-
-    def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
-        devices, per_node, dp = unit.stage_devices(number), self._costs.devices_per_node, unit.copies * ranks.dp
-        return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=ranks.tp, ep=ranks.ep, fsdp=ranks.fsdp)
 
     def _add_layers(
         self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
@@ -283,7 +183,8 @@ class _PlanCosts:
         (of_chunk, _), (before, _), (behind, _) = summed
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
-        activations = activation_bytes(layers.chunk, self.hops.replica_loads(*unit.modules, unit.dp), self._costs)
+        (module,) = unit.modules
+        activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
         state_bytes = sum(self._state_bytes(each, unit) for each in held)
@@ -306,7 +207,7 @@ class _PlanCosts:
     def recomputed(self) -> RecomputedFlops:
         """What the backwards of all stages compute again."""
         flops, masked = 0.0, 0.0
-        for of in itertools.chain.from_iterable(map(self._layers, self._stages.stages)):
+        for of in itertools.chain.from_iterable(map(self._layers, self.stages.stages)):
             if of.gradients:
                 again = recomputed_flops(of.layer, self._batch.rows[of.module].sum(axis=0), of.recompute)
                 flops, masked = flops + of.count * again.flops, masked + of.count * again.masked
@@ -319,77 +220,7 @@ class _PlanCosts:
 
     def _exchange_bytes(self, stage: StageId) -> float:
         """Bytes of what a stage exchanges of the largest microbatch: activations, or gradients on their way back."""
-        edges = (edge for edge in self._stages.exchanges if stage in edge)
+        edges = (edge for edge in self.stages.exchanges if stage in edge)
         cp = self._units[stage[0]].cp
         replicas = {edge: self.hops.end_ranks(*edge, stage).dp for edge in edges}
         return sum((float(self.hops.bytes_on(*edge, dp).max()) / cp for edge, dp in replicas.items()), start=0.0)
-
-    def work(self, stage: StageId) -> StageWork:
-        """What bounds the step from below of one stage."""
-        name, number = stage
-        unit, layers = self._units[name], self._layers(stage)
-        if unit.is_compiled:
-            layers = compiled_layers(layers, unit, self._graph).rank
-        exchanges = self._weight_exchanges(layers, unit, number)
-        key = (layer_key(layers), name, exchanges)
-        if key not in self._work:
-            self._work[key] = self._add_work(layers, exchanges, unit)
-        forward, backward, computing = self._work[key]
-        return StageWork(
-            forward=forward.total,
-            backward=backward.total,
-            computing=computing,
-            slowest=forward.slowest + backward.slowest,
-            least_forward=forward.least,
-            least_backward=backward.least,
-            **self._once_per_step(unit, number, layers)._asdict(),
-        )
-
-    def _add_work(
-        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
-    ) -> tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]:
-        """Seconds of all microbatches' forwards and backwards on each replica, and without waits (`StageWork`).
-
-        What modules of unlike tensor-parallel sizes gather between each other is left out.
-        """
-        least, shared = np.zeros(2), unit.shared_replicas
-        by_load: dict[tuple[str, int], Float[np.ndarray, "3 d"]] = {}  # forward, backward, waits in both
-        waiting: dict[tuple[str, int], Float[np.ndarray, "3 m i"]] = {}  # of experts, on every replica
-        for of_stage, exchange in zip(layers, exchanges, strict=True):
-            module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
-            of, key = self._layer_costs(of_stage), (module, ranks.dp)
-            passes = (of.forward, of.backward)
-            least += [count * np.min(seconds.total) for seconds in passes]
-            loads = self.hops.replica_loads(module, ranks.dp)
-            by_load.setdefault(key, np.zeros((3, len(loads.distinct))))
-            if layer.expert_parameters:
-                passes = tuple(on_replicas(each, layer, loads.index, ranks.ep, shared) for each in passes)
-            of_one = np.stack([each.total for each in passes])
-            is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
-            of_exchange = exposed(exchange, of_one, count, is_first=is_first, is_last=is_last)
-            communication = count * sum(each.communication for each in passes) + of_exchange.sum(axis=0)
-            of_layers = np.concatenate([count * of_one + of_exchange, communication[None]])
-            if layer.expert_parameters:
-                waiting[key] = of_layers + waiting.get(key, 0.0)
-            else:
-                by_load[key] += of_layers
-        seconds = np.zeros((3, self._microbatches, shared))
-        for (module, dp), of_loads in by_load.items():
-            # All of a module's layers are added before its slowest replica is taken: another one may be in each.
-            of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
-            seconds += slowest_of_shared(of_replicas, shared)
-        taken_by = np.array(unit.microbatch_copies(self._microbatches))
-        of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.copies)]
-        totals = np.concatenate(of_copies, axis=1)
-        forward, backward = (
-            _PassWork(total, of.max(axis=1), float(of_least))
-            for total, of, of_least in zip(totals[:2], seconds[:2], least, strict=True)
-        )
-        # The slowest replica that shares others' devices may wait less than another of them, but no longer.
-        return forward, backward, totals[0] + totals[1] - totals[2]
-
-    def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> OncePerStep:
-        def placed(ranks: LayerParallelism) -> tuple[NodePlacement, ...]:
-            return self._parameter_ranks(unit, number, ranks).same
-
-        return once_per_step(layers, unit.copies, placed, self._costs)

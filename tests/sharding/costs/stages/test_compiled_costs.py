@@ -7,7 +7,8 @@ import pytest
 
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.compiled_costs import CompiledSums, lockstep_sums
-from sharding.costs.stages.plan_costs import plan_costs, plan_work
+from sharding.costs.stages.plan_costs import plan_costs
+from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import WgradCosts
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages

@@ -10,7 +10,8 @@ from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.profiled import ProfiledCostModel, ProfileError
-from sharding.costs.stages.plan_costs import plan_costs, plan_work
+from sharding.costs.stages.plan_costs import plan_costs
+from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.stages.shared_replicas import RowGathers, row_gathers
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages

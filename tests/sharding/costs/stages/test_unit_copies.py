@@ -8,7 +8,8 @@ import pytest
 from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.stages.plan_costs import plan_costs, plan_work, unit_costs
+from sharding.costs.stages.plan_costs import plan_costs, unit_costs
+from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import PER_MICROBATCH
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan

@@ -1,0 +1,104 @@
+"""The layers of a plan's stages: which they are, who computes them, and what each costs alone."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from sharding.costs.batch_costs import BatchCosts, LayerCosts
+from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
+from sharding.costs.stages.hop_costs import HopCosts
+from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
+from sharding.costs.stages.sharded_weights import WeightExchange, weight_exchange
+from sharding.costs.stages.stage_parameters import LayersOfStage, module_parallelism
+from sharding.plans.plan import Plan
+from sharding.plans.recompute_text import policy_runs
+from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
+from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.unit_layers import program_layers
+from sharding.plans.unit_plan import UnitPlan
+
+T = TypeVar("T", bound="PlanLayers")
+
+
+class PlanLayers:
+    """The layers of a plan's stages.
+
+    Args:
+        units: The plan's units.
+        microbatches: Microbatches of a step.
+        batch: Costs of the layers for the rows of a global batch.
+        required: The gradients that every layer computes.
+        stages: The plan's stages.
+
+    Attributes:
+        stages: The plan's stages; none of those of one unit alone.
+        hops: Costs of its hops.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[UnitPlan],
+        microbatches: int,
+        batch: BatchCosts,
+        required: RequiredGradients,
+        stages: StageGraph,
+    ) -> None:
+        self._microbatches, self._batch, self.stages = microbatches, batch, stages
+        self._graph, self._costs = batch.graph, batch.costs
+        self._units = {unit.name: unit for unit in units}
+        self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
+        self._required = required
+        self.hops = HopCosts(units, microbatches, batch, stages)
+
+    @classmethod
+    def of_plan(cls: type[T], plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> T:
+        """Those of a whole plan."""
+        required = RequiredGradients(batch.graph, trained_parts)
+        return cls(plan.units, plan.microbatches, batch, required, stage_graph(plan, batch.graph))
+
+    @classmethod
+    def of_unit(cls: type[T], unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> T:
+        """Those of one unit, wherever the others are."""
+        required = RequiredGradients(batch.graph, trained_parts)
+        return cls((unit,), microbatches, batch, required, StageGraph({}, ()))
+
+    def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
+        """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
+        unit = self._units[stage[0]]
+        policies = unit.program_recompute(stage[1])
+        layers: list[LayersOfStage] = []
+        for module, first, last in self._runs[stage[0]][stage[1]]:
+            ranks, start = module_parallelism(unit, module), first
+            own, policies = policies[: last - first], policies[last - first :]
+            for policy, count in policy_runs(own):
+                end = start + count
+                layers += [
+                    LayersOfStage(module, *of, policy, ranks) for of in self._required.of_layers(module, start, end)
+                ]
+                start = end
+        return tuple(layers)
+
+    def _layer_costs(self, of: LayersOfStage) -> LayerCosts:
+        own, microbatches = self.hops.own_rows(of.module), self._microbatches
+        return self._batch.layer(
+            of.module, of.layer.name, of.count, of.gradients, of.ranks, of.recompute, microbatches, own
+        )
+
+    def _weight_exchanges(
+        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
+    ) -> tuple[WeightExchange, ...]:
+        """What each layer exchanges whenever it computes; nothing where replicas have whole weights."""
+        if unit.fsdp == 1:
+            return (WeightExchange(0.0, 0.0),) * len(layers)
+        parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
+        return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
+
+    def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
+        devices, per_node, dp = unit.stage_devices(number), self._costs.devices_per_node, unit.copies * ranks.dp
+        return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=ranks.tp, ep=ranks.ep, fsdp=ranks.fsdp)
+
+    def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> OncePerStep:
+        def placed(ranks: LayerParallelism) -> tuple[NodePlacement, ...]:
+            return self._parameter_ranks(unit, number, ranks).same
+
+        return once_per_step(layers, unit.copies, placed, self._costs)

@@ -1,0 +1,126 @@
+"""What bounds a plan's step from below, from the costs of its layers."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.stages.compiled_costs import compiled_layers
+from sharding.costs.stages.plan_layers import PlanLayers
+from sharding.costs.stages.sharded_weights import WeightExchange, exposed
+from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
+from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key
+from sharding.costs.step_costs import StageWork, StepWork
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageId
+from sharding.plans.unit_plan import UnitPlan
+
+
+def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepWork:
+    """What bounds a step from below; the arguments are those of `plan_costs`, and it takes a fraction of its time."""
+    builder = _PlanWork.of_plan(plan, batch, trained_parts)
+    stages = builder.stages
+    return StepWork(
+        stages={stage: builder.work(stage) for stage in stages.stages},
+        hops={(source, target): builder.hops.least_seconds(source, target) for source, target in stages.edges},
+        hops_back={
+            (source, target): builder.hops.least_seconds(source, target, back=True) for source, target in stages.edges
+        },
+        norm=batch.costs.gradient_norm(len(stages.stages)),
+    )
+
+
+def unit_work(
+    unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
+) -> tuple[StageWork, ...]:
+    """What bounds a step from below of every stage of one unit, wherever the others are."""
+    builder = _PlanWork.of_unit(unit, microbatches, batch, trained_parts)
+    return tuple(builder.work((unit.name, number)) for number in range(unit.program_count))
+
+
+class _PassWork(NamedTuple):
+    """Seconds of a stage's forwards, or of its backwards.
+
+    Attributes:
+        total: Of all microbatches, on each replica of every copy.
+        slowest: Of each microbatch, on the replica that takes longest for it.
+        least: What none of a microbatch takes less than.
+    """
+
+    total: Float[np.ndarray, " i"]
+    slowest: Float[np.ndarray, " m"]
+    least: float
+
+
+class _PlanWork(PlanLayers):
+    """What bounds a step from below of a plan's stages; equal stages share it."""
+
+    @functools.cached_property
+    def _work(self) -> dict[tuple, tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]]:
+        return {}
+
+    def work(self, stage: StageId) -> StageWork:
+        """What bounds the step from below of one stage."""
+        name, number = stage
+        unit, layers = self._units[name], self._layers(stage)
+        if unit.is_compiled:
+            layers = compiled_layers(layers, unit, self._graph).rank
+        exchanges = self._weight_exchanges(layers, unit, number)
+        key = (layer_key(layers), name, exchanges)
+        if key not in self._work:
+            self._work[key] = self._add_work(layers, exchanges, unit)
+        forward, backward, computing = self._work[key]
+        return StageWork(
+            forward=forward.total,
+            backward=backward.total,
+            computing=computing,
+            slowest=forward.slowest + backward.slowest,
+            least_forward=forward.least,
+            least_backward=backward.least,
+            **self._once_per_step(unit, number, layers)._asdict(),
+        )
+
+    def _add_work(
+        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
+    ) -> tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]:
+        """Seconds of all microbatches' forwards and backwards on each replica, and without waits (`StageWork`).
+
+        What modules of unlike tensor-parallel sizes gather between each other is left out.
+        """
+        least, shared = np.zeros(2), unit.shared_replicas
+        by_load: dict[tuple[str, int], Float[np.ndarray, "3 d"]] = {}  # forward, backward, waits in both
+        waiting: dict[tuple[str, int], Float[np.ndarray, "3 m i"]] = {}  # of experts, on every replica
+        for of_stage, exchange in zip(layers, exchanges, strict=True):
+            module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
+            of, key = self._layer_costs(of_stage), (module, ranks.dp)
+            passes = (of.forward, of.backward)
+            least += [count * np.min(seconds.total) for seconds in passes]
+            loads = self.hops.replica_loads(module, ranks.dp)
+            by_load.setdefault(key, np.zeros((3, len(loads.distinct))))
+            if layer.expert_parameters:
+                passes = tuple(on_replicas(each, layer, loads.index, ranks.ep, shared) for each in passes)
+            of_one = np.stack([each.total for each in passes])
+            is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
+            of_exchange = exposed(exchange, of_one, count, is_first=is_first, is_last=is_last)
+            communication = count * sum(each.communication for each in passes) + of_exchange.sum(axis=0)
+            of_layers = np.concatenate([count * of_one + of_exchange, communication[None]])
+            if layer.expert_parameters:
+                waiting[key] = of_layers + waiting.get(key, 0.0)
+            else:
+                by_load[key] += of_layers
+        seconds = np.zeros((3, self._microbatches, shared))
+        for (module, dp), of_loads in by_load.items():
+            # All of a module's layers are added before its slowest replica is taken: another one may be in each.
+            of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
+            seconds += slowest_of_shared(of_replicas, shared)
+        taken_by = np.array(unit.microbatch_copies(self._microbatches))
+        of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.copies)]
+        totals = np.concatenate(of_copies, axis=1)
+        forward, backward = (
+            _PassWork(total, of.max(axis=1), float(of_least))
+            for total, of, of_least in zip(totals[:2], seconds[:2], least, strict=True)
+        )
+        # The slowest replica that shares others' devices may wait less than another of them, but no longer.
+        return forward, backward, totals[0] + totals[1] - totals[2]
