@@ -39,6 +39,10 @@ _SHARED = (
     " Units share devices: a lane has the ops of all units on them, and the name of the one that computes most. Two "
     "ops of half a lane's height are one program."
 )
+_ONE_PROGRAM = (
+    " A pipeline that is one program, or one of forwards and one of backwards, is drawn in the place of its last "
+    "microbatch."
+)
 _KEYS = (
     "The wheel zooms and dragging moves. On the keyboard: Tab to the chart, arrow keys from op to op and from lane to "
     "lane, + and − to zoom, Shift with arrow keys to move, 0 for the whole step, Escape to close the description. An "
@@ -53,7 +57,7 @@ def html_page(timeline: Timeline, title: str) -> str:
         timeline: What it shows.
         title: Its title, such as the model, the data, the cluster and the plan.
     """
-    reading = element("p", _READING + (_SHARED if _is_shared(timeline) else ""), class_="note")
+    reading = element("p", _reading(timeline), class_="note")
     return page(
         title,
         _subject(timeline),
@@ -88,7 +92,7 @@ def html_fragment(timeline: Timeline) -> Html:
         op_legend(timeline),
         idle_legend(timeline),
         overview(timeline),
-        element("p", _READING + (_SHARED if _is_shared(timeline) else "")),
+        element("p", _reading(timeline)),
         causes_table(timeline),
         filled_table(timeline),
         units_table(timeline),
@@ -100,6 +104,12 @@ def _subject(timeline: Timeline) -> Html:
     if timeline.purpose is None:
         return join(())
     return element("p", subject_in_words(timeline.purpose, timeline.groups.device_count), class_="subject")
+
+
+def _reading(timeline: Timeline) -> str:
+    """How to read the drawing."""
+    is_compiled = bool(timeline.op_graph.stage_graph.compiled)
+    return _READING + _SHARED * _is_shared(timeline) + _ONE_PROGRAM * is_compiled
 
 
 def _is_shared(timeline: Timeline) -> bool:

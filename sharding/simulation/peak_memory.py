@@ -50,9 +50,9 @@ def peak_host_memory(
 def _most_saved(
     op_graph: OpGraph,
     groups: DeviceGroups,
-    saved_bytes: Mapping[StageId, Float[np.ndarray, "m h"]],
+    saved_bytes: Mapping[StageId, Float[np.ndarray, "m _"]],
     spans: Sequence[Span],
-    for_wgrads: Mapping[StageId, Float[np.ndarray, "m h"]] = MappingProxyType({}),
+    for_wgrads: Mapping[StageId, Float[np.ndarray, "m _"]] = MappingProxyType({}),
 ) -> Float[np.ndarray, " n"]:
     """The most bytes that a device of each group has saved at any moment, given those of each microbatch.
 
@@ -68,7 +68,7 @@ def _most_saved(
         taken_by = np.array([graph.copy_at(stage[0], number) for number in range(op_graph.microbatches)])
         replica = part_of_copy // (saved_bytes[stage].shape[1] // starts["forward", stage].shape[1])
         released = _release_times(op_graph, starts, ends, stage)
-        from_pass: dict[OpKind, Mapping[StageId, Float[np.ndarray, "m h"]]] = {
+        from_pass: dict[OpKind, Mapping[StageId, Float[np.ndarray, "m _"]]] = {
             "forward": saved_bytes,
             "backward": for_wgrads,
         }

@@ -15,6 +15,7 @@ from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule
+from sharding.simulation.html_page import html_page
 from sharding.simulation.simulator import simulate
 from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
@@ -132,6 +133,8 @@ def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwa
     )
     assert least_step_seconds(step.op_graph, work) <= step.step
     assert apart.step < step.step
+    drawn = ["in the place of its last microbatch" in html_page(each, "A step") for each in (step, apart)]
+    assert drawn == [True, False]
 
 
 def test_it_holds_all_microbatches_until_its_backwards_end():
