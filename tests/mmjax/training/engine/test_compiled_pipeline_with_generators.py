@@ -33,7 +33,6 @@ def generator(*devices, **unit):
 @pytest.mark.parametrize(
     ("unit", "microbatches", "schedule"),
     [
-        pytest.param(backbone(2, first=1), 4, "1f1b", id="two ranks"),
         pytest.param(backbone(2, first=1, chunks=2, tp=2, collectives="ring"), 4, "interleaved", id="chunks, a ring"),
         pytest.param(backbone(2, first=1, dp=2, fsdp=2, recompute="full"), 2, "gpipe", id="fully sharded"),
         pytest.param(backbone(2, first=1, cp=2, recompute="selective"), 4, "1f1b", id="context-parallel ranks"),
@@ -64,46 +63,36 @@ def test_parts_that_are_frozen(trainable, has_backward):
 
 
 @pytest.fixture(scope="module")
-def engines():
-    """Tied embeddings and two generators, on three microbatches: as two programs, and dispatched."""
+def engine():
+    """Tied embeddings and two generators, on three microbatches."""
     units = (EYES, generator(0), UnitPlan("painter", ("painter",), (1,)))
-    plans = [
-        Plan((*units, backbone(2, first=2, dp=2, chunks=2, executor=name)), 3, "interleaved")
-        for name in ("compiled", "dispatched")
-    ]
-    return [Engine(TWO_GENERATORS, plan, tiny_batch(TWO_GENERATORS, 12), SETTINGS) for plan in plans]
+    plan = Plan((*units, backbone(2, first=2, dp=2, chunks=2)), 3, "interleaved")
+    return Engine(TWO_GENERATORS, plan, tiny_batch(TWO_GENERATORS, 12), SETTINGS)
 
 
-def test_two_generators_and_tied_embeddings(engines):
-    assert_step_of_one_device(engines[0], 12)
+def test_two_generators_and_tied_embeddings(engine):
+    assert_step_of_one_device(engine, 12)
 
 
-def test_evaluations_and_updates_are_those_of_dispatched_stages_and_nothing_compiles_in_them(engines):
-    batch, results = tiny_batch(TWO_GENERATORS, 12), []
-    compile_step(engines[0], lambda done, total: None)
-    compile_evaluation(engines[0], lambda done, total: None)
-    for engine in engines:
-        placed, state = engine.place_batch(batch, STEP), noisy_state(engine)
-        with compilations() as compiled:
-            state, summary = engine.executor.step(state, placed)
-            evaluated = engine.executor.evaluate(engine.executor.compute_weights(state), placed)
-        assert not compiled or engine is engines[1]
-        losses = [float(summary.gradient_norm)]
-        for module in ("backbone", "generator", "painter"):
-            of_module = [
-                evaluated[stage_id][number].losses[module]
-                for number in range(3)
-                for stage_id in evaluated
-                if module in evaluated[stage_id].get(number, ((), {}))[0]
-            ]
-            assert len(of_module) == 3
-            losses += [float(np.sum(of_microbatch)) for of_microbatch in of_module]
-        results.append(losses)
-    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+def test_an_evaluation_has_the_losses_of_each_microbatch_and_nothing_compiles_after_the_start(engine):
+    compile_step(engine, lambda done, total: None)
+    compile_evaluation(engine, lambda done, total: None)
+    placed, state = engine.place_batch(tiny_batch(TWO_GENERATORS, 12), STEP), noisy_state(engine)
+    with compilations() as compiled:
+        weights = engine.executor.compute_weights(state)
+        evaluated = engine.executor.evaluate(weights, placed)
+        _, summary = engine.executor.step(state, placed)
+    assert not compiled
+    losses = 0.0
+    for unit in ("backbone", "generator", "painter"):
+        of_unit = evaluated[unit, 0]
+        assert sorted(of_unit) == [0, 1, 2]
+        losses += sum(float(np.sum(loss)) for each in of_unit.values() for loss in each.losses.values())
+    np.testing.assert_allclose(losses, float(np.sum(summary.losses)), rtol=1e-5)
 
 
-def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_what_left_the_stack(engines):
-    programs = engines[0].executor.stages["backbone", 0].programs
+def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_what_left_the_stack(engine):
+    programs = engine.executor.stages["backbone", 0].programs
     (step, _), *_ = stage_calls([programs])
     held = jax.eval_shape(step.program, *step.arguments).held
     devices, slots, *_ = held[0].shape
@@ -112,7 +101,7 @@ def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_wh
     assert [array.shape[:2] for array in held[-2:]] == [(4, 2), (4, 2)]  # 3 microbatches on 2 ranks, and gradients
 
 
-def test_after_a_step_nothing_of_it_is_left(engines, monkeypatch):
+def test_after_a_step_nothing_of_it_is_left(engine, monkeypatch):
     steps = []
 
     def buffers(**fields):
@@ -120,7 +109,6 @@ def test_after_a_step_nothing_of_it_is_left(engines, monkeypatch):
         return steps[-1]
 
     monkeypatch.setattr(executor, "StepBuffers", buffers)
-    engine = engines[0]
     engine.executor.gradients(noisy_state(engine), engine.place_batch(tiny_batch(TWO_GENERATORS, 12), STEP))
     (left,) = steps
     channels = (left.inputs, left.outputs, left.input_gradients, left.output_gradients)
