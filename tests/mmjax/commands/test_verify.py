@@ -80,7 +80,7 @@ def test_microbatches_of_the_default_layouts_have_every_capacity_and_sometimes_n
                 found[module, len(phases.phases[module].capacities)].update(numbers)
     assert found == {
         ("vision", 1): {0, None},
-        ("vision", 2): {0, 1},
+        ("vision", 2): {0, 1, None},
         ("generator", 1): {0, None},
         ("generator", 2): {0, 1},
     }
