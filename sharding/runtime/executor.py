@@ -191,12 +191,10 @@ class Executor:
         return OpCall(call, functools.partial(_store, buffers.compute_weights, op.stage_id))
 
     def _forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        ops = self._pipeline_ops if op.stage_id in self._compiled else self.microbatch_ops
-        return ops.forward(buffers, op)
+        return self._ops_of(op.stage_id).forward(buffers, op)
 
     def _backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        ops = self._pipeline_ops if op.stage_id in self._compiled else self.microbatch_ops
-        return ops.backward(buffers, op)
+        return self._ops_of(op.stage_id).backward(buffers, op)
 
     def _share(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []
@@ -271,6 +269,9 @@ class Executor:
         return updated
 
     # ------------------------------------------------------------------ helpers
+
+    def _ops_of(self, stage_id: StageId) -> PipelineOps | MicrobatchOps:
+        return self._pipeline_ops if stage_id in self._compiled else self.microbatch_ops
 
     def _tied_between(self, op: PipelineOp) -> list[TiedParameter]:
         endpoints = {op.stage_id, op.target_id}

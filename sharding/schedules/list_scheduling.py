@@ -54,7 +54,7 @@ def list_schedule(
         op_graph.stage_graph, device_bits, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT)
     )
     limits = _Limits(op_graph, max_in_flight, {**(fixed_orders or {}), **_orders_of_compiled(op_graph)})
-    collectives, hops_after, order = WeightsAndGradients(op_graph, device_bits), _HopsAfter(op_graph), []
+    collectives, order = WeightsAndGradients(op_graph, device_bits), []
     while ready or running:
         started = [op for op in ready if limits.allow(op) and running.start(op)]
         if not started and not running:
@@ -66,7 +66,7 @@ def list_schedule(
             ready.remove(op)
             limits.record_start(op)
         for op in running.finish_next():
-            for hop in hops_after(op):
+            for hop in op_graph.hops_after(op):
                 order += [*collectives.before(hop), hop]
             order += collectives.after(op)
             ready.add_dependents(op)
@@ -97,22 +97,6 @@ def _orders_of_compiled(op_graph: OpGraph) -> dict[PipelineRank, list[PipelineOp
     """All forwards, then all backwards, of every stage that one program runs."""
     ranks = (op_graph.stage_graph.ranks_of[stage][0] for stage in op_graph.stage_graph.compiled)
     return {rank: warm_up_order(op_graph, rank, op_graph.microbatches) for rank in ranks}
-
-
-class _HopsAfter:
-    """The hops that follow each op that ends: those of its microbatch, or of all that wait for each other."""
-
-    def __init__(self, op_graph: OpGraph) -> None:
-        self._op_graph = op_graph
-        self._missing: dict[tuple[OpKind, StageId, tuple[int, ...]], int] = {}
-
-    def __call__(self, op: PipelineOp) -> list[PipelineOp]:
-        numbers = self._op_graph.awaited(op.stage_id, op.microbatch)
-        key = (op.kind, op.stage_id, numbers)
-        self._missing[key] = self._missing.get(key, len(numbers)) - 1
-        if self._missing[key]:
-            return []
-        return [hop for number in numbers for hop in self._op_graph.hops_after(op._replace(microbatch=number))]
 
 
 _Urgency = tuple[tuple[Any, ...], int, PipelineOp]

@@ -239,11 +239,12 @@ class OpGraph:
         return self.passes_of(stage)[-1]
 
     def hops_after(self, op: PipelineOp) -> tuple[PipelineOp, ...]:
-        """The hops that follow an op of `PASSES`."""
-        if op.kind == "wgrad":
+        """The hops that follow an op of `PASSES`; all those of a stage that one program runs, after its last op."""
+        numbers = self.awaited(op.stage_id, op.microbatch)
+        if op.kind == "wgrad" or op.microbatch != numbers[-1]:
             return ()
         hops = self.forward_hops if op.kind == "forward" else self.backward_hops
-        return hops(op.stage_id, op.microbatch)
+        return tuple(hop for number in numbers for hop in hops(op.stage_id, number))
 
     def devices_of(self, op: PipelineOp) -> frozenset[int]:
         """The devices that run an op; a transfer runs on those of both its stages."""

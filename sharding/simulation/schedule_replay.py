@@ -1,6 +1,7 @@
 """The replay of a schedule: when every op can start on every replica, given when the ops before it ended."""
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 
@@ -137,7 +138,7 @@ class _ScheduleRun:
         ended = [end for end in ends if end is not None]
         if len(ended) < len(ends):
             raise ScheduleError(f"{op} is scheduled before the {kind} it follows")
-        produced = np.max(ended, axis=0)
+        produced = functools.reduce(np.maximum, ended)
         exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
         start = latest_of_sources(produced, len(self._groups(op.target_id, op.microbatch)), exchanged)
         if self._rendezvous:

@@ -42,7 +42,7 @@ from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
-from sharding.schedules.named.split_stages import splits_backward
+from sharding.schedules.named.split_stages import schedule_splits_backward
 from sharding.schedules.ops import OpGraph
 from sharding.specs.modules import ModuleGraph
 
@@ -85,7 +85,7 @@ def build_executor(
         training.op_graph,
         phases,
         exchanges,
-        splits_backward=splits_backward(plan),
+        splits_backward=schedule_splits_backward(plan),
     )
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),

@@ -32,7 +32,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.named.split_stages import split_stages, splits_backward
+from sharding.schedules.named.split_stages import schedule_splits_backward, split_stages
 from sharding.specs.layer import LoadColumn
 from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 
@@ -51,7 +51,7 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     builder = _PlanCosts.of_plan(plan, batch, trained_parts)
     stages = builder.stages
     backward_stages = stages.with_descendants(trained)
-    split = split_stages(plan, stages, trained) | (stages.compiled if splits_backward(plan) else frozenset())
+    split = split_stages(plan, stages, trained) | (stages.compiled if schedule_splits_backward(plan) else frozenset())
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},

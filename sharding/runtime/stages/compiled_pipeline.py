@@ -20,7 +20,7 @@ each replica, and reduced once a step by another program (`master_weights.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,8 @@ from sharding.runtime.stages.pipeline_state import PipelineState, resumed
 from sharding.runtime.stages.residuals import saved_sharding
 from sharding.schedules.lockstep import TickPasses, TickTable, tick_table
 from sharding.trees import Tree
+
+T = TypeVar("T")
 
 _ByMicrobatch = dict[str, list[jax.Array]]
 """By channel, the activations of each microbatch, or their gradients."""
@@ -178,11 +180,12 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         """The program of a step; or that of its forwards, and that of its backwards."""
         input_gradients = self.of_microbatches(sorted(self.differentiated_inputs), self._channel_specs)
         outputs = self.of_microbatches(self.definition.output_channels, self._channel_specs)
-        held = [sharding.spec for sharding in self.held_shardings]
-        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, held)
         if self._table.passes != "apart":
+            results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, [])
             return self._compile("step", self._step, self.operand_specs, results), None
-        forwards = self._compile("forward", self._forwards, self.operand_specs, results._replace(input_gradients={}))
+        held = [sharding.spec for sharding in self.held_shardings]
+        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, {}, held)
+        forwards = self._compile("forward", self._step, self.operand_specs, results)
         operands = (*self.operand_specs, held, outputs, gradient_specs)
         results = BackwardResult(input_gradients, gradient_specs)
         return forwards, self._compile("backward", self._backwards, operands, results, donate=(5,))
@@ -234,13 +237,15 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     def _step(self, *operands: Any) -> PipelineStepResult:
         ticks = self._forward_pass(operands)
-        return self._result(ticks.run(ticks.initial_state()))
-
-    def _forwards(self, *operands: Any) -> PipelineStepResult:
-        ticks = self._forward_pass(operands)
         state = ticks.run(ticks.initial_state())
-        held = [leaf[None] for leaf in jax.tree.leaves(state.held)]  # a leading dimension to stack devices along
-        return self._result(state)._replace(input_gradients={}, held=held)
+        is_over = self._table.passes != "apart"
+        return PipelineStepResult(
+            {name: jnp.sum(loss)[None] for name, loss in self._all_losses(state).items()},
+            self._by_microbatch(state.outputs),
+            _stacked(state.parameter_gradients),
+            self._by_microbatch(state.input_gradients) if is_over else {},
+            [] if is_over else _stacked(jax.tree.leaves(state.held)),
+        )
 
     def _backwards(
         self,
@@ -257,17 +262,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         state = ticks.initial_state()
         held_arrays = jax.tree.unflatten(jax.tree.structure(state.held), [leaf[0] for leaf in held])
         of_forwards = jax.tree.map(lambda leaf: leaf[0], parameter_gradients)
-        result = self._result(ticks.run(resumed(state, held_arrays, of_forwards)))
-        return BackwardResult(result.input_gradients, result.parameter_gradients)
-
-    def _result(self, state: PipelineState) -> PipelineStepResult:
-        return PipelineStepResult(
-            {name: jnp.sum(loss)[None] for name, loss in self._all_losses(state).items()},
-            self._by_microbatch(state.outputs),
-            jax.tree.map(lambda gradient: gradient[None], state.parameter_gradients),
-            self._by_microbatch(state.input_gradients),
-            [],
-        )
+        state = ticks.run(resumed(state, held_arrays, of_forwards))
+        return BackwardResult(self._by_microbatch(state.input_gradients), _stacked(state.parameter_gradients))
 
     def _by_microbatch(self, arrays: Arrays) -> _ByMicrobatch:
         return {name: [array[number] for number in range(self.microbatches)] for name, array in arrays.items()}
@@ -286,3 +282,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         losses = {name: loss[:, None] for name, loss in self._all_losses(state).items()}  # [m] -> [m, 1]
         of_all = StageOutput(state.outputs, losses, state.auxiliary_metrics)
         return [jax.tree.map(lambda array, at=number: array[at], of_all) for number in range(self.microbatches)]
+
+
+def _stacked(tree: T) -> T:
+    """The arrays of a device with a leading dimension, along which those of all devices are stacked."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)

@@ -6,7 +6,7 @@ from sharding.plans.unit_plan import PlanError
 from sharding.schedules.named.registry import find_schedule
 
 
-def splits_backward(plan: Plan) -> bool:
+def schedule_splits_backward(plan: Plan) -> bool:
     """Whether the schedule of a plan computes gradients of weights apart from what a stage sends back."""
     return find_schedule(plan.schedule).splits_backward
 
@@ -24,7 +24,7 @@ def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) ->
     Raises:
         PlanError: Of a unit that is cut into stages, some send a gradient back and train nothing.
     """
-    if not splits_backward(plan):
+    if not schedule_splits_backward(plan):
         return frozenset()
     sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))
     for unit in plan.units:
