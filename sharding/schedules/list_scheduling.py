@@ -112,19 +112,21 @@ class _ReadyOps:
         self._position = {stage: position for position, stage in enumerate(graph.stages)}
         self._missing: dict[PipelineOp, int] = {}  # inputs that have not come
         self._ready: dict[tuple[OpKind, StageId, int], list[_Urgency]] = collections.defaultdict(list)
-        for stage, number in itertools.product(graph.stages, range(op_graph.microbatches)):
-            forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
-            self._missing[forward] = self._awaited_of(graph.sources[stage], number)
-            if stage in op_graph.split_stages:
-                self._missing[PipelineOp("wgrad", *stage, number)] = 1
-            if stage in op_graph.backward_stages:
-                self._missing[backward] = self._awaited_of((stage, *graph.targets[stage]), number)
-            if not graph.sources[stage]:
-                self._add(forward)
+        for stage in graph.stages:
+            inputs, gradients = (self._awaited_of(of) for of in (graph.sources[stage], (stage, *graph.targets[stage])))
+            for number in range(op_graph.microbatches):
+                forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
+                self._missing[forward] = inputs
+                if stage in op_graph.split_stages:
+                    self._missing[PipelineOp("wgrad", *stage, number)] = 1
+                if stage in op_graph.backward_stages:
+                    self._missing[backward] = gradients
+                if not graph.sources[stage]:
+                    self._add(forward)
 
-    def _awaited_of(self, stages: Sequence[StageId], number: int) -> int:
-        """How many passes of some stages must have run."""
-        return sum(len(self._op_graph.awaited(stage, number)) for stage in stages)
+    def _awaited_of(self, stages: Sequence[StageId]) -> int:
+        """How many passes of some stages must have run, for each microbatch."""
+        return sum(len(self._op_graph.awaited(stage, 0)) for stage in stages)
 
     def __len__(self) -> int:
         """Number of ops that are ready, the first of each rank's stage and kind."""
