@@ -1,4 +1,4 @@
-"""The documents: every plan they show loads, and every file, link and command they name exists."""
+"""The documents and `.ci/run`: every plan they show loads, and every file, link and command they name exists."""
 
 import importlib.util
 import pathlib
@@ -61,6 +61,12 @@ def test_files_links_and_commands_of_a_document_exist(document):
     missing |= {path for path in paths(text) if not list(HOME.glob(path.rstrip("/")))}
     missing |= {module for module in commands(text) if importlib.util.find_spec(module) is None}
     assert missing == set()
+
+
+def test_tests_that_continuous_integration_names_exist():
+    named = re.findall(r"\btests/[\w./-]+", (HOME / ".ci" / "run").read_text())
+    assert "tests/sharding/runtime/stages" in named
+    assert [path for path in named if not (HOME / path).exists()] == []
 
 
 def test_links_paths_and_commands_are_found():
