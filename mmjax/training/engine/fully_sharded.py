@@ -8,8 +8,11 @@ each is scattered where it arises:
 
 Between the two, no gathered weight is kept. The vjp function of the layer holds them among its residuals; they are
 recognised by identity (`sharding.runtime.stages.residuals`), left out, and put in again.
+
+Where a layer runs forward and backward in one go (`gather_weights`), its weights are gathered once for both.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +41,30 @@ def gather_weights_of(layer: Layer, specs: Tree, axes: Axes) -> Layer:
     Returns:
         The layer itself where no weight is divided over `axes.fsdp`.
     """
-    dimensions = [fully_sharded_dimension(spec, axes) for spec in jax.tree.leaves(specs, is_leaf=is_partition_spec)]
-    return _gathering(layer, tuple(dimensions)) if any(each is not None for each in dimensions) else layer
+    dimensions = _sharded_dimensions(specs, axes)
+    return _gathering(layer, dimensions) if any(each is not None for each in dimensions) else layer
+
+
+def gather_weights(weights: Tree, specs: Tree, axes: Axes) -> Tree:
+    """Whole weights, for layers that run forward and backward in one go.
+
+    Gradients are scattered where they arise. Those of weights that a result does not depend on are zero, and not
+    communicated.
+
+    Args:
+        weights: As they are divided between uses.
+        specs: Their specs, in their structure.
+        axes: Axes of the layers' module.
+    """
+    return _map_leaves(_gathered_weight, _sharded_dimensions(specs, axes), weights)
 
 
 ShardedDimension = tuple[int, tuple[str, ...]] | None
 """The dimension of a weight that is divided, and the mesh axes over which; None for a whole weight."""
+
+
+def _sharded_dimensions(specs: Tree, axes: Axes) -> tuple[ShardedDimension, ...]:
+    return tuple(fully_sharded_dimension(spec, axes) for spec in jax.tree.leaves(specs, is_leaf=is_partition_spec))
 
 
 def _gathering(layer: Layer, dimensions: tuple[ShardedDimension, ...]) -> Layer:
@@ -68,22 +89,39 @@ def _gathering(layer: Layer, dimensions: tuple[ShardedDimension, ...]) -> Layer:
 
 
 def _gather(weights: Tree, dimensions: tuple[ShardedDimension, ...]) -> Tree:
-    def gather(weight: jax.Array, dimension: ShardedDimension) -> jax.Array:
-        return weight if dimension is None else lax.all_gather(weight, dimension[1], axis=dimension[0], tiled=True)
-
-    return _map_leaves(gather, dimensions, weights)
+    return _map_leaves(_gather_weight, dimensions, weights)
 
 
 def _scatter(weights: Tree, gradients: Tree, dimensions: tuple[ShardedDimension, ...]) -> Tree:
-    """Sums gradients of whole weights over the ranks that divide each, in float32, and keeps this rank's part."""
+    return _map_leaves(_scatter_gradient, dimensions, weights, gradients)
 
-    def scatter(weight: jax.Array, gradient: jax.Array, dimension: ShardedDimension) -> jax.Array:
-        if dimension is not None:
-            gradient = gradient.astype(jnp.float32)
-            gradient = lax.psum_scatter(gradient, dimension[1], scatter_dimension=dimension[0], tiled=True)
-        return match_cotangent(weight, gradient)
 
-    return _map_leaves(scatter, dimensions, weights, gradients)
+def _gather_weight(weight: jax.Array, dimension: ShardedDimension) -> jax.Array:
+    return weight if dimension is None else lax.all_gather(weight, dimension[1], axis=dimension[0], tiled=True)
+
+
+def _scatter_gradient(weight: jax.Array, gradient: jax.Array, dimension: ShardedDimension) -> jax.Array:
+    """Sums the gradient of a whole weight over the ranks that divide it, in float32, and keeps this rank's part."""
+    if dimension is not None:
+        gradient = gradient.astype(jnp.float32)
+        gradient = lax.psum_scatter(gradient, dimension[1], scatter_dimension=dimension[0], tiled=True)
+    return match_cotangent(weight, gradient)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered_weight(weight: jax.Array, dimension: ShardedDimension) -> jax.Array:
+    return _gather_weight(weight, dimension)
+
+
+def _gathered_weight_forward(weight: jax.Array, dimension: ShardedDimension) -> tuple[jax.Array, jax.Array]:
+    return _gather_weight(weight, dimension), weight
+
+
+def _gathered_weight_backward(dimension: ShardedDimension, weight: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    return (_scatter_gradient(weight, gradient, dimension),)
+
+
+_gathered_weight.defvjp(_gathered_weight_forward, _gathered_weight_backward)
 
 
 def _map_leaves(function: Callable, dimensions: tuple[ShardedDimension, ...], weights: Tree, *trees: Tree) -> Tree:

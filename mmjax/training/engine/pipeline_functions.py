@@ -4,13 +4,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from mmjax.models.layers.tensor_parallel import all_gather_sequence, sequence_positions
+from mmjax.training.engine.fully_sharded import gather_weights
 from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.stage_functions import Arrays, run_pieces
-from mmjax.training.engine.stage_layouts import PieceRun
+from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
 from sharding.axes import Axes
 from sharding.runtime.stages.definition import PipelineDefinition, StageOutput
+from sharding.runtime.stages.master_weights import is_partition_spec
 from sharding.trees import Tree
 
 _AxesByModule = Mapping[str, Axes]
@@ -19,7 +22,8 @@ _AxesByModule = Mapping[str, Axes]
 def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
     """The definition of a compiled unit, whose only stage has all its layers.
 
-    The pieces around the stack run forward and backward in one go, so that nothing of them is recomputed.
+    The pieces around the stack run forward and backward in one go, so that nothing of them is recomputed, and fully
+    sharded weights are gathered once for both.
     """
     unit, layout, specs = stage.unit, stage.layout, stage.master_weights.compute_specs
     runs = layout.piece_runs
@@ -32,7 +36,7 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
     leaving = stack.output_channel
 
     def enter(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: _AxesByModule) -> jax.Array:
-        output = run_pieces(layout, before, (parameters, specs), inputs, batch, _around_stack(axes))
+        output = _run_around_stack(layout, before, (parameters, specs), inputs, batch, axes)
         return sequence_positions(output.outputs[entering], axes[module])
 
     def run_layers(
@@ -43,7 +47,7 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
 
     def leave(parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule) -> StageOutput:
         x = all_gather_sequence(x, axes[module])
-        output = run_pieces(layout, behind, (parameters, specs), {leaving: x}, batch, _around_stack(axes))
+        output = _run_around_stack(layout, behind, (parameters, specs), {leaving: x}, batch, axes)
         return output._replace(outputs={name: output.outputs[name] for name in layout.outputs})
 
     tied = {f"{module}/{owner}" for run in behind for _, owner, _ in run.piece.tied_parameters}
@@ -73,5 +77,17 @@ def _keys(runs: Sequence[PieceRun]) -> frozenset[str]:
     return frozenset(run.parameter_key for run in runs)
 
 
-def _around_stack(axes: _AxesByModule) -> _AxesByModule:
-    return {module: of_module.around_stack for module, of_module in axes.items()}
+def _run_around_stack(
+    layout: StageLayout,
+    runs: Sequence[PieceRun],
+    parameters_and_specs: tuple[Tree, Tree],
+    inputs: Arrays,
+    batch: Mapping[str, Arrays],
+    axes: _AxesByModule,
+) -> StageOutput:
+    """Runs the pieces before or behind the stack (`run_pieces`), given some parameters and the specs of all."""
+    parameters, specs = parameters_and_specs
+    axes = {module: of_module.around_stack for module, of_module in axes.items()}
+    whole = gather_weights(parameters, {key: specs[key] for key in parameters}, axes[runs[0].module.name])
+    whole_specs = jax.tree.map(lambda _: P(), specs, is_leaf=is_partition_spec)
+    return run_pieces(layout, runs, (whole, whole_specs), inputs, batch, axes)

@@ -101,6 +101,19 @@ def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_wh
     assert [array.shape[:2] for array in held[-2:]] == [(4, 2), (4, 2)]  # 3 microbatches on 2 ranks, and gradients
 
 
+def test_backwards_do_not_compute_the_head_where_weights_are_fully_sharded():
+    """Its norm feeds the generator; its vocabulary does not."""
+
+    def matmuls(**fsdp):
+        plan = Plan((EYES, backbone(2, first=1, dp=2, **fsdp), generator(0)), 2)
+        programs = shared_engine(plan, MODEL).executor.stages["backbone", 0].programs
+        _, backward = stage_calls([programs]).calls
+        assert backward.program is programs.backward
+        return backward.program.lower(*backward.arguments).compile().as_text().count(" dot(")
+
+    assert matmuls(fsdp=2) == matmuls() > 0
+
+
 def test_after_a_step_nothing_of_it_is_left(engine, monkeypatch):
     steps = []
 
