@@ -9,6 +9,14 @@ from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 
+def row_chunks(cp: int) -> int:
+    """Equal chunks that the positions of a row have to be divided into: two for each context-parallel rank, if several.
+
+    The ranks take a chunk each from both ends of a row, so that causal attention costs all of them the same.
+    """
+    return 2 * cp if cp > 1 else 1
+
+
 def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
     """Raises PlanError if a unit cannot run: its devices, its chain, its layers, or what its ranks divide.
 

@@ -18,6 +18,7 @@ from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes,
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
+from sharding.plans.unit_checks import row_chunks
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, stage_meshes
@@ -154,11 +155,11 @@ def check_sequence_parallelism(
         shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * share) for share in shares):
-            if unit.cp > 1 and positions % (2 * unit.cp):
+            if positions % (chunks := row_chunks(unit.cp)):
                 raise PlanError(
-                    f"unit {unit.name}: cp {unit.cp} takes two chunks a rank of each row, and {2 * unit.cp} chunks do "
+                    f"unit {unit.name}: cp {unit.cp} takes two chunks a rank of each row, and {chunks} chunks do "
                     f"not divide the {positions} positions of a row of {module.name}; use a multiple of "
-                    f"{2 * unit.cp} in {where}, or another cp"
+                    f"{chunks} in {where}, or another cp"
                 )
             if positions // unit.cp % tp:
                 raise PlanError(

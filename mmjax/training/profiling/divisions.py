@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.errors import UserError
 from sharding.costs.profiled import TimedRanks
-from sharding.plans.unit_checks import HEAD_SPLITS
+from sharding.plans.unit_checks import HEAD_SPLITS, row_chunks
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
@@ -52,7 +52,7 @@ def divide_modules(
 def _divide(module: ModuleSpec, ranks: TimedRanks, positions: int) -> TimedRanks:
     """As many of the ranks as divide a module."""
     tensor_ranks = TimedRanks(ranks.tp if module.supports_tp(ranks.tp) else 1)
-    if ranks.cp == 1 or not module.supports_cp or positions % (2 * ranks.cp):
+    if ranks.cp == 1 or not module.supports_cp or positions % row_chunks(ranks.cp):
         return tensor_ranks
     divided = tensor_ranks._replace(cp=ranks.cp, context_transfer=ranks.context_transfer)
     heads = [size for what, size in module.tensor_splits if what in HEAD_SPLITS]

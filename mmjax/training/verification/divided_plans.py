@@ -13,6 +13,7 @@ from data.packing.phases.phase_rows import RowValues
 from sharding.axes import ContextTransfer
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import recompute_text
+from sharding.plans.unit_checks import row_chunks
 from sharding.plans.unit_plan import CollectivesName, ExecutorName, PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
@@ -168,7 +169,7 @@ def plan_by_module(
 
 def divides_positions(module: ModuleSpec, cp: int, tp: int, rows: GlobalRows) -> bool:
     """Whether context-parallel ranks, and tensor ranks between matmuls, divide the positions of a module's rows."""
-    return cp == 1 or (module.supports_cp and rows.positions.get(module.name, 1) % (2 * cp * tp) == 0)
+    return cp == 1 or (module.supports_cp and rows.positions.get(module.name, 1) % (row_chunks(cp) * tp) == 0)
 
 
 def _divided_positions(module: ModuleSpec, division: Parallelism, rows: GlobalRows) -> Parallelism:
@@ -217,7 +218,7 @@ def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Para
     if not division.two_capacities or module not in rows.values:
         return ()
     whole = rows.sufficient_capacity(module, microbatches, division.rows)
-    multiple = rows.values[module].per_cell * division.tp * (2 * division.cp if division.cp > 1 else 1)
+    multiple = rows.values[module].per_cell * division.tp * row_chunks(division.cp)
     half = whole // 2 // multiple * multiple
     return (half, whole) if half else (whole,)
 

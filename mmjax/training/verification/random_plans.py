@@ -12,7 +12,7 @@ from sharding.axes import ContextTransfer
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.recompute_text import recompute_text
-from sharding.plans.unit_checks import check_unit
+from sharding.plans.unit_checks import check_unit, row_chunks
 from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
@@ -177,7 +177,7 @@ def _random_capacities(
 ) -> tuple[int, ...]:
     """Some capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
     whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.rows)
-    multiple = rows.values[unit.modules[0]].per_cell * unit.tp * (2 * unit.cp if unit.cp > 1 else 1)
+    multiple = rows.values[unit.modules[0]].per_cell * unit.tp * row_chunks(unit.cp)
     smaller = range(multiple, whole, multiple)
     drawn = generator.sample(smaller, min(len(smaller), generator.randrange(MOST_CAPACITIES)))
     return (*sorted(drawn), whole) if drawn else ()
