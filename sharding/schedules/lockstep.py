@@ -41,8 +41,8 @@ from sharding.schedules.list_scheduling import list_schedule, warm_up_order
 from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
-TickPasses = Literal["forwards", "together", "apart"]
-"""What a table has: forwards alone, backwards in the ticks of forwards, or backwards in ticks after all forwards."""
+TickOrder = Literal["forward_only", "1f1b", "gpipe"]
+"""The order of forwards and backwards: no backwards, in the ticks of forwards, or in ticks after all forwards."""
 
 _UNIT = "unit"
 _NONE = -1
@@ -90,7 +90,7 @@ class TickTable:
         ranks: Number of pipeline ranks.
         chunks: Chunks of each.
         microbatches: Microbatches of the pass.
-        passes: Which there are.
+        order: Of forwards and backwards.
         forwards, backwards, wgrads: The ops of every tick; no backward runs in a pass without them, and no wgrad where
             backwards compute all gradients.
         inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
@@ -105,7 +105,7 @@ class TickTable:
     ranks: int
     chunks: int
     microbatches: int
-    passes: TickPasses
+    order: TickOrder
     forwards: TickOps
     backwards: TickOps
     wgrads: TickOps
@@ -181,7 +181,7 @@ def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t
 
 
 def tick_table(
-    ranks: int, chunks: int, microbatches: int, passes: TickPasses = "together", *, splits_backward: bool = False
+    ranks: int, chunks: int, microbatches: int, order: TickOrder = "1f1b", *, splits_backward: bool = False
 ) -> TickTable:
     """The table of a training pass, or of its forwards alone.
 
@@ -189,10 +189,10 @@ def tick_table(
         ranks: Pipeline ranks; at least 1.
         chunks: Chunks of each rank; at least 1.
         microbatches: Microbatches of a step; at least 1.
-        passes: Whether there are backwards, and where.
+        order: Of forwards and backwards.
         splits_backward: Whether gradients of weights are apart from them.
     """
-    forward, backward = _pass_ticks(ranks, chunks, microbatches, passes)
+    forward, backward = _pass_ticks(ranks, chunks, microbatches, order)
     shape = (1 + max([*forward.values(), *backward.values()]), ranks)
     wgrad = _wgrad_ticks(backward, ranks) if splits_backward else {}
     inputs, residuals, gradients, wgrad_operands = [], [], [], []
@@ -208,7 +208,7 @@ def tick_table(
             _Lifetime(
                 at,
                 arrival=_NONE if is_last else backward[stage + 1, number] + 1,
-                forward=tick if is_last and passes == "together" else _NONE,
+                forward=tick if is_last and order == "1f1b" else _NONE,
                 backward=backward[at],
                 wgrad=used["wgrad"],
             )
@@ -219,7 +219,7 @@ def tick_table(
         ranks=ranks,
         chunks=chunks,
         microbatches=microbatches,
-        passes=passes,
+        order=order,
         forwards=_ops(forward, shape),
         backwards=_ops(backward, shape),
         wgrads=_ops(wgrad, shape),
@@ -231,15 +231,15 @@ def tick_table(
 
 
 def _pass_ticks(
-    ranks: int, chunks: int, microbatches: int, passes: TickPasses
+    ranks: int, chunks: int, microbatches: int, order: TickOrder
 ) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
     """The tick of every forward and of every backward, by (stage, microbatch)."""
-    ticks = _ticks(lockstep_order(ranks, chunks, microbatches, has_backward=passes == "together"), ranks)
+    ticks = _ticks(lockstep_order(ranks, chunks, microbatches, has_backward=order == "1f1b"), ranks)
     forward, backward = (
         {(op.stage, op.microbatch): tick for op, tick in ticks.items() if op.kind == kind}
         for kind in ("forward", "backward")
     )
-    if passes == "apart":  # from the last stage to the first as forwards from the first to the last
+    if order == "gpipe":  # from the last stage to the first as forwards from the first to the last
         begin, last = 1 + max(forward.values()), ranks * chunks - 1
         backward = {(last - stage, number): begin + tick for (stage, number), tick in forward.items()}
     return forward, backward

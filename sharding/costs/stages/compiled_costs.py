@@ -12,7 +12,7 @@ from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.stage_parameters import LayersOfStage
 from sharding.costs.step_costs import WgradCosts
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.lockstep import TickOps, TickPasses, TickTable, tick_table
+from sharding.schedules.lockstep import TickOps, TickOrder, TickTable, tick_table
 from sharding.specs.modules import ModuleGraph
 
 Sums = Mapping[str, Float[np.ndarray, "m _"]]
@@ -83,14 +83,14 @@ def activation_bytes(
     return costs.element_bytes * elements / (ranks.cp * ranks.for_layer(layer).sequence_shards)
 
 
-def training_passes(layers: CompiledLayers, unit: UnitPlan, graph: ModuleGraph) -> TickPasses:
-    """Which passes a step of a compiled unit has, and whether forwards and backwards are a program each."""
+def training_order(layers: CompiledLayers, unit: UnitPlan, graph: ModuleGraph) -> TickOrder:
+    """The order of forwards and backwards in a step of a compiled unit; with "gpipe" they are a program each."""
     if not any(of.gradients for of in (*layers.chunk, *layers.before, *layers.behind)):
-        return "forwards"
-    return "apart" if any(source in unit.modules for source, _ in graph.edges) else "together"
+        return "forward_only"
+    return "gpipe" if any(source in unit.modules for source, _ in graph.edges) else "1f1b"
 
 
-def lockstep_sums(of: CompiledSums, unit: UnitPlan, passes: TickPasses) -> dict[str, Float[np.ndarray, "m _"]]:
+def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[str, Float[np.ndarray, "m _"]]:
     """The fields of the whole unit, as those of one stage.
 
     A tick lasts as long as its slowest forward, its slowest backward and its slowest wgrad. The whole step counts as
@@ -101,12 +101,12 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan, passes: TickPasses) -> dict[
     Args:
         of: What its layers take.
         unit: The unit.
-        passes: `training_passes`.
+        order: `training_order`.
     """
     chunk, wgrad, microbatches = of.chunk, of.wgrad, len(of.chunk["forward"])
-    table = tick_table(unit.pp, unit.chunks, microbatches, passes, splits_backward=wgrad is not None)
+    table = tick_table(unit.pp, unit.chunks, microbatches, order, splits_backward=wgrad is not None)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
-    program_of_backwards = "backward" if passes == "apart" else "forward"
+    program_of_backwards = "backward" if order == "gpipe" else "forward"
     if wgrad is not None:
         chunk = {**chunk, "backward": chunk["backward"] - wgrad.seconds}
         sums[program_of_backwards][-1] += _ticks_seconds(table.wgrads, wgrad.seconds)
@@ -128,9 +128,9 @@ def _held_bytes(of: CompiledSums, table: TickTable) -> Float[np.ndarray, " h"]:
     """Bytes of all slots on each device, which have room for the largest microbatch."""
     activations = of.activation_bytes.max(axis=0)
     held = max(1, table.residuals.size) * of.chunk["saved_bytes"].max(axis=0)
-    if table.passes != "forwards":
+    if table.order != "forward_only":
         held = held + (table.inputs.size + table.gradients.size) * activations
-    if table.passes == "apart":
+    if table.order == "gpipe":
         held = held + 2 * table.kept_size * activations  # what leaves the stack, and the gradient of the losses
     if of.wgrad is not None:
         held = held + table.wgrad_operands.size * of.wgrad.saved_bytes.max(axis=0)

@@ -15,7 +15,7 @@ from sharding.costs.stages.compiled_costs import (
     activation_bytes,
     compiled_layers,
     lockstep_sums,
-    training_passes,
+    training_order,
 )
 from sharding.costs.stages.once_per_step import OncePerStep
 from sharding.costs.stages.plan_layers import PlanLayers
@@ -193,7 +193,7 @@ class _PlanCosts(PlanLayers):
             **lockstep_sums(
                 CompiledSums(of_chunk, before, behind, activations, wgrad),
                 unit,
-                training_passes(layers, unit, self._graph),
+                training_order(layers, unit, self._graph),
             ),
             **OncePerStep(*once.tolist())._asdict(),
             static_bytes=state_bytes + max(workspace for _, workspace in summed) + around,

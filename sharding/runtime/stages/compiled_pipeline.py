@@ -48,7 +48,7 @@ from sharding.runtime.stages.pipeline_sections import (
 )
 from sharding.runtime.stages.pipeline_state import PipelineState, resumed
 from sharding.runtime.stages.residuals import saved_sharding
-from sharding.schedules.lockstep import TickPasses, TickTable, tick_table
+from sharding.schedules.lockstep import TickOrder, TickTable, tick_table
 from sharding.trees import Tree
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self.loss_names = tuple(sorted(output.losses))
         self.loss_specs = dict.fromkeys(self.loss_names, self._replica_spec)
         self._table = self._training_table(splits_backward)
-        self.held_shardings = self._trace_held() if self._table.passes == "apart" else []
+        self.held_shardings = self._trace_held() if self._table.order == "gpipe" else []
         self.step, self.backward = self._compile_training(self.gradient_specs() if has_backward else {})
 
     # ------------------------------------------------------------------ building
@@ -160,15 +160,15 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     def _training_table(self, splits_backward: bool) -> TickTable:
         definition = self.definition
-        passes: TickPasses = "forwards"
+        order: TickOrder = "forward_only"
         if self.backwards.layers:
-            passes = "apart" if definition.output_channels else "together"
+            order = "gpipe" if definition.output_channels else "1f1b"
         splits_backward = splits_backward and bool(definition.trained_keys & definition.stack_keys)
-        return self._tick_table(passes, splits_backward=splits_backward)
+        return self._tick_table(order, splits_backward=splits_backward)
 
-    def _tick_table(self, passes: TickPasses, *, splits_backward: bool = False) -> TickTable:
+    def _tick_table(self, order: TickOrder, *, splits_backward: bool = False) -> TickTable:
         ranks, chunks = self.definition.ranks, self.definition.chunks
-        return tick_table(ranks, chunks, self.microbatches, passes, splits_backward=splits_backward)
+        return tick_table(ranks, chunks, self.microbatches, order, splits_backward=splits_backward)
 
     def _compile(
         self, kind: str, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
@@ -180,7 +180,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         """The program of a step; or that of its forwards, and that of its backwards."""
         input_gradients = self.of_microbatches(sorted(self.differentiated_inputs), self._channel_specs)
         outputs = self.of_microbatches(self.definition.output_channels, self._channel_specs)
-        if self._table.passes != "apart":
+        if self._table.order != "gpipe":
             results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, [])
             return self._compile("step", self._step, self.operand_specs, results), None
         held = [sharding.spec for sharding in self.held_shardings]
@@ -231,14 +231,14 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
     def _forward_pass(self, operands: _Operands) -> PipelinePass:
         """The ticks of a step, or those with forwards where backwards are apart from them."""
         segments = self._table.segments()
-        if self._table.passes == "apart":
+        if self._table.order == "gpipe":
             segments = [segment for segment in segments if segment.has_forwards]
         return PipelinePass(self._sections(operands, self.backwards), self._table, segments)
 
     def _step(self, *operands: Any) -> PipelineStepResult:
         ticks = self._forward_pass(operands)
         state = ticks.run(ticks.initial_state())
-        is_over = self._table.passes != "apart"
+        is_over = self._table.order != "gpipe"
         return PipelineStepResult(
             {name: jnp.sum(loss)[None] for name, loss in self._all_losses(state).items()},
             self._by_microbatch(state.outputs),
@@ -275,7 +275,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         return {name: state.losses.get(name, 0.0) + of_layers.get(name, 0.0) for name in names}
 
     def _evaluate(self, *operands: Any) -> list[StageOutput]:
-        table = self._tick_table("forwards")
+        table = self._tick_table("forward_only")
         sections = self._sections(operands, NO_BACKWARD)
         ticks = PipelinePass(sections, table, table.segments(), keeps_metrics=True)
         state = ticks.run(ticks.initial_state())

@@ -211,9 +211,9 @@ class PipelinePass:
             outputs=set_at(state.outputs, number, outputs),
             parameter_gradients=add_to(state.parameter_gradients, parameter_gradients),
         )
-        if self._table.passes == "together":
+        if self._table.order == "1f1b":
             return state._replace(gradients=write_slot(state.gradients, row.gradients.forward, gradient))
-        if self._table.passes == "forwards":
+        if self._table.order == "forward_only":
             return state
         assert state.held.leaving is not None
         keeper, slot = self._table.keeper(number)
@@ -236,7 +236,7 @@ class PipelinePass:
 
     def _backward(self, segment: TickSegment, state: PipelineState, row: _Row) -> PipelineState:
         sections, op = self._sections, row.backward
-        if self._table.passes == "apart":
+        if self._table.order == "gpipe":
             leave = functools.partial(self._leave_backward, row)
             state = self._where_given(self._table.last_backwards, segment, row.last_backward, leave, state)
         slots = (row.inputs.backward, row.residuals.backward, row.gradients.backward)

@@ -94,7 +94,7 @@ def initial_state(
         saved_for_wgrads: Abstract arrays that a backward saves for the wgrad.
         keeps_metrics: Whether auxiliary metrics are kept.
     """
-    has_backward, count = table.passes != "forwards", table.microbatches
+    has_backward, count = table.order != "forward_only", table.microbatches
 
     def buffer(size: int, abstract: Any) -> jax.Array:
         zeros = jnp.zeros((size, *abstract.shape), abstract.dtype)
@@ -111,7 +111,7 @@ def initial_state(
         held=HeldArrays(
             buffer(table.inputs.size, x),
             [buffer(table.residuals.size, each) for each in forward.residuals],
-            LeavingArrays(buffer(kept, x), buffer(kept, x)) if table.passes == "apart" else None,
+            LeavingArrays(buffer(kept, x), buffer(kept, x)) if table.order == "gpipe" else None,
         ),
         gradients=buffer(table.gradients.size, x) if has_backward else None,
         wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in saved_for_wgrads],

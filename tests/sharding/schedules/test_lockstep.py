@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.schedules.checks import check_schedule
-from sharding.schedules.lockstep import TickPasses, lockstep_in_flight, lockstep_order, tick_table
+from sharding.schedules.lockstep import TickOrder, lockstep_in_flight, lockstep_order, tick_table
 
 SIZES = {
     "ranks": st.integers(1, 5),
     "chunks": st.integers(1, 3),
     "microbatches": st.integers(1, 11),
-    "passes": st.sampled_from(get_args(TickPasses)),
+    "order": st.sampled_from(get_args(TickOrder)),
     "splits_backward": st.booleans(),
 }
 
@@ -39,15 +39,15 @@ def ticks_of(ops):
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, passes, splits_backward):
-    splits_backward = splits_backward and passes != "forwards"
-    table = tick_table(ranks, chunks, microbatches, passes, splits_backward=splits_backward)
+def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, order, splits_backward):
+    splits_backward = splits_backward and order != "forward_only"
+    table = tick_table(ranks, chunks, microbatches, order, splits_backward=splits_backward)
     forward, backward, wgrad = (ticks_of(ops) for ops in (table.forwards, table.backwards, table.wgrads))
     everything = set(itertools.product(range(ranks * chunks), range(microbatches)))
     assert set(forward) == everything
-    assert set(backward) == (everything if passes != "forwards" else set())
+    assert set(backward) == (everything if order != "forward_only" else set())
     assert set(wgrad) == (everything if splits_backward else set())
-    if passes == "apart":
+    if order == "gpipe":
         assert max(forward.values()) < min(backward.values())
         assert not any(segment.has_forwards and segment.has_backwards for segment in table.segments())
     for key, tick in wgrad.items():
@@ -60,7 +60,7 @@ def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, pas
         assert stage == ranks * chunks - 1 or tick > backward[stage + 1, number]
     for segment in table.segments():
         slots = table.residuals.forward[segment.start : segment.end]
-        if passes != "forwards" and segment.has_forwards:
+        if order != "forward_only" and segment.has_forwards:
             assert (slots >= 0).all() != segment.lacks_slots
     assert table.forwards.runs.any(axis=1)[0]
     assert (table.forwards.runs | table.backwards.runs).any(axis=1).all()
@@ -68,10 +68,10 @@ def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, pas
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_reads_find_what_was_written(ranks, chunks, microbatches, passes, splits_backward):
+def test_reads_find_what_was_written(ranks, chunks, microbatches, order, splits_backward):
     """The program's reads and writes, played with names of arrays."""
-    has_backward, splits_backward = passes != "forwards", splits_backward and passes != "forwards"
-    table = tick_table(ranks, chunks, microbatches, passes, splits_backward=splits_backward)
+    has_backward, splits_backward = order != "forward_only", splits_backward and order != "forward_only"
+    table = tick_table(ranks, chunks, microbatches, order, splits_backward=splits_backward)
     last = ranks * chunks - 1
     inputs, residuals, gradients, wgrad_operands = (
         [[None] * slots.size for _ in range(ranks)]
@@ -91,14 +91,14 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, passes, splits
                     inputs[rank][slot] = key
                 assert inputs[rank][slot] == key
                 sent[(rank + 1) % ranks] = (key[0] + 1, key[1])
-                if key[0] == last and passes == "together":
+                if key[0] == last and order == "1f1b":
                     gradients[rank][table.gradients.forward[tick, rank]] = key
         for rank in range(ranks):  # sent when the tick began
             if (slot := table.gradients.arrival[tick, rank]) >= 0:
                 gradients[rank][slot] = arrived_back[rank]
         for rank in range(ranks):
             if key := key_at(table.backwards, tick, rank):
-                if key[0] == last and passes == "apart":
+                if key[0] == last and order == "gpipe":
                     gradients[rank][table.gradients.backward[tick, rank]] = key
                 assert {buffer[rank][slots.backward[tick, rank]] for buffer, slots in kept} == {key}
                 sent_back[(rank - 1) % ranks] = (key[0] - 1, key[1])
@@ -140,7 +140,7 @@ def test_backwards_apart_take_the_ticks_of_forwards_and_find_all_microbatches_he
     ranks, chunks, groups, splits_backward
 ):
     count = ranks * groups * chunks
-    table = tick_table(ranks, chunks, ranks * groups, "apart", splits_backward=splits_backward)
+    table = tick_table(ranks, chunks, ranks * groups, "gpipe", splits_backward=splits_backward)
     assert table.ticks == 2 * (count + ranks - 1)
     assert table.inputs.size == count
     assert table.residuals.size == count

@@ -56,7 +56,7 @@ def sums(wgrad: WgradCosts | None = None) -> CompiledSums:
 
 
 def test_a_tick_lasts_as_long_as_its_slowest_forward_and_its_slowest_backward():
-    fields = lockstep_sums(sums(), plan("compiled").units[1], "together")
+    fields = lockstep_sums(sums(), plan("compiled").units[1], "1f1b")
     # F0; F1 F0 B0; F1 B1 B0; B1: of each tick the longest forward, and the longest backward.
     assert fields["forward"].tolist() == [[0.0], [(1 + 10 + 10) + (1 + 10 + 10) + 4 * 0.25 + 4 * 0.5]]
     assert not fields["backward"].any()
@@ -69,11 +69,11 @@ def test_a_tick_lasts_as_long_as_its_slowest_forward_and_its_slowest_backward():
 def test_backwards_of_a_program_of_their_own_count_as_the_last_of_them(wgrad_seconds):
     """What is behind the stack runs both ways with the forwards; each rank keeps what left it of one microbatch."""
     wgrad = WgradCosts(np.full((2, 1), wgrad_seconds), np.ones((2, 1))) if wgrad_seconds else None
-    fields = lockstep_sums(sums(wgrad), plan("compiled").units[1], "apart")
+    fields = lockstep_sums(sums(wgrad), plan("compiled").units[1], "gpipe")
     # F0; F1 F0; F1 | B0; B1 B0; B1
     assert fields["forward"].tolist() == [[0.0], [1 + 10 + 10 + 2 * 0.25 + 4 * 0.5]]
     assert fields["backward"].tolist() == [[0.0], [1 + 10 + 10 - 3 * wgrad_seconds + 2 * wgrad_seconds + 2 * 0.25]]
-    table = tick_table(2, 1, 2, "apart", splits_backward=wgrad is not None)
+    table = tick_table(2, 1, 2, "gpipe", splits_backward=wgrad is not None)
     assert (table.residuals.size, table.inputs.size, table.kept_size) == (2, 2, 1)
     expected = 2 * 6.0 + (2 + table.gradients.size + 2 * 1) * 3.0 + table.wgrad_operands.size
     assert fields["saved_bytes"].sum() == expected
