@@ -20,6 +20,7 @@ from sharding.costs.stages.compiled_costs import (
 from sharding.costs.stages.once_per_step import OncePerStep
 from sharding.costs.stages.plan_layers import PlanLayers
 from sharding.costs.stages.sharded_weights import (
+    NO_EXCHANGE,
     WeightExchange,
     exposed,
     gathered_bytes,
@@ -100,10 +101,15 @@ class _PlanCosts(PlanLayers):
         return {}
 
     def _layer_sums(
-        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
+        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int, *, in_one_go: bool = False
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
-        """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
+        """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them.
+
+        Fully sharded weights are gathered once where forward and backward run in one go, else in each.
+        """
         exchanges = self._weight_exchanges(layers, unit, number)
+        if in_one_go:
+            exchanges = tuple(exchange._replace(gather_again=0.0) for exchange in exchanges)
         key = (layer_key(layers), unit.module_tp, exchanges)
         if key not in self._sums:
             self._sums[key] = self._add_layers(layers, exchanges, unit)
@@ -173,14 +179,15 @@ class _PlanCosts(PlanLayers):
 
     def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:
         # What is waited for, such as the weights of fully sharded layers, counts for the backward.
-        none = (WeightExchange(0.0, 0.0),) * len(layers)
+        none = (NO_EXCHANGE,) * len(layers)
         whole, sent_back = (self._add_layers(each, none, unit)[0] for each in (layers, without_wgrads(layers)))
         return wgrad_costs(layers, unit, whole, sent_back, self.hops.replica_loads, self._costs)
 
     def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
         """Costs of a unit whose step is one program, or two."""
-        summed = [self._layer_sums(each, unit, 0) for each in (layers.chunk, layers.before, layers.behind)]
-        (of_chunk, _), (before, _), (behind, _) = summed
+        of_chunk, chunk_workspace = self._layer_sums(layers.chunk, unit, 0)
+        before, before_workspace = self._layer_sums(layers.before, unit, 0, in_one_go=True)
+        behind, behind_workspace = self._layer_sums(layers.behind, unit, 0, in_one_go=True)
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
         (module,) = unit.modules
@@ -196,7 +203,7 @@ class _PlanCosts(PlanLayers):
                 training_order(layers, unit, self._graph),
             ),
             **OncePerStep(*once.tolist())._asdict(),
-            static_bytes=state_bytes + max(workspace for _, workspace in summed) + around,
+            static_bytes=state_bytes + max(chunk_workspace, before_workspace, behind_workspace) + around,
         )
 
     def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> float:

@@ -8,7 +8,7 @@ from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
 from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
-from sharding.costs.stages.sharded_weights import WeightExchange, weight_exchange
+from sharding.costs.stages.sharded_weights import NO_EXCHANGE, WeightExchange, weight_exchange
 from sharding.costs.stages.stage_parameters import LayersOfStage, module_parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
@@ -89,7 +89,7 @@ class PlanLayers:
     ) -> tuple[WeightExchange, ...]:
         """What each layer exchanges whenever it computes; nothing where replicas have whole weights."""
         if unit.fsdp == 1:
-            return (WeightExchange(0.0, 0.0),) * len(layers)
+            return (NO_EXCHANGE,) * len(layers)
         parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
         return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
 

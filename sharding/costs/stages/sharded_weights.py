@@ -21,12 +21,18 @@ class WeightExchange(NamedTuple):
     """Seconds of one layer's collectives.
 
     Attributes:
-        gather: Gathering its weights, once in a forward and once in a backward.
+        gather: Gathering its weights in a forward.
         scatter: Summing and scattering its gradients; 0 for a frozen layer.
+        gather_again: Gathering its weights in a backward; 0 where forward and backward run in one go.
     """
 
     gather: float
     scatter: float
+    gather_again: float
+
+
+NO_EXCHANGE = WeightExchange(0.0, 0.0, 0.0)
+"""Where replicas have whole weights."""
 
 
 def weight_exchange(of: LayersOfStage, parts: tuple[NodePlacement, NodePlacement], costs: CostModel) -> WeightExchange:
@@ -41,7 +47,8 @@ def weight_exchange(of: LayersOfStage, parts: tuple[NodePlacement, NodePlacement
     pairs = [(size, ranks) for size, ranks in zip(sizes, parts, strict=True) if size and ranks.ranks > 1]
     gather = sum((costs.gather_weights(*pair) for pair in pairs), start=0.0)
     trains = "wgrad" in of.gradients
-    return WeightExchange(gather, sum((costs.reduce_gradients(*pair) for pair in pairs if trains), start=0.0))
+    scatter = sum((costs.reduce_gradients(*pair) for pair in pairs if trains), start=0.0)
+    return WeightExchange(gather, scatter, gather)
 
 
 def gathered_bytes(of: LayersOfStage, costs: CostModel) -> float:
@@ -92,8 +99,8 @@ def exposed_in_forward(exchange: WeightExchange, compute: Times, count: int, is_
 def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is_first: bool, is_last: bool) -> Times:
     """Seconds in which a device waits for weights or gradients in the backwards of `count` equal layers.
 
-        count * max(0, gather + scatter - compute), the whole gather of the stage's last layer, the whole scatter of
-        its first
+        count * max(0, gather_again + scatter - compute), the whole gather_again of the stage's last layer, the whole
+        scatter of its first
 
     Args:
         exchange: Of one layer.
@@ -102,9 +109,9 @@ def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is
         is_first: Whether the stage begins with them.
         is_last: Whether it ends with them.
     """
-    waiting = count * np.maximum(exchange.gather + exchange.scatter - compute, 0.0)
-    hidden = np.minimum(exchange.gather + exchange.scatter, compute)  # of one layer
-    alone = is_last * exchange.gather + is_first * exchange.scatter
+    waiting = count * np.maximum(exchange.gather_again + exchange.scatter - compute, 0.0)
+    hidden = np.minimum(exchange.gather_again + exchange.scatter, compute)  # of one layer
+    alone = is_last * exchange.gather_again + is_first * exchange.scatter
     return np.where(compute > 0, waiting + np.minimum(alone, hidden), 0.0)
 
 

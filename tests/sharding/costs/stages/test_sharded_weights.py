@@ -1,5 +1,7 @@
 """What fully sharded stages hold and exchange, against sums by hand and against a step layer by layer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,7 +39,7 @@ def step(costs: BatchCosts, trained=ALL, **fields):
 
 @given(SECONDS, st.one_of(st.just(0.0), SECONDS), SECONDS, st.integers(1, 5))
 def test_exposed_seconds_are_those_of_a_pass_in_which_each_layer_prefetches_the_next(gather, scatter, compute, count):
-    exchange = WeightExchange(gather, scatter)
+    exchange = WeightExchange(gather, scatter, gather)
     # The first gather alone; then each layer computes beside the gather of the next.
     forward = gather + (count - 1) * max(gather, compute) + compute
     waiting = float(exposed_in_forward(exchange, np.array(compute), count, is_first=True))
@@ -46,6 +48,8 @@ def test_exposed_seconds_are_those_of_a_pass_in_which_each_layer_prefetches_the_
     backward = float(exposed_in_backward(exchange, np.array(compute), count, is_first=True, is_last=True))
     both = gather + scatter
     assert min(both, count * both) - 1e-9 <= backward + compute * count <= count * (both + compute) + 1e-9
+    in_one_go = exposed_in_backward(exchange._replace(gather_again=0.0), np.array(compute), 1, True, True)
+    assert in_one_go == pytest.approx(scatter)
     if count == 1:  # nothing is beside its gather or its scatter
         assert waiting == pytest.approx(gather) and backward == pytest.approx(both)
     else:
@@ -53,7 +57,7 @@ def test_exposed_seconds_are_those_of_a_pass_in_which_each_layer_prefetches_the_
 
 
 def test_nothing_is_gathered_for_a_microbatch_with_nothing_to_compute():
-    exchange = WeightExchange(1.0, 1.0)
+    exchange = WeightExchange(1.0, 1.0, 1.0)
     assert exposed_in_forward(exchange, np.zeros(2), 3, True).tolist() == [0, 0]
     assert exposed_in_backward(exchange, np.zeros(2), 3, True, True).tolist() == [0, 0]
 
@@ -89,6 +93,16 @@ def test_groups_on_one_node_wait_less_than_groups_across_nodes_and_reduce_once_a
     assert (hybrid.backward_communication < everywhere.backward_communication).all()
     assert everywhere.gather == everywhere.reduce == 0 < hybrid.reduce < step(costs).reduce
     assert hybrid.update == pytest.approx(everywhere.update)  # masters are divided among all in both
+
+
+def test_a_compiled_unit_gathers_the_weights_around_its_stack_once_for_forward_and_backward():
+    """A vocabulary so large that next to nothing else takes time."""
+    graph = module_graph(ModelConfig((), dataclasses.replace(BACKBONE, vocabulary=2**22), ()))
+    of = step(batch(1e-6, graph), fsdp=8, executor="compiled", recompute=("full",))
+    ranks, backbone = NodePlacement.on_one_node(8), graph.backbone
+    sizes = [layer.parameters_per_rank(1) for layer in (*backbone.leading_layers, *backbone.trailing_layers)]
+    exchanged = sum(A100.gather_weights(size, ranks) + A100.reduce_gradients(size, ranks) for size in sizes)
+    np.testing.assert_allclose((of.forward_communication + of.backward_communication).sum(axis=0), exchanged, rtol=0.02)
 
 
 def test_frozen_weights_are_gathered_and_nothing_is_scattered():
