@@ -67,7 +67,7 @@ def unregistered_generator(config: GeneratorConfig) -> UserError:
 
 @dataclasses.dataclass(frozen=True)
 class CosineSchedule:
-    """Continuous time, with cosine signal and sine noise; the U-Net predicts velocities (arXiv 2202.00512)."""
+    """Continuous time, with cosine signal and sine noise; the network predicts velocities (arXiv 2202.00512)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ScaledLinearSchedule:
         timesteps: Number of steps from an image to noise.
         beta_start: Variance that the first step adds.
         beta_end: Variance that the last step adds.
-        prediction: What the U-Net predicts: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
+        prediction: What the network predicts: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
     """
 
     timesteps: int = 1000

@@ -103,7 +103,7 @@ TWO_ENCODERS = tuple(
 """DualEnc (table 6, section D.3)."""
 
 SMALL = OptimusSetting(experiment="small", model="vit_3b_gpt_11b", devices=8, batch=16, ranks=None, cluster="a100")
-"""The comparison with Alpa and FSDP (section 5.2.2; devices and batch: papers/settings.md)."""
+"""The comparison with Alpa and FSDP (section 5.2.2; its setup is in appendix C)."""
 
 SETTINGS = (*WEAK_SCALING, *STRONG_SCALING, *FEW_PATCHES_SCALING, *TWO_ENCODERS, SMALL)
 

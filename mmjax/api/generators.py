@@ -24,7 +24,7 @@ def register_generator(
     modules: Callable[[Config, BackboneConfig], Module],
     sample: Callable[..., jax.Array],
 ) -> None:
-    """Makes a kind of image generator known at every level; mmjax's own kind is registered with the same functions.
+    """Makes a kind of image generator known at every level; mmjax's own kinds are registered with the same functions.
 
     Call it once, in the file that defines the kind. The data pipeline feeds it as it feeds every generator: `images`
     [r, g, y, x, c], the `samples` [r, g] that key its noise, and `weights` [r, g]. Costs and modules are compared when

@@ -105,7 +105,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
                 console.print(
                     f"warning: {config.model.backbone.name} starts from published weights, and the tokens are those of "
                     f"a {type(trainer.tokenizer).__name__}: give the data set the model's own "
-                    "(HuggingFaceTokenizer.file)",
+                    "(HuggingFaceTokenizer.from_file)",
                     style="yellow",
                     soft_wrap=True,
                 )

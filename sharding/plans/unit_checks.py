@@ -12,7 +12,7 @@ from sharding.specs.modules import ModuleGraph
 def row_chunks(cp: int) -> int:
     """Equal chunks that the positions of a row have to be divided into: two for each context-parallel rank, if several.
 
-    The ranks take a chunk each from both ends of a row, so that causal attention costs all of them the same.
+    Ranks take chunks in ascending and descending order by turns, so that causal attention costs all of them the same.
     """
     return 2 * cp if cp > 1 else 1
 

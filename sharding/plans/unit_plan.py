@@ -85,8 +85,8 @@ class UnitPlan:
             multiplied. `mosaic`: the same by Hopper kernels where the unit has all devices of one process, else `ring`.
         extra_in_flight: How many microbatches each pipeline rank may hold at once beyond what the schedule needs; one
             that is in several of its chunks counts in each.
-        forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` orders ops;
-            only the proportions between stages matter. Empty: as long as any other op.
+        forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` and `colocated`
+            order ops; only the proportions between stages matter. Empty: as long as any other op.
         backward_seconds: The same for the backward.
         forward_communication: Seconds among `forward_seconds` in which a virtual stage's devices only wait for
             collectives. Where they are given, `colocated` runs ops of other units in one program with the stage's, so

@@ -47,7 +47,7 @@ class Executor:
             bundles. The devices of bundles have been checked (`bundled_ops.check_device_order`).
 
     Attributes:
-        microbatch_ops: What runs the forwards, backwards and hops.
+        microbatch_ops: What runs the forwards, backwards, wgrads and hops.
         bundled_programs: The programs of the training schedule's bundles.
         op_log: The ops of the last steps dispatched, which other threads may read.
     """

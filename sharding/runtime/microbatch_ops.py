@@ -1,4 +1,4 @@
-"""The ops of microbatches: forwards, backwards and hops.
+"""The ops of microbatches: forwards, backwards, wgrads and hops.
 
 They use the programs of the copy that takes a microbatch, and among these those of the capacity that it needs.
 
@@ -31,8 +31,8 @@ from sharding.trees import Tree
 class MicrobatchOps:
     """One method for each kind of op of a microbatch.
 
-    That of a forward or a backward returns the call of its program, or None if there is nothing to do; the others
-    return the arrays that the op made.
+    Those of a forward, a backward and a wgrad return the call of its program, or None if there is nothing to do; those
+    of hops return the arrays that arrived.
 
     Args:
         stages: All stages.

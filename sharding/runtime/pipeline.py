@@ -20,8 +20,8 @@ class CopyPrograms:
     """The programs of one stage that run for the microbatches of one copy of its unit, all jitted on its submesh.
 
     Attributes:
-        by_capacity: Forward, backward and evaluation, for each capacity of the stage's rows, ascending; or the programs
-            of a whole pipeline, whose rows have one capacity.
+        by_capacity: Forward, backward (or dgrad and wgrad) and evaluation, for each capacity of the stage's rows,
+            ascending; or the programs of a whole pipeline, whose rows have one capacity.
     """
 
     by_capacity: tuple[MeshPrograms, ...]

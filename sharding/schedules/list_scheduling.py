@@ -12,7 +12,7 @@ from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, Schedu
 from sharding.schedules.weights_and_gradients import WeightsAndGradients
 
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
-"""Sort key of a forward or backward; the least is the most urgent. It grows with the microbatch in every stage."""
+"""Sort key of an op of `PASSES`; the least is the most urgent. It grows with the microbatch in every stage."""
 
 ONE_SLOT = StageSeconds(forward=1.0, backward=1.0, wgrad=1.0)
 """Where no seconds are known, all ops of `PASSES` take as long as each other."""

@@ -12,8 +12,8 @@ Where gradients of weights are apart from backwards (`sharding.schedules.zero_bu
 too, and all ranks fill it in the same m v ticks, from the first backward of the first rank on.
 
 The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
-v m + p - 1 ticks with forwards, and as many with backwards: the pass takes as long as where ranks wait for nothing but
-their inputs.
+v m + p - 1 ticks with forwards, and as many with backwards, where v is 1 or p divides m: the pass takes as long as if
+ranks waited for nothing but their inputs. With other m, chunks of the last ones leave gaps, and it takes longer.
 Each rank's order is that of interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
 as in eager 1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
 

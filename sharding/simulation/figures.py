@@ -51,7 +51,7 @@ def headline_figures(timeline: Timeline) -> Html:
 def causes_table(timeline: Timeline) -> Html:
     """Busy time, and idle time by cause with a sentence about each; causes that take no time are left out."""
     step = timeline.step
-    rows = [_cause_row("busy", timeline.busy, step, BLUE, "Forwards, backwards and optimizer updates.")]
+    rows = [_cause_row("busy", timeline.busy, step, BLUE, "Forwards, backwards, wgrads and optimizer updates.")]
     rows += [
         _cause_row(cause, lost, step, CAUSE_COLOURS[cause], IDLE_CAUSES[cause])
         for cause, lost in timeline.idle.items()

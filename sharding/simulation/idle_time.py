@@ -37,8 +37,8 @@ IDLE_CAUSES: dict[IdleCause, str] = {
     "its bundle computes beside them.",
     "gather": "Data-parallel ranks gather their compute weights, once a step, and compute nothing beside it.",
     "reduce": "Data-parallel ranks sum their gradients, once a step, and compute nothing beside it.",
-    "cool-down": "A device has finished its last forward or backward: the pipeline drains. Reductions and updates are "
-    "counted apart.",
+    "cool-down": "A device has finished its last forward, backward or wgrad: the pipeline drains. Reductions and "
+    "updates are counted apart.",
 }
 """Every cause, and what it means. The causes exclude each other: with the busy time they add up to the step.
 
@@ -49,7 +49,7 @@ all microbatches, each limited to the remainder; the rest is `dependency`. So is
 free, but not every device of its replica. What fast replicas wait for slow ones before their reduction, or before
 they gather the weights of a chunk that is not their first, is `straggler replica`. Where hops occupy devices, the
 time inside a hop is `hop`, and the time before it is divided like a gap. Before a device's first forward all idle
-time is `warm-up`, after its last forward or backward all is `cool-down`, except for the collectives named.
+time is `warm-up`, after its last forward, backward or wgrad all is `cool-down`, except for the collectives named.
 """
 
 _PRODUCER: dict[OpKind, OpKind] = {"hop": "forward", "hop_back": "backward"}

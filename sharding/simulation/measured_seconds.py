@@ -25,7 +25,7 @@ class MeanSeconds:
     A microbatch that had nothing to do in a unit counts, with no seconds.
 
     Attributes:
-        devices: Devices of every stage, as [replicas, ranks of a replica].
+        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
         rendezvous: Whether hops occupied the devices of both their ends.
         by_op: Seconds of an op on each replica.
     """
@@ -41,7 +41,7 @@ class MeanSeconds:
         return max((float(self.by_op[key].max()) for key in copies if key in self.by_op), default=0.0)
 
     def pass_of(self, schedule: Schedule) -> float:
-        """Seconds from the first forward to the last backward if all ops of a schedule take their means.
+        """Seconds from the first forward to the last backward or wgrad if all ops of a schedule take their means.
 
         Args:
             schedule: An order of the ops that were measured.
@@ -70,7 +70,7 @@ def mean_seconds(timeline: Timeline) -> MeanSeconds:
 
 
 def pass_of_timeline(timeline: Timeline) -> float:
-    """Seconds from the first forward of a step to its last backward."""
+    """Seconds from the first forward of a step to the end of its last backward or wgrad."""
     return _pass_of_spans(timeline.spans)
 
 

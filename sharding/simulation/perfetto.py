@@ -63,7 +63,7 @@ def _op_events(drawn: DrawnOp, unit: str, thread: Event) -> Iterator[Event]:
         "microbatch": op.microbatch,
         "virtual stage": op.stage,
         "chunk": drawn.chunk,
-        "tensor-parallel wait (us)": _microseconds(drawn.communication),
+        "wait for other ranks (us)": _microseconds(drawn.communication),
         "slowest replica (us)": _microseconds(drawn.slowest),
     }
     start, end, middle = drawn.start, drawn.end, (drawn.start + drawn.end) / 2

@@ -64,6 +64,7 @@ def reconsider_order(
     the measured step took, shortened by as much: the replay knows nothing of launches that came late. An order
     that holds more microbatches in flight than the plan's limits is not taken: memory is planned for these. Nor is one
     with other bundles: their programs would have to be compiled, and what ops take in them is not measured apart.
+    A plan with a compiled unit keeps its order.
 
     Args:
         plan: The plan.

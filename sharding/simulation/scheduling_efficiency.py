@@ -30,8 +30,8 @@ def scheduling_efficiency(
 
         1 - (step - step in the same order if the others took no time) * devices / device-seconds of the others
 
-    from 0 to 1; 1 if the others have no work. The work is that of their forwards, backwards and updates, with the
-    waits for collectives that nothing computes beside.
+    from 0 to 1; 1 if the others have no work. The work is that of their forwards, backwards, wgrads and updates, with
+    the waits for collectives that nothing computes beside.
 
     Args:
         devices: Devices of every stage, as [copies * replicas, ranks of a replica].

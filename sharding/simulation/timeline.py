@@ -61,9 +61,9 @@ class Lane:
 class Timeline:
     """Every op's start and end on every replica, and all that follows from them.
 
-    Idle time is reported by cause (`idle_time.IDLE_CAUSES`). Busy time is that of forwards, backwards and updates,
-    without the wait for other ranks of a unit. Both together are the whole step on every device. Shares, rates and MFU
-    are always per allocated device: all that the plan lists, busy or not.
+    Idle time is reported by cause (`idle_time.IDLE_CAUSES`). Busy time is that of forwards, backwards, wgrads and
+    updates, without the wait for other ranks of a unit. Both together are the whole step on every device. Shares, rates
+    and MFU are always per allocated device: all that the plan lists, busy or not.
 
     Attributes:
         op_graph: What the step did.

@@ -219,7 +219,7 @@ function describe({ row, op, gaps, start }) {
   }
   rows.push(["start", seconds(op ? op[START] : start)], ["duration", seconds(op ? op[END] - op[START] : sum(gaps))]);
   if (op && rank.replicas > 1) rows.push(["slowest replica", seconds(op[SLOWEST])]);
-  if (op && op[COMMUNICATION] > 0) rows.push(["tensor-parallel wait", seconds(op[COMMUNICATION])]);
+  if (op && op[COMMUNICATION] > 0) rows.push(["wait for other ranks", seconds(op[COMMUNICATION])]);
   if (op) for (const hop of inputs(op)) {
     const from = data.lanes[hop[FROM]];
     rows.push(["input", `from ${from.name}, ${seconds(hop[COMES] - hop[LEAVES])} on the way`]);

@@ -11,6 +11,7 @@ from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import row_values
 from data.packing.phases.phase_rows import RowValues
 from sharding.axes import ContextTransfer
+from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import recompute_text
 from sharding.plans.unit_checks import row_chunks
@@ -62,6 +63,7 @@ class Parallelism:
     cp: int = 1
     context_transfer: ContextTransfer = "ring"
     ep: int = 1
+    expert_transfer: ExpertTransferChoice = "cheaper"
     fsdp: int = 1
     collectives: CollectivesName = "reduce"
     extra_in_flight: int = 0
@@ -155,6 +157,7 @@ def plan_by_module(
                 cp=division.cp,
                 context_transfer=division.context_transfer,
                 ep=division.ep,
+                expert_transfer=division.expert_transfer,
                 fsdp=division.fsdp,
                 collectives=division.collectives,
                 extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),

@@ -249,11 +249,13 @@ _EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute=("selective",), ep=2, collec
 
 EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     "expert ranks that are all replicas": each_its_own(
-        (UNDIVIDED, Parallelism(dp=4, ep=4), UNDIVIDED),
-        (UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED),
+        (UNDIVIDED, Parallelism(dp=4, ep=4, expert_transfer="all_to_all"), UNDIVIDED),
+        (UNDIVIDED, Parallelism(dp=2, ep=2, expert_transfer="all_to_all"), UNDIVIDED),
         microbatches=(3, 2),
     ),
-    "expert ranks that are some of the replicas": each_its_own((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED)),
+    "expert ranks that are some of the replicas": each_its_own(
+        (_DP2, Parallelism(dp=4, ep=2, expert_transfer="gather"), UNDIVIDED)
+    ),
     "expert ranks, fully sharded": each_its_own(
         (_DP2, Parallelism(dp=4, ep=2, fsdp=4, recompute=("selective",)), UNDIVIDED),
         (UNDIVIDED, Parallelism(dp=2, ep=2, fsdp=2), UNDIVIDED),

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from typing import get_args
 
 from mmjax.training.verification.divided_plans import GlobalRows, divides_positions
 from sharding.axes import ContextTransfer
+from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.recompute_text import recompute_text
@@ -45,7 +45,7 @@ def random_plans(graph: ModuleGraph, rows: GlobalRows, devices: int, seed: int, 
 
 
 def random_plan(graph: ModuleGraph, rows: GlobalRows, devices: int, generator: random.Random) -> Plan:
-    """One random plan: units, their devices and order, dp, tp, ep, stages, recomputation, microbatches, schedule."""
+    """One random plan: microbatches, schedule, units with their devices, all that divides them, and recomputation."""
     for _ in range(PLAN_ATTEMPTS):
         microbatches = generator.choice([m for m in range(1, MOST_MICROBATCHES + 1) if rows.count % m == 0])
         chains = _random_chains(graph, generator)
@@ -129,6 +129,7 @@ def _random_unit(
             cp=cp,
             context_transfer=generator.choice(get_args(ContextTransfer)) if cp > 1 else "ring",
             ep=ep,
+            expert_transfer=generator.choice(get_args(ExpertTransferChoice)) if ep > 1 else "cheaper",
             fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
             collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
             rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
@@ -237,32 +238,15 @@ def _random_layers(total: int, stages: int, generator: random.Random) -> tuple[i
 
 def _describe(plan: Plan) -> str:
     """All that is in a plan, so that it can be written down again."""
-    return "; ".join([f"{plan.microbatches} microbatches, {plan.schedule}", *map(_describe_unit, plan.units)])
+    return " | ".join([f"{plan.microbatches} microbatches, {plan.schedule}", *map(_describe_unit, plan.units)])
 
 
 def _describe_unit(unit: UnitPlan) -> str:
-    sizes = [
-        f"{name} {getattr(unit, name)}" for name in ("dp", "tp", "ep", "chunks", "copies") if getattr(unit, name) > 1
-    ]
-    words = [
-        f"devices {device_ranges(unit.devices)}",
-        *sizes,
-        f"layers {_joined(unit.layers)}",
-        "; ".join(unit.recompute),
-    ]
-    words += [f"module tp {_joined(unit.module_tp)}"] if unit.module_tp else []
-    words += [unit.collectives] if max(unit.tp, *unit.module_tp, 1) > 1 else []
-    words += [f"copy of microbatches {_joined(unit.copy_of_microbatch)}"] if unit.copy_of_microbatch else []
-    words += [f"{unit.rows} rows of its own"] if unit.rows else []
-    words += [f"capacities {_joined(unit.capacities)}"] if unit.capacities else []
-    words += ["one program"] if unit.is_compiled else []
-    words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []
-    words += (
-        [f"seconds {_joined(unit.forward_seconds)} / {_joined(unit.backward_seconds)}"] if unit.forward_seconds else []
-    )
-    words += [f"waits {_joined(unit.forward_communication)}"] if unit.forward_communication else []
-    return f"{' > '.join(unit.modules)}: {', '.join(words)}"
+    """Its modules and devices, and the keys of the plan that do not have their default values."""
+    keys = [field for field in dataclasses.fields(unit) if field.name not in ("name", "modules", "devices")]
+    words = [f"{key.name} {_words(value)}" for key in keys if (value := getattr(unit, key.name)) != key.default]
+    return f"{' > '.join(unit.modules)}: {'; '.join([f'devices {device_ranges(unit.devices)}', *words])}"
 
 
-def _joined(values: Sequence[object]) -> str:
-    return " ".join(map(str, values))
+def _words(value: object) -> str:
+    return " / ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -16,7 +16,7 @@ from sharding.schedules.list_scheduling import ONE_SLOT
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
 _BUNDLE_SHARES = 4
-"""Bundles are tried for all of the encoders' ops, and for so many smaller shares of them."""
+"""Bundles are tried for so many shares of the encoders' ops, in equal steps up to all of them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
+from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.plan import check_plan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
@@ -46,6 +48,7 @@ def test_all_kinds_of_division_occur_and_combine():
     assert {unit.dp for unit in units} >= {1, 2, 3, 4} and {unit.tp for unit in units} == {1, 2}  # of 2 key-value heads
     assert {unit.pp for unit in units} == {1, 2, 3, 4} and {unit.chunks for unit in units} == {1, 2}
     assert {unit.ep for unit in units} >= {1, 2, 4}
+    assert {unit.expert_transfer for unit in units if unit.ep > 1} == set(get_args(ExpertTransferChoice))
     stages = [(unit, stage) for unit in units for stage in range(unit.stage_count)]
     policies = [unit.layer_recompute(stage) for unit, stage in stages]
     assert set(itertools.chain.from_iterable(policies)) == set(RECOMPUTE_POLICIES)
@@ -85,7 +88,7 @@ def test_all_kinds_of_division_occur_and_combine():
 def test_the_backbone_is_one_program_in_some(model):
     plans = random_plans(module_graph(model), ROWS, devices=8, seed=5, count=600 if model.generators else 200)
     compiled = {name: plan for name, plan in plans.items() if plan.unit_of("backbone").is_compiled}
-    assert 20 < len(compiled) < 100 and all("one program" in name for name in compiled)
+    assert 20 < len(compiled) < 100 and all("executor compiled" in name for name in compiled)
     units = [plan.unit_of("backbone") for plan in compiled.values()]
     assert {unit.pp for unit in units} == {1, 2, 4} and {unit.chunks for unit in units} == {1, 2}
     assert {unit.cp for unit in units} == {1, 2, 4} and {unit.tp for unit in units} == {1, 2}
@@ -93,6 +96,16 @@ def test_the_backbone_is_one_program_in_some(model):
     assert {unit.recompute[0] for unit in units} == {"none", "selective", "full"}
     assert {plan.schedule for plan in compiled.values()} == {"1f1b", "interleaved", "gpipe", "zb-h1"}
     assert max(unit.fsdp for unit in units) > 1
+
+
+def test_the_name_of_a_plan_has_every_key_that_is_not_a_default():
+    named = random_plans(module_graph(EXPERTS), ROWS, devices=8, seed=5, count=50)
+    for name, plan in named.items():
+        _, *of_units = name.split(" | ")
+        for of_unit, unit in zip(of_units, plan.units, strict=True):
+            keys = {of_key.split()[0] for of_key in of_unit.split(": ")[1].split("; ")}
+            others = (field for field in dataclasses.fields(unit) if field.name not in ("name", "modules", "devices"))
+            assert keys == {"devices"} | {key.name for key in others if getattr(unit, key.name) != key.default}
 
 
 def test_plans_depend_on_seed_and_number_alone():
