@@ -104,8 +104,9 @@ def test_every_implementation_lowers_for_gpus(implementation, kind, dtype):
     assert ("stablehlo.while" in text) == (implementation == "blocked")
 
 
-def test_cudnn_lowers_for_gpus_or_is_not_detected():
-    query, key, value = inputs(dtype=jnp.bfloat16)
+@pytest.mark.parametrize("width", [8, 256])
+def test_cudnn_lowers_for_gpus_or_jax_says_why_not(width):
+    query, key, value = inputs(width=width, dtype=jnp.bfloat16)
 
     def attend(query, key, value):
         mask = make_segment_mask(SEGMENTS, branches=BRANCHES, causal=True)
@@ -114,15 +115,15 @@ def test_cudnn_lowers_for_gpus_or_is_not_detected():
     try:
         text = lowers(jax.grad(attend, argnums=(0, 1, 2)), query, key, value)
     except NotImplementedError as error:
-        assert "cudnn: cuDNN is not detected" in str(error)  # jax's plugin for CUDA is not installed
+        # jax's plugin for CUDA is not installed, or there is no Hopper GPU for the wide heads of Gemma.
+        assert re.match("cudnn: (cuDNN is not detected|The head dim must be <= 128)", str(error))
         return
     assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in text
 
 
 CUDNN_REFUSES = {
     "bfloat16 and float16, not float32": {"dtype": jnp.float32},
-    "heads of a multiple of 8 channels up to 128, not 12": {"width": 12, "dtype": jnp.bfloat16},
-    "heads of a multiple of 8 channels up to 128, not 256": {"width": 256, "dtype": jnp.bfloat16},
+    "heads of a multiple of 8 channels, not 12": {"width": 12, "dtype": jnp.bfloat16},
     "even numbers of queries and keys, not 23 and 23": {"length": 23, "dtype": jnp.bfloat16},
 }
 
