@@ -173,6 +173,8 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
         if max(sizes) > default:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
     words += ["all-to-all"] if any(division.context_transfer == "all_to_all" for division in divisions) else []
+    transfers = dict.fromkeys(of.expert_transfer for of in divisions if of.expert_transfer != "cheaper")
+    words += [f"experts by {transfer}" for transfer in transfers]
     words += ["one program"] if any(division.executor == "compiled" for division in divisions) else []
     words += ["two capacities"] if any(division.two_capacities for division in divisions) else []
     extra = max(division.extra_in_flight for division in divisions)
