@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from sharding.costs.batch_costs import BatchCosts, LayerCosts
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
@@ -94,8 +96,12 @@ class PlanLayers:
         return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
 
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
-        devices, per_node, dp = unit.stage_devices(number), self._costs.devices_per_node, unit.copies * ranks.dp
-        return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=ranks.tp, ep=ranks.ep, fsdp=ranks.fsdp)
+        devices, tp = unit.stage_devices(number), ranks.tp
+        if unit.is_compiled:  # pipeline ranks hold different parameters, as tensor ranks do
+            by_pipeline_rank = np.reshape(unit.devices, (unit.pp, -1, unit.tp))
+            devices, tp = by_pipeline_rank.swapaxes(0, 1).ravel().tolist(), unit.pp * unit.tp
+        dp, per_node = unit.copies * ranks.dp, self._costs.devices_per_node
+        return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=tp, ep=ranks.ep, fsdp=ranks.fsdp)
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> OncePerStep:
         def placed(ranks: LayerParallelism) -> tuple[NodePlacement, ...]:

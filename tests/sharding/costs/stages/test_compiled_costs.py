@@ -7,7 +7,7 @@ import pytest
 
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.compiled_costs import CompiledSums, lockstep_sums
-from sharding.costs.stages.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import WgradCosts
 from sharding.plans.plan import Plan
@@ -101,6 +101,24 @@ def test_a_compiled_unit_runs_between_the_encoders_forwards_and_backwards(chunks
     held = [max(each.lane_peak_memory(lane) for lane in of) for each, of in zip((step, apart), lanes, strict=True)]
     assert 0.5 < held[0] / held[1] < 2
     assert step.summary().keys() == apart.summary().keys() and step.mfu < apart.mfu
+
+
+@pytest.mark.parametrize("fields", [{}, {"fsdp": 2}, {"cp": 2, "dp": 1}], ids=["dp", "fsdp", "cp"])
+def test_replicas_of_a_pipeline_rank_may_be_on_any_devices(fields):
+    """Devices are listed by pipeline rank: the replicas of the first are on the first two."""
+
+    def once_per_step(*devices):
+        unit = dataclasses.replace(plan("compiled", dp=2).units[1], devices=devices, **fields)
+        (costs,) = unit_costs(unit, 2, BATCH, ALL)
+        communication = costs.forward_communication + costs.backward_communication
+        return costs.gather + costs.reduce + float(communication.sum())
+
+    of_nodes = COSTS.devices_per_node
+    together = once_per_step(0, 1, 2, 3)
+    assert once_per_step(0, 2, 1, 3) == pytest.approx(together)
+    assert once_per_step(0, 1, of_nodes, of_nodes + 1) == pytest.approx(together)
+    assert once_per_step(0, of_nodes, 1, of_nodes + 1) > together
+    assert once_per_step(0, 1, 2, of_nodes) > together  # of the second rank
 
 
 def with_generator(executor: ExecutorName, schedule: str = "1f1b", device: int = 4) -> Plan:
