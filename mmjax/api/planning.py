@@ -13,8 +13,9 @@ from mmjax.training.config import TrainConfig
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, check_layout
+from sharding.plans.plan import Plan, as_plan, check_layout
 from sharding.plans.plan_purpose import PlanPurpose
+from sharding.plans.unit_checks import check_positions
 from sharding.simulation.timeline import Timeline
 
 Path = str | os.PathLike[str]
@@ -70,13 +71,14 @@ def simulate(
         UserError: No subject is given, and the plan was made for none that mmjax has.
         PlanError: The plan does not hold the model, or gathers a layer larger than a device's memory.
     """
-    laid_out = plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan))
+    laid_out = as_plan(plan)
     made_for = laid_out.made_for or PlanPurpose()
     if subject is None and not made_for.configuration.gin_file:
         raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
     problem = _problem(subject, cluster, devices, rows, made_for)
     check_layout(laid_out, problem.graph, problem.devices)
+    check_positions(laid_out.units, problem.row_positions)
     check_gathered_layers(problem, laid_out)
     return problem.simulate(laid_out, rendezvous)
 

@@ -12,7 +12,7 @@ from mmjax.planning.candidate_plans import best_candidates
 from mmjax.planning.problem import make_problem, workload_statistics
 from mmjax.planning.timed_plans import TimedPlans, time_on_devices
 from mmjax.training.config import TrainConfig
-from sharding.plans.plan import Plan
+from sharding.plans.plan import Plan, as_plan
 
 
 def time_plans(
@@ -46,7 +46,7 @@ def time_plans(
     if isinstance(plans, int):
         timed = {name: candidate.plan for name, candidate in best_candidates(problem, plans).items()}
     else:
-        timed = {name: plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan)) for name, plan in plans.items()}
+        timed = {name: as_plan(plan) for name, plan in plans.items()}
     return time_on_devices(config, problem, timed, steps)
 
 

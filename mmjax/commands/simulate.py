@@ -54,10 +54,12 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
     from mmjax.planning.report import print_timeline, report_console
     from sharding.planners.infeasible import check_gathered_layers
+    from sharding.plans.unit_checks import check_positions
     from sharding.simulation.html_page import html_page
     from sharding.simulation.perfetto import perfetto_trace
 
     problem = inputs.problem(devices)
+    check_positions(plan.units, problem.row_positions)
     check_gathered_layers(problem, plan)
     _print_purpose(arguments.plan, plan, inputs, problem)
     timeline = problem.simulate(plan, arguments.rendezvous)

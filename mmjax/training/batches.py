@@ -1,6 +1,7 @@
 """Where a run's batches come from, this process or producers elsewhere, and in which order their rows are."""
 
 from configs.clusters import CLUSTERS, cluster_of_device_kind
+from configs.errors import UserError
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
@@ -21,9 +22,18 @@ def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowO
         config: The run.
         plan: The plan whose simulated step is to be short.
         device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give that of a row.
+
+    Raises:
+        UserError: The configuration orders microbatches, and those of a unit run in lockstep.
     """
     if config.reordering == "none":
         return None
+    compiled = [unit.name for unit in plan.units if unit.is_compiled]
+    if compiled and config.reordering != "intra_microbatch":
+        raise UserError(
+            f'TrainConfig.reordering is {config.reordering!r}, but unit {compiled[0]} has the executor "compiled", so '
+            "its microbatches run in lockstep; choose none or intra_microbatch"
+        )
     cluster = cluster_of_device_kind(device_kind) or CLUSTERS["cpu"]
     return RowOrderRequest(plan, cluster.name, config.trainable, config.reordering)
 

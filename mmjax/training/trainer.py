@@ -27,7 +27,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.placement import check_processes
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.engine.step_recorder import StepRecorder
-from mmjax.training.evaluation import AnswerScore, evaluate_answers
+from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.heartbeat.heartbeat import Heartbeat
 from mmjax.training.item_agreement import agreed_batch_and_state, agreed_batches
@@ -44,7 +44,7 @@ from mmjax.training.run_files import local_workdir, write_run_files
 from mmjax.training.steps import DispatchedStep, NonFiniteStepError, StepResult
 from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
-from sharding.plans.plan import Plan
+from sharding.plans.plan import Plan, as_plan
 from sharding.runtime.communication_check import check_communication
 from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.pipeline import TrainState
@@ -65,9 +65,8 @@ class Trainer:
 
     Args:
         config: The run.
-        plan: The placement of the model; that of the configuration by default.
-        workdir: Folder of the run, which gets `checkpoints/`, the plan, the tokenizer and the prompt format; None to
-            save nothing.
+        plan: The placement of the model, or a plan file; that of the configuration by default.
+        workdir: Folder of the run, for checkpoints, plan, tokenizer and prompt format; None to save nothing.
         resume: Whether to continue from the newest whole checkpoint.
 
     Attributes:
@@ -93,13 +92,13 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        plan: Plan | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
         workdir: str | os.PathLike[str] | None = None,
         resume: bool = False,
     ) -> None:
         self.config = config
         self.workdir = None if workdir is None else local_workdir(workdir)
-        plan = plan or load_configured_plan(config, jax.device_count())[0]
+        plan = as_plan(plan or load_configured_plan(config, jax.device_count())[0])
         if resume and self.workdir is None:
             raise UserError("resume=True needs workdir: the folder of the run to continue")
         self._opened = contextlib.ExitStack()
@@ -282,6 +281,8 @@ class Trainer:
             batches.list_refused_in(self._refused_folder / "test")
         with contextlib.closing(batches), self.heartbeat.phase("evaluating"):
             if not self._evaluation_compiled:
+                if stop_requested():
+                    raise EvaluationStoppedError
                 compile_evaluation(self.engine, functools.partial(show, COMPILING))
                 wait_for_processes("the evaluation")
                 self._evaluation_compiled = True

@@ -31,7 +31,10 @@ def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, 
     """
     microbatch_rows = len(rows) // microbatches
     if microbatch_rows * microbatches != len(rows):
-        raise PlanError(f"{len(rows)} rows of the global batch are not divisible by {microbatches} microbatches")
+        raise PlanError(
+            f"{len(rows)} rows of the global batch are not divisible by {microbatches} microbatches; use a multiple of "
+            f"{microbatches} rows, or another number of microbatches"
+        )
     if microbatch_rows % dp == 0:
         return rows.reshape(microbatches, dp, microbatch_rows // dp, len(LoadColumn)).sum(axis=2)
     if dp % microbatch_rows:

@@ -46,7 +46,7 @@ def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem],
     room = max(1, problem.devices - (total - fewest[unit]))
     need = _min_bytes(problem, unit, room)
     lack = f"it needs {_format_bytes(need)} on each, {_format_bytes(need - memory)} more than {cluster} has"
-    if need <= memory:
+    if need <= memory or not np.isfinite(need):
         lack = f"it does not fit together with them: it needs {fewest[unit]}"
     left = f"on the {room} of {problem.devices} devices that the other units leave it at most"
     return PlanError(f"unit {unit}: {left}, {lack}. {would_do}")

@@ -103,7 +103,7 @@ class PlanningProblem:
         for name in ("recompute_choices", "chunk_choices", "tensor_sizes"):
             if not getattr(self, name):
                 raise ValueError(f"PlanningProblem.{name} is empty; name at least one choice")
-        check_fixed_ranks(self.fixed_ranks, self.graph, self.rows)
+        check_fixed_ranks(self.fixed_ranks, self.graph, self.rows, self.row_positions)
 
     @functools.cached_property
     def purpose(self) -> PlanPurpose:

@@ -143,6 +143,11 @@ class Plan:
         pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
 
 
+def as_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
+    """A plan, or that of a plan file."""
+    return plan if isinstance(plan, Plan) else Plan.load(plan)
+
+
 def _recompute_cell(recompute: tuple[str, ...]) -> str:
     """Recomputation of all stages in the table; once where it is the same."""
     return recompute[0] if len(set(recompute)) == 1 else "; ".join(recompute)

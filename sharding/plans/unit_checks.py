@@ -1,7 +1,7 @@
 """Whether a model fits a unit: its devices, its chain of modules, its layers, and what its ranks divide."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import PlanError, UnitPlan
@@ -15,6 +15,36 @@ def row_chunks(cp: int) -> int:
     Ranks take chunks in ascending and descending order by turns, so that causal attention costs all of them the same.
     """
     return 2 * cp if cp > 1 else 1
+
+
+def check_row_chunks(where: str, cp: int, module: str, positions: int, source: str = "the data configuration") -> None:
+    """Raises PlanError if context-parallel ranks cannot divide the positions of a row.
+
+    Args:
+        where: Names the unit or the setting in messages.
+        cp: Context-parallel ranks of a replica.
+        module: The module.
+        positions: Positions of its rows.
+        source: What sets these.
+    """
+    if positions % (chunks := row_chunks(cp)):
+        raise PlanError(
+            f"{where}: cp {cp} takes two chunks a rank of each row, and {chunks} chunks do not divide the {positions} "
+            f"positions of a row of {module}; use a multiple of {chunks} in {source}, or another cp"
+        )
+
+
+def check_positions(units: Iterable[UnitPlan], positions: Mapping[str, int]) -> None:
+    """Raises PlanError if context-parallel ranks cannot divide the rows of a global batch.
+
+    Args:
+        units: A plan's units; those with rows of their own, which are of other sizes, are left out.
+        positions: Positions of a row by module, where they are known.
+    """
+    for unit in units:
+        for module in () if unit.rows else unit.modules:
+            if module in positions:
+                check_row_chunks(f"unit {unit.name}", unit.cp, module, positions[module])
 
 
 def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:

@@ -63,8 +63,8 @@ class UnitPlan:
             divide the rows of a microbatch among them. Empty: all have `tp`.
         layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks numbers.
         recompute: Activation recomputation of the layers of each virtual stage: a policy (`none`, `selective`,
-            `offload` or `full`), or counts of consecutive layers, such as `3 full, 5 none`. What precedes a module's
-            stack has the policy of its first layer, what follows the stack that of its last.
+            `offload` or `full`), or counts of consecutive layers, such as `3 full, 5 none`; one entry is for all
+            stages. What precedes a module's stack has the policy of its first layer, what follows that of its last.
         chunks: Virtual stages on the devices of each stage; virtual stage v is placed on those of stage v % pp
             (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
         cp: Context-parallel ranks of every replica, which divide the positions of its rows.
@@ -143,8 +143,8 @@ class UnitPlan:
         self._check_phase_rows()
         if self.stage_count % self.chunks:
             raise PlanError(
-                f"unit {self.name}: {self.chunks} chunks a stage need a multiple of {self.chunks} entries in layers, "
-                f"not {self.stage_count}"
+                f"unit {self.name}: {self.chunks} chunks a pipeline rank need a multiple of {self.chunks} entries in "
+                f"layers, not {self.stage_count}"
             )
         if min(self.layers) < 1:
             raise PlanError(f"unit {self.name}: layers {list(self.layers)}; every stage must own at least one")
@@ -161,9 +161,12 @@ class UnitPlan:
         self._check_module_tp()
         self._check_device_list()
         self._check_copies()
+        if len(self.recompute) == 1:
+            object.__setattr__(self, "recompute", self.recompute * self.stage_count)
         if len(self.recompute) != self.stage_count:
             raise PlanError(
-                f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages"
+                f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages; give "
+                "one for all, or one for each"
             )
         self._check_recompute()
         if self.collectives not in TENSOR_COLLECTIVES:

@@ -18,7 +18,7 @@ from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes,
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_checks import row_chunks
+from sharding.plans.unit_checks import check_row_chunks
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, stage_meshes
@@ -155,12 +155,7 @@ def check_sequence_parallelism(
         shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * share) for share in shares):
-            if positions % (chunks := row_chunks(unit.cp)):
-                raise PlanError(
-                    f"unit {unit.name}: cp {unit.cp} takes two chunks a rank of each row, and {chunks} chunks do "
-                    f"not divide the {positions} positions of a row of {module.name}; use a multiple of "
-                    f"{chunks} in {where}, or another cp"
-                )
+            check_row_chunks(f"unit {unit.name}", unit.cp, module.name, positions, where)
             if positions // unit.cp % tp:
                 raise PlanError(
                     f"unit {unit.name}: its {tp} tensor ranks do not divide the {positions // unit.cp} positions of a "

@@ -49,6 +49,7 @@ from mmjax.training.verification.reports import Difference, LayoutReport, Module
 from mmjax.training.verification.whole_arrays import share_from_first_process
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError
 from sharding.trees import Tree
 
 # Float32 sums in another order differ by a few 1e-7 of their terms. Of gradients that cancel (a key's bias changes no
@@ -129,7 +130,7 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
         reference: From `run_reference`.
 
     Raises:
-        PlanError: A plan cannot hold this model or batch.
+        PlanError: A plan cannot hold this model or batch; names the layout.
     """
     for layout in layouts:
         implementation = (
@@ -140,7 +141,12 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
                 reference.settings, transport=layout.transport or reference.settings.transport
             )
             model = dataclasses.replace(config, dtype=layout.dtype)
-            engine = Engine(model, layout.plan, reference.batch_spec, settings) if _takes_part(layout.plan) else None
+            try:
+                engine = (
+                    Engine(model, layout.plan, reference.batch_spec, settings) if _takes_part(layout.plan) else None
+                )
+            except PlanError as error:
+                raise PlanError(f"{layout.name}: {error}") from error
             prepare_processes(engine)
             modules = compare_with_reference(engine, reference, layout.dtype)
         yield _share_report(LayoutReport(layout.name, modules))

@@ -21,7 +21,9 @@ from mmjax.training.verification.reference import MATMUL_PRECISION, run_referenc
 from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size
 from sharding.plans.plan import Plan, check_plan
+from sharding.plans.unit_checks import check_positions
 from sharding.plans.unit_plan import PlanError
+from sharding.schedules.named.registry import find_schedule
 from sharding.specs.modules import module_graph
 
 
@@ -47,6 +49,8 @@ def layouts_to_verify(
     for name, plan in plans.items():
         try:
             check_plan(plan, graph, rows.count, devices)
+            find_schedule(plan.schedule)
+            check_positions(plan.units, rows.positions)
             layouts.append(NamedLayout(name, plan))
         except PlanError as error:
             if not with_defaults:

@@ -88,5 +88,10 @@ def test_unknown_names_are_refused_with_the_known_ones():
     assert "--cp has 'backbone'; give a module once" in refused("--cp=backbone")
     unknown = refused("--devices=8", "--ep=backbone:8")
     assert "given for backbone: ep 8, but no layer of backbone has experts; leave ep at 1" in unknown
+    tiny = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=8")
+    uneven = refused(*tiny, "--cp=backbone:3")
+    assert "given for backbone: cp 3 takes two chunks a rank of each row, and 6 chunks do not divide the 256" in uneven
+    too_many = refused(*tiny, "--cp=backbone:16")
+    assert "it needs 16" in too_many and "inf" not in too_many.replace("infeasible", "")
     too_small = refused("--policy=disaggregated", "--devices=3", "--batch_rows=4")
     assert "unit backbone" in too_small and "GB more than a800 has" in too_small and "smallest cluster" in too_small

@@ -114,6 +114,17 @@ def test_mistakes_are_refused_in_one_line(plan, arguments, message):
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
+def test_context_parallel_ranks_that_do_not_divide_the_rows_are_refused(tmp_path):
+    units = (
+        UnitPlan("vision", ("vision",), (0,), layers=(3,)),
+        UnitPlan("backbone", ("backbone",), (1, 2, 3), cp=3, layers=(4,)),
+        UnitPlan("generator", ("generator",), (0,)),
+    )
+    Plan(units).save(tmp_path / "plan.json")
+    done = simulate(f"--plan={tmp_path / 'plan.json'}", "--gin_file=tiny.gin", "--cluster=cpu")
+    assert done.returncode == 2 and "unit backbone: cp 3 takes two chunks a rank of each row, and 6" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
     """A plan file of the planner, and the step that it printed."""

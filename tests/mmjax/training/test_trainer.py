@@ -13,7 +13,9 @@ import mmjax
 from configs.errors import UserError
 from data.packing.pipeline import training_batches
 from mmjax.reporting.run_folder import open_run
+from mmjax.training.batches import row_order_request
 from mmjax.training.config import find_plan_file, load_configured_plan
+from mmjax.training.evaluation import EvaluationStoppedError
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.step_timeline_file import read_step_timeline
 from mmjax.training.steps import NonFiniteStepError
@@ -25,6 +27,7 @@ from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
 from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import module_graph
+from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.measured_steps import check_measured
 from tests.mmjax.training.trainer_runs import (  # noqa: F401
     CONFIG,
@@ -94,9 +97,11 @@ def test_a_run_that_was_killed_after_its_evaluation_does_not_write_it_twice(unin
     assert written(workdir) == before
 
 
-def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(uninterrupted, capsys):
+def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(uninterrupted, tmp_path, capsys):
     _, _, losses = uninterrupted
-    with Trainer(CONFIG, PLAN) as trainer:
+    PLAN.save(tmp_path / "plan.json")
+    with Trainer(CONFIG, tmp_path / "plan.json") as trainer:
+        assert trainer.engine.plan == PLAN
         gradients, of_next = trainer.gradients()
         assert of_next == losses[1] and trainer.steps_done == 0
         first = trainer.step()
@@ -192,6 +197,26 @@ def test_accuracies_are_written_at_the_evaluation_interval(tmp_path):
     config = dataclasses.replace(CONFIG, evaluation_interval=1)
     run(tmp_path, config=config)
     assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_evaluation_that_was_stopped_before_it_compiles_nothing():
+    with Trainer(CONFIG, PLAN) as trainer:
+        _ = trainer.state
+        with compilations() as compiled, pytest.raises(EvaluationStoppedError):
+            trainer.evaluate(stop_requested=lambda: True)
+    assert not compiled
+
+
+@pytest.mark.parametrize("reordering", ["inter_microbatch", "both", "search"])
+def test_the_order_of_microbatches_that_run_in_lockstep_is_refused_before_anything_is_compiled(reordering):
+    units = (*PLAN.units[:1], dataclasses.replace(PLAN.unit_of("backbone"), executor="compiled"), *PLAN.units[2:])
+    plan = dataclasses.replace(PLAN, units=units)
+    with pytest.raises(
+        UserError, match=f"TrainConfig.reordering is '{reordering}', but unit backbone has the executor"
+    ):
+        row_order_request(dataclasses.replace(CONFIG, reordering=reordering), plan, "cpu")
+    allowed = row_order_request(dataclasses.replace(CONFIG, reordering="intra_microbatch"), plan, "cpu")
+    assert allowed is not None and allowed.policy == "intra_microbatch"
 
 
 def test_one_device_replaces_the_plan_only_where_the_configuration_allows():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
-from sharding.plans.plan import Plan, check_layout, check_plan, single_device_plan
+from sharding.plans.plan import Plan, as_plan, check_layout, check_plan, single_device_plan
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import PlanError, UnitPlan
@@ -208,6 +208,14 @@ def test_errors_name_an_invalid_or_missing_file(tmp_path):
         Plan.load(tmp_path / "none.json")
 
 
+def test_one_entry_of_recompute_is_for_all_stages(tmp_path):
+    unit = UnitPlan("eyes", ("vision",), (0, 1), layers=(1, 1), recompute=("full",))
+    assert unit.recompute == ("full", "full")
+    assert dataclasses.replace(unit, recompute=("none",)) == UnitPlan("eyes", ("vision",), (0, 1), layers=(1, 1))
+    Plan((unit,)).save(tmp_path / "plan.json")
+    assert as_plan(tmp_path / "plan.json") == as_plan(Plan((unit,))) == Plan((unit,))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -217,8 +225,11 @@ def test_errors_name_an_invalid_or_missing_file(tmp_path):
         ({"dp": 0}, "unit eyes: dp is 0"),
         ({"layers": (2, 0)}, "unit eyes: layers [2, 0]; every stage must own at least one"),
         ({"chunks": 0}, "unit eyes: chunks is 0; it must be at least 1"),
-        ({"chunks": 2}, "unit eyes: 2 chunks a stage need a multiple of 2 entries in layers, not 1"),
-        ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
+        ({"chunks": 2}, "unit eyes: 2 chunks a pipeline rank need a multiple of 2 entries in layers, not 1"),
+        (
+            {"recompute": ("none", "none")},
+            "unit eyes: recompute has 2 entries for 1 stages; give one for all, or one for each",
+        ),
         (
             {"recompute": ("3 full, 5 none",)},
             "unit eyes: recompute of stage 0: '3 full, 5 none' is for 8 layers, but the stage owns 2",

@@ -6,9 +6,11 @@ import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from data.packing.phases.phase_rows import RowValues
+from mmjax.training.verification.configured_run import layouts_to_verify
 from mmjax.training.verification.divided_plans import GlobalRows, module_roles
 from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, kinds_for
-from sharding.plans.plan import check_plan
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.runtime.bundled_ops import find_bundles
 from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import module_graph
@@ -86,6 +88,21 @@ def test_colocated_layouts_have_copies_slices_and_bundles_of_every_kind():
     assert [layout.name.endswith(", in bundles") for layout in colocated] == [False, False, True]
     (own,) = (plan for plan in (layout.plan for layout in layouts) if plan.schedule == "1f1b" and copied(plan))
     assert [(unit.copies, unit.pp, unit.rows) for unit in own.units] == [(2, 2, 2), (1, 1, 0), (2, 1, 1)]
+
+
+def test_a_plan_that_cannot_run_is_named_before_anything_is_computed():
+    config = dataclasses.replace(DEEP, generators=())
+    vision = UnitPlan("vision", ("vision",), (0,), layers=(module_graph(config)["vision"].layer_count,))
+    backbone = UnitPlan("backbone", ("backbone",), (1,), layers=(4,))
+    refused = {
+        "the plan's schedule is 'zb-h2'": Plan((vision, backbone), schedule="zb-h2"),
+        "cp 5 takes two chunks": Plan((vision, dataclasses.replace(backbone, devices=(1, 2, 3, 4, 5), cp=5))),
+    }
+    for reason, plan in refused.items():
+        with pytest.raises(PlanError, match=f"mine.json: .*{reason}"):
+            layouts_to_verify({"mine.json": plan}, config, ROWS, with_defaults=False)
+        layouts, reasons = layouts_to_verify({"mine.json": plan}, config, ROWS, with_defaults=True)
+        assert reason in reasons["mine.json"] and layouts
 
 
 @pytest.mark.parametrize("rows", [1, 6, 8, 12])
