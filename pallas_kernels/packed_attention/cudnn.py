@@ -50,7 +50,7 @@ def attend(
             scale=options.scale,
             implementation="cudnn",
         )  # [r, s, h, e]
-    # What jax raises where there is no cuDNN, or heads are too wide for it: above 128 channels, from Hopper on 256.
+    # What jax raises where there is no cuDNN, or heads have more than 128 channels, or 256 on Hopper and newer.
     except RuntimeError as error:
         raise NotImplementedError(f"cudnn: {error}") from error
     return zero_masked_queries(output, visible)

@@ -42,7 +42,7 @@ _SHARED = (
 _ONE_PROGRAM = (
     " A pipeline that is one program, or one of forwards and one of backwards, is drawn in the place of its last "
     "microbatch, and counts as busy throughout: ranks without an op in a tick run one all the same, of which nothing "
-    "is kept. That bubble is no idle time here."
+    "is kept. Its bubble is not counted as idle time."
 )
 _KEYS = (
     "The wheel zooms and dragging moves. On the keyboard: Tab to the chart, arrow keys from op to op and from lane to "

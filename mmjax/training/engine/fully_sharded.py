@@ -9,7 +9,7 @@ each is scattered where it arises:
 Between the two, no gathered weight is kept. The vjp function of the layer holds them among its residuals; they are
 recognised by identity (`sharding.runtime.stages.residuals`), left out, and put in again.
 
-Where a layer runs forward and backward in one go (`gather_weights`), its weights are gathered once for both.
+With `gather_weights`, gathered weights are kept from the forward to the backward instead.
 """
 
 import functools
@@ -46,7 +46,7 @@ def gather_weights_of(layer: Layer, specs: Tree, axes: Axes) -> Layer:
 
 
 def gather_weights(weights: Tree, specs: Tree, axes: Axes) -> Tree:
-    """Whole weights, for layers that run forward and backward in one go.
+    """Whole weights, for layers whose backward directly follows their forward: they are kept from one to the other.
 
     Gradients are scattered where they arise. Those of weights that a result does not depend on are zero, and not
     communicated.

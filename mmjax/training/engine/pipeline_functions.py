@@ -22,8 +22,8 @@ _AxesByModule = Mapping[str, Axes]
 def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
     """The definition of a compiled unit, whose only stage has all its layers.
 
-    The pieces around the stack run forward and backward in one go, so that nothing of them is recomputed, and fully
-    sharded weights are gathered once for both.
+    The backward of the pieces around the stack directly follows a forward of them, so that nothing is recomputed by a
+    policy, and fully sharded weights are kept from one to the other.
     """
     unit, layout, specs = stage.unit, stage.layout, stage.master_weights.compute_specs
     runs = layout.piece_runs

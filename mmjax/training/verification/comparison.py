@@ -15,6 +15,7 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.evaluation import AnswerScore
 from mmjax.training.verification.error_measures import (
     LARGEST_ERROR,
@@ -141,15 +142,18 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
                 reference.settings, transport=layout.transport or reference.settings.transport
             )
             model = dataclasses.replace(config, dtype=layout.dtype)
-            try:
-                engine = (
-                    Engine(model, layout.plan, reference.batch_spec, settings) if _takes_part(layout.plan) else None
-                )
-            except PlanError as error:
-                raise PlanError(f"{layout.name}: {error}") from error
+            engine = _make_engine(model, layout, reference, settings) if _takes_part(layout.plan) else None
             prepare_processes(engine)
             modules = compare_with_reference(engine, reference, layout.dtype)
         yield _share_report(LayoutReport(layout.name, modules))
+
+
+def _make_engine(model: ModelConfig, layout: NamedLayout, reference: Reference, settings: EngineSettings) -> Engine:
+    """The engine of a layout; an error names the layout."""
+    try:
+        return Engine(model, layout.plan, reference.batch_spec, settings)
+    except PlanError as error:
+        raise PlanError(f"{layout.name}: {error}") from error
 
 
 def _takes_part(plan: Plan) -> bool:

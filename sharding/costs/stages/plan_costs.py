@@ -101,14 +101,14 @@ class _PlanCosts(PlanLayers):
         return {}
 
     def _layer_sums(
-        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int, *, in_one_go: bool = False
+        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int, *, keeps_gathered: bool = False
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
         """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them.
 
-        Fully sharded weights are gathered once where forward and backward run in one go, else in each.
+        With `keeps_gathered`, gathered weights are kept from the forward to the backward, else gathered in each.
         """
         exchanges = self._weight_exchanges(layers, unit, number)
-        if in_one_go:
+        if keeps_gathered:
             exchanges = tuple(exchange._replace(gather_again=0.0) for exchange in exchanges)
         key = (layer_key(layers), unit.module_tp, exchanges)
         if key not in self._sums:
@@ -186,8 +186,8 @@ class _PlanCosts(PlanLayers):
     def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
         """Costs of a unit whose step is one program, or two."""
         of_chunk, chunk_workspace = self._layer_sums(layers.chunk, unit, 0)
-        before, before_workspace = self._layer_sums(layers.before, unit, 0, in_one_go=True)
-        behind, behind_workspace = self._layer_sums(layers.behind, unit, 0, in_one_go=True)
+        before, before_workspace = self._layer_sums(layers.before, unit, 0, keeps_gathered=True)
+        behind, behind_workspace = self._layer_sums(layers.behind, unit, 0, keeps_gathered=True)
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
         (module,) = unit.modules

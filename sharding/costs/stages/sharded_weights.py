@@ -23,7 +23,7 @@ class WeightExchange(NamedTuple):
     Attributes:
         gather: Gathering its weights in a forward.
         scatter: Summing and scattering its gradients; 0 for a frozen layer.
-        gather_again: Gathering its weights in a backward; 0 where forward and backward run in one go.
+        gather_again: Gathering its weights in a backward; 0 where those of the forward are kept.
     """
 
     gather: float

@@ -48,8 +48,8 @@ def test_exposed_seconds_are_those_of_a_pass_in_which_each_layer_prefetches_the_
     backward = float(exposed_in_backward(exchange, np.array(compute), count, is_first=True, is_last=True))
     both = gather + scatter
     assert min(both, count * both) - 1e-9 <= backward + compute * count <= count * (both + compute) + 1e-9
-    in_one_go = exposed_in_backward(exchange._replace(gather_again=0.0), np.array(compute), 1, True, True)
-    assert in_one_go == pytest.approx(scatter)
+    kept = exposed_in_backward(exchange._replace(gather_again=0.0), np.array(compute), 1, True, True)
+    assert kept == pytest.approx(scatter)
     if count == 1:  # nothing is beside its gather or its scatter
         assert waiting == pytest.approx(gather) and backward == pytest.approx(both)
     else:
