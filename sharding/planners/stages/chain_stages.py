@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chunk_partition import ChunkPartitions
-from sharding.planners.stages.exact_partition import best_partition
+from sharding.planners.stages.exact_partition import best_partition_of_bounds, sums_between
 from sharding.planners.stages.layer_chain import LayerChain, rank_sums, stage_sums
 from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.planners.stages.recomputation import HeldLayers, RecomputationSolver
@@ -62,10 +62,10 @@ def balanced_stages(
     held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
     solver = RecomputationSolver(chain, memory)
     if layout.chunks == 1:
-        counts = best_partition(
+        bounds = {most: solver.fastest_seconds(most) for most in set(held)}
+        counts = best_partition_of_bounds(
+            [bounds[most] for most in held],
             lambda stage, first, last: solver.least_seconds(HeldLayers(first, last, held[stage])),
-            len(chain.forward),
-            layout.pp,
         )
     else:
         counts = ChunkPartitions(chain, layout, memory, extra_in_flight).best()
@@ -101,7 +101,8 @@ def least_peak_bytes(chain: LayerChain, layout: ChainLayout) -> float:
     def needed(stage: int, first: int, last: int) -> float:
         return solver.least_bytes(HeldLayers(first, last, held[stage]))
 
-    counts = best_partition(needed, len(chain.forward), layout.pp)
+    bounds = {most: sums_between(solver.bytes_before(most).least) for most in set(held)}  # without workspace
+    counts = best_partition_of_bounds([bounds[most] for most in held], needed)
     if counts is None:
         return np.inf
     ends = np.cumsum(counts).tolist()

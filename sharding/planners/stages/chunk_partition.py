@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.planners.stages.chain_layout import ChainLayout
-from sharding.planners.stages.exact_partition import best_partition, partition_by
+from sharding.planners.stages.exact_partition import best_partition, partition_by, sums_between
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.planners.stages.recomputation import HeldLayers, RecomputationSolver
@@ -148,12 +148,7 @@ class ChunkPartitions:
         """Partitions whose slowest virtual stage is as fast as possible, all layers having one policy; one by bytes."""
         stages = self._layout.stage_count
         by_seconds = [partition_by(seconds, stages) for seconds in self._chain.seconds.T]
-        before = self._bytes_before
-        by_bytes = best_partition(
-            lambda stage, first, last: float(before[stage, last] - before[stage, first]),
-            len(self._chain.forward),
-            stages,
-        )
+        by_bytes = best_partition([sums_between(before) for before in self._bytes_before])
         return [counts for counts in dict.fromkeys([*by_seconds, by_bytes]) if counts]
 
     def _partition(self, cuts: Cuts) -> _Partition:

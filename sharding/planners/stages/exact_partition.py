@@ -1,106 +1,93 @@
 """The partition of a chain into consecutive stages whose slowest is as fast as possible, exactly.
 
-A parametric search. Under a limit of seconds, each stage in turn takes as many layers as it can: as a stage never gets
-faster with more layers, no partition within the limit ends a stage later, so this one finds one if there is any. If it
-does not, no limit below the least seconds that it refused does; if it does, its slowest stage is the next limit. Limits
-are bisected in between, until none is left: the result is that of dynamic programming over (layer, stage), as in
-Optimus's appendix B (arXiv 2408.03505), in O(stages log(layers)) evaluations a limit.
+Dynamic programming over (layer, stage), as in Optimus's appendix B (arXiv 2408.03505), for stages of which each takes
+seconds of its own, or has room for fewer layers than another:
+
+    F(b, k) = min_a max(F(a, k - 1), t_k(a, b))
+
+F(b, k) is the slowest of the first k stages where these own the first b layers, and t_k(a, b) what stage k takes with
+layers a up to b. As every stage owns a layer, F may fall where b grows: stages that fill up greedily under a limit of
+seconds can leave a layer to one that has no room for it.
 """
 
-import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-StageSeconds = Callable[[int, int, int], float]
-"""Seconds of a stage, given its number, its first layer and its last, which is excluded.
+StageTable = Float[np.ndarray, "ends ends"]
+"""Seconds of a stage at [first, last], the layers that it owns, of which the last is excluded.
 
-Infinite if it does not fit; never less with more layers.
+Infinite if it does not fit, or owns none; never less with more layers.
 """
 
-
-class _Filled(NamedTuple):
-    """What stages took under a limit of seconds.
-
-    Attributes:
-        slowest: Seconds of the slowest; infinite if they did not take all layers.
-        refused: The least seconds that a stage would have taken with one layer more.
-    """
-
-    slowest: float
-    refused: float
+_ROUNDING = 1e-12
+"""A partition is as fast as another that takes this share less: equal sums of floats differ by rounding."""
 
 
-def best_partition(seconds: StageSeconds, layers: int, stages: int) -> tuple[int, ...] | None:
+def best_partition(tables: Sequence[StageTable]) -> tuple[int, ...] | None:
     """How many layers each stage owns, at least one, such that the slowest stage is as fast as possible.
 
-    Of all such partitions, the one in which the first stages own the fewest, because they hold the most microbatches.
-    None if no partition fits.
+    Of all such partitions, the one whose first stages own the fewest, because these hold the most microbatches: for
+    every k, its first k stages together own no more layers than those of any other. One partition does so for all k:
+    where two are within a limit, so is that which has the earlier of their two boundaries everywhere.
 
     Args:
-        seconds: Of a stage.
-        layers: Number of layers.
-        stages: Number of stages.
+        tables: What each stage takes.
+
+    Returns:
+        None if no partition fits.
     """
+    stages, layers = len(tables), len(tables[0]) - 1
     if stages > layers:
         return None
-    slowest, least = _fill(seconds, layers, stages, math.inf).slowest, 0.0
-    if math.isinf(slowest):
+    width = layers - stages + 1  # stage k ends after layer k + 1 at the earliest, and k + width at the latest
+    slowest = [tables[0][0, 1 : 1 + width]]
+    for stage in range(1, stages):
+        seconds = tables[stage][stage : stage + width, stage + 1 : stage + 1 + width]
+        slowest.append(np.maximum(slowest[-1][:, None], seconds).min(axis=0))
+    if np.isinf(slowest[-1][-1]):
         return None
-    while least < slowest:
-        middle = (least + slowest) / 2
-        limit = middle if least < middle < slowest else least
-        filled = _fill(seconds, layers, stages, limit)
-        if math.isinf(filled.slowest):
-            least = filled.refused
-        else:
-            slowest = filled.slowest
-    return _fill_from_last(seconds, layers, stages, slowest)
+    limit = slowest[-1][-1] * (1 + _ROUNDING)
+    cuts = [layers]
+    for stage in reversed(range(1, stages)):
+        within = (slowest[stage - 1] <= limit) & (tables[stage][stage : stage + width, cuts[-1]] <= limit)
+        cuts.append(stage + int(within.argmax()))
+    return tuple(np.diff([0, *cuts[::-1]]).tolist())
+
+
+def best_partition_of_bounds(
+    bounds: Sequence[StageTable], seconds: Callable[[int, int, int], float]
+) -> tuple[int, ...] | None:
+    """`best_partition` where what a stage takes is computed only for the partitions that lower bounds leave.
+
+    The best partition by the bounds is computed; the bounds of its stages, and of those with more layers, are raised to
+    what they take; and so on, until one takes no more than its bounds.
+
+    Args:
+        bounds: Lower bounds of what each stage takes, which are raised in place; stages that take the same share one.
+        seconds: Of a stage, given its number, its first layer and its last, which is excluded.
+    """
+    while counts := best_partition(bounds):
+        ends = np.cumsum(counts).tolist()
+        stages = [(stage, end - counts[stage], end) for stage, end in enumerate(ends)]
+        expected = max(bounds[stage][first, last] for stage, first, last in stages)
+        taken = [seconds(*stage) for stage in stages]
+        if max(taken) <= expected * (1 + _ROUNDING):
+            return counts
+        for (stage, first, last), least in zip(stages, taken, strict=True):
+            if least > bounds[stage][first, last]:
+                more = bounds[stage][: first + 1, last:]
+                np.maximum(more, least, out=more)
+    return None
 
 
 def partition_by(weights: Float[np.ndarray, " n"], stages: int) -> tuple[int, ...] | None:
     """The partition whose largest sum of weights is as small as possible; None for more stages than layers."""
-    before = np.append(0.0, np.cumsum(weights)).tolist()
-    return best_partition(lambda stage, first, last: before[last] - before[first], len(weights), stages)
+    return best_partition([sums_between(np.append(0.0, np.cumsum(weights)))] * stages)
 
 
-def _fill(seconds: StageSeconds, layers: int, stages: int, limit: float) -> _Filled:
-    slowest, refused, first = 0.0, math.inf, 0
-    for stage in range(stages):
-        most = layers - (stages - 1 - stage)  # each stage after it takes at least one
-        last = _furthest(lambda end, stage=stage, first=first: seconds(stage, first, end), first, most, limit)
-        if last < most:
-            refused = min(refused, seconds(stage, first, last + 1))
-        if last == first:
-            return _Filled(math.inf, refused)
-        slowest, first = max(slowest, seconds(stage, first, last)), last
-    return _Filled(slowest if first == layers else math.inf, refused)
-
-
-def _furthest(seconds: Callable[[int], float], first: int, most: int, limit: float) -> int:
-    """The last end up to `most` that takes at most `limit` seconds; `first` if none does."""
-    low, high = first, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        value = seconds(middle)
-        if value <= limit and math.isfinite(value):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _fill_from_last(seconds: StageSeconds, layers: int, stages: int, limit: float) -> tuple[int, ...]:
-    """Each stage from the last to the first takes as many layers as it can within the limit."""
-    counts, last = [], layers
-    for stage in reversed(range(stages)):
-        low, high = stage, last - 1  # each stage before it takes at least one
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if seconds(stage, middle, last) <= limit else (middle + 1, high)
-        first = low if stage else 0
-        counts.append(last - first)
-        last = first
-    return tuple(counts[::-1])
+def sums_between(before: Float[np.ndarray, " ends"]) -> StageTable:
+    """The table of a stage that takes the sum of what its layers do, given the sums of all layers before each."""
+    layers = np.arange(len(before))
+    return np.where(layers[:, None] < layers, before - before[:, None], np.inf)

@@ -7,12 +7,14 @@ chunks, each chunk counts the most microbatches that it ever holds, and the work
 """
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from sharding.planners.stages.exact_partition import StageTable, sums_between
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.planners.stages.option_fronts import GroupFronts, OptionFront, best_within
 
@@ -95,6 +97,19 @@ class RecomputationSolver:
             best = self._solve(self._groups(stages), len(stages))
             self._least[tuple(key)] = best[0] if best else np.inf
         return self._least[tuple(key)] + gathers
+
+    def fastest_seconds(self, in_flight: int) -> StageTable:
+        """Lower bounds of `least_seconds` of any virtual stage that holds so many microbatches.
+
+        Those of the fastest policies; infinite where even those that hold least do not fit.
+        """
+        fits = sums_between(self.bytes_before(in_flight).least) <= self._memory
+        return np.where(fits, self._fastest_between, np.inf)
+
+    @functools.cached_property
+    def _fastest_between(self) -> StageTable:
+        last_gathers = np.append(0.0, self._gathers_before[:-1])  # what the last layer hands on is not gathered
+        return sums_between(self.fastest_before) + (last_gathers - self._gathers_before[:, None])
 
     def least_bytes(self, *stages: HeldLayers) -> float:
         """Bytes of a rank with these virtual stages under the policies that take the fewest."""

@@ -1,14 +1,22 @@
-"""The search finds the slowest stage that trying all partitions finds, and of ties the least first stages."""
+"""The partition has the slowest stage that trying all partitions finds, and of ties the first stages own the least."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import Bool, Float
 
-from sharding.planners.stages.exact_partition import best_partition, partition_by
+from sharding.planners.stages.exact_partition import (
+    best_partition,
+    best_partition_of_bounds,
+    partition_by,
+    sums_between,
+)
 from tests.sharding.planners.stages.brute_force import all_partitions
 
 WEIGHTS = st.lists(st.integers(0, 30), min_size=1, max_size=9)
+SIZES = [(layers, stages) for layers in range(1, 8) for stages in range(1, min(layers, 4) + 1)]
+CHAINS = 250 * len(SIZES)  # 5,500
 
 
 @given(WEIGHTS, st.integers(1, 10))
@@ -34,24 +42,93 @@ def test_of_equal_partitions_the_first_stages_own_the_fewest_layers(weights, sta
         assert sum(found[:number]) == min(sum(counts[:number]) for counts in equal)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 4))
-def test_stages_that_differ_and_do_not_fit(seed, layers, stages):
-    random = np.random.default_rng(seed)
-    weights, sizes = random.random(layers), random.integers(1, 5, layers)
-    speed, room = random.random(stages) + 0.5, random.integers(2, 14, stages)
+def speeds_that_differ(random, seconds, size):
+    return seconds * random.integers(1, 5, (*seconds.shape[:2], 1, 1))
 
-    def seconds(stage: int, first: int, last: int) -> float:
-        return float(weights[first:last].sum() * speed[stage]) if sizes[first:last].sum() <= room[stage] else np.inf
 
-    def slowest(counts: tuple[int, ...]) -> float:
-        ends = np.cumsum(counts).tolist()
-        return max(seconds(number, end - counts[number], end) for number, end in enumerate(ends))
+def rooms_that_differ(random, seconds, size):
+    return np.where(size <= random.integers(2, 14, (*seconds.shape[:2], 1, 1)), seconds, np.inf)
 
-    found = best_partition(seconds, layers, stages)
-    best = min(map(slowest, all_partitions(layers, stages)), default=np.inf) if stages <= layers else np.inf
-    assert (found is None) == np.isinf(best)
-    if found:
-        assert slowest(found) == pytest.approx(best, rel=1e-12)
+
+def speeds_and_rooms_that_differ(random, seconds, size):
+    return rooms_that_differ(random, speeds_that_differ(random, seconds, size), size)
+
+
+def rooms_that_grow_downstream(random, seconds, size):
+    return np.where(size <= np.sort(random.integers(2, 14, (*seconds.shape[:2], 1, 1)), axis=1), seconds, np.inf)
+
+
+DIFFERENCES = (speeds_that_differ, rooms_that_differ, speeds_and_rooms_that_differ, rooms_that_grow_downstream)
+
+
+@pytest.mark.parametrize("differ", DIFFERENCES)
+def test_stages_that_differ_have_the_best_partition_of_all(differ):
+    fitting = 0
+    for layers, stages in SIZES:
+        tables = random_tables(differ, layers, stages, CHAINS // len(SIZES))
+        expected = best_by_trying_all(tables)
+        assert [best_partition(list(each)) for each in tables] == expected
+        fitting += sum(counts is not None for counts in expected)
+    assert fitting > CHAINS / 3
+
+
+@pytest.mark.parametrize("differ", DIFFERENCES)
+def test_bounds_leave_the_partition_that_all_seconds_give(differ):
+    for layers, stages in SIZES:
+        tables = random_tables(differ, layers, stages, CHAINS // len(SIZES) // 10)
+        bounds = np.where(owned(layers), np.floor(np.minimum(tables, 20.0) / 2), np.inf)
+        for of_chain, lower, expected in zip(tables, bounds, best_by_trying_all(tables), strict=True):
+            found = best_partition_of_bounds(list(lower), lambda *of, table=of_chain: float(table[of]))
+            assert found == expected
+            assert (lower <= of_chain).all()
+
+
+def test_stages_that_take_the_same_share_their_bounds():
+    random = np.random.default_rng(2)
+    for _ in range(50):
+        weights, asked = random.integers(1, 5, 8).astype(float), set()
+        table = sums_between(np.cumsum([0.0, *weights]))
+
+        def seconds(stage: int, first: int, last: int, table=table, asked=asked) -> float:
+            asked.add((first, last))
+            return float(table[first, last])
+
+        bounds = np.where(owned(8), 0.0, np.inf)
+        assert best_partition_of_bounds([bounds] * 3, seconds) == partition_by(weights, 3)
+        assert (bounds <= table).all()
+        assert len(asked) < owned(8).sum()
+
+
+@pytest.mark.parametrize("stages", range(2, 9))
+def test_rounding_of_sums_makes_no_partition_better_than_its_equals(stages):
+    for layers in range(stages, 40):
+        expected = partition_by(np.ones(layers), stages)
+        for weight in (0.1, 0.3, 1 / 7):
+            assert partition_by(np.full(layers, weight), stages) == expected
+
+
+def random_tables(differ, layers: int, stages: int, chains: int) -> Float[np.ndarray, "chains stages ends ends"]:
+    """What stages take that differ in one way; whole numbers, so that sums are equal however they are added up."""
+    random = np.random.default_rng([layers, stages])
+    of_layers = random.integers(1, 5, (2, chains, 1, layers)).astype(float)
+    before = np.cumsum(np.pad(of_layers, ((0, 0), (0, 0), (0, 0), (1, 0))), axis=-1)
+    of_stages = np.repeat(before[..., None, :] - before[..., None], stages, axis=2)
+    return np.where(owned(layers), differ(random, *of_stages), np.inf)
+
+
+def owned(layers: int) -> Bool[np.ndarray, "ends ends"]:
+    """Where a stage owns a layer."""
+    return np.triu(np.ones((layers + 1, layers + 1), bool), 1)
+
+
+def best_by_trying_all(tables: Float[np.ndarray, "chains stages ends ends"]) -> list[tuple[int, ...] | None]:
+    layers, stages = tables.shape[2] - 1, tables.shape[1]
+    cuts = np.cumsum([(0, *counts) for counts in all_partitions(layers, stages)], axis=1)
+    slowest = tables[:, np.arange(stages), cuts[:, :-1], cuts[:, 1:]].max(axis=2)  # [chains, partitions]
+    is_best = slowest == slowest.min(axis=1, keepdims=True)
+    earliest = np.where(is_best[:, :, None], cuts, layers).min(axis=1)  # every stage's end by itself
+    fits = np.isfinite(slowest).any(axis=1).tolist()
+    return [tuple(np.diff(ends).tolist()) if fit else None for ends, fit in zip(earliest, fits, strict=True)]
 
 
 def sums(weights: list[int], counts: tuple[int, ...]) -> list[float]:
