@@ -1,8 +1,10 @@
-"""What every test runs under: eight CPU devices, strict promotion, shapes and types checked at run time."""
+"""What every test runs under: eight CPU devices, strict promotion, tiers, and optionally checks of types and shapes."""
 
 import gc
 import os
+import pathlib
 
+from tests.tiers import TIERS, ProcessStarts, is_selected, tier_of, tier_of_file
 from tests.xla_flags import xla_flags
 
 # Before jax starts: it reads these once. Child processes of tests inherit them.
@@ -15,10 +17,6 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # Tracing makes millions of objects that live on, among which collections find nothing: an eighth of the time of a test.
 gc.set_threshold(100_000, 50, 100)
 
-from tests.type_checks import check_types  # noqa: E402
-
-check_types(["mmjax", "sharding", "pallas_kernels", "data"])
-
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -30,10 +28,49 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
-
 _MANY_MAPS = 20_000
 """Memory maps of a process, of which Linux allows 65,530 by default (vm.max_map_count); compiled programs take several
 each, and XLA crashes where it gets no more."""
+
+_STARTED = ProcessStarts()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--check-types",
+        action="store_true",
+        help="check types and shapes at run time in every function of the project, a quarter slower",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for tier, proves in TIERS.items():
+        config.addinivalue_line("markers", f"{tier}: {proves}")
+    if config.getoption("check_types"):
+        from tests.type_checks import check_types
+
+        check_types(["mmjax", "sharding", "pallas_kernels", "data"])
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """A file of a tier that is not selected is not imported."""
+    if collection_path.suffix != ".py":
+        return None
+    tier = tier_of_file(collection_path)
+    return True if tier and not is_selected(tier, config.option.markexpr) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        tier_of(item)  # raises if there are two
+
+
+@pytest.fixture(autouse=True)
+def _no_process_of_another_tier(request: pytest.FixtureRequest):
+    yield
+    started, tier = _STARTED.take(), tier_of(request.node)
+    if started and tier in ("default", "layouts"):
+        pytest.fail(f"a test of the tier {tier} started {started} Python processes: mark it processes")
 
 
 @pytest.fixture(scope="module", autouse=True)

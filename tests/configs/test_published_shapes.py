@@ -11,6 +11,8 @@ from mmjax.weights.published_checkpoint import checkpoint_matches, is_ignored_te
 from sharding.specs.modules import module_graph
 from tests.configs.test_models import model
 
+pytestmark = pytest.mark.parity
+
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 core = pytest.importorskip("transformers.core_model_loading")

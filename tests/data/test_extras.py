@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 EXTRAS = ("av", "datasets", "jinja2", "pyarrow", "soundfile", "soxr")
 BLOCKED = f"""
 import sys

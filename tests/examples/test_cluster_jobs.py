@@ -99,6 +99,7 @@ def write_summary(workdir: pathlib.Path, stopped_by: str) -> None:
     (workdir / "summary.json").write_text(json.dumps({"stopped_by": stopped_by}))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["JobSet", "Job"])
 def test_a_pod_resumes_once_there_is_a_checkpoint(tmp_path, kind):
     command = pod_command(kind, tmp_path / "run")
@@ -111,6 +112,7 @@ def test_a_pod_resumes_once_there_is_a_checkpoint(tmp_path, kind):
     assert run(command, environment).stdout == f"{expected} --resume\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("kind", "waits"), [("JobSet", ""), ("Job", "sleep 60\n")])
 def test_a_pod_succeeds_only_at_the_end_of_the_training(tmp_path, kind, waits):
     command = pod_command(kind, tmp_path / "run")
@@ -121,6 +123,7 @@ def test_a_pod_succeeds_only_at_the_end_of_the_training(tmp_path, kind, waits):
     assert run(command, programs(tmp_path, mmjax="exit 0")).returncode == 75
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["JobSet", "Job"])
 def test_a_pod_that_is_told_to_end_lets_the_run_save_and_fails(tmp_path, kind):
     command = pod_command(kind, tmp_path / "run")
@@ -143,6 +146,7 @@ def test_jobs_end_for_good_after_a_usage_error():
         assert job["template"]["spec"]["restartPolicy"] == "Never", "without it Kubernetes takes no podFailurePolicy"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("status", "stopped_by", "restarts", "requeued", "saved"),
     [

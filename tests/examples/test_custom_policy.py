@@ -8,6 +8,7 @@ from tests.examples.loading import load_example, run_command
 from tests.sharding.planners.problems import problem
 
 
+@pytest.mark.processes
 def test_the_policy_of_the_gin_file_is_compared_with_the_others():
     printed = run_command(
         "mmjax.plan", "--gin_file=custom_policy.gin", "--devices=8", "--batch_rows=64", "--data=internvl_like"

@@ -43,6 +43,7 @@ def test_the_order_is_valid_and_warms_up_with_more_microbatches_than_1f1b(exampl
     assert max(bubble_slots(schedule).values()) == 2 * (3 - 1)
 
 
+@pytest.mark.processes
 def test_the_command_simulates_a_plan_file_that_names_it(tmp_path):
     generator = UnitPlan("generator", ("generator",), (3,))
     backbone = dataclasses.replace(BACKBONE, layers=(2, 1))

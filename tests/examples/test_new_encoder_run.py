@@ -81,12 +81,14 @@ def assert_same_batches(some, others):
     others.close()
 
 
+@pytest.mark.processes
 def test_a_worker_process_makes_the_batches_of_this_process(config):
     dataset = config.dataset("train")
     in_worker = training_batches(dataclasses.replace(config.data, workers=1), config.model, dataset)
     assert_same_batches(in_worker, training_batches(config.data, config.model, dataset))
 
 
+@pytest.mark.processes
 def test_a_producer_that_reads_the_gin_file_makes_them_too(config):
     command = [sys.executable, "-m", "mmjax.serve_data", "--gin_file=new_encoder.gin", "--port=0"]
     bindings = [f"--gin.{binding.replace(' ', '')}" for binding in SMALL]

@@ -7,7 +7,11 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.xla_flags import xla_flags
+
+pytestmark = pytest.mark.processes
 
 HOME = pathlib.Path(__file__).parents[2]
 

@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 
 def processes_of(folder: pathlib.Path) -> dict[int, str]:
     """The command lines of all processes that name the folder, by id."""

@@ -29,6 +29,7 @@ def dry_run_result():
     return json.loads(run_command("benchmarks.gpu", "--dry_run", "--json").stdout)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("part", NAMES)
 def test_the_dry_run_fills_the_table(part, dry_run_result):
     rows = {row["name"]: row for row in dry_run_result["rows"]}
@@ -39,17 +40,20 @@ def test_the_dry_run_fills_the_table(part, dry_run_result):
         assert rows[name]["value"] is not None or rows[name]["note"]
 
 
+@pytest.mark.processes
 def test_the_dry_run_checks_correctness_and_not_speed(dry_run_result):
     judged = [row for row in dry_run_result["rows"] if row["met"] is not None]
     assert judged and all(row["met"] and row["name"].startswith(("correct", "loss")) for row in judged)
     assert dry_run_result["dry_run"] and dry_run_result["device"] == "cpu" and dry_run_result["jax"]
 
 
+@pytest.mark.processes
 def test_no_mfu_where_the_peak_is_not_known(dry_run_result):
     shares = [row for row in dry_run_result["rows"] if "MFU" in row["name"]]
     assert shares and all(row["value"] is None and "peak of cpu is not known" in row["note"] for row in shares)
 
 
+@pytest.mark.parity
 def test_both_frameworks_compute_the_same_loss(dry_run_result):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
@@ -57,6 +61,7 @@ def test_both_frameworks_compute_the_same_loss(dry_run_result):
     assert len(apart) == 2 and max(apart) < 1e-5
 
 
+@pytest.mark.processes
 def test_without_a_hopper_gpu_it_is_refused():
     assert "--dry_run" in run_command("benchmarks.gpu", code=2).stderr
     assert "'speed' is not one of" in run_command("benchmarks.gpu", "--only=speed", code=2).stderr

@@ -8,6 +8,8 @@ from benchmarks.gpu import batches as gpu_batches
 from benchmarks.gpu import parts as gpu_parts
 from benchmarks.gpu.sizes import TINY
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

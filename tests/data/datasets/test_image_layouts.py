@@ -32,6 +32,8 @@ from data.text.published_template import PublishedTemplate
 from tests.data.real_data import photographs
 from tests.data.text.tiny_tokenizer import byte_level_bpe
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 pytest.importorskip("torchvision")  # which image processors use
 transformers = pytest.importorskip("transformers")

@@ -14,6 +14,8 @@ from data.samples.image_format import image_items
 from data.text.prompt_format import PromptFormat
 from tests.data.real_data import photographs
 
+pytestmark = pytest.mark.parity
+
 transformers = pytest.importorskip("transformers")
 
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as published  # noqa: E402

@@ -19,6 +19,8 @@ from data.media.tiling import DynamicTiling, ImageTiling, PlacedTiling
 from data.text.prompt_format import PromptFormat
 from tests.data.real_data import photographs
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

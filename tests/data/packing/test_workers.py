@@ -59,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_worker_processes_make_the_same_batches_and_report_refusals(tmp_path):
     (tmp_path / "main.py").write_text(WORKERS)
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
@@ -67,6 +68,7 @@ def test_worker_processes_make_the_same_batches_and_report_refusals(tmp_path):
     assert all(" skipped" in line or "too many samples" in line for line in done.stderr.splitlines()), done.stderr
 
 
+@pytest.mark.processes
 def test_a_process_that_leaves_an_iterator_open_ends_cleanly():
     program = """
 from configs.architectures import ModelConfig

@@ -95,6 +95,7 @@ def served(address):
         return json.loads(answer.body.to_pybytes())["served"]
 
 
+@pytest.mark.processes
 def test_two_producers_make_the_same_batches(pair, remote, expected):
     made, states = expected
     addresses = [address for _, address in pair]
@@ -109,6 +110,7 @@ def test_two_producers_make_the_same_batches(pair, remote, expected):
     assert all(COUNT / 2 <= count <= COUNT / 2 + CONFIG.prefetch for count in counts), counts
 
 
+@pytest.mark.processes
 def test_states_are_interchangeable_with_and_without_producers(pair, remote, source, expected):
     made, states = expected
     batches = remote(*(address for _, address in pair))
@@ -123,6 +125,7 @@ def test_states_are_interchangeable_with_and_without_producers(pair, remote, sou
     here.close()
 
 
+@pytest.mark.processes
 def test_a_killed_producer_loses_nothing_and_is_used_again_when_it_returns(pair, remote, source, gin, monkeypatch):
     monkeypatch.setattr(client, "MAX_PROBE_INTERVAL", 0.2)
     here = training_batches(CONFIG, MODEL, source)
@@ -190,6 +193,7 @@ def test_producers_order_rows_as_in_this_process(remote, source):
     assert moved
 
 
+@pytest.mark.processes
 def test_producers_make_only_requested_rows(pair, remote, source):
     here = training_batches(CONFIG, MODEL, source, requirements=BatchRequirements(NeededRows((1, 2))))
     there = remote(*(address for _, address in pair), requirements=BatchRequirements(NeededRows((1, 2))))
@@ -201,6 +205,7 @@ def test_producers_make_only_requested_rows(pair, remote, source):
     here.close()
 
 
+@pytest.mark.processes
 def test_producers_deal_items_and_send_only_the_rows_that_are_needed(pair, remote, source):
     here = training_batches(CONFIG, MODEL, source, requirements=BatchRequirements(NEEDED, PHASES))
     there = remote(*(address for _, address in pair), requirements=BatchRequirements(NEEDED, PHASES))
@@ -211,6 +216,7 @@ def test_producers_deal_items_and_send_only_the_rows_that_are_needed(pair, remot
     here.close()
 
 
+@pytest.mark.processes
 def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
     vision = dataclasses.replace(PHASES.phases["vision"], capacities=(1,))
     phases = dataclasses.replace(PHASES, phases={"vision": vision})
@@ -222,6 +228,7 @@ def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
         next(batches)
 
 
+@pytest.mark.processes
 def test_steps_before_one_that_is_refused_arrive(pair, remote, expected):
     """Of the first steps, the tenth alone has images that fit into rows of 112 patches."""
     made, states = expected
@@ -236,6 +243,7 @@ def test_steps_before_one_that_is_refused_arrive(pair, remote, expected):
         assert batches.get_state() == states[10]
 
 
+@pytest.mark.processes
 def test_other_configurations_are_refused_with_the_difference(pair, remote):
     for config, name in (({"seed": 4}, "seed 4 -> 3"), ({"rows": 8}, "rows 8 -> 4")):
         batches = remote(pair[1][1], config=dataclasses.replace(CONFIG, **config))

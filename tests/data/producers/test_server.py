@@ -117,6 +117,7 @@ def test_invalid_tickets_are_refused_with_the_reason(producer, request_of_first)
         assert served(client) == before + 1
 
 
+@pytest.mark.processes
 def test_tls(tmp_path, monkeypatch, request_of_first):
     if not shutil.which("openssl") and "CI" not in os.environ:
         pytest.skip("openssl, which makes a certificate, is not installed")

@@ -14,6 +14,8 @@ from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_format import TokenFormat
 from data.samples.token_layout import lay_out_tokens
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

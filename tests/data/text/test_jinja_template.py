@@ -20,6 +20,8 @@ from data.text.tokenizer import tokenizer_from_json
 from tests.data.text import published_templates as templates
 from tests.data.text.tiny_tokenizer import byte_level_bpe
 
+pytestmark = pytest.mark.parity
+
 transformers = pytest.importorskip("transformers")
 
 NAMES = SpecialTokenNames(

@@ -18,6 +18,8 @@ from data.text.published_processor import LAYOUTS, published_layout, published_t
 from tests.data.media.test_published_processors import published
 from tests.data.real_data import photographs
 
+pytestmark = pytest.mark.parity
+
 transformers = pytest.importorskip("transformers")
 
 SQUARE = {"height": 56, "width": 56}

@@ -28,6 +28,7 @@ print(sorted(started), sorted(set(mmjax.__all__) - set(dir(mmjax))), mmjax.plan.
 """
 
 
+@pytest.mark.processes
 def test_importing_it_starts_nothing_and_the_names_are_functions_not_commands():
     done = subprocess.run([sys.executable, "-c", OFFERS], capture_output=True, text=True, cwd=HOME)
     assert done.stdout.split() == ["[]", "[]", "mmjax.api.planning"], done.stderr

@@ -9,6 +9,8 @@ import pytest
 
 import mmjax
 
+pytestmark = pytest.mark.processes
+
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 PROBE = """

@@ -270,6 +270,7 @@ raise SystemExit(cli.exit_code(work))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "ending"),
     [

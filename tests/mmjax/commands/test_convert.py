@@ -95,6 +95,7 @@ def tensors_of(path) -> dict:
     return {name: bits(folder.read(name)) for name in folder.tensors}
 
 
+@pytest.mark.processes
 def test_frozen_weights_are_exported_bit_identically(run, workdir, llama, tmp_path):
     said = run(f"--workdir={workdir}", "--part=backbone", f"--output={tmp_path / 'out'}", "--shard_size=4KB")
     assert "LlamaForCausalLM, step 1; config.json, model-00001-of" in said
@@ -102,6 +103,7 @@ def test_frozen_weights_are_exported_bit_identically(run, workdir, llama, tmp_pa
     assert (tmp_path / "out/config.json").is_file()
 
 
+@pytest.mark.processes
 def test_a_model_type_is_needed_without_an_original(run, workdir, llama, tmp_path):
     wanted = (f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
     assert "give --original=FOLDER of one to be like, or --model_type" in run(*wanted, "--part=vision", code=2)
@@ -150,6 +152,7 @@ def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path
     assert dataclasses.asdict(open_checkpoint(path).config) == dataclasses.asdict(model(BACKBONE).backbone)
 
 
+@pytest.mark.processes
 def test_a_resumed_run_ignores_published_weights(workdir):
     cli.parse_gin((str(workdir / cli.OPERATIVE_CONFIG),))
     config = dataclasses.replace(cli.configured(TrainConfig), pretrained_weights=(("backbone", "/no/such"),))

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.commands import run_command, run_without_jax
+
+pytestmark = pytest.mark.processes
 
 COMMAND = "mmjax.describe_data"
 

@@ -40,6 +40,8 @@ from tests.clips import clip_file
 from tests.commands import call_command
 from tests.small_vqa import SmallVQA
 
+pytestmark = pytest.mark.processes
+
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32),),
     BackboneConfig(vocabulary=48, width=16, depth=1, heads=4, kv_heads=2, ffn=32, tie_embeddings=True),

@@ -47,6 +47,7 @@ def test_help_fits_a_screen_and_shows_every_flag(name, capsys):
             command(name).parse(text.split())
 
 
+@pytest.mark.processes
 def test_commands_are_listed_without_jax():
     shown = run_without_jax("mmjax").stdout
     for name in NAMES:

@@ -21,6 +21,8 @@ from sharding.specs.modules import module_graph
 from tests.faulty_device import CHECKPOINTS_VARIABLE
 from tests.profiles import synthetic_profile
 
+pytestmark = pytest.mark.processes
+
 STEPS = 30
 """So many that the run is not over before the test has read a line of it and sent a signal."""
 

@@ -15,6 +15,7 @@ from tests.commands import call_command, run_command, run_without_jax
 ON_FOUR_DEVICES = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
 
 
+@pytest.mark.processes
 def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     """In the environment of a process of a run too, as in its pod: joining that run would end it."""
     path = tmp_path / "plan.json"
@@ -35,6 +36,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     assert Plan.load(path) == Plan.from_json(json.dumps(found["plan"]))
 
 
+@pytest.mark.processes
 def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
     shown = run_command("mmjax.plan", *ON_FOUR_DEVICES).stdout
     assert "at most 4 devices of cpu" in shown
@@ -71,6 +73,7 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
             assert set(words) <= set(cells), (unit.name, words)
 
 
+@pytest.mark.processes
 def test_fixed_ranks_are_taken_and_shown():
     lines = run_command("mmjax.plan", *ON_FOUR_DEVICES, "--cp=backbone:2").stdout.splitlines()
     columns = next(line.split() for line in lines if "unit" in line and "recompute" in line)

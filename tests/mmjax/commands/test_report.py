@@ -2,6 +2,8 @@
 
 import pathlib
 
+import pytest
+
 from mmjax import cli
 from tests.commands import call_command, run_without_jax
 from tests.mmjax.reporting.workdirs import PLAN, write_start, write_steps
@@ -33,6 +35,7 @@ def make_workdir(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.processes
 def test_the_page_of_a_run_is_written_without_jax(tmp_path):
     workdir = make_workdir(tmp_path / "run")
     done = run_without_jax("mmjax.report", f"--workdir={workdir}")
@@ -43,6 +46,7 @@ def test_the_page_of_a_run_is_written_without_jax(tmp_path):
     assert [unit.name for unit in PLAN.units][0] in words(root)
 
 
+@pytest.mark.processes
 def test_a_run_whose_modules_are_not_here_has_a_page_without_a_prediction(tmp_path):
     workdir, page = make_workdir(tmp_path / "run"), tmp_path / "page.html"
     (workdir / cli.OPERATIVE_CONFIG).write_text("from __gin__ import dynamic_registration\nimport of_another_machine\n")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pyarrow.flight as flight
+import pytest
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
@@ -14,6 +15,8 @@ from data.producers.step_request import STATUS_ACTION
 from tests.producers import running
 from tests.small_vqa import SmallVQA
 from tests.xla_flags import xla_flags
+
+pytestmark = pytest.mark.processes
 
 TOKEN = "a-long-random-word"
 STEPS = 2

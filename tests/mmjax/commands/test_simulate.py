@@ -32,6 +32,7 @@ def plan(tmp_path_factory):
     return path
 
 
+@pytest.mark.processes
 def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
     page, trace = tmp_path / "timeline.html", tmp_path / "trace.json"
     (tmp_path / "jax.py").write_text("raise RuntimeError('a plan is simulated without jax')")
@@ -214,6 +215,7 @@ config.TrainConfig.seed = 3
 """
 
 
+@pytest.mark.processes
 def test_a_configuration_of_the_user_is_not_run_by_the_word_of_a_plan(tmp_path):
     (tmp_path / "mine.gin").write_text(CONFIGURATION_OF_A_USER)
     path, flags = tmp_path / "plan.json", (f"--gin_file={tmp_path / 'mine.gin'}", "--gin.DataConfig.seed=5")
@@ -225,6 +227,7 @@ def test_a_configuration_of_the_user_is_not_run_by_the_word_of_a_plan(tmp_path):
     assert done.stderr == "from plan.json: --cluster=cpu --devices=4\n"
 
 
+@pytest.mark.processes
 def test_the_rows_of_a_training_run_win_over_those_of_a_plan(tmp_path):
     path = tmp_path / "plan.json"
     flags = ("--gin_file=tiny.gin", "--batch_rows=24", "--cluster=cpu", "--policy=balanced")
@@ -234,6 +237,7 @@ def test_the_rows_of_a_training_run_win_over_those_of_a_plan(tmp_path):
     assert "note" not in run_command("mmjax.simulate", f"--plan={path}").stderr
 
 
+@pytest.mark.processes
 def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measured(tmp_path):
     path, kept = tmp_path / "profile.json", tmp_path / "plan.json"
     path.write_text(synthetic_profile(module_graph(tiny_model()), "cpu", (1, 2)).to_json())

@@ -12,6 +12,8 @@ from data.datasets.spoken_clips import read_spoken_clips
 from data.datasets.spoken_easy_vqa import SpokenEasyVQA
 from tests.data.real_data import espeak
 
+pytestmark = pytest.mark.processes
+
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 

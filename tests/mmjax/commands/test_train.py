@@ -11,6 +11,8 @@ import pytest
 from tests.sharding.html.documents import parsed_page, tables, words
 from tests.xla_flags import xla_flags
 
+pytestmark = pytest.mark.processes
+
 GIN = """
 from __gin__ import dynamic_registration
 from configs import architectures

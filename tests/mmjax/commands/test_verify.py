@@ -86,6 +86,7 @@ def test_microbatches_of_the_default_layouts_have_every_capacity_and_sometimes_n
     }
 
 
+@pytest.mark.processes
 def test_layouts_of_the_default_list_agree(tmp_path):
     """Two of two capacities, one with copies; `.ci/run` lets the command itself try all, which takes minutes."""
     _, _, layouts, refused = tiny_run()
@@ -118,6 +119,7 @@ def plan(tmp_path):
     return tmp_path / "plan.json"
 
 
+@pytest.mark.processes
 def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     (tmp_path / "faulty.py").write_text(FAULTY)
     result = verify(tmp_path, f"--plan={plan}", "--steps=1", "--json", module=("faulty.py",))

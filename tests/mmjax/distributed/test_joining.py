@@ -56,12 +56,14 @@ def torchrun(rank: int, port: str, **others: str) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank)} | others
 
 
+@pytest.mark.processes
 def test_a_machine_without_accelerator_gets_eight_devices_unless_the_user_has_set_their_number():
     default, chosen = start(), start(XLA_FLAGS="--xla_force_host_platform_device_count=3")
     assert finish(default)[:2] == (0, "1 0 8 8")
     assert finish(chosen)[:2] == (0, "1 0 3 3")
 
 
+@pytest.mark.processes
 def test_two_processes_join_in_one_run_although_the_first_starts_last():
     port, devices = free_port(), {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     second = start(**torchrun(1, port, **devices))
@@ -69,6 +71,7 @@ def test_two_processes_join_in_one_run_although_the_first_starts_last():
     assert [finish(one)[:2] for one in (first, second)] == [(0, "2 0 2 4"), (0, "2 1 2 4")]
 
 
+@pytest.mark.processes
 def test_a_process_without_the_others_ends_in_one_line_within_its_bound():
     bound = {"MMJAX_START_TIMEOUT": "3"}
     port = free_port()

@@ -13,6 +13,8 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.training.trainer_runs import Recorder, run
 from tests.small_vqa import SmallVQA
 
+pytestmark = pytest.mark.layouts
+
 CONFIG = dataclasses.replace(
     mmjax.load("tiny.gin", plan="plans/chain.json", steps=8), dataset=SmallVQA, log_interval=1, checkpoint_interval=2
 )

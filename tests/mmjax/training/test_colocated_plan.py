@@ -14,6 +14,8 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.training.measured_steps import check_measured
 from tests.small_vqa import SmallVQA
 
+pytestmark = pytest.mark.layouts
+
 CONFIG = dataclasses.replace(
     mmjax.load("quickstart.gin", plan="plans/quickstart_colocated.json", steps=4), dataset=SmallVQA
 )

@@ -42,6 +42,7 @@ for fields in ({"steps": "ten"}, {"steps": 2.5}, {"plan": None}, {"data": 8}, {"
 """
 
 
+@pytest.mark.processes
 def test_a_value_of_another_type_is_refused_in_one_line():
     done = subprocess.run([sys.executable, "-c", MAKING_RUNS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [

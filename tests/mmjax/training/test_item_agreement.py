@@ -1,9 +1,12 @@
 """Processes that would run different microbatches of a step, or none, say so before it begins, all of them."""
 
+import pytest
+
 from mmjax.training.item_agreement import describe_disagreement
 from tests.sharding.runtime.processes import run_cluster
 
 
+@pytest.mark.processes
 def test_a_process_that_dealt_other_items_is_named_by_all():
     said = run_cluster("tests.mmjax.training.deal_as_one_of_several", (1, 1, 1))
     for each in said:

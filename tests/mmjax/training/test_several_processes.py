@@ -4,6 +4,7 @@ import pickle
 import re
 
 import numpy as np
+import pytest
 
 from mmjax.training.checkpoints.manager import CheckpointManager
 from sharding.schedules.named.build import build_schedule
@@ -12,6 +13,8 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.measured_steps import check_measured
 from tests.sharding.runtime.processes import run_cluster
+
+pytestmark = pytest.mark.processes
 
 PROCESSES = 3
 

@@ -19,6 +19,7 @@ with StopSignals() as stop:
 """
 
 
+@pytest.mark.processes
 def test_the_first_interrupt_is_answered_at_once_and_the_second_ends_the_process():
     command = [sys.executable, "-c", COMPUTING.format(rounds=2**31 - 1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -57,6 +57,7 @@ def write_holder(workdir, **changed):
     (workdir / LOCK_FILE).write_text(json.dumps(fields))
 
 
+@pytest.mark.processes
 def test_a_second_process_is_refused_in_a_line_that_names_the_first(holder, tmp_path):
     second = start(tmp_path / "run")
     _, refusal = second.communicate(timeout=60)
@@ -69,6 +70,7 @@ def test_a_second_process_is_refused_in_a_line_that_names_the_first(holder, tmp_
         pass
 
 
+@pytest.mark.processes
 def test_a_killed_run_leaves_nothing_to_delete(holder, tmp_path, caplog):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -137,6 +139,7 @@ def test_a_file_removed_between_opening_and_locking_is_opened_again(tmp_path, mo
             locked_workdir(tmp_path).__enter__()
 
 
+@pytest.mark.processes
 def test_without_locks_of_the_file_system_the_process_id_decides(tmp_path, monkeypatch):
     def refuse(descriptor, operation):
         raise OSError(errno.ENOLCK, "no locks available")

@@ -157,6 +157,7 @@ def theirs():
     return transformers, network, logits
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(("size", "files"), [("1GB", 1), ("4KB", 3)])
 def test_transformers_loads_an_export_with_an_original(theirs, tmp_path, size, files):
     transformers, network, logits = theirs
@@ -169,6 +170,7 @@ def test_transformers_loads_an_export_with_an_original(theirs, tmp_path, size, f
     np.testing.assert_array_equal(logits(again.eval()), logits(network))
 
 
+@pytest.mark.parity
 def test_transformers_loads_an_export_without_an_original(theirs, tmp_path):
     transformers, network, logits = theirs
     network.save_pretrained(tmp_path / "theirs")

@@ -42,6 +42,7 @@ def test_a_round_trip_is_identical(tmp_path, limit, files):
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parity
 def test_the_safetensors_library_loads_the_shards(tmp_path):
     library = pytest.importorskip("safetensors")
     write(tmp_path / "out", 128)

@@ -131,6 +131,7 @@ print(held, grown, memory("VmHWM") - before)
 LARGE = BackboneConfig(vocabulary=1000, width=256, depth=12, heads=4, kv_heads=4, ffn=1024)
 
 
+@pytest.mark.processes
 def test_host_memory_is_bounded_by_the_largest_tensor(tmp_path):
     """50 MB of parameters, the largest 1 MB, in a subprocess whose peak memory is measured."""
     path = write_llama(tmp_path / "large", random_tensors(LARGE, "F32"), LARGE)

@@ -135,6 +135,7 @@ def test_processors_of_sounds_are_checked(changed, said, opened):
         opened(AUDIO, preprocessor_config={**sounds, **changed})
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     "name", ["CLIP", "Siglip", "Llava", "LlavaNext", "LlavaOnevision", "Gemma3", "Pixtral", "GotOcr2", "Qwen2VL", "Bit"]
 )

@@ -49,6 +49,7 @@ def test_a_round_trip_is_identical(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
 
+@pytest.mark.parity
 def test_the_safetensors_library_reads_and_writes_the_same(tmp_path):
     library = pytest.importorskip("safetensors.numpy")
     arrays = {name: array for name, array in ARRAYS.items() if name != "f8"}  # which it can't read into NumPy
@@ -126,6 +127,7 @@ def test_contiguous_copies_equal_their_source(axes):
     assert copy.flags.c_contiguous and not np.shares_memory(copy, array)
 
 
+@pytest.mark.processes
 def test_reading_a_slice_maps_only_its_pages(tmp_path):
     """Runs in a subprocess whose peak memory is measured."""
     path = tmp_path / "large.safetensors"

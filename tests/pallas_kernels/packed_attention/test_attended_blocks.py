@@ -84,6 +84,7 @@ def test_output_and_gradients_follow_the_definition(drawn, seed):
             assert np.linalg.norm(np.asarray(found, np.float64) - exact) <= 1e-6 * np.linalg.norm(magnitude)
 
 
+@pytest.mark.parity
 def test_images_are_seen_as_in_gemma_3():
     is_image = np.array([[0, 1, 1, 1, 0, 0, 1, 1, 0]])
     gemma3 = pytest.importorskip("transformers.models.gemma3.modeling_gemma3")

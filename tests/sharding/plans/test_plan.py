@@ -267,6 +267,7 @@ def test_an_invalid_plan_is_refused(fields, message):
         dataclasses.replace(PLAN, **fields)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("expression", "message"),
     [

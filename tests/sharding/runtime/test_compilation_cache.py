@@ -49,6 +49,7 @@ def start(cache_home: pathlib.Path, **variables: str) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.processes
 def test_a_second_process_finds_every_program_and_gets_the_same_bits(tmp_path):
     *first, counts = start(tmp_path)
     requests, hits, misses = map(int, counts.split())
@@ -63,6 +64,7 @@ def test_a_second_process_finds_every_program_and_gets_the_same_bits(tmp_path):
     assert counts == "2 0 2", "programs for other instructions are other entries"
 
 
+@pytest.mark.processes
 def test_the_user_turns_it_off(tmp_path):
     assert start(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")[-1] == "0 0 0"
 

@@ -1,6 +1,10 @@
 """A process that waits for another in vain says so within its patience, and names what it waited for."""
 
+import pytest
+
 from tests.sharding.runtime.processes import run_cluster
+
+pytestmark = pytest.mark.processes
 
 
 def test_a_process_that_does_not_come_is_named():

@@ -1,6 +1,10 @@
 """Hops between real processes."""
 
+import pytest
+
 from tests.sharding.runtime.processes import run_cluster
+
+pytestmark = pytest.mark.processes
 
 
 def test_arrays_go_there_and_back_between_two_processes():

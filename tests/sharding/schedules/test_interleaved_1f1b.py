@@ -152,6 +152,7 @@ print(sum(op.kind == "forward" for op in schedule.ops), time.process_time() - st
 """
 
 
+@pytest.mark.processes
 def test_three_thousand_devices_are_scheduled_in_seconds():
     """Runs in a process of its own, without type checks at run time."""
     ran = subprocess.run([sys.executable, "-c", SPEED], capture_output=True, text=True, check=True)

@@ -128,6 +128,7 @@ print(hashlib.sha256(repr(interleaved(before_a_generator(1.1, 16)).ops).encode()
 """
 
 
+@pytest.mark.processes
 def test_every_process_makes_the_same_order():
     """Sets of strings have another order in every process."""
     assert len(outputs_by_hash_seed(PROGRAM)) == 1

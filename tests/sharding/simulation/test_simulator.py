@@ -258,6 +258,7 @@ print(summary["devices"], time.process_time() - started)
 """
 
 
+@pytest.mark.processes
 def test_thousands_of_devices_are_simulated_in_seconds():
     """Runs in a process without type checks: 0.6 s alone; quadratic growth would take far longer."""
     ran = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)

@@ -37,6 +37,7 @@ def test_activations_and_gradients_run_inside_shard_map(name, dtype):
         np.testing.assert_allclose(there, here, rtol=1e-5 if dtype == "float32" else 1e-2, atol=1e-8)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
 def test_gelus_match_pytorch(name):
     torch = pytest.importorskip("torch")

@@ -29,6 +29,7 @@ def test_an_image_of_the_tables_size_is_not_interpolated(interpolation):
     np.testing.assert_array_equal(found[0], values.reshape(-1, WIDTH))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_packed_images_are_interpolated_each_by_itself(interpolation):
     torch = pytest.importorskip("torch")

@@ -11,6 +11,8 @@ from mmjax.models.modalities.attention_kinds import backbone_rotary, causal_mask
 from sharding.axes import Axes
 from tests.mmjax.weights.published.parity import assert_close, randomise_weights
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 gpt_oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
 transformers = pytest.importorskip("transformers")

@@ -17,6 +17,8 @@ from mmjax.weights.published.rules import match_rules, with_first_layers
 from sharding.trees import get_leaf, set_leaf
 from tests.mmjax.weights.published.parity import randomise_weights
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

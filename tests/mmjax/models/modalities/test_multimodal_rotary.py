@@ -11,6 +11,8 @@ from configs.errors import UserError
 from configs.rope import YarnScaling
 from mmjax.models.modalities.attention_kinds import backbone_rotary
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

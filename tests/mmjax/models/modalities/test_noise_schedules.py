@@ -98,6 +98,7 @@ def their_scheduler(config):
     return diffusers.DDIMScheduler.from_config(write_scheduler(config))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", ["stable diffusion", "audioldm"])
 def test_scales_and_configuration_match_diffusers(name):
     scheduler = their_scheduler(SCHEDULES[name])
@@ -108,6 +109,7 @@ def test_scales_and_configuration_match_diffusers(name):
     assert read_scheduler(dict(scheduler.config)) == SCHEDULES[name]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("steps", [1, 7, 50])
 @pytest.mark.parametrize("name", ["stable diffusion", "audioldm"])
 def test_ddim_times_and_images_match_diffusers(name, steps):
@@ -129,6 +131,7 @@ def test_ddim_times_and_images_match_diffusers(name, steps):
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("steps", [1, 7])
 def test_images_of_a_rectified_flow_match_diffusers(steps):
     torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")

@@ -36,6 +36,7 @@ def random(*shape):
     return np.random.default_rng(len(shape) + sum(shape)).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.parity
 def test_pooled_and_normed_patches_are_projected_as_in_gemma_3():
     torch = pytest.importorskip("torch")
     gemma3 = pytest.importorskip("transformers.models.gemma3.modeling_gemma3")
@@ -67,6 +68,7 @@ def test_every_patch_is_projected_as_in_paligemma():
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parity
 def test_squares_of_patches_are_projected_as_in_llama_4():
     torch = pytest.importorskip("torch")
     llama4 = pytest.importorskip("transformers.models.llama4.modeling_llama4")

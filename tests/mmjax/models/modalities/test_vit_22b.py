@@ -18,6 +18,8 @@ from mmjax.weights.published_checkpoint import as_model
 from tests.mmjax.weights.published.encoders.vision_parity import hidden_states, packed, picture, raster
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 
 HEADS, HEAD_WIDTH = 3, 4

@@ -22,6 +22,7 @@ def state():
     return runs.engine("one").initial_state()
 
 
+@pytest.mark.processes
 def test_a_run_goes_on_when_saves_fail_and_ends_with_the_error_of_the_last(tmp_path):
     command = [sys.executable, "-m", "tests.mmjax.training.checkpoints.run_whose_saves_fail", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)

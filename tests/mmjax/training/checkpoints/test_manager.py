@@ -130,6 +130,7 @@ def live_bytes():
     return sum(shard.data.nbytes for array in jax.live_arrays() for shard in array.addressable_shards)
 
 
+@pytest.mark.processes
 def test_a_run_killed_while_saving_resumes_from_the_checkpoint_before(tmp_path, caplog):
     command = [sys.executable, "-m", "tests.mmjax.training.checkpoints.killed_while_saving", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)

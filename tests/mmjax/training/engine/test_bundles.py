@@ -23,6 +23,7 @@ from tests.mmjax.training.engines import (
     assert_step_of_one_device,
     noisy_state,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import tiny_batch
 
 MICROBATCHES, ROWS = 3, 12
@@ -108,7 +109,7 @@ def bundled_engine(encoder: str) -> Engine:
     return with_schedule(engine, schedule)
 
 
-@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("encoder", first_in_default(ENCODERS))
 def test_a_step_in_bundles_is_that_of_one_device(encoder):
     assert_step_of_one_device(bundled_engine(encoder), ROWS)
 

@@ -20,6 +20,7 @@ from tests.mmjax.training.engines import (
     noisy_state,
     shared_engine,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 EVERY_MODULE = ModelConfig(
@@ -127,7 +128,7 @@ def expected_calls(engine, numbers, kinds):
     return calls
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_each_microbatch_runs_with_the_smallest_capacity_that_holds_it(name, count_programs):
     config, plan, numbers = PLANS[name]
     engine, batch = shared_engine(plan, config), sparse_batch(config)
@@ -141,6 +142,7 @@ def test_each_microbatch_runs_with_the_smallest_capacity_that_holds_it(name, cou
     assert calls == expected_calls(engine, numbers, ("evaluate",))
 
 
+@pytest.mark.layouts
 def test_a_batch_of_text_alone_runs_the_backbone_alone_and_updates_all(count_programs):
     config, plan, _ = PLANS["every module, resampled images, an interleaved backbone, shared devices"]
     engine, batch = shared_engine(plan, config), tiny_batch(config)
@@ -158,7 +160,7 @@ def test_a_batch_of_text_alone_runs_the_backbone_alone_and_updates_all(count_pro
     jax.tree.map(np.testing.assert_array_equal, vars(after), vars(expected))  # also weights decay, and moments
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_skipped_microbatches_change_no_bit(name, monkeypatch):
     """What is left out is what the programs of the smallest capacity make of rows without an item."""
     config, plan, _ = PLANS[name]
@@ -190,6 +192,7 @@ def test_one_image_in_all_runs_its_encoder_once(count_programs):
     assert calls == expected_calls(engine, numbers, ("forward", "backward"))
 
 
+@pytest.mark.layouts
 def test_a_frozen_encoder_skips_too(count_programs):
     config, plan, numbers = PLANS["an encoder of two stages, and tied embeddings"]
     engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=("backbone",)))

@@ -50,6 +50,7 @@ def backbone(pp, *, first=0, chunks=1, layers=4, recompute="none", executor: Exe
     )
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     ("unit", "microbatches"),
     [
@@ -68,6 +69,7 @@ def test_an_encoder_before_it_and_tied_embeddings():
     assert_step_of_one_device(shared_engine(Plan((VISION_UNIT, backbone(2, first=2, tp=2)), 4), TIED))
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     "trainable",
     [
@@ -83,6 +85,7 @@ def test_parts_that_are_frozen(trainable):
     assert bool(programs.differentiated_inputs) == ("vision" in trainable)
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     ("microbatches", "trainable"),
     [
@@ -99,6 +102,7 @@ def test_three_chunks_an_encoder_before_them_and_tied_embeddings(microbatches, t
     assert_step_of_one_device(engine, rows)
 
 
+@pytest.mark.layouts
 def test_adapters_and_experts_on_replicas_that_divide_them():
     """Microbatches that no group of pipeline ranks divides evenly: the last group of each chunk is smaller."""
     experts = ExpertsConfig(count=4, top_k=2, ffn=12)
@@ -109,6 +113,7 @@ def test_adapters_and_experts_on_replicas_that_divide_them():
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.layouts
 def test_context_parallel_ranks():
     unit = backbone(2, cp=2, tp=2, collectives="gather")
     assert_step_of_one_device(shared_engine(Plan((unit,), 2), TEXT))
@@ -125,6 +130,7 @@ def engines():
     return [Engine(WITH_VISION, plan, tiny_batch(WITH_VISION, 12), SETTINGS) for plan in plans]
 
 
+@pytest.mark.layouts
 def test_evaluations_and_updates_are_those_of_dispatched_stages_and_nothing_compiles_in_them(engines):
     batch, results = tiny_batch(WITH_VISION, 12), []
     compile_step(engines[0], lambda done, total: None)
@@ -147,6 +153,7 @@ def test_evaluations_and_updates_are_those_of_dispatched_stages_and_nothing_comp
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
 
 
+@pytest.mark.layouts
 def test_state_is_by_layer_and_each_rank_computes_with_its_own_layers(engines, tmp_path):
     engine, other = engines
     checkpoints = CheckpointManager(tmp_path, WITH_VISION)
@@ -167,6 +174,7 @@ def test_state_is_by_layer_and_each_rank_computes_with_its_own_layers(engines, t
         np.testing.assert_array_equal(shard.data, np.stack(layers))
 
 
+@pytest.mark.layouts
 def test_layers_come_to_their_rank_and_go_back_by_an_all_to_all(engines):
     """Otherwise every rank would gather the layers of all."""
     masters = engines[0].stages["backbone", 0].master_weights

@@ -31,6 +31,7 @@ from tests.mmjax.training.engines import (
     shared_engine,
 )
 from tests.mmjax.training.short_runs import assembled, assert_same, local_arrays
+from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (GENERATOR,))
@@ -108,12 +109,13 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(name):
     config, plan = PLANS[name]
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.layouts
 def test_fully_sharded_chunks_with_rows_of_their_own_exchange_with_the_copy_that_takes_a_microbatch():
     engine, batch = shared_engine(OWN_ROWS, FOUR_LAYERS), sparse_batch(FOUR_LAYERS)
     assert engine.place_batch(batch, STEP).capacities == {"eyes": (1, None, 0, 0)}
@@ -124,6 +126,7 @@ def test_fully_sharded_chunks_with_rows_of_their_own_exchange_with_the_copy_that
     assert_step_of_one_device(engine)
 
 
+@pytest.mark.layouts
 def test_a_frozen_encoder_runs_forward_alone_and_an_evaluation_agrees_too():
     settings = dataclasses.replace(SETTINGS, trainable=("backbone",))
     engine, batch = shared_engine(ON_PIPELINE_RANKS, WITHOUT_GENERATOR, settings), tiny_batch(WITHOUT_GENERATOR)
@@ -201,6 +204,7 @@ def test_weights_are_not_copied_from_all_copies_to_each():
     assert pointers(stage.join_gradients(gradients)) == pointers(gradients)
 
 
+@pytest.mark.layouts
 def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path):
     batch = tiny_batch(SMALL)
     copied, whole = (shared_engine(plan, SMALL) for plan in (SMALL_COPIES, SMALL_WHOLE))
@@ -218,6 +222,7 @@ def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path)
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
+@pytest.mark.layouts
 def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
     batch = tiny_batch(SMALL)
     engine = Engine(SMALL, SMALL_COPIES, batch, SETTINGS)
@@ -234,6 +239,7 @@ def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
     assert not compiled
 
 
+@pytest.mark.layouts
 def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatch):
     engine = shared_engine(UNEQUAL_SHARES, EVERY_MODULE)
     channel = next(each for each in engine.executor.channels if each.name == "backbone>generator" and each.target_copy)
@@ -246,6 +252,7 @@ def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatc
         check_communication(engine.executor)
 
 
+@pytest.mark.layouts
 def test_a_recorded_step_says_when_each_copy_had_finished():
     engine = shared_engine(SMALL_COPIES, SMALL)
     placed = engine.place_batch(tiny_batch(SMALL), STEP)

@@ -8,6 +8,7 @@ from configs.architectures import AutoencoderConfig, DiTConfig, ModelConfig
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import assert_step_of_one_device, shared_engine
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE
 
 TRANSFORMER = DiTConfig(
@@ -48,7 +49,7 @@ def plan(layers, recompute):
 
 @pytest.mark.parametrize(
     ("generator", "layers", "recompute"),
-    [(TRANSFORMER, (1, 3), ("none", "selective")), (OF_LATENTS, (2, 1), ("1 full, 1 none", "none"))],
+    first_in_default([(TRANSFORMER, (1, 3), ("none", "selective")), (OF_LATENTS, (2, 1), ("1 full, 1 none", "none"))]),
     ids=["cut within a stack", "cut between stacks, with an autoencoder"],
 )
 def test_losses_and_gradients_in_two_stages_are_those_of_one_device(generator, layers, recompute):

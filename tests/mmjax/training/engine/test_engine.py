@@ -32,16 +32,18 @@ from tests.mmjax.training.engines import (
     shared_engine,
     single_unit_plan,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
 
 
-@pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])
+@pytest.mark.parametrize(("microbatches", "recompute"), first_in_default([(2, "selective"), (1, "none"), (4, "full")]))
 def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches, recompute):
     assert_step_of_one_device(
         shared_engine(single_unit_plan(WITHOUT_GENERATOR, microbatches, recompute), WITHOUT_GENERATOR)
     )
 
 
+@pytest.mark.layouts
 def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
     """One generator has an autoencoder, which is frozen; the other draws pixels."""
     adapted = dataclasses.replace(VISION, projector=AdapterProjectorConfig(width=6))
@@ -63,6 +65,7 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
     assert "painter/vae" not in engine.stages["painter", 0].trained_keys
 
 
+@pytest.mark.layouts
 def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
     """Both encoders have options of published ones, and the backbone a newline vector."""
     vision = dataclasses.replace(
@@ -107,6 +110,7 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.layouts
 def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
     """Which layers attend within windows is known by their numbers, which a stage begins anywhere."""
     vision = dataclasses.replace(
@@ -176,6 +180,7 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.layouts
 def test_chunked_and_unrotated_layers_in_runs_of_one_with_experts_between():
     """What Llama 4 has: which layers attend in which way is known by their numbers, not by those in their run."""
     backbone = dataclasses.replace(
@@ -189,6 +194,7 @@ def test_chunked_and_unrotated_layers_in_runs_of_one_with_experts_between():
     assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(("collectives", "query_rank"), [("gather", 6), ("reduce", 0)])
 def test_latent_attention_on_two_stages_of_two_tensor_ranks(collectives, query_rank):
     """Tensor ranks have whole latent vectors, of which each expands its own heads; or they divide the positions."""
@@ -198,16 +204,19 @@ def test_latent_attention_on_two_stages_of_two_tensor_ranks(collectives, query_r
     assert_step_of_one_device(shared_engine(Plan((unit,), 2), config))
 
 
+@pytest.mark.layouts
 def test_positions_along_three_axes():
     backbone = dataclasses.replace(BACKBONE, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
     assert_step_of_one_device(shared_engine(TWO_UNITS, ModelConfig((VISION,), backbone, ())))
 
 
+@pytest.mark.layouts
 def test_blocks_of_tokens_that_attend_both_ways():
     config = ModelConfig((VISION,), dataclasses.replace(BACKBONE, bidirectional="images"), ())
     assert_step_of_one_device(shared_engine(TWO_UNITS, config))
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, ffn=16, dense_layers=1)], ids=["plain", "experts"])
 def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(experts):
     """Taps cross from one stage of the encoder to the next; tensor ranks divide the backbone's positions."""

@@ -25,6 +25,7 @@ from tests.mmjax.training.engines import (
     shared_engine,
 )
 from tests.mmjax.training.verification.test_layouts import ROWS
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
@@ -56,7 +57,7 @@ GROUPS = RouterConfig(scores="sigmoid", bias=True, selection_bias=True, groups=2
 OPTIONS = dataclasses.replace(EXPERTS, router=GROUPS, biases=True, limit=1.0, up_offset=1.0, shared_gate=False)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(name):
     assert cheaper_transfer(ROUTING, PLANS[name].units[0].ep, nodes=1) == TRANSFERS[list(PLANS).index(name)]
     engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
@@ -73,6 +74,7 @@ def test_losses_and_gradients_are_those_of_one_device(name):
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     ("cut", "latent", "dense", "interval"),
     [((1, 2), None, 1, 1), ((2, 1), LATENT, 0, 2)],
@@ -103,6 +105,7 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}
 
 
+@pytest.mark.layouts
 def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
     engine = shared_engine(PLANS["expert ranks that are some of the instances"], CONFIG)
     state = noisy_state(engine)
@@ -116,6 +119,7 @@ def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
     assert gradients["mlp"]["gate"].shape[0] == 2 and gradients["mlp"]["router"].shape[0] == 4
 
 
+@pytest.mark.layouts
 def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_path):
     before, after, _ = (shared_engine(PLANS[name], CONFIG) for name in PLANS)
     checkpoints = CheckpointManager(tmp_path, CONFIG)

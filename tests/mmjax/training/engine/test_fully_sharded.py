@@ -23,6 +23,7 @@ from tests.mmjax.training.engines import (
     noisy_state,
     shared_engine,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, VISION, tiny_batch
 
 EXPERTS = ModelConfig((), dataclasses.replace(BACKBONE, experts=ExpertsConfig(count=4, top_k=2, ffn=16)), ())
@@ -44,21 +45,23 @@ def backbone(**fields):
 
 @pytest.mark.parametrize(
     ("units", "config"),
-    [
-        ((unit(recompute=("2 full, 1 none, 2 selective",)),), WITHOUT_GENERATOR),
-        ((unit(dp=4, fsdp=2, recompute=("offload",)),), TIED_EMBEDDINGS),
-        ((unit(dp=2, fsdp=2, tp=2, layers=(3, 2), collectives="ring"),), TIED_EMBEDDINGS),
-        ((unit(dp=2, fsdp=2, tp=2, module_tp=(1, 2), collectives="ring"),), WITHOUT_GENERATOR),
-        ((backbone(ep=2, fsdp=2),), EXPERTS),
-        ((backbone(ep=2, recompute=("selective",)),), EXPERTS),
-        (
+    first_in_default(
+        [
+            ((unit(recompute=("2 full, 1 none, 2 selective",)),), WITHOUT_GENERATOR),
+            ((unit(dp=4, fsdp=2, recompute=("offload",)),), TIED_EMBEDDINGS),
+            ((unit(dp=2, fsdp=2, tp=2, layers=(3, 2), collectives="ring"),), TIED_EMBEDDINGS),
+            ((unit(dp=2, fsdp=2, tp=2, module_tp=(1, 2), collectives="ring"),), WITHOUT_GENERATOR),
+            ((backbone(ep=2, fsdp=2),), EXPERTS),
+            ((backbone(ep=2, recompute=("selective",)),), EXPERTS),
             (
-                unit("vision", ("vision",), dp=3, fsdp=3, layers=(2,)),
-                backbone(start=3, dp=4, fsdp=2, recompute=("full",)),
+                (
+                    unit("vision", ("vision",), dp=3, fsdp=3, layers=(2,)),
+                    backbone(start=3, dp=4, fsdp=2, recompute=("full",)),
+                ),
+                WITHOUT_GENERATOR,
             ),
-            WITHOUT_GENERATOR,
-        ),
-    ],
+        ]
+    ),
     ids=lambda value: None if isinstance(value, ModelConfig) else "-".join(f"fsdp{u.fsdp}of{u.dp}" for u in value),
 )
 def test_losses_and_gradients_are_those_of_one_device(units, config):
@@ -67,6 +70,7 @@ def test_losses_and_gradients_are_those_of_one_device(units, config):
     assert_step_of_one_device(engine, rows)
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_adapters_of_frozen_weights_get_the_gradients_of_one_device(recompute):
     settings = dataclasses.replace(SETTINGS, trainable=("backbone_lora", "vision_projector"))
@@ -97,6 +101,7 @@ def only(batch, *, images=True, clips=True, samples=None):
     return batch
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     "kept", [{"images": False, "clips": False}, {"clips": False}, {"images": False}, {"samples": 1}], ids=str
 )
@@ -105,6 +110,7 @@ def test_batches_that_lack_modalities_or_rows(kept):
     assert_step_of_one_device(engine, batch=only(tiny_batch(TWO_ENCODERS), **kept))
 
 
+@pytest.mark.layouts
 def test_rows_placed_by_nodes_change_no_gradient():
     engine, batch = shared_engine(EVERY_PHASE, TWO_ENCODERS), tiny_batch(TWO_ENCODERS)
     near = plan_phase_rows(EVERY_PHASE, TWO_ENCODERS, batch, devices_per_node=1).deal(batch)
@@ -113,6 +119,7 @@ def test_rows_placed_by_nodes_change_no_gradient():
     assert largest_error(found, jax.tree.map(np.asarray, expected))[0] < 1e-5
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(("dp", "fsdp", "share"), [(4, 4, 4), (4, 2, 2)])
 def test_a_device_holds_a_share_of_weights_gradients_and_masters(dp, fsdp, share):
     engine = shared_engine(Plan((unit(dp=dp, fsdp=fsdp),)), WITHOUT_GENERATOR)
@@ -134,6 +141,7 @@ def test_a_device_holds_a_share_of_weights_gradients_and_masters(dp, fsdp, share
                     assert held * dp == leaf.size, (key, layer, sharding)
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_no_gathered_weight_is_kept_for_the_backward(recompute):
     sharded, whole = (

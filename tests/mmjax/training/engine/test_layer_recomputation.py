@@ -27,6 +27,7 @@ from tests.mmjax.training.engines import (
     shared_engine,
     trained_pieces,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
 DEEP = dataclasses.replace(BACKBONE, depth=5)
@@ -84,23 +85,27 @@ def test_a_stack_is_divided_where_its_policy_changes_and_keeps_its_layers():
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        chain("1 full, 1 none, 1 selective, 2 offload, 2 none", tp=2, collectives="ring"),
-        chain("1 none, 2 full", "1 offload, 1 none, 2 offload", layers=(3, 4), dp=2),
-        chain("1 none, 1 full", "full", "1 full, 1 none", "none", layers=(2, 2, 2, 1), chunks=2),
-    ],
+    first_in_default(
+        [
+            chain("1 full, 1 none, 1 selective, 2 offload, 2 none", tp=2, collectives="ring"),
+            chain("1 none, 2 full", "1 offload, 1 none, 2 offload", layers=(3, 4), dp=2),
+            chain("1 none, 1 full", "full", "1 full, 1 none", "none", layers=(2, 2, 2, 1), chunks=2),
+        ]
+    ),
     ids=["one stage", "two stages", "virtual stages"],
 )
 def test_gradients_are_those_of_one_device(plan):
     check(plan, CONFIG)
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize("trainable", [ADAPTERS, ("backbone", "vision_projector")], ids=["adapters", "frozen encoder"])
 def test_so_are_those_of_adapters_and_behind_a_frozen_encoder(trainable):
     config = ADAPTED if trainable == ADAPTERS else CONFIG
     check(chain("1 offload, 1 none, 1 selective, 2 full, 2 offload", dp=2), config, trainable)
 
 
+@pytest.mark.layouts
 def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over_runs():
     unit = UnitPlan(
         "mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 1 selective, 2 none, 1 offload",), ep=2
@@ -122,6 +127,7 @@ def test_no_residual_is_a_copy_of_a_weight():
     assert all(two == 2 * one or one < 128 * 64 for one, two in zip(*sizes, strict=True))
 
 
+@pytest.mark.layouts
 def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
     plans = (chain("1 full, 1 none, 5 selective", dp=2), chain("1 none, 2 full", "1 selective, 3 none", layers=(3, 4)))
     one, other = (shared_engine(plan, CONFIG) for plan in plans)

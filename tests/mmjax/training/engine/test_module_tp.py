@@ -24,6 +24,7 @@ from tests.mmjax.training.engines import (
     shared_engine,
     single_unit_plan,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
 # Three tensor ranks divide the heads, and the projector's width, which is the backbone's.
@@ -55,22 +56,25 @@ def chain(vision, backbone, layers=(5,), microbatches=2, dp=1, schedule="1f1b", 
 
 @pytest.mark.parametrize(
     ("plan", "config"),
-    [
-        (chain(1, 2, dp=2, collectives="ring"), WITHOUT_GENERATOR),
-        (chain(1, 2, layers=(1, 2, 2), collectives="gather"), TIED_EMBEDDINGS),
-        (chain(2, 1, layers=(3, 2), dp=2, recompute=("full", "selective")), TIED_EMBEDDINGS),
-        (
-            chain(1, 2, layers=(1, 2, 1, 1), chunks=2, collectives="ring", schedule="interleaved"),
-            WITHOUT_GENERATOR,
-        ),
-        (chain(2, 1, dp=2, ep=2), EXPERTS),  # two of four replicas of the backbone in each expert rank
-    ],
+    first_in_default(
+        [
+            (chain(1, 2, dp=2, collectives="ring"), WITHOUT_GENERATOR),
+            (chain(1, 2, layers=(1, 2, 2), collectives="gather"), TIED_EMBEDDINGS),
+            (chain(2, 1, layers=(3, 2), dp=2, recompute=("full", "selective")), TIED_EMBEDDINGS),
+            (
+                chain(1, 2, layers=(1, 2, 1, 1), chunks=2, collectives="ring", schedule="interleaved"),
+                WITHOUT_GENERATOR,
+            ),
+            (chain(2, 1, dp=2, ep=2), EXPERTS),  # two of four replicas of the backbone in each expert rank
+        ]
+    ),
     ids=["vision 1 beside backbone 2", "cut in both", "vision 2 beside backbone 1", "chunks", "experts"],
 )
 def test_losses_and_gradients_are_those_of_one_device(plan, config):
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.layouts
 def test_sizes_of_which_neither_divides_the_other():
     """Rows are gathered from two replicas of three ranks, and split over three replicas of two."""
     plan = chain(3, 2, recompute=("selective",))
@@ -78,6 +82,7 @@ def test_sizes_of_which_neither_divides_the_other():
     assert_step_of_one_device(Engine(THREE_HEADS, plan, tiny_batch(THREE_HEADS, 12), SETTINGS), rows=12)
 
 
+@pytest.mark.layouts
 def test_a_frozen_encoder_gets_no_gradients_from_a_backbone_with_more_tensor_ranks():
     settings = dataclasses.replace(SETTINGS, trainable=("vision_projector", "backbone"))
     engine = shared_engine(chain(1, 2, layers=(1, 4)), WITHOUT_GENERATOR, settings)
@@ -91,6 +96,7 @@ def test_a_frozen_encoder_gets_no_gradients_from_a_backbone_with_more_tensor_ran
     assert_step_of_one_device(engine)
 
 
+@pytest.mark.layouts
 def test_a_step_changes_the_state_as_on_one_device():
     """By gradient descent with momentum, whose steps are proportional to the gradients."""
     settings = dataclasses.replace(SETTINGS, optimizer=dataclasses.replace(SETTINGS.optimizer, algorithm=SGD()))

@@ -22,6 +22,7 @@ from tests.mmjax.training.engines import (
     reference,
     shared_engine,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, tp=2, layers=(3,))
@@ -71,13 +72,14 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize(("config", "plan"), PLANS.values(), ids=list(PLANS))
+@pytest.mark.parametrize(("config", "plan"), first_in_default(PLANS.values()), ids=list(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(config, plan):
     engine = shared_engine(plan, config)
     assert len(engine.exchanges.channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
     assert_step_of_one_device(engine)
 
 
+@pytest.mark.layouts
 def test_losses_and_gradients_are_those_of_one_device_where_items_are_dealt_by_quadratic_cost():
     config, plan = PLANS["3 replicas to 2"]
     engine, batch = shared_engine(plan, config), tiny_batch(config)
@@ -93,6 +95,7 @@ def test_losses_and_gradients_are_those_of_one_device_where_items_are_dealt_by_q
     assert error < 1e-3, name
 
 
+@pytest.mark.layouts
 def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
     config, plan = PLANS["3 replicas to 2"]
     engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=("backbone",)))
@@ -126,6 +129,7 @@ def test_a_batch_without_an_image_is_an_ordinary_one():
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients["vision", 0]))
 
 
+@pytest.mark.layouts
 def test_items_with_a_class_token_keep_its_cell():
     config = dataclasses.replace(WITHOUT_GENERATOR, encoders=(dataclasses.replace(VISION, class_token=True),))
     plan = Plan(

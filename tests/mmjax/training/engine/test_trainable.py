@@ -27,6 +27,7 @@ from tests.mmjax.training.engines import (
     shared_engine,
     single_unit_plan,
 )
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, LATENT_GENERATOR, tiny_batch, tiny_model
 
 # Embeddings are tied over the two stages, and both stages train by the projectors that are placed on them.
@@ -56,17 +57,24 @@ def pieces(trees):
 
 @pytest.mark.parametrize(
     ("trainable", "plan", "config", "trained"),
-    [
-        (("projectors",), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector"}}),
-        (("projectors", "generator"), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector", "unet"}}),
-        (("projectors", "vision"), TWO_UNITS, TIED_EMBEDDINGS, {"vision": {"embed", "blocks", "norm", "projector"}}),
-        (
-            ("projectors", "backbone"),
-            TWO_UNITS,
-            TIED_EMBEDDINGS,
-            {"vision": {"projector"}, "backbone": {"embed", "blocks", "head"}},
-        ),
-    ],
+    first_in_default(
+        [
+            (("projectors",), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector"}}),
+            (("projectors", "generator"), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector", "unet"}}),
+            (
+                ("projectors", "vision"),
+                TWO_UNITS,
+                TIED_EMBEDDINGS,
+                {"vision": {"embed", "blocks", "norm", "projector"}},
+            ),
+            (
+                ("projectors", "backbone"),
+                TWO_UNITS,
+                TIED_EMBEDDINGS,
+                {"vision": {"projector"}, "backbone": {"embed", "blocks", "head"}},
+            ),
+        ]
+    ),
     ids=["projectors", "and the generator", "and the encoder", "and the backbone"],
 )
 def test_gradients_in_disttrains_frozen_training_settings(trainable, plan, config, trained):
@@ -82,6 +90,7 @@ def test_gradients_in_disttrains_frozen_training_settings(trainable, plan, confi
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
+@pytest.mark.layouts
 def test_frozen_parts_have_no_optimizer_state_and_stay_as_they_are():
     engine = training("projectors")
     state = noisy_state(engine)
@@ -100,6 +109,7 @@ def test_frozen_parts_have_no_optimizer_state_and_stay_as_they_are():
     assert moved == {"vision/projector", "generator/projector"}
 
 
+@pytest.mark.layouts
 def test_nothing_runs_backward_where_nothing_before_it_trains():
     """The schedule, the programs and the hops; built, not run."""
     everything = {("vision", 0), ("backbone", 0), ("backbone", 1), ("generator", 0)}
@@ -122,6 +132,7 @@ def test_nothing_runs_backward_where_nothing_before_it_trains():
     }
 
 
+@pytest.mark.layouts
 def test_a_stage_without_a_backward_keeps_no_residuals():
     engine = training("generator", plan=APART)
     programs = engine.executor.stages["backbone", 1].programs
@@ -143,6 +154,7 @@ def test_parts_by_name():
     assert trained_parts(module_graph(TINY), ()) == frozenset()
 
 
+@pytest.mark.layouts
 def test_an_autoencoder_trains_only_by_its_name():
     """Its gradients are then the reference's, and it has no backward as long as it is frozen."""
     config = ModelConfig((), dataclasses.replace(BACKBONE, depth=1), (LATENT_GENERATOR,))

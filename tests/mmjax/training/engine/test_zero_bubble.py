@@ -26,11 +26,13 @@ from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
 from tests.sharding.runtime.split_programs.test_program import dot_count
+from tests.tiers import first_in_default
 from tests.tiny_model import tiny_batch
 
 dispatched = {"executor": "dispatched"}
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     ("unit", "microbatches"),
     [
@@ -47,7 +49,9 @@ def test_a_backbone_alone(unit, microbatches):
     assert_step_of_one_device(shared_engine(Plan((unit,), microbatches, "zb-h1"), TEXT))
 
 
-@pytest.mark.parametrize("unit", [backbone(2, first=2, tp=2, **dispatched), backbone(2, first=2, tp=2)])
+@pytest.mark.parametrize(
+    "unit", first_in_default([backbone(2, first=2, tp=2, **dispatched), backbone(2, first=2, tp=2)])
+)
 def test_an_encoder_before_it_and_tied_embeddings(unit):
     engine = shared_engine(Plan((VISION_UNIT, unit), 4, "zb-h1"), TIED)
     assert_step_of_one_device(engine)
@@ -55,6 +59,7 @@ def test_an_encoder_before_it_and_tied_embeddings(unit):
     assert split == ({("backbone", 0), ("backbone", 1)} if unit.executor == "dispatched" else set())
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize("executor", ["dispatched", "compiled"])
 def test_adapters_and_experts(executor):
     experts = ExpertsConfig(count=4, top_k=2, ffn=12)
@@ -65,6 +70,7 @@ def test_adapters_and_experts(executor):
     assert_step_of_one_device(shared_engine(Plan((unit,), 2, "zb-h1"), config))
 
 
+@pytest.mark.layouts
 def test_a_frozen_encoder_and_a_backbone_whose_first_stage_sends_nothing_back():
     plan = Plan((VISION_UNIT, backbone(2, first=2, **dispatched)), 2, "zb-h1")
     engine = shared_engine(plan, WITH_VISION, dataclasses.replace(SETTINGS, trainable=("backbone",)))
@@ -78,6 +84,7 @@ def test_a_frozen_pipeline_is_refused_with_both_numbers():
         shared_engine(plan, WITH_VISION, dataclasses.replace(SETTINGS, trainable=("vision",)))
 
 
+@pytest.mark.layouts
 def test_a_step_leaves_nothing_behind_and_a_wgrad_keeps_only_what_it_reads():
     engine = shared_engine(Plan((backbone(2, **dispatched),), 4, "zb-h1"), TEXT)
     state, placed = noisy_state(engine), engine.place_batch(tiny_batch(TEXT), STEP)
@@ -96,6 +103,7 @@ def test_a_step_leaves_nothing_behind_and_a_wgrad_keeps_only_what_it_reads():
     assert 0 < len(read) < len(inputs) + len(residuals)
 
 
+@pytest.mark.layouts
 def test_units_of_one_stage_may_split_their_backwards_too():
     """The gradient goes back to the encoder before the backbone's wgrad."""
     units = (VISION_UNIT, UnitPlan("backbone", ("backbone",), (2,), layers=(4,)))
@@ -111,6 +119,7 @@ def test_units_of_one_stage_may_split_their_backwards_too():
 WIDE = ModelConfig((), BackboneConfig(vocabulary=64, width=64, depth=4, heads=4, kv_heads=2, ffn=128), ())
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_costs_count_what_waits_for_a_wgrad_and_no_half_more(recompute, tp):
@@ -134,6 +143,7 @@ def test_costs_count_what_waits_for_a_wgrad_and_no_half_more(recompute, tp):
     assert 0 < stage.wgrad.seconds.min() <= stage.wgrad.seconds.max() < stage.backward.min() / 2
 
 
+@pytest.mark.layouts
 def test_a_step_after_compile_step_compiles_no_stage_and_a_recording_has_every_op():
     plan = Plan((VISION_UNIT, backbone(2, first=2, **dispatched)), 2, "zb-h1")
     batch = tiny_batch(WITH_VISION)
@@ -151,6 +161,7 @@ def test_a_step_after_compile_step_compiles_no_stage_and_a_recording_has_every_o
     assert all(span.end.min() > 0 for span in spans if span.op.kind == "wgrad")
 
 
+@pytest.mark.layouts
 @pytest.mark.parametrize(
     "unit",
     [

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import typing
 
+import pytest
+
 from mmjax.training.metrics.interface import RunStart
 from tests.mmjax.commands.test_launch import PLAN
+
+pytestmark = pytest.mark.processes
 
 GIN = """
 from __gin__ import dynamic_registration

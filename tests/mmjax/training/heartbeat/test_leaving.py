@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 LEAVE = """
 import os, sys
 from mmjax.training.heartbeat import leaving

@@ -106,6 +106,7 @@ def resume_after_step_3(writer) -> None:
     writer.close()
 
 
+@pytest.mark.processes
 @needs("wandb")
 def test_wandb_has_each_step_of_a_killed_and_resumed_run_once_in_one_run(offline, tmp_path):
     run_and_kill("WandbWriter", tmp_path)
@@ -131,6 +132,7 @@ def test_a_new_run_in_the_same_workdir_is_a_new_run_of_wandb(offline, tmp_path):
         WandbWriter(RunStart(workdir=tmp_path), mode="of")
 
 
+@pytest.mark.processes
 @needs("mlflow")
 def test_mlflow_has_each_step_of_a_killed_and_resumed_run_once_in_one_run(offline, tmp_path):
     offline.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")

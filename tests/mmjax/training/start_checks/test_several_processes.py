@@ -9,6 +9,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import dataclasses, sys, time
 from mmjax import cli

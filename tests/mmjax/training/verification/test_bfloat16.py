@@ -14,6 +14,8 @@ from sharding.plans.unit_plan import UnitPlan
 from tests.faulty_hop import faulty
 from tests.verified_run import MODEL, run_small_reference
 
+pytestmark = pytest.mark.layouts
+
 PLAN = Plan(
     (
         UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),

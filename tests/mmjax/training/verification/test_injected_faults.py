@@ -4,19 +4,27 @@ The vision stage is partly frozen: its encoder has no gradients, its projector t
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from mmjax.training.engine.engine import Engine
 from mmjax.training.verification.comparison import ALL_MODULES, LIMITS, compare_with_reference
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from tests.faulty_hop import faulty
+from tests.faults.engine_faults import (
+    first_replica_only,
+    larger_weights,
+    next_microbatch,
+    scaled_hop,
+    stage_function,
+    stage_programs,
+    without_last_microbatch,
+)
 from tests.verified_run import MODEL
+
+pytestmark = pytest.mark.layouts
 
 PLAN = Plan(
     (
@@ -45,72 +53,11 @@ def test_without_a_fault_a_layout_with_a_partly_frozen_stage_agrees(engine, refe
     assert 0.3 < step.score.accuracy < 0.7
 
 
-# ---------------------------------------------------------------------- faults: what changes in an engine
-
-
-def stage_function(stage_id, name, change):
-    """Wraps a function of a stage: `change(function, *arguments)` is called instead."""
-
-    def inject(engine, patch):
-        stage = engine.executor.stages[stage_id]
-        wrapped = functools.partial(change, getattr(stage, name))
-        patch.setitem(engine.executor.stages, stage_id, dataclasses.replace(stage, **{name: wrapped}))
-
-    return inject
-
-
-def stage_programs(stage_id, **changes):
-    """Wraps compiled programs of a stage in the same way."""
-
-    def inject(engine, patch):
-        programs = engine.executor.stages[stage_id].programs
-        for name, change in changes.items():
-            patch.setattr(programs, name, functools.partial(change, getattr(programs, name)))
-
-    return inject
-
-
-def scaled_hop(channel_name, direction):
-    """Multiplies what a channel carries by 1.01."""
-
-    def inject(engine, patch):
-        (channel,) = [each for each in engine.executor.channels if each.name == channel_name]
-        bad = faulty(getattr(channel, direction), lambda array: array * 1.01)
-        pair = (channel.source, channel.target)
-        channels = engine.executor.microbatch_ops.channels_between
-        patch.setitem(channels, pair, [dataclasses.replace(channel, **{direction: bad})])
-
-    return inject
-
-
-def larger_weights(engine, patch):
-    """Divides the losses of tokens by a count that is 0.05% too small."""
-    place = engine.place_batch
-
-    def placed(arrays, step):
-        backbone = {**arrays["backbone"], "weights": arrays["backbone"]["weights"] * np.float32(1.0005)}
-        return place({**arrays, "backbone": backbone}, step)
-
-    patch.setattr(engine, "place_batch", placed)
-
-
-def first_replica_only(reduce, gradients):
-    return reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
+# ---------------------------------------------------------------------- faults of a step
 
 
 def doubled(reduce, gradients):
     return jax.tree.map(lambda leaf: 2 * leaf, reduce(gradients))
-
-
-def next_microbatch(program, parameters, inputs, batch, index, *rest):
-    return program(parameters, inputs, batch, (index + 1) % PLAN.microbatches, *rest)
-
-
-def without_last_microbatch(backward, *arguments):
-    *others, index, residuals, output_gradients, gradients = arguments
-    kept = jax.tree.map(jnp.copy, gradients)
-    result = backward(*others, index, residuals, output_gradients, gradients)
-    return result._replace(parameter_gradients=kept) if int(index) == LAST else result
 
 
 def without_norm(loss_and_norm, gradients, losses):
@@ -190,12 +137,17 @@ FAULTS = {
     "gradients scaled by 1.01 between stages": (scaled_hop("backbone#1", "gradient_hop"), {"vision", "backbone"}),
     "gradients scaled by 1.01 between modules": (scaled_hop("vision>backbone", "gradient_hop"), {"vision"}),
     "microbatches swapped": (
-        stage_programs(VISION_STAGE, forward=next_microbatch, backward=next_microbatch),
+        stage_programs(
+            VISION_STAGE, forward=next_microbatch(PLAN.microbatches), backward=next_microbatch(PLAN.microbatches)
+        ),
         {"vision", "backbone"},
     ),
-    "last microbatch dropped in one stage": (stage_programs(SECOND, backward=without_last_microbatch), {"backbone"}),
+    "last microbatch dropped in one stage": (
+        stage_programs(SECOND, backward=without_last_microbatch(PLAN.microbatches)),
+        {"backbone"},
+    ),
     "last microbatch dropped beside a frozen part": (
-        stage_programs(VISION_STAGE, backward=without_last_microbatch),
+        stage_programs(VISION_STAGE, backward=without_last_microbatch(PLAN.microbatches)),
         {"vision"},
     ),
     "normaliser off by 0.05%": (larger_weights, {"vision", "backbone"}),
@@ -206,7 +158,7 @@ FAULTS = {
     "step count off by one": (stage_function(VISION_STAGE, "update", changed_states(next_count)), {"vision"}),
     "row dropped in the evaluation": (stage_programs(SECOND, evaluate=without_first_row), {"backbone"}),
     "microbatches swapped in the evaluation": (
-        stage_programs(VISION_STAGE, evaluate=next_microbatch),
+        stage_programs(VISION_STAGE, evaluate=next_microbatch(PLAN.microbatches)),
         {"backbone", ALL_MODULES},
     ),
     "answers of a microbatch not scored": (stage_programs(SECOND, evaluate=without_last_answers), {ALL_MODULES}),

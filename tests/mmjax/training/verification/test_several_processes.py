@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from mmjax.training.verification.comparison import ALL_MODULES
 from tests.mmjax.training.verification.verify_as_one_of_several import FAULTY, layouts
 from tests.sharding.runtime.processes import run_cluster
+
+pytestmark = pytest.mark.processes
 
 PROCESSES = 3
 

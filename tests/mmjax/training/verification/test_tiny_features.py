@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 import mmjax
 from mmjax.training.verification.configured_run import verify_run
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -9,6 +11,8 @@ from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layouts import default_layouts
 from sharding.plans.plan import Plan
 from sharding.specs.modules import module_graph
+
+pytestmark = pytest.mark.layouts
 
 CONFIG = mmjax.load("tiny_features.gin")
 

@@ -8,6 +8,8 @@ from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import default_layouts
 from sharding.specs.modules import module_graph
 
+pytestmark = pytest.mark.layouts
+
 
 @pytest.mark.parametrize(
     ("file", "name", "divisions"),

@@ -10,6 +10,8 @@ from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts
 from sharding.specs.modules import module_graph
 
+pytestmark = pytest.mark.layouts
+
 CONFIG = mmjax.load("tiny_encoders.gin")
 GRAPH = module_graph(CONFIG.model)
 

@@ -19,6 +19,8 @@ from mmjax.training.metrics.metrics_file import read_metrics
 from tests.mmjax.weights.published.encoders.vision_parity import picture
 from tests.mmjax.weights.published.small_checkpoints import DECODERS, TOWERS, VOCABULARY, WHOLE, save_small_model
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("transformers")

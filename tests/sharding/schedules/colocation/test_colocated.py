@@ -229,6 +229,7 @@ print(hashlib.sha256(repr((schedule.ops, sorted(schedule.bundled))).encode()).he
 """
 
 
+@pytest.mark.processes
 def test_every_process_makes_the_same_order():
     assert len(outputs_by_hash_seed(PROGRAM)) == 1
     without_seconds = dataclasses.replace(optimus_step(8), seconds={})

@@ -22,6 +22,8 @@ from tests.mmjax.weights.published.decoders.decoder_parity import (
 )
 from tests.mmjax.weights.published.parity import assert_close, randomise_weights, same_tensors
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

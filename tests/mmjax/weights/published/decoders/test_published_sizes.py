@@ -10,6 +10,8 @@ from tests.mmjax.weights.published.parity import (
     single_threaded_torch,
 )
 
+pytestmark = pytest.mark.parity
+
 transformers = pytest.importorskip("transformers")
 
 DEFAULTS = ("Llama", "Mistral", "Qwen3", "Gemma2", "Gemma3Text", "Olmo2", "Olmo3", "Phi3")

@@ -31,6 +31,8 @@ from tests.mmjax.weights.published.parity import (
     single_threaded_torch,
 )
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 if not importlib.util.find_spec("timm"):
     pytest.skip("timm is not installed", allow_module_level=True)

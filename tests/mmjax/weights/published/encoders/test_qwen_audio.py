@@ -28,6 +28,8 @@ from tests.mmjax.weights.published.parity import (
     sinusoids,
 )
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

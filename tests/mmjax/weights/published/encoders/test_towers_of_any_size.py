@@ -11,6 +11,8 @@ from tests.mmjax.weights.published.encoders.tower_parity import (
 from tests.mmjax.weights.published.encoders.vision_parity import published_pixels
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

@@ -27,6 +27,8 @@ from tests.mmjax.weights.published.parity import (
     single_threaded_torch,
 )
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

@@ -9,6 +9,8 @@ from sharding.axes import Axes
 from tests.mmjax.weights.published.generators.diffusers_parity import module_of, read, write
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 

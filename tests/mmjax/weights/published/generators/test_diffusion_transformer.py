@@ -21,6 +21,8 @@ from tests.mmjax.weights.published.parity import (
     single_threaded_torch,
 )
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 

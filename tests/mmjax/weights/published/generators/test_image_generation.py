@@ -15,6 +15,8 @@ from mmjax.weights.published.generators.diffusers_format import write_scheduler
 from tests.mmjax.weights.published.generators.diffusers_parity import BACKBONE, model_of, module_of, read
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 

@@ -9,6 +9,8 @@ from mmjax.weights.published.generators import unet
 from tests.mmjax.weights.published.generators.diffusers_parity import predict, read, write
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 

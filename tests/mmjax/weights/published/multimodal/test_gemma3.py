@@ -19,6 +19,8 @@ from tests.mmjax.weights.published.parity import (
     same_tensors,
 )
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

@@ -26,6 +26,8 @@ from tests.mmjax.weights.published.encoders.vision_parity import picture, publis
 from tests.mmjax.weights.published.multimodal.vision_language_parity import ours
 from tests.mmjax.weights.published.parity import assert_close, export_parameters, randomise_weights, same_tensors
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

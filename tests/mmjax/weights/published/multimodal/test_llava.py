@@ -23,6 +23,8 @@ from tests.mmjax.weights.published.multimodal.vision_language_parity import (
 )
 from tests.mmjax.weights.published.parity import export_parameters, import_parameters, randomise_weights, same_tensors
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

@@ -14,6 +14,8 @@ from tests.mmjax.weights.published.encoders.vision_parity import published_pixel
 from tests.mmjax.weights.published.multimodal.vision_language_parity import model_logits, ours, packed, prompts
 from tests.mmjax.weights.published.parity import assert_close, export_parameters, randomise_weights, same_tensors
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

@@ -7,6 +7,8 @@ from mmjax.weights.published_checkpoint import is_ignored_tensor, parameter_shap
 from mmjax.weights.registry import read_architecture
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
+pytestmark = pytest.mark.parity
+
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

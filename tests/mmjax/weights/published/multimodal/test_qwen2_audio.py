@@ -17,6 +17,8 @@ from tests.mmjax.weights.published.parity import (
     sinusoids,
 )
 
+pytestmark = pytest.mark.parity
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
