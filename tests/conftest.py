@@ -61,8 +61,10 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with engines come first, for they take the longest, and no worker should be left alone with one."""
     for item in items:
         tier_of(item)  # raises if there are two
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/mmjax/training/"))
 
 
 @pytest.fixture(autouse=True)
