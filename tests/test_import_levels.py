@@ -5,9 +5,10 @@ other folders.
 """
 
 import ast
+import functools
 import graphlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import pytest
 
@@ -86,7 +87,8 @@ def within(module: str, packages: set[str]) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-def imports(source: str, module: str = "", top_level_only: bool = False) -> set[str]:
+@functools.cache
+def imports(source: str, module: str = "", top_level_only: bool = False) -> frozenset[str]:
     """The full names that a file imports; `from a import b` is a.b, which may be a module or a name in one."""
     tree = ast.parse(source)
     found = set()
@@ -97,7 +99,7 @@ def imports(source: str, module: str = "", top_level_only: bool = False) -> set[
             above = module.split(".")[: -node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             found |= {f"{base}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def forbidden(module: str, source: str) -> set[str]:
@@ -160,10 +162,9 @@ def test_the_check_finds_what_is_wrong(module, source, culprits):
     assert forbidden(module, source) == culprits
 
 
-def folder(module: str, modules: Mapping[str, object], depth: int) -> str:
+def folder(module: str, packages: Set[str], depth: int) -> str:
     """The package that contains a module, cut to `depth` parts of its name; a package contains itself."""
-    is_package = any(other.startswith(f"{module}.") for other in modules)
-    parts = module.split(".") if is_package else module.split(".")[:-1]
+    parts = module.split(".") if module in packages else module.split(".")[:-1]
     return ".".join(parts[:depth])
 
 
@@ -175,13 +176,14 @@ def folder_imports(modules: Mapping[str, str], depth: int) -> dict[str, set[str]
         depth: Folders deeper than this count as the folder at this depth.
     """
     graph: dict[str, set[str]] = {}
+    packages = {module.rpartition(".")[0] for module in modules}
     for module, source in modules.items():
-        importer = folder(module, modules, depth)
+        importer = folder(module, packages, depth)
         graph.setdefault(importer, set())
         for name in imports(source, module):
             imported = name if name in modules else name.rpartition(".")[0]  # a module, or a name in one
-            if imported in modules and folder(imported, modules, depth) != importer:
-                graph[importer].add(folder(imported, modules, depth))
+            if imported in modules and folder(imported, packages, depth) != importer:
+                graph[importer].add(folder(imported, packages, depth))
     return graph
 
 

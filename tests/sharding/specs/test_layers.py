@@ -246,9 +246,15 @@ MODELS["features of two layers in the first two blocks, adapted"] = ModelConfig(
 POSITIONS, TOKENS, IMAGES = 16, 20, 3
 
 
-def flops(model, name):
+@functools.cache
+def flax_modules(model):
+    """The modules of a model by name; their pieces keep what was traced of them."""
+    return {module.name: module for module in model_modules(MODELS[model])}
+
+
+def flops(of, name):
     """FLOPs of the Flax module's forward over one row that is one segment."""
-    modules = {module.name: module for module in model_modules(model)}
+    modules, model = flax_modules(of), MODELS[of]
     batch = {
         "patches": ((1, POSITIONS, model.encoders[0].patch_width if model.encoders else 0), jnp.float32),
         "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
@@ -286,17 +292,15 @@ CASES = [(name, module.name) for name, model in MODELS.items() for module in mod
 
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_parameters_match_the_flax_module(model, name):
-    module = next(module for module in model_modules(MODELS[model]) if module.name == name)
-    leaves = jax.tree.leaves(abstract_module_parameters(module))
+    leaves = jax.tree.leaves(abstract_module_parameters(flax_modules(model)[name]))
     assert module_graph(MODELS[model])[name].parameter_count == sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_parameters_per_tensor_rank_match_the_flax_module(model, name, tp):
-    module = next(module for module in model_modules(MODELS[model]) if module.name == name)
     held = 0
-    for piece in module.pieces:
+    for piece in flax_modules(model)[name].pieces:
         definition = piece_definition(piece)
         shapes = jax.tree.leaves(definition.shapes)
         splits = jax.tree.leaves(definition.splits, is_leaf=lambda split: isinstance(split, tuple))
@@ -316,12 +320,12 @@ def test_flops_match_the_flax_module(model, name):
         "backbone": (TOKENS, 2 * TOKENS**2, 1, TOKENS**2),
         "generator": (0, 0, IMAGES, 0),
     }.get(name, (POSITIONS, POSITIONS**2, 1, POSITIONS**2))
-    assert spec.forward_flops(np.array(loads, float)) == flops(MODELS[model], name)
+    assert spec.forward_flops(np.array(loads, float)) == flops(model, name)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_support_sequence_parallelism_where_the_flax_pieces_do(model):
-    for module in model_modules(MODELS[model]):
+    for module in flax_modules(model).values():
         spec = module_graph(MODELS[model])[module.name]
         for piece in module.compute_pieces:
             assert spec.layer_named(piece.name).sequence_parallel == piece.sequence_parallel, (module.name, piece.name)

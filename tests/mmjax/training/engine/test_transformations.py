@@ -33,6 +33,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.global_reduction import StepSummary
 from tests.mmjax.training.engines import noisy_state
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
 STEPS = 10
@@ -85,7 +86,7 @@ def cosine(peak, warmup):
     return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, STEPS, 0.05 * peak)
 
 
-@pytest.mark.parametrize("algorithm", PLAIN, ids=lambda algorithm: type(algorithm).__name__)
+@pytest.mark.parametrize("algorithm", first_in_default(PLAIN), ids=lambda algorithm: type(algorithm).__name__)
 def test_updates_of_sharded_layers_are_those_of_optax_on_whole_layers(algorithm):
     """On stages of data, tensor, expert and pipeline ranks; the projector has settings of its own."""
     decay = 0.1 if isinstance(algorithm, KEEP_DECAY) else 0.0

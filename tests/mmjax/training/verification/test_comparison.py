@@ -97,6 +97,7 @@ def wrong(reports):
     return {name for name, report in reports.items() if not report.ok}
 
 
+@pytest.mark.layouts
 def test_a_doubled_gradient_is_found_and_named(monkeypatch):
     def doubled(reduce, gradients):
         found = reduce(gradients)
@@ -109,6 +110,7 @@ def test_a_doubled_gradient_is_found_and_named(monkeypatch):
     assert reports["vision"].gradient.what.startswith("projector/000/mlp/")
 
 
+@pytest.mark.layouts
 def test_a_missing_reduction_is_found_and_named(monkeypatch):
     def first_instance_only(reduce, gradients):
         return reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
@@ -122,6 +124,7 @@ def test_a_missing_reduction_is_found_and_named(monkeypatch):
     assert reports["backbone"].gradient.what.startswith(("blocks/000/", "embed/"))
 
 
+@pytest.mark.layouts
 def test_a_lost_gradient_of_a_tied_embedding_is_found_and_named(monkeypatch):
     engine = tied_over_two_stages()
     (share,) = engine.executor.tied_parameters
@@ -132,6 +135,7 @@ def test_a_lost_gradient_of_a_tied_embedding_is_found_and_named(monkeypatch):
     assert reports["backbone"].gradient.what == "embed/000/embedding"
 
 
+@pytest.mark.layouts
 def test_samples_permuted_in_one_modules_batch_are_found(monkeypatch):
     engine = tied_over_two_stages()
     place = engine.place_batch
@@ -145,6 +149,7 @@ def test_samples_permuted_in_one_modules_batch_are_found(monkeypatch):
     assert reports["backbone"].loss.excess > 1
 
 
+@pytest.mark.layouts
 def test_samples_permuted_in_a_gradient_hop_are_found_in_the_module_it_leads_to(monkeypatch):
     engine = tied_over_two_stages()
 
@@ -163,6 +168,7 @@ def test_samples_permuted_in_a_gradient_hop_are_found_in_the_module_it_leads_to(
     assert wrong(reports) == {"vision"}
 
 
+@pytest.mark.layouts
 def test_noise_keyed_by_position_instead_of_sample_is_found(monkeypatch):
     engine = tied_over_two_stages()
     place = engine.place_batch

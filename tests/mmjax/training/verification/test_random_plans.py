@@ -115,6 +115,7 @@ def test_plans_depend_on_seed_and_number_alone():
     assert list(random_plans(graph, ROWS, 8, seed=2, count=2).values()) != list(few.values())
 
 
+@pytest.mark.layouts
 def test_the_executor_agrees_with_one_device_on_random_plans(reference):
     plans = random_plans(module_graph(MODEL), GlobalRows.from_data(MODEL, DATA), 8, SETTINGS.seed, 2)
     layouts = [NamedLayout(name, plan) for name, plan in plans.items()]
