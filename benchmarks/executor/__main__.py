@@ -5,8 +5,9 @@ dispatch, hops, batches, gathering of weights. Both take turns, step by step, in
 share the cores; processor time is printed too, because it does not count what programs of several devices gain by
 running at once.
 
-With `--pipelines`, a deep backbone on four pipeline ranks is compared with itself: dispatched stages, and one program a
-step (`UnitPlan.executor`).
+With `--dispatch`, the processor time of the thread that dispatches is measured instead, by kind of op (by default of
+`tiny.gin`). With `--pipelines`, a deep backbone on four pipeline ranks is compared with itself: dispatched stages, and
+one program a step (`UnitPlan.executor`).
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from mmjax import cli
 class ExecutorArguments(cli.GinArguments, cli.JsonArguments):
     """Flags of the command."""
 
+    dispatch: bool = cli.flag(False, "Measures processor time of the dispatching thread by kind of op instead.")
     pipelines: bool = cli.flag(False, "Compares a deep pipeline as one program with dispatched stages instead.")
     steps: int = cli.flag(40, "Steps that are timed, after the first two.", metavar="N", parse=cli.integer(1))
 
@@ -34,6 +36,16 @@ def main(arguments: ExecutorArguments) -> int:
         measured = measure_pipelines(arguments.steps)
         print(json.dumps(measured) if arguments.json else format_pipelines(measured))
         return 0
+
+    if arguments.dispatch:
+        from benchmarks.executor.dispatching import format_dispatch, measure_dispatch
+        from mmjax.training.row_loads import first_batches
+
+        gin_file = arguments.gin_file or ("tiny.gin",)
+        config = cli.training_config(dataclasses.replace(arguments, gin_file=gin_file))
+        measured = measure_dispatch(config, [batch.arrays for batch in first_batches(config, 4)], arguments.steps)
+        print(json.dumps(measured) if arguments.json else format_dispatch(measured))
+        return 0 if measured["us_per_op"] <= measured["goal_us"] else 1
 
     from benchmarks.executor.comparison import (
         EXECUTOR,

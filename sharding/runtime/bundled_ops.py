@@ -1,7 +1,7 @@
 """The bundles of a schedule: which of its ops run in one program, and the calls of these programs."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
@@ -14,24 +14,9 @@ from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
 Bundle = tuple[PipelineOp, PipelineOp]
 
 
-def ops_by_program(schedule: Schedule) -> Iterator[tuple[PipelineOp, ...]]:
-    """The ops in order: each alone, or the two of a bundle together."""
-    waiting: tuple[PipelineOp, ...] = ()
-    for op in schedule.ops:
-        if op in schedule.bundled:
-            yield (*waiting, op)
-            waiting = ()
-        else:
-            if waiting:
-                yield waiting
-            waiting = (op,)
-    if waiting:
-        yield waiting
-
-
 def find_bundles(schedule: Schedule) -> list[Bundle]:
     """The bundles of a schedule, in order."""
-    return [(ops[0], ops[1]) for ops in ops_by_program(schedule) if len(ops) > 1]
+    return [(ops[0], ops[1]) for ops in schedule.by_program if len(ops) > 1]
 
 
 def check_device_order(schedule: Schedule, stages: Mapping[StageId, ExecutableStage]) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.bundled_ops import bundle_calls, ops_by_program
+from sharding.runtime.bundled_ops import bundle_calls
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.microbatch_ops import MicrobatchOps
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
@@ -140,7 +140,7 @@ class Executor:
         """Runs the ops of some kinds in the order of the training schedule, on buffers whose state is copied first."""
         state = buffers.state
         buffers.state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
-        for scheduled in ops_by_program(self.training_schedule):
+        for scheduled in self.training_schedule.by_program:
             ops = [op for op in scheduled if op.kind in kinds]
             if not ops:
                 continue
@@ -260,11 +260,10 @@ class Executor:
         if not stage.is_local or stage.update is None:
             return None
         assert buffers.summary is not None
-        summary = self.global_reduction.on_stage(buffers.summary, stage_id)
-        assert summary is not None
+        decision = self.global_reduction.on_stage(buffers.summary, stage_id)
         masters, gradients = state.master_weights[stage_id], buffers.gradients.pop(stage_id)
         trained = {key: masters[key] for key in gradients}
-        updated = stage.update(trained, state.optimizer_state[stage_id], gradients, summary)
+        updated = stage.update(trained, state.optimizer_state[stage_id], gradients, decision)
         state.master_weights[stage_id], state.optimizer_state[stage_id] = {**masters, **updated[0]}, updated[1]
         return updated
 

@@ -20,22 +20,25 @@ from sharding.plans.stage_graph import StageId
 
 @dataclasses.dataclass(frozen=True)
 class StepSummary:
-    """The result of the reduction, replicated over all devices: arrays, or their shapes.
+    """The result of the reduction, all but `decision` replicated over all devices.
 
     Attributes:
         losses: `[losses]` of all stages, in the order of `GlobalReduction.loss_order`.
         gradient_norm: Norm of the gradients of all units together.
         clip_scale: Factor by which gradients are multiplied: min(1, max_norm / gradient_norm).
         all_finite: 1.0, or 0.0 once a loss or a gradient of this or an earlier step was not finite.
+        decision: `[devices, 2]`: `clip_scale` and `all_finite` once more, a row on each device. One array, whose parts
+            every stage's update takes as they lie there (`GlobalReduction.on_stage`).
     """
 
     losses: Any
     gradient_norm: Any
     clip_scale: Any
     all_finite: Any
+    decision: Any
 
 
-jax.tree_util.register_dataclass(StepSummary, ["losses", "gradient_norm", "clip_scale", "all_finite"], [])
+jax.tree_util.register_dataclass(StepSummary, ["losses", "gradient_norm", "clip_scale", "all_finite", "decision"], [])
 
 
 class GlobalReduction:
@@ -64,10 +67,17 @@ class GlobalReduction:
         self.loss_order = tuple((stage_id, name) for stage_id in meshes for name in losses[stage_id])
         self._widths = {stage_id: 1 + len(losses[stage_id]) for stage_id in meshes}
         self._mesh = Mesh(np.array(devices), ("all",))
-        self._stage_meshes = dict(meshes)
+        self._by_device = NamedSharding(self._mesh, P("all"))
+        self._on_stages = {stage_id: NamedSharding(mesh, P()) for stage_id, mesh in meshes.items()}
         self._local_devices = [device for device in devices if device.process_index == jax.process_index()]
+        position_of = {device: position for position, device in enumerate(self._local_devices)}
+        self._positions = {
+            stage_id: [position_of[device] for device in mesh.devices.flat if device in position_of]
+            for stage_id, mesh in meshes.items()
+        }
+        self._first_positions = {stage_id: position_of.get(mesh.devices.flat[0]) for stage_id, mesh in meshes.items()}
         self._zeros = {
-            width: {device: jax.device_put(np.zeros((1, width), np.float32), device) for device in self._local_devices}
+            width: [jax.device_put(np.zeros((1, width), np.float32), device) for device in self._local_devices]
             for width in set(self._widths.values())
         }
 
@@ -77,26 +87,25 @@ class GlobalReduction:
             loss_sums = jnp.concatenate([total[1:] for total in totals])
             finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(loss_sums))
             scale = jnp.ones(()) if max_norm is None else jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
-            return StepSummary(loss_sums, norm, scale, jnp.where(finite, all_finite, 0.0))
+            all_finite = jnp.where(finite, all_finite, 0.0)
+            return StepSummary(loss_sums, norm, scale, all_finite, jnp.stack([scale, all_finite])[None])
 
-        specs = [P("all")] * len(self.stage_ids)
-        self.program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=(specs, P()), out_specs=P()))
+        in_specs = ([P("all")] * len(self.stage_ids), P())
+        out_specs = StepSummary(P(), P(), P(), P(), P("all"))
+        self.program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs))
 
     def abstract_arguments(self) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
         """What `program` is called with: the statistics of every stage on all devices, and the flag."""
-        by_device, replicated = NamedSharding(self._mesh, P("all")), NamedSharding(self._mesh, P())
+        by_device, replicated = self._by_device, NamedSharding(self._mesh, P())
         statistics = [
             jax.ShapeDtypeStruct((self._mesh.devices.size, self._widths[stage_id]), np.float32, sharding=by_device)
             for stage_id in self.stage_ids
         ]
         return statistics, jax.ShapeDtypeStruct((), np.float32, sharding=replicated)
 
-    def abstract_summary(self, stage_id: StageId) -> StepSummary:
-        """Shapes and shardings of the result on a stage's submesh (`on_stage`)."""
-        sharding = NamedSharding(self._stage_meshes[stage_id], P())
-        losses = jax.ShapeDtypeStruct((len(self.loss_order),), np.float32, sharding=sharding)
-        scalar = jax.ShapeDtypeStruct((), np.float32, sharding=sharding)
-        return StepSummary(losses, scalar, scalar, scalar)
+    def abstract_decision(self, stage_id: StageId) -> jax.ShapeDtypeStruct:
+        """Shape and sharding of `on_stage`."""
+        return jax.ShapeDtypeStruct((1, 2), np.float32, sharding=self._on_stages[stage_id])
 
     def initial_flag(self, all_finite: bool = True) -> jax.Array:
         """The `all_finite` of a state in which everything was finite so far."""
@@ -114,32 +123,18 @@ class GlobalReduction:
             [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids], all_finite
         )
 
-    def on_stage(self, summary: StepSummary, stage_id: StageId) -> StepSummary | None:
-        """The same values on a stage's submesh, without a copy; None where this process has no device of it."""
-        sharding = NamedSharding(self._stage_meshes[stage_id], P())
-        stage_devices = self._stage_meshes[stage_id].devices.flat
-        local_devices = [device for device in stage_devices if device.process_index == jax.process_index()]
-
-        def view(array: jax.Array) -> jax.Array:
-            shards = {shard.device: shard.data for shard in array.addressable_shards}
-            return jax.make_array_from_single_device_arrays(
-                array.shape, sharding, [shards[device] for device in local_devices]
-            )
-
-        return jax.tree.map(view, summary) if local_devices else None
+    def on_stage(self, summary: StepSummary, stage_id: StageId) -> jax.Array:
+        """`[1, 2]`, the decision on a stage's submesh, of which this process has devices, without a copy."""
+        shards = [summary.decision.addressable_data(position) for position in self._positions[stage_id]]
+        return jax.make_array_from_single_device_arrays((1, 2), self._on_stages[stage_id], shards)
 
     def _on_all_devices(self, stage_id: StageId, statistics: jax.Array | None) -> jax.Array:
         """`[devices, width]` over all devices: the stage's statistics on its first device, zeros on all others."""
-        width = self._widths[stage_id]
-        shards = dict(self._zeros[width])
-        first = self._stage_meshes[stage_id].devices.flat[0]
-        if statistics is not None and first in shards:
-            shards[first] = next(shard.data for shard in statistics.addressable_shards if shard.device == first)
-        shape = (self._mesh.devices.size, width)
-        sharding = NamedSharding(self._mesh, P("all"))
-        return jax.make_array_from_single_device_arrays(
-            shape, sharding, [shards[device] for device in self._local_devices]
-        )
+        width, first = self._widths[stage_id], self._first_positions[stage_id]
+        shards = list(self._zeros[width])
+        if statistics is not None and first is not None:
+            shards[first] = statistics.addressable_data(0)
+        return jax.make_array_from_single_device_arrays((self._mesh.devices.size, width), self._by_device, shards)
 
     def _replicated(self, value: np.float32) -> jax.Array:
         shards = [jax.device_put(value, device) for device in self._local_devices]

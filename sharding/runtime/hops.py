@@ -47,7 +47,11 @@ class IdentityHop(_ArrayHop):
 
 
 class DevicePutHop(_ArrayHop):
-    """`jax.device_put`, the quickest where one process owns all devices; shards that stay may share their buffers."""
+    """`jax.device_put`, the quickest where one process owns all devices; shards that stay may share their buffers.
+
+    Where the target has other shards on as many devices, a program makes them at the source first: `device_put` then
+    copies from device to device, and would otherwise wait for the array and take it through the host.
+    """
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
         super().__init__(source, target, shape, dtype)
@@ -57,11 +61,12 @@ class DevicePutHop(_ArrayHop):
                 f"device_put cannot reach {foreign[0]}, which belongs to process {foreign[0].process_index}; "
                 'use the transport "ppermute"'
             )
+        self._reshard = _reshard_at_source(source, target, shape)
 
     def __call__(self, array: jax.Array | None) -> jax.Array:
         """The array on the target."""
-        self.endpoints.source_shards(array)  # checks it
-        return jax.device_put(array, self.endpoints.target)
+        checked = self.endpoints.check(array)
+        return jax.device_put(self._reshard(checked) if self._reshard else checked, self.endpoints.target)
 
 
 class PermuteHop(_ArrayHop):
@@ -178,17 +183,21 @@ class _Endpoints:
 
     def source_shards(self, array: jax.Array | None) -> dict[jax.Device, jax.Array]:
         """This process's shards at the source. Raises ValueError if the array is not what the hop was made for."""
-        if array is None:
-            if self._is_source:
-                raise ValueError(f"a hop from {self.source} got None, but this process owns devices of its source")
+        if array is None and not self._is_source:
             return {}
+        return {shard.device: shard.data for shard in self.check(array).addressable_shards}
+
+    def check(self, array: jax.Array | None) -> jax.Array:
+        """The array that a process with devices of the source gives. Raises ValueError as `source_shards` does."""
+        if array is None:
+            raise ValueError(f"a hop from {self.source} got None, but this process owns devices of its source")
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ValueError(
                 f"a hop of {self.dtype}{list(self.shape)} got {array.dtype}{list(array.shape)}; make one for it"
             )
         if array.sharding != self.source and not array.sharding.is_equivalent_to(self.source, array.ndim):
             raise ValueError(f"a hop from {self.source} got an array on {array.sharding}; make one from there")
-        return {shard.device: shard.data for shard in array.addressable_shards}
+        return array
 
     def zeros(self) -> jax.Array | None:
         if not self._is_source:
@@ -201,6 +210,23 @@ class _Endpoints:
         return jax.make_array_from_single_device_arrays(
             self.shape, self.target, [shards[device] for device in self._local_targets], dtype=self.dtype
         )
+
+
+def _reshard_at_source(
+    source: NamedSharding, target: NamedSharding, shape: tuple[int, ...]
+) -> Callable[[jax.Array], jax.Array] | None:
+    """The program that gives the source's devices, in order, the shards of the target's; None if it is not needed.
+
+    Nor if it is impossible: the devices are not as many, or partly the same.
+    """
+    devices = source.mesh.devices.flatten()
+    if len(devices) != target.mesh.size or source.device_set & target.device_set:
+        return None
+    mesh = Mesh(devices.reshape(target.mesh.devices.shape), target.mesh.axis_names)
+    resharded = NamedSharding(mesh, target.spec)
+    if _boxes(resharded, shape) == _boxes(source, shape):
+        return None
+    return jax.jit(lambda array: array, out_shardings=resharded)
 
 
 def _boxes(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:

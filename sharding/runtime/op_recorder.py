@@ -173,7 +173,7 @@ def _compile_marks(executor: Executor) -> None:
             _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))
         if _returns_gradients_alone(programs):
             shapes = jax.eval_shape(programs.zero_gradients)
-            _compile_mark(abstract_arrays(shapes, programs.gradient_specs(), programs.mesh))
+            _compile_mark(abstract_arrays(shapes, programs.gradient_specs, programs.mesh))
 
 
 def _returns_losses_alone(programs: MeshPrograms) -> bool:

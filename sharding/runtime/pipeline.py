@@ -1,6 +1,7 @@
 """A pipeline on devices: its stages, what passes between them, and the state that training changes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -8,7 +9,6 @@ import jax
 from sharding.plans.stage_graph import StageCopy, StageId
 from sharding.runtime.copies import CopyMeshes, is_local_mesh
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
-from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop
 from sharding.runtime.stages.definition import Microbatches
 from sharding.runtime.stages.mesh_programs import MeshPrograms
@@ -31,7 +31,7 @@ class CopyPrograms:
         """Those for rows of the largest capacity."""
         return self.by_capacity[-1]
 
-    @property
+    @functools.cached_property
     def is_local(self) -> bool:
         """Whether this process has devices of the copy."""
         return is_local_mesh(self.largest.mesh)
@@ -48,8 +48,8 @@ class ExecutableStage:
         reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
         loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
             of the gradients, then the losses.
-        update: `(master weights, optimizer state, gradients, summary) -> (master weights, optimizer state)` of the keys
-            that train; None where nothing trains.
+        update: `(master weights, optimizer state, gradients, decision) -> (master weights, optimizer state)`, by
+            `StepSummary.decision`, of the keys that train; None where nothing trains.
     """
 
     meshes: CopyMeshes
@@ -57,14 +57,14 @@ class ExecutableStage:
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
     loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
-    update: Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]] | None
+    update: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]] | None
 
     @property
     def programs(self) -> MeshPrograms:
         """Those of the first copy for rows of the largest capacity: what depends on neither is the same for all."""
         return self.copies[0].largest
 
-    @property
+    @functools.cached_property
     def is_local(self) -> bool:
         """Whether this process has devices of the stage, in some copy."""
         return is_local_mesh(self.meshes.all_copies)
@@ -79,14 +79,14 @@ class ExecutableStage:
 
     def join_gradients(self, by_copy: Sequence[Tree | None]) -> Tree:
         """The unreduced gradients of all copies, `[copies * replicas, ...]`."""
-        return self.meshes.join(by_copy, self.programs.gradient_specs())
+        return self.meshes.join(by_copy, self.programs.gradient_specs)
 
     def joined_shapes(self, losses: Tree, gradients: Tree | None) -> tuple[Tree, Tree | None]:
         """Abstract losses and gradients of all copies, by those of one; gradients are None without a backward."""
         of_losses = self.meshes.joined_shapes(losses, self.programs.loss_specs)
         if gradients is None:
             return of_losses, None
-        return of_losses, self.meshes.joined_shapes(gradients, self.programs.gradient_specs())
+        return of_losses, self.meshes.joined_shapes(gradients, self.programs.gradient_specs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -299,6 +299,17 @@ class Schedule:
     ops: tuple[PipelineOp, ...]
     bundled: frozenset[PipelineOp] = frozenset()
 
+    @functools.cached_property
+    def by_program(self) -> tuple[tuple[PipelineOp, ...], ...]:
+        """The ops in order: each alone, or the two of a bundle together."""
+        programs: list[tuple[PipelineOp, ...]] = []
+        for op in self.ops:
+            if op in self.bundled:
+                programs[-1] = (*programs[-1], op)
+            else:
+                programs.append((op,))
+        return tuple(programs)
+
     def restricted_to(self, devices: Iterable[int]) -> "Schedule":
         """The ops that run on at least one of these devices, in the same order."""
         local, graph = frozenset(devices), self.op_graph

@@ -56,10 +56,10 @@ def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: T
             jax.eval_shape(init, trained),
             engine.optimizer_shardings(stage_id),
         )
-        summary = engine.executor.global_reduction.abstract_summary(stage_id)
+        decision = engine.executor.global_reduction.abstract_decision(stage_id)
         calls += [
             ProgramCall(stage.reduce, (gradients,)),
-            ProgramCall(stage.update, (trained, states, trained, summary)),
+            ProgramCall(stage.update, (trained, states, trained, decision)),
             ProgramCall(init, (trained,)),
         ]
     return calls

@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.part_optimizers import LayerOptimizers
-from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 
@@ -80,13 +79,13 @@ def init_stage(optimizers: LayerOptimizers, masters: Tree) -> Tree:
 
 def make_stage_update(
     optimizers: LayerOptimizers,
-) -> Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]]:
+) -> Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
     """The update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
     If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
 
     Returns:
-        `(masters, optimizer state, gradients, step summary) -> (masters, optimizer state)`.
+        `(masters, optimizer state, gradients, decision) -> (masters, optimizer state)`, by `StepSummary.decision`.
     """
 
     def update_layer(
@@ -94,21 +93,22 @@ def make_stage_update(
         masters: Tree,
         state: OptimizerState,
         gradients: Tree,
-        summary: StepSummary,
+        decision: jax.Array,
     ) -> tuple[Tree, OptimizerState]:
-        clipped = jax.tree.map(lambda leaf: leaf * summary.clip_scale, gradients)
+        clip_scale, all_finite = decision[0]
+        clipped = jax.tree.map(lambda leaf: leaf * clip_scale, gradients)
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             updates, new_state = optimizer.update(clipped, state, masters)
         new_masters = optax.apply_updates(masters, updates)
         return jax.tree.map(
-            lambda new, old: jnp.where(summary.all_finite > 0, new, old), (new_masters, new_state), (masters, state)
+            lambda new, old: jnp.where(all_finite > 0, new, old), (new_masters, new_state), (masters, state)
         )
 
-    def update(masters: Tree, states: Tree, gradients: Tree, summary: StepSummary) -> tuple[Tree, Tree]:
+    def update(masters: Tree, states: Tree, gradients: Tree, decision: jax.Array) -> tuple[Tree, Tree]:
         new_masters, new_states = dict(masters), {}
         for key, layers in gradients.items():
             updated = {
-                layer: update_layer(optimizers[key], masters[key][layer], states[key][layer], layer_gradients, summary)
+                layer: update_layer(optimizers[key], masters[key][layer], states[key][layer], layer_gradients, decision)
                 for layer, layer_gradients in layers.items()
             }
             new_masters[key] = {layer: layer_masters for layer, (layer_masters, _) in updated.items()}

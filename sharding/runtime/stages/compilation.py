@@ -84,7 +84,7 @@ def _pipeline_calls(programs: CompiledPipeline) -> StageCalls:
     losses = abstract_arrays(results.losses, programs.loss_specs, programs.mesh)
     gradients = None
     if programs.definition.trained_keys:
-        gradients = abstract_arrays(results.parameter_gradients, programs.gradient_specs(), programs.mesh)
+        gradients = abstract_arrays(results.parameter_gradients, programs.gradient_specs, programs.mesh)
     calls = [ProgramCall(programs.step, operands)]
     if programs.backward is not None:
         held = _abstract_saved(results.held, programs.held_shardings)
@@ -102,7 +102,7 @@ def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
     calls = [ProgramCall(programs.zero_losses, ())]
     gradients = None
     if programs.has_backward:
-        gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs(), programs.mesh)
+        gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs, programs.mesh)
         calls.append(ProgramCall(programs.zero_gradients, ()))
     for each in by_capacity:
         calls += _microbatch_calls(each, losses, gradients)

@@ -150,7 +150,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self.loss_specs = dict.fromkeys(self.loss_names, self._replica_spec)
         self._table = self._training_table(splits_backward)
         self.held_shardings = self._trace_held() if self._table.order == "gpipe" else []
-        self.step, self.backward = self._compile_training(self.gradient_specs() if has_backward else {})
+        self.step, self.backward = self._compile_training(self.gradient_specs if has_backward else {})
 
     # ------------------------------------------------------------------ building
 

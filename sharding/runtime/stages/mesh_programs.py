@@ -50,6 +50,7 @@ class MeshPrograms(Generic[Interface]):
     loss_names: tuple[str, ...]
     loss_specs: dict[str, P]
 
+    @functools.cached_property
     def gradient_specs(self) -> Tree:
         """Specs of the unreduced gradients: one copy for each replica that holds the parameter, stacked first."""
         return self._map_trained(lambda axes, spec: P(replicated_data_axes(spec, axes), *spec))
@@ -75,7 +76,7 @@ class MeshPrograms(Generic[Interface]):
 
         shapes = self._map_trained(gradient_shape, self.definition.shapes)
         shardings = jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs(), is_leaf=is_partition_spec
+            lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs, is_leaf=is_partition_spec
         )
 
         def zeros() -> Tree:

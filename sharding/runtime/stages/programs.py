@@ -136,7 +136,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         self.split_backward: SplitBackward | None = None
         if not has_backward:
             return
-        gradient_specs = self.gradient_specs()
+        gradient_specs = self.gradient_specs
         input_gradient_specs = {name: channel_specs[name] for name in differentiated_inputs}
         if splits_backward:
             self.split_backward = self._split_backward(input_gradient_specs, gradient_specs)

@@ -1,6 +1,5 @@
 """What is true of every measured timeline of a step."""
 
-from sharding.runtime.bundled_ops import ops_by_program
 from sharding.simulation.measured import replicas_that_finish
 
 
@@ -9,7 +8,7 @@ def check_measured(timeline, schedule):
     spans = {span.op: span for span in timeline.spans}
     assert [span.op for span in timeline.spans] == list(schedule.ops) and len(spans) == len(schedule.ops)
     copies, free = schedule.op_graph.stage_graph.copies, {}
-    for program in ops_by_program(schedule):
+    for program in schedule.by_program:
         ends = {}
         for span in (spans[op] for op in program):
             assert (span.start >= 0).all() and (span.end >= span.start).all(), span.op

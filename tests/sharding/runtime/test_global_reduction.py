@@ -64,13 +64,14 @@ def test_a_stage_that_was_not_finite_is_remembered_by_all(bad, what):
     assert float(reduction.reduce(stats(meshes, **fine), reduction.initial_flag(all_finite=False)).all_finite) == 0
 
 
-def test_a_stage_sees_the_summary_on_its_own_devices_without_a_copy():
+def test_a_stage_sees_the_decision_on_its_own_devices_without_a_copy():
     reduction, meshes = make_reduction(1.0)
     summary = reduction.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.0, 1.0)), reduction.initial_flag())
     for node, mesh in meshes.items():
         seen = reduction.on_stage(summary, node)
-        assert seen.clip_scale.sharding.is_equivalent_to(NamedSharding(mesh, P()), 0)
-        assert float(seen.clip_scale) == 0.25
-        whole = {shard.device: shard.data.unsafe_buffer_pointer() for shard in summary.clip_scale.addressable_shards}
-        for shard in seen.clip_scale.addressable_shards:
+        assert seen.sharding == NamedSharding(mesh, P())
+        whole = {shard.device: shard.data.unsafe_buffer_pointer() for shard in summary.decision.addressable_shards}
+        for shard in seen.addressable_shards:
+            np.testing.assert_array_equal(shard.data, [[summary.clip_scale, summary.all_finite]])
             assert shard.data.unsafe_buffer_pointer() == whole[shard.device]
+        np.testing.assert_array_equal(seen, [[0.25, 1.0]])

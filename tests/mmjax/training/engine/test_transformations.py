@@ -31,7 +31,6 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.transformations import learning_rate_schedule, make_transformation
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.runtime.global_reduction import StepSummary
 from tests.mmjax.training.engines import noisy_state
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
@@ -119,9 +118,9 @@ def test_updates_of_sharded_layers_are_those_of_optax_on_whole_layers(algorithm)
                         )
                     layers[layer] = jax.tree.map(np.array, optax.apply_updates(parameters, changes))
             replicated = NamedSharding(mesh, PartitionSpec())
-            summary = jax.device_put(StepSummary(*(jnp.ones(()) for _ in range(4))), replicated)
+            decision = jax.device_put(jnp.ones((1, 2)), replicated)  # a clip scale of 1, and all was finite
             placed = jax.tree.map(jax.device_put, gradients, stage.master_weights.shardings)
-            masters, moments = engine.executor.stages[stage_id].update(masters, moments, placed, summary)
+            masters, moments = engine.executor.stages[stage_id].update(masters, moments, placed, decision)
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5), masters, expected)
 
 

@@ -1,0 +1,180 @@
+"""The host's own work: processor time of the thread that dispatches a step, for each kind of op.
+
+Processor time of one thread counts neither waiting nor XLA's threads. What XLA computes on the calling thread, as it
+does for programs on one CPU device, is counted, so that every stage of the plan has two devices. The calls of jitted
+programs are timed apart: they are what jax itself takes, for arguments and results that are whole and in place.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from benchmarks.executor.comparison import WARM_UP
+from configs.architectures import ModelConfig
+from mmjax.training.config import TrainConfig
+from mmjax.training.engine.compilation import compile_step
+from mmjax.training.engine.engine import Engine, HostBatch
+from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime.executor import Executor
+from sharding.runtime.step_buffers import OpCall
+
+GOAL = 150e-6
+"""Seconds of processor time an op."""
+
+MICROBATCHES = 2
+
+
+@dataclasses.dataclass
+class OpTimes:
+    """Seconds of processor time of the dispatching thread, of all ops of a kind: those of each step together.
+
+    Attributes:
+        ops: Ops of the kind in a step.
+        all: All of it, by step.
+        calls: What the calls of programs took of it, by step.
+        arrays: Arguments and results of these calls in a step.
+    """
+
+    ops: int = 0
+    all: list[float] = dataclasses.field(default_factory=list)
+    calls: list[float] = dataclasses.field(default_factory=list)
+    arrays: int = 0
+
+
+def dispatch_plan(model: ModelConfig) -> Plan:
+    """The quickstart's layout: an encoder and a generator on two replicas, a backbone of two stages on two ranks each.
+
+    Args:
+        model: A model with one encoder and one generator.
+    """
+    (encoder,), backbone, (generator,) = model.encoders, model.backbone, model.generators
+    first = backbone.depth // 2
+
+    def unit(name: str, devices: Sequence[int], layers: tuple[int, ...], **parallelism: int) -> UnitPlan:
+        recompute = ("none",) * len(layers)
+        return UnitPlan(name, (name,), tuple(devices), layers=layers, recompute=recompute, **parallelism)
+
+    units = (
+        unit(encoder.name, range(2), (encoder.depth,), dp=2),
+        unit(backbone.name, range(2, 6), (backbone.depth - first, first), tp=2),
+        unit(generator.name, range(6, 8), (1,), dp=2),
+    )
+    return Plan(units, MICROBATCHES, "1f1b")
+
+
+def measure_dispatch(config: TrainConfig, batches: Sequence[HostBatch], steps: int) -> dict[str, Any]:
+    """Times the ops of steps on `dispatch_plan`; each step begins when the one before is finished.
+
+    Args:
+        config: The run; its plan is not used.
+        batches: Arrays of global batches, used in turn.
+        steps: Steps to time, after those that warm up.
+    """
+    settings = EngineSettings(config.optimizer, config.steps, config.seed, transport=config.transport)
+    engine = Engine(config.model, dispatch_plan(config.model), batches[0], settings)
+    compile_step(engine, lambda done, total: None)
+    whole = [seconds for seconds, _ in _run_steps(engine, batches, steps)]
+    with _timed_programs(engine.executor) as calls:
+        by_kind = [times for _, times in _run_steps(engine, batches, steps, calls)][-1]
+    ops = len(engine.executor.training_schedule.ops)
+    return {
+        "us_per_op": statistics.median(whole) / ops * 1e6,
+        "goal_us": GOAL * 1e6,
+        "ops": ops,
+        "steps": steps,
+        "kinds": {
+            kind: {
+                "ops": of.ops,
+                "us_per_op": statistics.median(of.all) / of.ops * 1e6,
+                "us_of_calls": statistics.median(of.calls) / of.ops * 1e6,
+                "arrays_per_op": of.arrays / of.ops,
+            }
+            for kind, of in by_kind.items()
+        },
+    }
+
+
+def _run_steps(
+    engine: Engine, batches: Sequence[HostBatch], steps: int, calls: "list[tuple[float, int]] | None" = None
+) -> Iterator[tuple[float, dict[str, OpTimes]]]:
+    """Seconds of every step, and the times of its ops and those before, which are taken if the calls are given."""
+    state, by_kind = engine.initial_state(), collections.defaultdict[str, OpTimes](OpTimes)
+    for step in range(WARM_UP + steps):
+        batch = jax.block_until_ready(engine.place_batch(batches[step % len(batches)], step))
+        of_step = collections.defaultdict[str, list[tuple[float, float, int]]](list)
+        since = time.thread_time()
+
+        def note(op: Any, outputs: Any, times: Any = of_step) -> None:
+            nonlocal since
+            assert calls is not None
+            seconds = time.thread_time() - since
+            times[op.kind].append((seconds, sum(each for each, _ in calls), sum(count for _, count in calls)))
+            calls.clear()
+            since = time.thread_time()
+
+        begin = time.thread_time()
+        state, summary = engine.executor.step(state, batch, None if calls is None else note)
+        seconds = time.thread_time() - begin
+        jax.block_until_ready((vars(state), summary))
+        if step < WARM_UP:
+            continue
+        for kind, ops in of_step.items():
+            of = by_kind[kind]
+            of.ops, of.arrays = len(ops), sum(arrays for *_, arrays in ops)
+            of.all.append(sum(each for each, *_ in ops))
+            of.calls.append(sum(each for _, each, _ in ops))
+        yield seconds, by_kind
+
+
+@contextlib.contextmanager
+def _timed_programs(executor: Executor) -> Iterator[list[tuple[float, int]]]:
+    """Notes of every call of a stage's program its seconds, and how many arrays it takes and returns."""
+    calls: list[tuple[float, int]] = []
+
+    def timed(program: Callable) -> Callable:
+        def call(*arguments: Any) -> Any:
+            begin = time.thread_time()
+            results = program(*arguments)
+            seconds = time.thread_time() - begin
+            calls.append((seconds, len(jax.tree.leaves((arguments, results)))))
+            return results
+
+        return call
+
+    def run(call: OpCall) -> Any:
+        return call.store(timed(call.call.program)(*call.call.arguments))
+
+    stages, run_untimed = executor.stages, OpCall.run
+    executor.stages = {
+        stage_id: dataclasses.replace(
+            stage, loss_and_norm=timed(stage.loss_and_norm), update=stage.update and timed(stage.update)
+        )
+        for stage_id, stage in stages.items()
+    }
+    OpCall.run = run
+    try:
+        yield calls
+    finally:
+        executor.stages, OpCall.run = stages, run_untimed
+
+
+def format_dispatch(result: dict[str, Any]) -> str:
+    """The result for people."""
+    columns = ("ops", "us an op", "of it calls", "arrays an op")
+    lines = ["".join([f"{'':12}", *(f"{name:>14}" for name in columns)])]
+    for kind, of in result["kinds"].items():
+        figures = (of["us_per_op"], of["us_of_calls"], of["arrays_per_op"])
+        lines.append(f"{kind:12}{of['ops']:14}" + "".join(f"{figure:14.0f}" for figure in figures))
+    lines.append(
+        f"{result['us_per_op']:.0f} us of the dispatching thread's processor time an op, {result['ops']} ops a step; "
+        f"the goal is at most {result['goal_us']:.0f} us; medians of {result['steps']} steps"
+    )
+    return "\n".join(lines)
