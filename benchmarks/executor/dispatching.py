@@ -53,9 +53,9 @@ def dispatch_plan(model: ModelConfig) -> Plan:
     """The quickstart's layout: an encoder and a generator on two replicas, a backbone of two stages on two ranks each.
 
     Args:
-        model: A model with one encoder and one generator.
+        model: A model with one encoder, and one generator or none.
     """
-    (encoder,), backbone, (generator,) = model.encoders, model.backbone, model.generators
+    (encoder,), backbone, generators = model.encoders, model.backbone, model.generators
     first = backbone.depth // 2
 
     def unit(name: str, devices: Sequence[int], layers: tuple[int, ...], **parallelism: int) -> UnitPlan:
@@ -65,7 +65,7 @@ def dispatch_plan(model: ModelConfig) -> Plan:
     units = (
         unit(encoder.name, range(2), (encoder.depth,), dp=2),
         unit(backbone.name, range(2, 6), (backbone.depth - first, first), tp=2),
-        unit(generator.name, range(6, 8), (1,), dp=2),
+        *(unit(generator.name, range(6, 8), (1,), dp=2) for generator in generators),
     )
     return Plan(units, MICROBATCHES, "1f1b")
 

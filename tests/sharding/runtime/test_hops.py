@@ -106,6 +106,19 @@ def test_where_nothing_moves_the_buffers_stay():
     assert pointers[0] == pointers[1]
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_device_put_finds_every_shard_of_the_target_where_as_many_other_devices_send_it(case):
+    source, target = (sharding(*end) for end in CASES[case])
+    as_many_others = len(source.device_set) == len(target.device_set) and not source.device_set & target.device_set
+    reshard = make_hop(source, target, SHAPE, np.float32, "device_put")._reshard
+    assert (reshard is not None) == as_many_others
+    if reshard is not None:
+        sent = reshard(jax.device_put(patterns(np.float32), source))
+        assert list(sent.sharding.mesh.devices.flat) == list(source.mesh.devices.flat)
+        indices = [list(end.devices_indices_map(SHAPE).values()) for end in (sent.sharding, target)]
+        assert indices[0] == indices[1]
+
+
 def test_auto_takes_device_put_in_one_process():
     ends = [sharding(*end) for end in CASES["dp 3 to 2"]]
     assert isinstance(make_hop(*ends, SHAPE, np.float32), DevicePutHop)

@@ -1,0 +1,56 @@
+"""What a step does not compute again: specs, meshes and channels are made with the engine, or in the first step."""
+
+import collections
+import dataclasses
+import sys
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.optimizer import OptimizerConfig
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from tests.tiny_model import tiny_batch, tiny_model
+
+MODEL = dataclasses.replace(tiny_model(), generators=())
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,), recompute=("none",)),
+        UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), tp=2, layers=(2, 1), recompute=("none", "none")),
+    ),
+    2,
+    "1f1b",
+)
+FILES = ("master_weights.py", "mesh_programs.py", "copies.py", "meshes.py", "transfer_plan.py", "bundled_ops.py")
+"""Of `sharding/runtime`, where what does not change from step to step is made."""
+
+
+def calls_of_step(engine: Engine) -> tuple[collections.Counter[str], float]:
+    """How often a second step calls each function of `FILES`, and the norm of its gradients."""
+    batch = tiny_batch(MODEL, rows=4)
+    state, _ = engine.executor.step(engine.initial_state(), engine.place_batch(batch, 0))
+    placed, calls = jax.block_until_ready(engine.place_batch(batch, 1)), collections.Counter[str]()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        folder, _, name = frame.f_code.co_filename.rpartition("/")
+        if event == "call" and "sharding/runtime" in folder and name in FILES:
+            calls[f"{name} {frame.f_code.co_name}"] += 1
+
+    sys.setprofile(note)
+    try:
+        _, summary = engine.executor.step(state, placed)
+    finally:
+        sys.setprofile(None)
+    return calls, float(summary.gradient_norm)
+
+
+def test_a_step_makes_no_specs_or_meshes():
+    engine = Engine(MODEL, PLAN, tiny_batch(MODEL, rows=4), EngineSettings(OptimizerConfig(), steps=10))
+    calls, norm = calls_of_step(engine)
+    # Three stages: each splits its weights over the one copy, and joins its losses and its gradients.
+    assert calls == {"copies.py split": 3, "copies.py join": 6, "copies.py <listcomp>": 6}
+    assert np.isfinite(norm) and norm > 0
