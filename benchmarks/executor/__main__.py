@@ -12,6 +12,7 @@ one program a step (`UnitPlan.executor`).
 
 import dataclasses
 import json
+from typing import Any
 
 from mmjax import cli
 
@@ -63,7 +64,7 @@ def main(arguments: ExecutorArguments) -> int:
     plan, _ = load_configured_plan(config, jax.device_count())
     arrays = [batch.arrays for batch in first_batches(config, 4)]
     plans = {EXECUTOR: one_device_per_module(config.model, plan), PLAN: plan}
-    result = measure(config, plans, arrays, arguments.steps) | {"versions": package_versions()}
+    result: dict[str, Any] = measure(config, plans, arrays, arguments.steps) | {"versions": package_versions()}
     print(json.dumps(result) if arguments.json else format_comparison(result))
     return 0 if result["overhead"][EXECUTOR]["median"] <= GOAL else 1
 

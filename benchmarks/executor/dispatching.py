@@ -58,9 +58,9 @@ def dispatch_plan(model: ModelConfig) -> Plan:
     (encoder,), backbone, generators = model.encoders, model.backbone, model.generators
     first = backbone.depth // 2
 
-    def unit(name: str, devices: Sequence[int], layers: tuple[int, ...], **parallelism: int) -> UnitPlan:
+    def unit(name: str, devices: Sequence[int], layers: tuple[int, ...], dp: int = 1, tp: int = 1) -> UnitPlan:
         recompute = ("none",) * len(layers)
-        return UnitPlan(name, (name,), tuple(devices), layers=layers, recompute=recompute, **parallelism)
+        return UnitPlan(name, (name,), tuple(devices), dp=dp, tp=tp, layers=layers, recompute=recompute)
 
     units = (
         unit(encoder.name, range(2), (encoder.depth,), dp=2),
@@ -149,8 +149,8 @@ def _timed_programs(executor: Executor) -> Iterator[list[tuple[float, int]]]:
 
         return call
 
-    def run(call: OpCall) -> Any:
-        return call.store(timed(call.call.program)(*call.call.arguments))
+    def run(self: OpCall) -> Any:
+        return self.store(timed(self.call.program)(*self.call.arguments))
 
     stages, run_untimed = executor.stages, OpCall.run
     executor.stages = {

@@ -219,10 +219,10 @@ def _reshard_at_source(
 
     Nor if it is impossible: the devices are not as many, or partly the same.
     """
-    devices = source.mesh.devices.flatten()
-    if len(devices) != target.mesh.size or source.device_set & target.device_set:
+    devices, target_devices = np.array(source.mesh.devices), np.array(target.mesh.devices)
+    if devices.size != target_devices.size or source.device_set & target.device_set:
         return None
-    mesh = Mesh(devices.reshape(target.mesh.devices.shape), target.mesh.axis_names)
+    mesh = Mesh(devices.reshape(target_devices.shape), target.mesh.axis_names)
     resharded = NamedSharding(mesh, target.spec)
     if _boxes(resharded, shape) == _boxes(source, shape):
         return None
