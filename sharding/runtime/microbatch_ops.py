@@ -50,7 +50,6 @@ class MicrobatchOps:
         self.channels_between: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
             self.channels_between.setdefault((channel.source, channel.target), []).append(channel)
-        self._channels_at: dict[tuple[StageId, StageId, int, int | None], list[Channel]] = {}
         self._indices: dict[tuple[StageCopy, int], jax.Array] = {}
         self._zeros: dict[tuple[NamedSharding, tuple[int, ...], np.dtype], jax.Array] = {}
 
@@ -201,15 +200,12 @@ class MicrobatchOps:
 
         They are those of a capacity, or of any where nothing is sent.
         """
-        key = (source, target, microbatch, capacity)
-        if key not in self._channels_at:
-            copies = (self._graph.copy_at(source[0], microbatch), self._graph.copy_at(target[0], microbatch))
-            self._channels_at[key] = [
-                each
-                for each in self.channels_between[source, target]
-                if (each.source_copy, each.target_copy, each.capacity) == (*copies, capacity or 0)
-            ]
-        return self._channels_at[key]
+        sought = (self._graph.copy_at(source[0], microbatch), self._graph.copy_at(target[0], microbatch), capacity or 0)
+        return [
+            each
+            for each in self.channels_between[source, target]
+            if (each.source_copy, each.target_copy, each.capacity) == sought
+        ]
 
     # ------------------------------------------------------------------ helpers
 

@@ -1,4 +1,4 @@
-"""What a step does not compute again: specs, meshes and channels are made with the engine, or in the first step."""
+"""What a step does not compute again: specs and meshes are made with the engine, or in the first step."""
 
 import collections
 import dataclasses
