@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul import mosaic, reference, ring
-from pallas_kernels.collective_matmul.reference import input_gradient, weight_gradient
 from pallas_kernels.collective_matmul.tiling import (
     CollectiveTiling,
     MatmulShape,
@@ -25,6 +24,7 @@ from pallas_kernels.collective_matmul.tiling import (
     device_kind,
     tiling_fits,
 )
+from pallas_kernels.matmul import input_gradient, weight_gradient
 from pallas_kernels.varying import match_cotangent, rank_count
 
 MeshAxes = tuple[str, ...]

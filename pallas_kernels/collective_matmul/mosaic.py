@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul import mosaic_support, reference, ring
-from pallas_kernels.collective_matmul.reference import weight_gradient
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 from pallas_kernels.fallbacks import warn_once
+from pallas_kernels.matmul import weight_gradient
 from pallas_kernels.varying import rank_count
 
 

@@ -8,22 +8,12 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
+from pallas_kernels.matmul import input_gradient, weight_gradient
 
 
 def matmul_float32(x: jax.Array, w: jax.Array) -> jax.Array:
     """`[..., d] @ [d, f]`, accumulated and returned in float32."""
     return jnp.matmul(x, w, preferred_element_type=jnp.float32)
-
-
-def input_gradient(cotangent: jax.Array, w: jax.Array) -> jax.Array:
-    """The dgrad of x @ w, `[..., d]` in float32: the cotangent `[..., f]` times the transpose of w `[d, f]`."""
-    return jnp.einsum("...f,df->...d", cotangent, w, preferred_element_type=jnp.float32)
-
-
-def weight_gradient(x: jax.Array, cotangent: jax.Array) -> jax.Array:
-    """The wgrad of x @ w, `[d, f]` in float32, given x `[..., d]` and the cotangent `[..., f]`."""
-    leading = tuple(range(x.ndim - 1))
-    return lax.dot_general(x, cotangent, ((leading, leading), ((), ())), preferred_element_type=jnp.float32)
 
 
 def sum_arrays(arrays: Sequence[jax.Array]) -> jax.Array:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.collective_matmul.reference import input_gradient, matmul_float32, sum_arrays, weight_gradient
+from pallas_kernels.collective_matmul.reference import matmul_float32, sum_arrays
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
+from pallas_kernels.matmul import input_gradient, weight_gradient
 from pallas_kernels.varying import make_varying, rank_count, varying_axes
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from mmjax.models.layers.linear import normal_parameter
 from mmjax.models.layers.positions import image_grid_sizes
+from pallas_kernels.matmul import matmul
 
 InterpolationFilter = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
@@ -80,7 +81,7 @@ def _antialiased(
     weights = interpolation_filter((cells - coordinates[..., None]) / jnp.maximum(scales, 1)[..., None])
     weights = weights / weights.sum(axis=-1, keepdims=True)  # [r, p, 2, side]
     products = weights[..., 0, :, None] * weights[..., 1, None, :]  # [r, p, side, side]
-    return products.reshape(*products.shape[:2], -1).astype(table.dtype) @ table.reshape(-1, width)
+    return matmul(products.reshape(*products.shape[:2], -1).astype(table.dtype), table.reshape(-1, width))
 
 
 def cubic_filter(distance: Float[Array, "*shape"], a: float) -> Float[Array, "*shape"]:

@@ -21,6 +21,7 @@ from pallas_kernels.collective_matmul import (
     matmul_reduce_scatter,
     split_sequence,
 )
+from pallas_kernels.matmul import matmul
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 
@@ -52,7 +53,7 @@ def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes
     else:
         # Once for all weights: cast implicitly for each, x would be saved for each, and its gradient summed for each.
         x = make_varying(x, axes.tensor)
-        ys = tuple(jnp.matmul(x, weight) for weight in weights)
+        ys = tuple(matmul(x, weight) for weight in weights)
     return tuple(map(mark_saveable, ys))
 
 
@@ -93,7 +94,7 @@ def row_parallel_matmul(x: Activations, weight: jax.Array, axes: Axes) -> jax.Ar
         `[..., f]`, at this rank's positions where `axes.sequence` divides them.
     """
     if not axes.tensor:
-        return mark_saveable(jnp.matmul(x, weight))
+        return mark_saveable(matmul(x, weight))
     matmul_and_sum = matmul_reduce_scatter if axes.sequence else matmul_all_reduce
     return mark_saveable(matmul_and_sum(x, weight, axes.tensor, backend=axes.collective_matmul))
 
@@ -104,7 +105,7 @@ def tensor_parallel_matmul(x: Activations, weight: jax.Array, split: WeightSplit
         return column_parallel_matmuls(x, (weight,), axes)[0]
     if split == "rows":
         return row_parallel_matmul(x, weight, axes)
-    return mark_saveable(jnp.matmul(x, weight))
+    return mark_saveable(matmul(x, weight))
 
 
 def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:
