@@ -3,7 +3,8 @@
 Correctness of every kernel there; a training step of a ViT-L and a 1.5 B backbone in tokens/s and MFU, against the same
 model in PyTorch; attention against PyTorch's SDPA and cuDNN; tiles of collective matmuls against cuBLAS. It needs jax
 with CUDA (the extra `cuda13`) and, for PyTorch's part, torch with CUDA and transformers (`parity`); without these it
-goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs and nothing else.
+goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs and nothing else;
+with `--size=medium` a model of 40 M parameters, whose steps both frameworks time in seconds of the processors.
 
 Each part is a process of its own, so that one framework's memory pool is gone before another's begins. Parts run in the
 order of importance; what the time does not suffice for says so in the table.
@@ -33,6 +34,7 @@ class GpuArguments(cli.JsonArguments):
     """Flags of the command."""
 
     dry_run: bool = cli.flag(False, "Runs tiny sizes on any machine; speeds are not held to their goals.")
+    size: str = cli.flag("tiny", "Size of a dry run: tiny or medium.", parse=cli.one_of("tiny", "medium"))
     only: tuple[str, ...] = cli.flag(
         tuple(PARTS),
         "Parts to run; pytorch needs mmjax's weights.",
@@ -44,22 +46,24 @@ class GpuArguments(cli.JsonArguments):
 def main(arguments: GpuArguments) -> int:
     """Runs the parts and prints the table. Returns 0 if every checked goal is met and no part failed, else 1."""
     from benchmarks.gpu.batches import draw_steps, save_steps
-    from benchmarks.gpu.sizes import FULL, TINY
+    from benchmarks.gpu.sizes import DRY_RUN_SIZES, FULL
     from configs.errors import UserError
 
     end = time.monotonic() + SECONDS
+    if not arguments.dry_run and arguments.size != GpuArguments.size:
+        raise UserError(f"--size={arguments.size} is the size of a dry run; add --dry_run")
     device, problem = _device()
     if problem and not arguments.dry_run:
         raise UserError(problem)
+    size = arguments.size if arguments.dry_run else "full"
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        save_steps(folder / BATCHES, draw_steps(TINY if arguments.dry_run else FULL))
-        rows = [
-            row for part in PARTS if part in arguments.only for row in run_part(part, folder, end, arguments.dry_run)
-        ]
+        save_steps(folder / BATCHES, draw_steps(DRY_RUN_SIZES.get(size, FULL)))
+        rows = [row for part in PARTS if part in arguments.only for row in run_part(part, folder, end, size)]
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "dry_run": arguments.dry_run,
+        "size": size,
         **device,
         "seconds": round(SECONDS - (end - time.monotonic())),
         "rows": rows,
@@ -84,14 +88,14 @@ def _device() -> tuple[dict[str, str], str]:
     return found, found.pop("problem")
 
 
-def run_part(name: str, folder: pathlib.Path, end: float, dry_run: bool) -> list[dict]:
+def run_part(name: str, folder: pathlib.Path, end: float, size: str) -> list[dict]:
     """A part's rows. If it was cut for time or failed, the rows it made before, and a row that says so.
 
     Args:
         name: One of `PARTS`.
         folder: The folder that the parts share.
         end: When the command has to be done, on the clock of `time.monotonic`.
-        dry_run: Whether at tiny sizes.
+        size: "full", or a name of `DRY_RUN_SIZES`.
     """
     part = PARTS[name]
     if absent := missing_packages(part):
@@ -99,7 +103,7 @@ def run_part(name: str, folder: pathlib.Path, end: float, dry_run: bool) -> list
     seconds = min(part.max_seconds, end - time.monotonic())
     if seconds < part.min_seconds:
         return [_note_row(name, f"cut for time: {max(seconds, 0):.0f} s left")]
-    code = _run(name, part, folder, seconds, dry_run)
+    code = _run(name, part, folder, seconds, size)
     path = folder / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if code is None:
@@ -109,10 +113,9 @@ def run_part(name: str, folder: pathlib.Path, end: float, dry_run: bool) -> list
     return rows
 
 
-def _run(name: str, part: BenchmarkPart, folder: pathlib.Path, seconds: float, dry_run: bool) -> int | None:
+def _run(name: str, part: BenchmarkPart, folder: pathlib.Path, seconds: float, size: str) -> int | None:
     """The exit status of the part's process; None where it had to be ended."""
-    command = [sys.executable, "-m", "benchmarks.gpu.parts", name, str(folder), str(seconds - 5)]
-    command.append("tiny" if dry_run else "full")
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", name, str(folder), str(seconds - 5), size]
     with (folder / f"{name}.log").open("w") as log:
         child = subprocess.Popen(
             command, stdout=log, stderr=log, env=_environment(part), start_new_session=True

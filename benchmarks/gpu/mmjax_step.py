@@ -69,9 +69,9 @@ def rows(part: PartRun) -> Iterator[dict[str, Any]]:
     for number in range(sizes.steps):
         if number and part.seconds_left < 5:
             break
-        begin = time.perf_counter()
+        begin = part.clock()
         state, _ = _step(engine, state, placed[number % len(placed)])
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(part.clock() - begin)
     tokens = [gpu_batches.useful_tokens(step, sizes) for step in steps]
     flops = [gpu_batches.step_flops(step, sizes) for step in steps]
     rates = [tokens[n % len(steps)] / step_seconds for n, step_seconds in enumerate(seconds)]
@@ -83,7 +83,9 @@ def rows(part: PartRun) -> Iterator[dict[str, Any]]:
     }
     (part.folder / TRAINED).write_text(json.dumps(figures))
     padding = 1 - np.mean(tokens) / (sizes.rows * sizes.tokens)
-    yield part.row("mmjax: step, tokens/s", tokens_per_second, note=f"rows {padding:.1%} padding; {description}")
+    yield part.row(
+        "mmjax: step, tokens/s", tokens_per_second, note=f"rows {padding:.1%} padding; {description}{part.clock_note}"
+    )
     kind = engine.devices[0].device_kind
     yield mfu_row(part, "mmjax: MFU of the step", flops, seconds, kind)
     backbone = sizes.model.backbone.name

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.sizes import FULL, TINY, BenchmarkSizes
+from benchmarks.gpu.sizes import DRY_RUN_SIZES, FULL, BenchmarkSizes
 
 BATCHES, WEIGHTS, TRAINED = "batches.json", "weights", "mmjax.json"
 """In the folder that the parts share: what they train on, from what, and what mmjax reached."""
@@ -55,7 +55,7 @@ class PartRun:
     """What a part is given.
 
     Attributes:
-        sizes: Full or tiny.
+        sizes: Full, or of a dry run.
         folder: Shared by the parts.
         deadline: When it has to be done, on the clock of `time.monotonic`.
         check_speed: Whether speeds are held to their goals. False in a dry run.
@@ -70,6 +70,15 @@ class PartRun:
     def seconds_left(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
+
+    def clock(self) -> float:
+        """Seconds by which steps are timed: in a dry run of the process's processors, so that others do not count."""
+        return time.perf_counter() if self.check_speed else time.process_time()
+
+    @property
+    def clock_note(self) -> str:
+        """What `clock` counts, for the note of a row; empty for wall time."""
+        return "" if self.check_speed else "; of processor time"
 
     def row(
         self,
@@ -124,8 +133,9 @@ def rows_of(name: str, task: PartRun) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Writes a part's rows, one a line, to `FOLDER/PART.jsonl`."""
     name, folder, seconds, sizes = sys.argv[1:]
-    tiny = sizes == "tiny"
-    task = PartRun(TINY if tiny else FULL, pathlib.Path(folder), time.monotonic() + float(seconds), not tiny)
+    dry_run = DRY_RUN_SIZES.get(sizes)
+    deadline = time.monotonic() + float(seconds)
+    task = PartRun(dry_run or FULL, pathlib.Path(folder), deadline, check_speed=dry_run is None)
     with (task.folder / f"{name}.jsonl").open("w") as file:
         for row in rows_of(name, task):
             file.write(json.dumps(row) + "\n")

@@ -6,8 +6,7 @@ differ only in rows and attention, and one model runs them in turns, step by ste
 
 import json
 import statistics
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ def rows(task: PartRun) -> Iterator[dict[str, Any]]:
     model = PyTorchLlava(task.folder / WEIGHTS, getattr(torch, sizes.model.dtype), device).train()
     if gpu:
         model.compile_blocks()
-    trainer = PyTorchTrainer(model, gpu)
+    trainer = PyTorchTrainer(model, gpu, task.clock)
     steps = gpu_batches.load_steps(task.folder / BATCHES)
     ready: dict[PyTorchVariant, list] = {}
     variants = [variant for variant in PYTORCH_VARIANTS if gpu or variant.name in PYTORCH_CPU_VARIANTS]
@@ -95,7 +94,8 @@ def _timed(
     peak = peak_flops(kind)
     for variant, rate in found.items():
         waste = 1 - useful[0] / sum(each["tokens"].numel() for each in ready[variant][0])
-        note = f"rows {waste:.1%} padding; {'regional torch.compile' if peak else 'eager'}, {task.sizes.model.dtype}"
+        how = f"{'regional torch.compile' if peak else 'eager'}, {task.sizes.model.dtype}{task.clock_note}"
+        note = f"rows {waste:.1%} padding; {how}"
         yield task.row(f"PyTorch {variant.name}: step, tokens/s", rate, note=note)
         unknown = f"the peak of {kind} is not known (configs/clusters.py)"
         share = None if peak is None else rate * flops / peak
@@ -118,8 +118,8 @@ def _compared(task: PartRun, found: dict[PyTorchVariant, float], ours: dict) -> 
 class PyTorchTrainer:
     """Runs training steps of the model."""
 
-    def __init__(self, model: PyTorchLlava, fused: bool) -> None:
-        self._model = model
+    def __init__(self, model: PyTorchLlava, fused: bool, clock: Callable[[], float]) -> None:
+        self._model, self._clock = model, clock
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         decayed = [each for each in self._parameters if each.ndim >= 2]
         groups = [
@@ -137,13 +137,13 @@ class PyTorchTrainer:
     def step(self, variant: PyTorchVariant, placed: list) -> float:
         """Runs a step and returns its seconds."""
         self._wait()
-        begin = time.perf_counter()
+        begin = self._clock()
         self._gradients(variant, placed)
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
         self._optimizer.step()
         self.forget()
         self._wait()
-        return time.perf_counter() - begin
+        return self._clock() - begin
 
     def forget(self) -> None:
         """Drops the gradients."""

@@ -1,4 +1,4 @@
-"""The sizes of `benchmarks.gpu`: model, data and shapes, in full and tiny, the latter for a dry run on any machine."""
+"""The sizes of `benchmarks.gpu`: model, data and shapes, in full, and tiny and medium for a dry run on any machine."""
 
 import dataclasses
 
@@ -142,3 +142,24 @@ TINY = dataclasses.replace(
     rounds=2,
     inner=1,
 )
+
+MEDIUM = dataclasses.replace(
+    TINY,
+    model=dataclasses.replace(
+        MODEL,
+        encoders=(dataclasses.replace(MODEL.encoders[0], width=384, depth=6, heads=6, ffn=1536, patch=16, grid=8),),
+        backbone=dataclasses.replace(
+            MODEL.backbone, vocabulary=8192, width=512, depth=8, heads=8, kv_heads=4, ffn=1536
+        ),
+        dtype="float32",
+    ),
+    side=128,
+    text=Lognormal(60.0, 0.8, minimum=8.0, maximum=400.0),
+    tokens=512,
+    rows=2,
+    microbatches=(1, 2),
+    steps=4,
+)
+"""40 M parameters: on a CPU its step is matmuls for the most part, and takes seconds."""
+
+DRY_RUN_SIZES = {"tiny": TINY, "medium": MEDIUM}

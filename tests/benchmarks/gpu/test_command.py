@@ -64,27 +64,28 @@ def test_both_frameworks_compute_the_same_loss(dry_run_result):
 @pytest.mark.processes
 def test_without_a_hopper_gpu_it_is_refused():
     assert "--dry_run" in run_command("benchmarks.gpu", code=2).stderr
+    assert "--size=medium is the size of a dry run" in run_command("benchmarks.gpu", "--size=medium", code=2).stderr
     assert "'speed' is not one of" in run_command("benchmarks.gpu", "--only=speed", code=2).stderr
 
 
 def test_what_the_time_does_not_suffice_for_says_so(tmp_path, monkeypatch):
-    (row,) = gpu.run_part("matmuls", tmp_path, time.monotonic() + 1, dry_run=True)
+    (row,) = gpu.run_part("matmuls", tmp_path, time.monotonic() + 1, "tiny")
     assert row["note"].startswith("cut for time")
     hasty = dataclasses.replace(gpu_parts.PARTS["matmuls"], min_seconds=0.0)
     monkeypatch.setitem(gpu_parts.PARTS, "matmuls", hasty)
-    *_, row = gpu.run_part("matmuls", tmp_path, time.monotonic() + 0.3, dry_run=True)
+    *_, row = gpu.run_part("matmuls", tmp_path, time.monotonic() + 0.3, "tiny")
     assert row["note"].startswith("cut for time after")
 
 
 def test_a_part_that_fails_says_why_and_fails_the_command(tmp_path):
-    row = gpu.run_part("mmjax", tmp_path, time.monotonic() + 100, dry_run=True)[-1]
+    row = gpu.run_part("mmjax", tmp_path, time.monotonic() + 100, "tiny")[-1]
     assert row["failed"] and "batches.json" in row["note"]
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     needy = dataclasses.replace(gpu_parts.PARTS["pytorch"], required_packages=("no_such_package",))
     monkeypatch.setitem(gpu_parts.PARTS, "pytorch", needy)
-    (row,) = gpu.run_part("pytorch", tmp_path, time.monotonic() + 100, dry_run=True)
+    (row,) = gpu.run_part("pytorch", tmp_path, time.monotonic() + 100, "tiny")
     assert "needs no_such_package" in row["note"]
 
 
