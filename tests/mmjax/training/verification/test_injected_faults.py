@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mmjax.training.engine.engine import Engine
@@ -22,7 +23,7 @@ from tests.faults.engine_faults import (
     stage_programs,
     without_last_microbatch,
 )
-from tests.verified_run import MODEL
+from tests.verified_run import MODEL, SETTINGS
 
 pytestmark = pytest.mark.layouts
 
@@ -67,20 +68,20 @@ def without_norm(loss_and_norm, gradients, losses):
 # ---------------------------------------------------------------------- faults of the update and of the evaluation
 
 
-def clipped_by_its_own_norm(update, masters, states, gradients, summary):
+def clipped_by_its_own_norm(update, masters, states, gradients, decision):
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), gradients)
     own_norm = jnp.sqrt(sum(jax.tree.leaves(squares)))
-    scale = summary.clip_scale * summary.gradient_norm / own_norm
-    return update(masters, states, gradients, dataclasses.replace(summary, clip_scale=scale))
+    scale = np.minimum(1, SETTINGS.optimizer.max_grad_norm / own_norm)
+    return update(masters, states, gradients, decision.at[0, 0].set(scale))
 
 
-def twice(update, masters, states, gradients, summary):
-    return update(*update(masters, states, gradients, summary), gradients, summary)
+def twice(update, masters, states, gradients, decision):
+    return update(*update(masters, states, gradients, decision), gradients, decision)
 
 
-def higher_learning_rate(update, masters, states, gradients, summary):
+def higher_learning_rate(update, masters, states, gradients, decision):
     before = jax.tree.map(jnp.copy, masters)
-    after, states = update(masters, states, gradients, summary)
+    after, states = update(masters, states, gradients, decision)
     return jax.tree.map(lambda old, new: new + 0.01 * (new - old), before, after), states
 
 
