@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import jax
 import numpy as np
 
+from configs.architectures import ModelConfig
 from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
@@ -14,9 +15,9 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
-from tests.tiny_model import tiny_batch, tiny_model
+from tests.tiny_model import BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
-MODEL = tiny_model(tie_embeddings=True)
+MODEL = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), (TRANSFORMER_GENERATOR,))
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, max_grad_norm=1.0), steps=20, seed=1)
 
 

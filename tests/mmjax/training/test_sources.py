@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, VisionConfig
 from data.data_config import DataConfig
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.pipeline import training_batches
@@ -20,6 +20,7 @@ from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.data import mixed_sources
+from tests.tiny_model import TRANSFORMER_GENERATOR
 
 MODEL = ModelConfig(
     (
@@ -27,7 +28,7 @@ MODEL = ModelConfig(
         AudioConfig(width=8, depth=1, heads=2, ffn=8, mels=8, merge=10),
     ),
     BackboneConfig(vocabulary=267, width=16, depth=2, heads=2, kv_heads=2, ffn=16),
-    (UNetConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
+    (dataclasses.replace(TRANSFORMER_GENERATOR, image_size=8),),
 )
 DATA = DataConfig(rows=4, tokens=384, patches=64, frames=1600, images=2, samples=8, window=32)
 PLAN = Plan(
@@ -84,6 +85,7 @@ def test_every_source_brings_samples_of_its_own(source):
     assert counters["unreadable_samples"] == 0
 
 
+@pytest.mark.layouts
 def test_layouts_agree_on_all_modalities(source, tmp_path):
     alone = trained(source, tmp_path / "one", single_device_plan(module_graph(MODEL)))
     apart = trained(source, tmp_path / "spread", PLAN)

@@ -1,10 +1,11 @@
 """Runs of a trainer that are shared by its tests: a small model on small data, and what a run is asked for."""
 
+import dataclasses
 import functools
 
 import pytest
 
-from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
@@ -17,11 +18,12 @@ from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.small_vqa import SmallVQA
+from tests.tiny_model import TRANSFORMER_GENERATOR
 
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
     BackboneConfig(vocabulary=48, width=16, depth=2, heads=2, kv_heads=2, ffn=32),
-    (UNetConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
+    (dataclasses.replace(TRANSFORMER_GENERATOR, image_size=8),),
 )
 DATA = DataConfig(rows=4, tokens=256, patches=32, images=2, mixture=(("vqa", 1.0), ("description", 0.5)))
 PLAN = Plan(

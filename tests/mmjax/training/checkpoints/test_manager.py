@@ -39,6 +39,7 @@ from mmjax.training.checkpoints.restoring import restore_parameters
 from mmjax.training.checkpoints.retention import Retention
 from mmjax.training.engine.engine import Engine
 from tests.mmjax.training import short_runs as runs
+from tests.tiers import first_in_default
 from tests.tiny_model import tiny_batch, tiny_model
 
 
@@ -77,6 +78,7 @@ def test_resumed_training_is_the_training_that_never_stopped(saved):
     runs.assert_same(runs.assembled(runs.local_arrays(state)), states[6])
 
 
+@pytest.mark.layouts
 def test_another_plan_continues_with_the_same_losses(saved):
     directory, losses, states = saved
     engine = runs.engine("one")
@@ -266,7 +268,7 @@ def test_another_algorithm_is_refused_and_other_learning_rates_go_on(saved):
     runs.assert_same(runs.assembled(runs.local_arrays(state)), saved[2][4])
 
 
-@pytest.mark.parametrize("algorithm", [Adafactor(), Muon()], ids=["Adafactor", "Muon"])
+@pytest.mark.parametrize("algorithm", first_in_default([Adafactor(), Muon()]), ids=["Adafactor", "Muon"])
 def test_the_state_of_another_algorithm_is_restored_on_another_plan(tmp_path, algorithm):
     """Statistics of rows and columns, and moments of some parameters only."""
     settings = dataclasses.replace(runs.SETTINGS, optimizer=OptimizerConfig(algorithm=algorithm))

@@ -21,14 +21,14 @@ from tests.mmjax.training.engines import (
     shared_engine,
 )
 from tests.tiers import first_in_default
-from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
+from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
 EVERY_MODULE = ModelConfig(
     (dataclasses.replace(VISION, projector=ResamplerConfig(heads=4)), AUDIO),
     dataclasses.replace(BACKBONE, depth=4),
-    (GENERATOR,),
+    (TRANSFORMER_GENERATOR,),
 )
-WITH_GENERATOR = ModelConfig((), dataclasses.replace(BACKBONE, depth=1), (GENERATOR,))
+WITH_GENERATOR = ModelConfig((), dataclasses.replace(BACKBONE, depth=1), (TRANSFORMER_GENERATOR,))
 
 PLANS = {
     "an encoder of two stages, and tied embeddings": (

@@ -5,6 +5,7 @@ import contextlib
 
 import jax
 import numpy as np
+import pytest
 
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
@@ -57,6 +58,7 @@ def test_after_compile_step_only_the_addition_of_tied_gradients_is_compiled():
     assert not compiled
 
 
+@pytest.mark.layouts
 def test_programs_of_all_capacities_are_compiled_ahead_and_their_hops_tried():
     config, plan, _ = PLANS["an encoder of two stages, and tied embeddings"]
     engine, batch = Engine(config, plan, tiny_batch(config), SETTINGS), sparse_batch(config)

@@ -19,12 +19,12 @@ from sharding.schedules.ops import PipelineOp
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TIED, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
-from tests.tiny_model import GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
+from tests.tiny_model import LATENT_GENERATOR, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
 pytestmark = pytest.mark.layouts
 
-MODEL = ModelConfig((VISION,), DEEP, (GENERATOR,))
-TWO_GENERATORS = dataclasses.replace(TIED, generators=(GENERATOR, LATENT_GENERATOR))
+MODEL = ModelConfig((VISION,), DEEP, (TRANSFORMER_GENERATOR,))
+TWO_GENERATORS = dataclasses.replace(TIED, generators=(TRANSFORMER_GENERATOR, LATENT_GENERATOR))
 EYES = UnitPlan("vision", ("vision",), (0,), layers=(2,))
 
 

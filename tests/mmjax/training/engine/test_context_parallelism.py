@@ -18,9 +18,9 @@ from tests.mmjax.training.engines import (
     shared_engine,
 )
 from tests.tiers import first_in_default
-from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
+from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
-EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (GENERATOR,))
+EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (TRANSFORMER_GENERATOR,))
 WITH_EXPERTS = ModelConfig(
     (), dataclasses.replace(BACKBONE, depth=2, experts=ExpertsConfig(count=4, top_k=2, ffn=12, balance_weight=0.1)), ()
 )

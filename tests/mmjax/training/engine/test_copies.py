@@ -32,9 +32,9 @@ from tests.mmjax.training.engines import (
 )
 from tests.mmjax.training.short_runs import assembled, assert_same, local_arrays
 from tests.tiers import first_in_default
-from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
+from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
-EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (GENERATOR,))
+EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (TRANSFORMER_GENERATOR,))
 FOUR_LAYERS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, depth=4), ())
 
 

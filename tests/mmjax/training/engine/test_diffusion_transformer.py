@@ -49,8 +49,14 @@ def plan(layers, recompute):
 
 @pytest.mark.parametrize(
     ("generator", "layers", "recompute"),
-    first_in_default([(TRANSFORMER, (1, 3), ("none", "selective")), (OF_LATENTS, (2, 1), ("1 full, 1 none", "none"))]),
-    ids=["cut within a stack", "cut between stacks, with an autoencoder"],
+    first_in_default(
+        [
+            (dataclasses.replace(TRANSFORMER, double_layers=1, single_layers=1), (1, 1), ("none", "none")),
+            (TRANSFORMER, (1, 3), ("none", "selective")),
+            (OF_LATENTS, (2, 1), ("1 full, 1 none", "none")),
+        ]
+    ),
+    ids=["cut between stacks", "cut within a stack", "cut between stacks, with an autoencoder"],
 )
 def test_losses_and_gradients_in_two_stages_are_those_of_one_device(generator, layers, recompute):
     assert_step_of_one_device(shared_engine(plan(layers, recompute), ModelConfig((), BACKBONE, (generator,))))

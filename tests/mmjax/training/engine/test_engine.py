@@ -142,6 +142,7 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
     assert_step_of_one_device(shared_engine(plan, config))
 
 
+@pytest.mark.layouts
 def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_with_either():
     """What Gemma 2 and 3 and gpt-oss have, each an option of the block."""
     gemma = dataclasses.replace(

@@ -23,10 +23,10 @@ from tests.mmjax.training.engines import (
     shared_engine,
 )
 from tests.tiers import first_in_default
-from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
+from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
 BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, tp=2, layers=(3,))
-TWO_ENCODERS = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=1), (GENERATOR,))
+TWO_ENCODERS = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=1), (TRANSFORMER_GENERATOR,))
 
 PLANS = {
     "3 replicas to 2": (

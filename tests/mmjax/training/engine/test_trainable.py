@@ -59,8 +59,6 @@ def pieces(trees):
     ("trainable", "plan", "config", "trained"),
     first_in_default(
         [
-            (("projectors",), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector"}}),
-            (("projectors", "generator"), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector", "unet"}}),
             (
                 ("projectors", "vision"),
                 TWO_UNITS,
@@ -73,9 +71,11 @@ def pieces(trees):
                 TIED_EMBEDDINGS,
                 {"vision": {"projector"}, "backbone": {"embed", "blocks", "head"}},
             ),
+            (("projectors",), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector"}}),
+            (("projectors", "generator"), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector", "unet"}}),
         ]
     ),
-    ids=["projectors", "and the generator", "and the encoder", "and the backbone"],
+    ids=["and the encoder", "and the backbone", "projectors", "and the generator"],
 )
 def test_gradients_in_disttrains_frozen_training_settings(trainable, plan, config, trained):
     """Gradients of what trains are the reference's, and they alone count in the norm."""

@@ -24,6 +24,8 @@ from sharding.specs.modules import module_graph
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model
 
+pytestmark = pytest.mark.layouts
+
 DATA = DataConfig(rows=2, tokens=160, patches=32, images=3, samples=8)
 MODEL = tiny_model(vocabulary=48)
 GRAPH = module_graph(MODEL)
