@@ -63,6 +63,7 @@ def finished(config, tmp_path_factory):
         yield config, workdir, mmjax.open_run(workdir).metrics
 
 
+@pytest.mark.layouts
 def test_layouts_have_the_gradients_of_one_device_with_a_loss_of_a_users_own(config):
     loss = load_example("custom_loss").SmoothedCrossEntropy(z_weight=0.1)
     model = dataclasses.replace(config.model, backbone=dataclasses.replace(config.model.backbone, loss=loss))

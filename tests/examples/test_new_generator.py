@@ -36,11 +36,13 @@ def config(example):
     return dataclasses.replace(config, model=dataclasses.replace(config.model, generators=(flow,)))
 
 
+@pytest.mark.layouts
 def test_a_layout_has_the_gradients_of_one_device(config):
     (report,) = mmjax.verify(config, {"dp, tp": PLAN})
     assert report.ok and report.modules["generator"].loss is not None
 
 
+@pytest.mark.layouts
 def test_images_depend_on_description_and_seed_alone(config):
     with mmjax.Trainer(config, plan=PLAN) as trainer:
         blue, again, other = (

@@ -245,10 +245,13 @@ def test_no_checkpoint_at_all(tmp_path, saved):
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_field(saved):
     engine = runs.engine("spread")
-    wider = tiny_model(tie_embeddings=True, ffn=32)
+    backbone = runs.MODEL.backbone
+    wider = dataclasses.replace(runs.MODEL, backbone=dataclasses.replace(backbone, ffn=32))
     with pytest.raises(UserError, match=r"another model: backbone.ffn is 24 there, 32 here; use the configuration"):
         CheckpointManager(saved[0], wider).restore(engine)
-    untied = tiny_model("bfloat16")
+    untied = dataclasses.replace(
+        runs.MODEL, backbone=dataclasses.replace(backbone, tie_embeddings=False), dtype="bfloat16"
+    )
     with pytest.raises(UserError, match=r"backbone.tie_embeddings is True there, False here, dtype is 'float32' there"):
         CheckpointManager(saved[0], untied).restore(engine)
 
