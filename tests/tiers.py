@@ -19,7 +19,7 @@ from _pytest.mark.expression import Expression
 from _pytest.mark.structures import ParameterSet
 
 TIERS = {
-    "layouts": "products of features: engines, verification, chains, colocated, compiled and random plans",
+    "layouts": "products of features: engines, verification, chains, colocated, compiled, random plans, kernel options",
     "processes": "what starts processes: commands as users run them, workers, kill -9, training in up to eight",
     "parity": "comparisons with published models; needs the extra parity",
     "aot": "compiles for H100s without one; needs the extra aot",

@@ -20,6 +20,7 @@ from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import module_graph
+from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch
 
 CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, width=256, heads=16, kv_heads=8, ffn=384, depth=6), ())
@@ -34,7 +35,8 @@ def counted(config: ModelConfig, plan: Plan, batch) -> StageCosts:
 
 
 @pytest.mark.parametrize(
-    "recompute", [policy for policy in RECOMPUTE_POLICIES if policy != "none"] + ["1 full, 2 selective"]
+    "recompute",
+    first_in_default([policy for policy in RECOMPUTE_POLICIES if policy != "none"] + ["1 full, 2 selective"]),
 )
 @pytest.mark.parametrize("tp", [1, 2])
 def test_residuals_are_what_the_planner_counts(recompute, tp):
@@ -51,7 +53,7 @@ def test_residuals_are_what_the_planner_counts(recompute, tp):
     assert_residuals_are_counted(CONFIG, Plan((unit,)))
 
 
-@pytest.mark.parametrize(("recompute", "ep"), [("selective", 2), ("selective", 4), ("offload", 4)])
+@pytest.mark.parametrize(("recompute", "ep"), first_in_default([("selective", 2), ("selective", 4), ("offload", 4)]))
 def test_residuals_of_experts_are_room_for_the_pairs_of_all_ranks(recompute, ep):
     assert_residuals_of_experts(ExpertsConfig(count=4, top_k=2, ffn=192, shared_ffn=128), recompute, ep)
 
@@ -93,7 +95,7 @@ def assert_residuals_are_counted(config: ModelConfig, plan: Plan) -> None:
     assert saved["pinned_host"] == of.offloaded_bytes.max()
 
 
-@pytest.mark.parametrize(("recompute", "tp"), [("none", 1), ("selective", 2), ("full", 1)])
+@pytest.mark.parametrize(("recompute", "tp"), first_in_default([("none", 1), ("selective", 2), ("full", 1)]))
 def test_a_stage_holds_what_the_planner_counts(recompute, tp):
     """Weights, gradients, optimizer state, a microbatch's saved activations and workspace, against XLA's allocation.
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import pytest
+
 from benchmarks.colocated.executed_work import DEVICES, GOAL
 from benchmarks.colocated.step_flops import colocated_plan, separate_plan, small_configuration, step_flops
 
 
+@pytest.mark.layouts
 def test_colocated_steps_compute_no_more():
     config, batch = small_configuration()
     model = config.model

@@ -25,21 +25,25 @@ def result() -> dict:
     return comparison.measure(run_config(model), {comparison.EXECUTOR: plan}, batches, steps=3)
 
 
+@pytest.mark.layouts
 def test_both_compute_the_same_over_several_updates(result):
     assert 0 < result["worst_difference"] < 1e-4
 
 
+@pytest.mark.layouts
 def test_times_are_of_the_steps_after_compilation(result):
     assert result["steps"] == 3
     for seconds in result["seconds"].values():
         assert 0 < seconds["dispatch"] <= seconds["whole"] < 5
 
 
+@pytest.mark.layouts
 def test_ops_are_those_of_two_stages_and_two_microbatches(result):
     # per microbatch 2 forwards, 2 backwards and a hop each way; per step 2 gathers, reductions, updates and the norm
     assert result["ops"] == {comparison.EXECUTOR: 2 * (2 + 2 + 2) + 6 + 1}
 
 
+@pytest.mark.layouts
 def test_the_goal_stands_in_what_is_printed(result):
     text = comparison.format_comparison(result | {"versions": package_versions()})
     assert "the goal is at most 10%" in text and "jax" in text

@@ -50,11 +50,13 @@ def result(painter, compiled_as_users_do) -> dict:
     )
 
 
+@pytest.mark.layouts
 def test_the_judge_knows_pictures_it_never_saw(result):
     assert result["judge"]["images"] > 800
     assert result["judge"]["colour"] > generated_colours.MIN_CLASSIFIER_ACCURACY and result["judge"]["shape"] > 0.75
 
 
+@pytest.mark.layouts
 def test_it_counts_the_colours_asked_for(result, painter):
     """Up to the judge's own error: 30 of 100 pictures have another colour, and nearly all the right shape."""
     assert abs(result["colour"] - (100 - WRONG)) <= 4
@@ -62,6 +64,7 @@ def test_it_counts_the_colours_asked_for(result, painter):
     assert painter.seeds == list(range(5, 105)) and result["trained_steps"] == 7
 
 
+@pytest.mark.layouts
 def test_every_colour_and_shape_is_asked_for_in_turn(result):
     by_colour = result["by_colour"].values()
     assert len(by_colour) == 8 and {of["images"] for of in by_colour} <= {12, 13, 14, 15}
@@ -69,6 +72,7 @@ def test_every_colour_and_shape_is_asked_for_in_turn(result):
         assert sum(of[what] for of in by_colour) == result[what]
 
 
+@pytest.mark.layouts
 def test_the_table_says_when_the_judge_cannot_be_trusted(result):
     assert "means nothing" not in generated_colours.format_result(result)
     doubtful = {**result, "judge": {**result["judge"], "colour": generated_colours.MIN_CLASSIFIER_ACCURACY}}

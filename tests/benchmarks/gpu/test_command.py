@@ -68,6 +68,7 @@ def test_without_a_hopper_gpu_it_is_refused():
     assert "'speed' is not one of" in run_command("benchmarks.gpu", "--only=speed", code=2).stderr
 
 
+@pytest.mark.processes
 def test_what_the_time_does_not_suffice_for_says_so(tmp_path, monkeypatch):
     (row,) = gpu.run_part("matmuls", tmp_path, time.monotonic() + 1, "tiny")
     assert row["note"].startswith("cut for time")
@@ -77,6 +78,7 @@ def test_what_the_time_does_not_suffice_for_says_so(tmp_path, monkeypatch):
     assert row["note"].startswith("cut for time after")
 
 
+@pytest.mark.processes
 def test_a_part_that_fails_says_why_and_fails_the_command(tmp_path):
     row = gpu.run_part("mmjax", tmp_path, time.monotonic() + 100, "tiny")[-1]
     assert row["failed"] and "batches.json" in row["note"]

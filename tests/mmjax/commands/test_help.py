@@ -54,6 +54,12 @@ def test_commands_are_listed_without_jax():
         assert f"  {name} " in shown and command(name).summary in shown
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("name", NAMES)
+def test_help_brings_no_jax_in(name):
+    assert f"mmjax {name}" in run_without_jax("mmjax", name, "--help").stdout
+
+
 @pytest.mark.parametrize("gin_file", TRAINING)
 def test_what_everybody_sets_has_a_flag_on_every_configuration(gin_file, tmp_path):
     flags = ["--steps=123", "--batch_rows", "24", "--learning_rate=0.5", "--plan=x.json", "--seed=9", "--gin.STEPS=7"]

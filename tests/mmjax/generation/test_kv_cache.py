@@ -16,6 +16,7 @@ from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.generation.sampling import Sampling
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import init_module_parameters
+from tests.tiers import first_in_default
 
 ROW = 12
 PLAIN = BackboneConfig(vocabulary=16, width=16, depth=2, heads=4, kv_heads=2, ffn=24)
@@ -95,7 +96,7 @@ def arrays(texts: np.ndarray, lengths: np.ndarray) -> dict:
     return {"backbone": {name: jnp.asarray(column, jnp.int32) for name, column in columns.items()}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_in_default(KINDS))
 def test_decode_gives_the_logits_of_the_whole_text(kind):
     backbone, parameters, read = made(kind)
     starts, every = np.array([3, 7, 5]), np.full(3, ROW)
@@ -124,7 +125,7 @@ def written(lengths: np.ndarray, rows: slice = slice(None), sampling: Sampling |
     return [np.asarray(of) for of in jax.jit(write)(parameters, asked, jnp.asarray(lengths[rows]), seeds)]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, 0.9)])
+@pytest.mark.parametrize("sampling", first_in_default([Sampling(), Sampling(1.5, 0.9)]))
 def test_an_answer_depends_on_its_own_prompt_and_seed_alone(sampling):
     lengths = np.array([3, 7, 5])
     together = written(lengths, sampling=sampling)

@@ -124,6 +124,7 @@ def test_signals_are_passed_on_and_end_restarts(tmp_path, capfd):
     assert (tmp_path / "process-1.log").read_text() == "got TERM\n"
 
 
+@pytest.mark.processes
 def test_a_program_that_is_not_there_leaves_nothing_behind(tmp_path):
     settings = LaunchSettings(devices=None, logs=tmp_path)
     with pytest.raises(FileNotFoundError):

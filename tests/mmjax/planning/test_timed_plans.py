@@ -199,6 +199,7 @@ def test_a_plan_file_is_taken_where_a_plan_is(tmp_path):
     assert {each.name: each.plan for each in timed.plans} == dict.fromkeys(files, plan)
 
 
+@pytest.mark.layouts
 def test_the_command_writes_the_fastest_of_the_plans_that_it_times(tmp_path, capsys):
     path = tmp_path / "plan.json"
     bindings = ["ModelConfig.generators=()", "DataConfig.mixture=(('vqa', 1.0),)"]

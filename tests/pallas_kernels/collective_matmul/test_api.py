@@ -18,6 +18,7 @@ from pallas_kernels.collective_matmul import (
     matmul_reduce_scatter,
     split_sequence,
 )
+from tests.tiers import first_in_default
 
 ROWS, POSITIONS, WIDTH, COLUMNS = 2, 16, 8, (12, 4)
 BACKENDS = ("reference", "ring")
@@ -88,7 +89,7 @@ def scattering(mesh, backend, tiling, sequence):
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(inner, rows, outer), out_specs=(outer, inner, rows)))
 
 
-@pytest.mark.parametrize("backend, tensor, tiling, dtype", CASES)
+@pytest.mark.parametrize("backend, tensor, tiling, dtype", first_in_default(CASES))
 def test_all_gather_matmul_is_the_plain_product_with_its_gradients(backend, tensor, tiling, dtype):
     x, *weights, _ = (a.astype(dtype) for a in operands("bfloat16"))
     given = tuple(a.astype(dtype) for a in seeds("bfloat16")[:2])
@@ -100,7 +101,9 @@ def test_all_gather_matmul_is_the_plain_product_with_its_gradients(backend, tens
 
 @pytest.mark.parametrize(
     "backend, tensor, tiling, dtype, sequence",
-    [(*case, True) for case in CASES] + [(*case, False) for case in CASES if case[2] == CollectiveTiling()],
+    first_in_default(
+        [(*case, True) for case in CASES] + [(*case, False) for case in CASES if case[2] == CollectiveTiling()]
+    ),
 )
 def test_reduce_scatter_and_all_reduce_are_the_plain_product_with_its_gradients(
     backend, tensor, tiling, sequence, dtype

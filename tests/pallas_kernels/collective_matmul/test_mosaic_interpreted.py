@@ -12,6 +12,7 @@ from benchmarks.relative_error import relative_error
 from pallas_kernels.collective_matmul import mosaic_kernels, protocol
 from pallas_kernels.collective_matmul.mosaic_peers import LoopbackPeers
 from pallas_kernels.collective_matmul.mosaic_support import choose_tiles
+from tests.tiers import first_in_default
 
 if hasattr(plgpu, "InterpretGPUParams"):
     interpreted = plgpu.InterpretGPUParams(detect_races=True)
@@ -89,7 +90,7 @@ def test_the_all_gather_multiplies_its_tiles_and_sends_them_on():
     assert relative_error(product, np.einsum("imd,jdf->jimf", *exactly(x, w))) < 2e-3  # rounded once to bfloat16
 
 
-@pytest.mark.parametrize(("rows", "width"), [(64, 128), (128, 64)])
+@pytest.mark.parametrize(("rows", "width"), first_in_default([(64, 128), (128, 64)]))
 def test_the_reduce_scatter_multiplies_into_the_slots_of_the_other_ranks(rows, width):
     """With the two warpgroups of a block side by side, and one below the other."""
     depth = 64

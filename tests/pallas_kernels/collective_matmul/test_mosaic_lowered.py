@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.collective_matmul import mosaic_kernels
+from tests.tiers import first_in_default
 
 MESHES = [
     ({"tensor": 2}, ("tensor",)),
@@ -17,7 +18,7 @@ MESHES = [
     ({"data": 2, "a": 2, "b": 2}, ("b", "data")),
     ({"tensor": 8}, ("tensor",)),
 ]
-over_meshes = pytest.mark.parametrize(("sizes", "axes"), MESHES)
+over_meshes = pytest.mark.parametrize(("sizes", "axes"), first_in_default(MESHES))
 
 
 def mesh_of(sizes, first=0):
@@ -77,7 +78,9 @@ def test_the_matmul_reduce_scatter_lowers(sizes, axes):
     assert result.shape == (64 * math.prod(sizes[axis] for axis in axes), 128)
 
 
-@pytest.mark.parametrize(("rows", "depth", "widths"), [(128, 256, (256, 512)), (128, 64, (64,)), (64, 192, (256,))])
+@pytest.mark.parametrize(
+    ("rows", "depth", "widths"), first_in_default([(128, 256, (256, 512)), (128, 64, (64,)), (64, 192, (256,))])
+)
 def test_other_tiles_and_several_weights_lower(rows, depth, widths):
     mesh = mesh_of({"tensor": 2})
     _, (products, _) = gather(mesh, ("tensor",), rows, depth, widths)
@@ -85,7 +88,7 @@ def test_other_tiles_and_several_weights_lower(rows, depth, widths):
     assert scatter(mesh, ("tensor",), rows, depth, widths[0])[1].shape == (2 * rows, widths[0])
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", first_in_default([2, 4, 8]))
 def test_the_loopback_lowers_for_one_gpu(ranks):
     low = lowered(mosaic_kernels.loopback_all_gather_matmul, bfloat16(ranks, 64, 64), (bfloat16(ranks, 64, 128),))
     assert "xla_replica_ids" not in low.as_text()

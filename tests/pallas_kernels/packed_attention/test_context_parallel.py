@@ -12,6 +12,7 @@ from benchmarks.relative_error import relative_error
 from pallas_kernels.packed_attention import HeadExchangeMask, make_ring_mask, make_segment_mask, packed_attention
 from pallas_kernels.packed_attention.zigzag import chunk_size, gather_zigzag, split_zigzag, zigzag_order
 from tests.pallas_kernels.packed_attention.cases import AttentionCase, branches_of, rows
+from tests.tiers import first_in_default
 
 AXES = ("context",)
 
@@ -51,7 +52,9 @@ def head_exchange_mask(mask):
     return HeadExchangeMask(mask, AXES)
 
 
-@pytest.mark.parametrize(("divided", "ranks"), [(ring_mask, 2), (ring_mask, 4), (head_exchange_mask, 2)])
+@pytest.mark.parametrize(
+    ("divided", "ranks"), first_in_default([(ring_mask, 2), (ring_mask, 4), (head_exchange_mask, 2)])
+)
 @hypothesis.given(ring_cases(), st.integers(0, 2**32 - 1))
 @hypothesis.settings(max_examples=12)
 def test_attention_over_ranks_equals_attention_on_one_device(divided, ranks, drawn, seed):

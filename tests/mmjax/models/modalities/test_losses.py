@@ -20,6 +20,7 @@ from mmjax.models.modalities.losses import (
     weighted_loss,
 )
 from sharding.axes import Axes
+from tests.tiers import first_in_default
 
 TENSOR = Axes(tensor=("model",))
 WEIGHT, SMOOTHING, RARE = 0.3, 0.1, (1, 6)
@@ -84,7 +85,7 @@ def split(loss, devices):
     return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(None, None, "model"), P(), P()), out_specs=P()))
 
 
-@pytest.mark.parametrize("devices", [None, 1, 2, 4])
+@pytest.mark.parametrize("devices", first_in_default([None, 1, 2, 4]))
 def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(devices):
     logits, targets, weights = operands()
     run = split(EveryTerm(), devices)

@@ -19,6 +19,7 @@ from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.weights.published.encoders.vision_parity import picture
 from tests.mmjax.weights.published.multimodal.mixed_prompts import MixedPrompt, one_row
 from tests.mmjax.weights.published.parity import same_tensors
+from tests.tiers import first_in_default
 
 IMAGE, SOUND = 39, 36
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
@@ -75,7 +76,7 @@ def random_folder(values, path):
     return path
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", first_in_default(CONFIGS))
 def test_what_a_plan_holds_is_written_bit_for_bit(kind, tmp_path):
     folder = random_folder(CONFIGS[kind], tmp_path / "saved")
     model = open_checkpoint(folder).config
