@@ -75,6 +75,7 @@ def tied_over_two_stages():
     return Engine(MODEL, PLAN, reference().batch_spec, reference().settings)
 
 
+@pytest.mark.layouts
 def test_a_correct_layout_passes_with_embeddings_tied_across_stages():
     assert tied_over_two_stages().executor.tied_parameters
     reports = compare_with_reference(tied_over_two_stages(), reference(), "float32")
