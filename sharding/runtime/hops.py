@@ -226,7 +226,11 @@ def _reshard_at_source(
     resharded = NamedSharding(mesh, target.spec)
     if _boxes(resharded, shape) == _boxes(source, shape):
         return None
-    return jax.jit(lambda array: array, out_shardings=resharded)
+
+    def reshard(array: jax.Array) -> jax.Array:
+        return array
+
+    return jax.jit(reshard, out_shardings=resharded)
 
 
 def _boxes(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:

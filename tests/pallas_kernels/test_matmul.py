@@ -29,7 +29,9 @@ def product_and_gradients(x, w, cotangent, function=matmul):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("leading", first_in_default([(), (POSITIONS,), (1, POSITIONS), (ROWS, POSITIONS)]))
+@pytest.mark.parametrize(
+    "leading", first_in_default(map(pytest.param, [(), (POSITIONS,), (1, POSITIONS), (ROWS, POSITIONS)]))
+)
 def test_product_and_gradients_are_those_of_numpy_in_the_dtype_of_the_operands(leading, dtype):
     x, w, cotangent = operands(*leading, dtype=dtype)
     wide_x, wide_w, wide_cotangent = (np.asarray(each, np.float64) for each in (x, w, cotangent))

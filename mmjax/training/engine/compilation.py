@@ -17,7 +17,7 @@ from sharding.trees import Tree
 def compile_step(engine: Engine, callback: CompilationCallback) -> None:
     """Compiles the programs of a training step, and those that make optimizer state, on this process's stages.
 
-    Hops between processes, and one addition for each tied parameter, compile when they are first called.
+    Hops, and one addition for each tied parameter, compile when they are first called.
 
     Args:
         engine: The model on its plan.

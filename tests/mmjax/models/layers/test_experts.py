@@ -146,7 +146,7 @@ def close(found, wanted):
 
 
 @CASES
-@pytest.mark.parametrize("sizes", first_in_default([(), (1, 4, 1), (2, 2, 2)]), ids=str)
+@pytest.mark.parametrize("sizes", first_in_default(map(pytest.param, [(), (1, 4, 1), (2, 2, 2)])), ids=str)
 def test_experts_equal_a_loop_over_experts_with_gradients(config, sizes):
     _, *operands = drawn(config)
     close(with_gradients(layer(config, *sizes), *operands), expected(config))
