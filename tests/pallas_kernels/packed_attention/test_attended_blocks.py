@@ -56,6 +56,7 @@ def test_the_dense_mask_follows_the_definition(drawn):
     np.testing.assert_array_equal(dense_mask(mask_of(case, blocks)), with_blocks(case, blocks))
 
 
+@pytest.mark.layouts
 @hypothesis.given(block_cases(), st.sampled_from([(1, 1), (4, 4), (4, 7), (9, 2)]))
 @hypothesis.settings(max_examples=80)
 def test_no_pair_of_blocks_is_missed(drawn, sizes):
@@ -69,6 +70,7 @@ def test_no_pair_of_blocks_is_missed(drawn, sizes):
     assert not np.any(expected & ~np.asarray(found))
 
 
+@pytest.mark.layouts
 @hypothesis.given(block_cases(lengths=(23,)), st.integers(0, 2**32 - 1))
 @hypothesis.settings(max_examples=20)
 def test_output_and_gradients_follow_the_definition(drawn, seed):
