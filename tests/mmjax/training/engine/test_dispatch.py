@@ -37,7 +37,8 @@ def calls_of_step(engine: Engine) -> tuple[collections.Counter[str], float]:
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         folder, _, name = frame.f_code.co_filename.rpartition("/")
-        if event == "call" and "sharding/runtime" in folder and name in FILES:
+        is_named = not frame.f_code.co_name.startswith("<")  # since Python 3.12 a comprehension is no call
+        if event == "call" and "sharding/runtime" in folder and name in FILES and is_named:
             calls[f"{name} {frame.f_code.co_name}"] += 1
 
     sys.setprofile(note)
@@ -52,5 +53,5 @@ def test_a_step_makes_no_specs_or_meshes():
     engine = Engine(MODEL, PLAN, tiny_batch(MODEL, rows=4), EngineSettings(OptimizerConfig(), steps=10))
     calls, norm = calls_of_step(engine)
     # Three stages: each splits its weights over the one copy, and joins its losses and its gradients.
-    assert calls == {"copies.py split": 3, "copies.py join": 6, "copies.py <listcomp>": 6}
+    assert calls == {"copies.py split": 3, "copies.py join": 6}
     assert np.isfinite(norm) and norm > 0
