@@ -21,6 +21,7 @@ from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.capacity_check import require_fitting_sample
+from data.packing.endless_order import endless_order
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
@@ -90,10 +91,10 @@ def training_pipeline(
         sample_ids = sample_index.ids_of_kind(kind)
         # Each kind has a seed of its own: otherwise two kinds of the same size would come in the same order.
         seed = int(np.random.SeedSequence((config.seed, kinds.index(kind))).generate_state(1)[0])
-        stream = grain.MapDataset.range(sample_ids.start, sample_ids.stop).seed(seed).shuffle()
+        stream = endless_order(sample_ids, seed)
         first_samples = (typing.cast(int, stream[position]) for position in range(len(sample_ids)))
         require_fitting_sample(kind, first_samples, sample_index, capacity)
-        streams.append(stream.repeat())
+        streams.append(stream)
     sample_stream = grain.MapDataset.mix(streams, weights=list(shares.values()))
     return _make_pipeline(sample_stream, sample_index, config, model, "training", order_rows)
 

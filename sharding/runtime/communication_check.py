@@ -3,6 +3,7 @@
 A link that does not work is found here and named, instead of hanging in the middle of a step.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ class CommunicationError(UserError):
 
 
 def check_communication(executor: Executor) -> None:
-    """Runs every hop of activations, gradients and tied parameters, and a sum over every mesh axis of every stage.
+    """Runs every hop of activations, gradients and tied parameters, and a sum over every mesh axis that has ranks.
 
     Args:
         executor: The executor whose links are tried; all processes call this together.
@@ -36,7 +37,7 @@ def check_communication(executor: Executor) -> None:
     for stage_id, stage in executor.stages.items():
         if stage.is_local:
             mesh = stage.meshes.all_copies
-            for axis in mesh.axis_names:
+            for axis in (name for name, size in mesh.shape.items() if size > 1):
                 _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, mesh, axis)
     for channel in executor.channels:
         what = f"the hop {channel.name}{_describe_copies(executor, channel)}{_describe_capacity(executor, channel)}"
@@ -80,14 +81,20 @@ def _sum_of_ones(mesh: Mesh, axis: str) -> jax.Array:
         NamedSharding(mesh, P(*mesh.axis_names)),
         lambda index: np.ones((1,) * mesh.devices.ndim, np.float32),
     )
-    summed_specs = P(*(None if name == axis else name for name in mesh.axis_names))
-    total = jax.jit(
-        jax.shard_map(lambda x: lax.psum(x, axis), mesh=mesh, in_specs=P(*mesh.axis_names), out_specs=summed_specs)
-    )(ones)
+    total = _sum_program(mesh, axis)(ones)
     for shard in total.addressable_shards:
         if not np.all(np.asarray(shard.data) == mesh.shape[axis]):
             raise CommunicationError(f"it gives {shard.data}, not {mesh.shape[axis]}")
     return total
+
+
+@functools.lru_cache
+def _sum_program(mesh: Mesh, axis: str) -> Callable[[jax.Array], jax.Array]:
+    """Compiled once for the stages, and the trainers of a process, that share a mesh."""
+    summed_specs = P(*(None if name == axis else name for name in mesh.axis_names))
+    return jax.jit(
+        jax.shard_map(lambda x: lax.psum(x, axis), mesh=mesh, in_specs=P(*mesh.axis_names), out_specs=summed_specs)
+    )
 
 
 def _try(what: str, run: Callable[..., Any], *arguments: Any) -> None:

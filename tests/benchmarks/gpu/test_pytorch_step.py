@@ -23,7 +23,7 @@ def losses(tmp_path_factory):
 
     folder = exported(tmp_path_factory.mktemp("gpu"))
     model = PyTorchLlava(folder, torch.float32, "cpu").train()
-    trainer = PyTorchTrainer(model, fused=False)
+    trainer = PyTorchTrainer(model, fused=False, clock=time.monotonic)
     (step, *_) = gpu_batches.draw_steps(TINY)
     found = {}
     with pytest.MonkeyPatch.context() as patch:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
+from data.packing.endless_order import endless_order
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
 from data.packing.step_planner import PlannerState, StepPlanner
 from data.samples.sample import SampleSizes
@@ -52,9 +53,8 @@ class Sized(SampleIndex):
 
 def planner(catalogue, grouping, rows, window, endless):
     count = len(catalogue.all)
-    order = grain.MapDataset.range(count).seed(1).shuffle()
     return StepPlanner(
-        sample_stream=order.repeat() if endless else order,
+        sample_stream=endless_order(range(count), 1) if endless else grain.MapDataset.range(count),
         sample_index=catalogue,
         capacity=CAPACITY,
         rows_per_step=rows,
