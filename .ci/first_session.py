@@ -6,6 +6,7 @@ It trains, presses Ctrl-C and resumes, mistypes and breaks things, looks at data
 and notebooks, in a folder of its own. It fails at the first traceback, wrong exit code or error of more than a line.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -121,7 +122,7 @@ def train_and_resume() -> None:
 
 def look() -> None:
     """Plans, pages and verification."""
-    mmjax("plan --gin_file=models/mllm_9b.gin --devices=64 --output=plan.json")
+    mmjax("plan --gin_file=models/mllm_9b.gin --devices=32 --policy=disaggregated --output=plan.json")
     mmjax("simulate --gin_file=models/mllm_9b.gin --plan=plan.json --page=timeline.html")
     mmjax("describe_data --gin_file=tiny.gin --samples=256 --page=data.html")
     mmjax("report --workdir=run")
@@ -135,32 +136,42 @@ def ask() -> None:
     assert mmjax("generate --workdir=run --image=circle.png --prompt='what color is the shape?' --max_tokens=2")
 
 
-def follow_the_readme() -> None:
-    """The README's program trains, draws and plans."""
+def run_programs() -> None:
+    """The README's program, every notebook, and every example, as a program or by the command that it is for.
+
+    Two at a time: most of each is planning, tracing and compiling, which one core does.
+    """
     (program,) = re.findall(r"```python\n(.*?)```", (HOME / "README.md").read_text(), re.DOTALL)
     pathlib.Path("readme.py").write_text(program)
-    run([sys.executable, "readme.py"])
+    pathlib.Path("circle.png").unlink()  # that `ask` drew
+    programs = [(".", [sys.executable, "readme.py"])]
+    for folder in ("notebooks", "examples"):
+        shutil.copytree(HOME / folder, folder)
+    for notebook in pathlib.Path("notebooks").glob("*.ipynb"):
+        programs.append(("notebooks", [sys.executable, "-m", "jupyter", "execute", notebook.name]))
+    programs += [("examples", command) for command in example_commands()]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(run_timed, *zip(*programs, strict=True)))
     assert pathlib.Path("circle.png").stat().st_size > 0 and pathlib.Path("runs/first/metrics.jsonl").exists()
 
 
-def run_examples() -> None:
-    """Every example runs, as a program or by the command that its configuration is for."""
-    shutil.copytree(HOME / "examples", "examples")
-    os.chdir("examples")
-    for path in sorted(pathlib.Path().glob("*.py")):
-        if '__name__ == "__main__"' in path.read_text():
-            run([sys.executable, path.name])
-        if "mmjax.train --gin_file" in path.read_text() and "plan.json" not in path.read_text():
-            mmjax(f"train --gin_file={path.stem}.gin --steps=3 --workdir=runs/{path.stem}")
-    mmjax("plan --gin_file=custom_policy.gin --devices=8 --policy=replicated")
-    os.chdir("..")
+def example_commands() -> list[list[str]]:
+    """What runs each example, in its folder."""
+    commands = [mmjax_command("plan --gin_file=custom_policy.gin --devices=8 --policy=replicated")]
+    for path in pathlib.Path("examples").glob("*.py"):
+        text = path.read_text()
+        if '__name__ == "__main__"' in text:
+            commands.append([sys.executable, path.name])
+        if "mmjax.train --gin_file" in text and "plan.json" not in text:
+            commands.append(mmjax_command(f"train --gin_file={path.stem}.gin --steps=3 --workdir=runs/{path.stem}"))
+    return commands
 
 
-def run_notebooks() -> None:
-    """Every notebook runs as it is."""
-    shutil.copytree(HOME / "notebooks", "notebooks")
-    for path in sorted(pathlib.Path("notebooks").glob("*.ipynb")):
-        run([sys.executable, "-m", "jupyter", "execute", str(path)])
+def run_timed(folder: str, command: list[str]) -> None:
+    """Runs a program, and prints how long it took."""
+    begin = time.monotonic()
+    run(command, folder=folder)
+    print(f"  {time.monotonic() - begin:4.0f} s  {shlex.join(command[1:])}", flush=True)
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -170,19 +181,24 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 
 def mmjax(line: str, code: int = 0) -> str:
     """Runs `mmjax LINE`, and returns what it said: stdout, or stderr where it must fail."""
-    return run([sys.executable, "-m", "mmjax", *shlex.split(line)], code)
+    return run(mmjax_command(line), code)
 
 
-def run(command: list[str], code: int = 0) -> str:
+def mmjax_command(line: str) -> list[str]:
+    """The command of `mmjax LINE`."""
+    return [sys.executable, "-m", "mmjax", *shlex.split(line)]
+
+
+def run(command: list[str], code: int = 0, folder: str = ".") -> str:
     """Runs a command; fails if it ends with another code or shows a traceback."""
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=folder, capture_output=True, text=True)
     assert done.returncode == code and "Traceback" not in done.stdout + done.stderr, (
         f"{shlex.join(command)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     )
     return done.stderr if code else done.stdout
 
 
-PARTS = (read_help, make_mistakes, train_and_resume, look, ask, follow_the_readme, run_examples, run_notebooks)
+PARTS = (read_help, make_mistakes, train_and_resume, look, ask, run_programs)
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 
+from sharding.runtime.compilation_cache import default_cache_folder, enable_compilation_cache
 from tests.tiers import TIERS, ProcessStarts, is_selected, tier_of, tier_of_file
 from tests.xla_flags import xla_flags
 
@@ -12,7 +13,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = xla_flags(8)
 os.environ.setdefault("NPROC", "16")  # XLA's thread pool: fewer threads than participants hang in collectives
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs run once; half the time to compile them
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# Programs come from a cache on disk only if asked: to fill one takes longer than it saves in its first run.
+if os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false") == "true":
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+    enable_compilation_cache(default_cache_folder().with_name("tests"))
 
 # Tracing makes millions of objects that live on, among which collections find nothing: an eighth of the time of a test.
 gc.set_threshold(100_000, 50, 100)

@@ -1,5 +1,7 @@
 """The conditions that the other tests rely on."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -25,8 +27,9 @@ def test_ranks_do_not_promote_in_silence():
         jnp.zeros((2, 3)) + jnp.zeros(3)
 
 
-def test_programs_are_not_taken_from_a_cache_on_disk():
-    assert not jax.config.jax_enable_compilation_cache
+def test_programs_are_taken_from_a_cache_on_disk_only_if_asked():
+    asked = os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "true"
+    assert jax.config.jax_enable_compilation_cache == asked
 
 
 def test_warnings_are_errors():

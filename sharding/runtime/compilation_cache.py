@@ -28,14 +28,17 @@ def default_cache_folder() -> pathlib.Path:
     return (pathlib.Path(base) if os.path.isabs(base) else pathlib.Path.home() / ".cache") / "mmjax" / "compilation"
 
 
-def enable_compilation_cache() -> None:
+def enable_compilation_cache(folder: pathlib.Path | None = None) -> None:
     """Lets this process reuse programs that earlier processes compiled, and keep its own for later ones.
 
     What the user has set stays: with JAX_COMPILATION_CACHE_DIR nothing is changed here, and with
     JAX_ENABLE_COMPILATION_CACHE=false jax caches nothing. Processes may share the folder. In a run of several processes
     jax writes entries in the first one only; the programs of stages elsewhere are compiled in every run.
+
+    Args:
+        folder: Where they are kept; `default_cache_folder` by default.
     """
-    folder = default_cache_folder()
+    folder = folder or default_cache_folder()
     if os.environ.get(FOLDER) or not _prepare(folder):
         return
     for variable, value in {FOLDER: str(folder), **SETTINGS}.items():

@@ -76,12 +76,12 @@ END = 0
 
 
 @functools.cache
-def made(kind: str):
+def made(config: BackboneConfig):
     """(backbone, parameters, compiled prefill)."""
-    modules = model_modules(ModelConfig((), KINDS[kind], ()))
+    modules = model_modules(ModelConfig((), config, ()))
     parameters = {"backbone": init_module_parameters(0, modules[-1])}
     parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, parameters)  # or all logits are nearly alike
-    backbone = CachedBackbone(ModelConfig((), KINDS[kind], ()), modules)
+    backbone = CachedBackbone(ModelConfig((), config, ()), modules)
     return backbone, parameters, jax.jit(functools.partial(backbone.prefill, parameters))
 
 
@@ -98,7 +98,7 @@ def arrays(texts: np.ndarray, lengths: np.ndarray) -> dict:
 
 @pytest.mark.parametrize("kind", first_in_default(KINDS))
 def test_decode_gives_the_logits_of_the_whole_text(kind):
-    backbone, parameters, read = made(kind)
+    backbone, parameters, read = made(KINDS[kind])
     starts, every = np.array([3, 7, 5]), np.full(3, ROW)
     _, hidden = read(arrays(TEXTS, every), jnp.asarray(every))
     write = jax.jit(functools.partial(backbone.decode, parameters))
@@ -111,7 +111,7 @@ def test_decode_gives_the_logits_of_the_whole_text(kind):
 
 
 def written(lengths: np.ndarray, rows: slice = slice(None), sampling: Sampling | None = None, most: int = 6):
-    backbone, parameters, _ = made("llama")
+    backbone, parameters, _ = made(KINDS["llama"])
     write = functools.partial(
         decode_answers,
         backbone,
@@ -145,10 +145,9 @@ def test_decoding_stops_where_the_row_is_full():
 
 def test_positions_along_three_axes_go_on_after_the_largest():
     """A prompt with a picture of 2 x 3 cells, then text: decoding equals computing the whole again."""
-    kind = dataclasses.replace(PLAIN, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
-    modules = model_modules(ModelConfig((), kind, ()))
-    parameters = {"backbone": jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, init_module_parameters(0, modules[-1]))}
-    backbone = CachedBackbone(ModelConfig((), kind, ()), modules)
+    backbone, parameters, prefill = made(
+        dataclasses.replace(PLAIN, width=32, rope_sections=(2, 1, 1), rope_interleaved=True)
+    )
     cells = np.indices((2, 3)).reshape(2, -1).T
     picture = np.concatenate([np.zeros((6, 1), int), cells], axis=1) + 1
     places = np.concatenate([np.zeros((1, 3), int), picture, np.arange(4, 9)[:, None].repeat(3, axis=1)])
@@ -157,14 +156,15 @@ def test_positions_along_three_axes_go_on_after_the_largest():
         column = arrays(TEXTS, np.full(3, length))
         inside = np.arange(ROW)[:, None] < length
         column["backbone"]["positions"] = jnp.asarray(np.where(inside, places, 0)[None].repeat(3, axis=0), jnp.int32)
-        return backbone.prefill(parameters, column, jnp.full(3, length))
+        return prefill(column, jnp.full(3, length))
 
+    write = jax.jit(functools.partial(backbone.decode, parameters))
     _, hidden = read(ROW)
     for start in (7, 9):  # right behind the picture, and in the text
         texts, _ = read(start)
         np.testing.assert_array_equal(texts.positions, places[start, 0])
         for step in range(3):
-            texts, logits = backbone.decode(parameters, texts, jnp.asarray(TEXTS[:, start + step], jnp.int32))
+            texts, logits = write(texts, jnp.asarray(TEXTS[:, start + step], jnp.int32))
             expected = backbone.logits_at(parameters, hidden, jnp.full(3, start + step))
             np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -172,22 +172,20 @@ def test_positions_along_three_axes_go_on_after_the_largest():
 @pytest.mark.parametrize("bidirectional", ["images", "prompt"])
 def test_tokens_of_a_block_see_each_other_in_the_prompt(bidirectional):
     """Prompts of 7 tokens, in which some or all attend both ways; what is decoded behind them attends causally."""
-    kind = dataclasses.replace(PLAIN, bidirectional=bidirectional)
-    modules = model_modules(ModelConfig((), kind, ()))
-    parameters = {"backbone": jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, init_module_parameters(0, modules[-1]))}
-    backbone = CachedBackbone(ModelConfig((), kind, ()), modules)
+    backbone, parameters, prefill = made(dataclasses.replace(PLAIN, bidirectional=bidirectional))
     blocks = np.array([0, 1, 1, 1, 0, 2, 2] if bidirectional == "images" else [1] * 7)
 
     def read(length: int, blocks: np.ndarray):
         column = arrays(TEXTS, np.full(3, length))
         padded = np.pad(blocks, (0, ROW - len(blocks)))[None].repeat(3, axis=0)
         column["backbone"]["blocks"] = jnp.asarray(padded, jnp.int32)
-        return backbone.prefill(parameters, column, jnp.full(3, length))
+        return prefill(column, jnp.full(3, length))
 
+    write = jax.jit(functools.partial(backbone.decode, parameters))
     _, hidden = read(ROW, blocks)
     texts, _ = read(7, blocks)
     for step in range(3):
-        texts, logits = backbone.decode(parameters, texts, jnp.asarray(TEXTS[:, 7 + step], jnp.int32))
+        texts, logits = write(texts, jnp.asarray(TEXTS[:, 7 + step], jnp.int32))
         expected = backbone.logits_at(parameters, hidden, jnp.full(3, 7 + step))
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
     _, causal = read(ROW, 0 * blocks)

@@ -1,5 +1,6 @@
 """Learned position tables: exact at their own size, PyTorch's interpolation at other sizes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def table(interpolation="bicubic"):
     module = LearnedPositions2D(SIDE, WIDTH, interpolation)
     values = np.random.default_rng(0).normal(size=(SIDE, SIDE, WIDTH)).astype(np.float32)
     module.table.set_value(jnp.asarray(values))
-    return module, values
+    return jax.jit(lambda positions, segments: module(positions, segments)), values
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)

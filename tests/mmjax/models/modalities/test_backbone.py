@@ -55,10 +55,15 @@ def test_an_ungated_block_equals_its_definition():
         layer.kernel.set_value(jnp.asarray(kernel))
         layer.bias.set_value(jnp.asarray(bias))
     x = jnp.asarray(random.normal(size=(1, 3, 4)), jnp.float32)
-    hidden = block.mlp_norm(x)[0] @ up + up_bias[None]
-    expected = x[0] + jax.nn.gelu(hidden) @ down + down_bias[None]  # attention starts at 0, so it adds nothing
-    rotary = rotary_cos_sin(jnp.arange(3)[None], rotary_frequencies(2, 10.0))
-    got = block(x, SharedInputs(make_segment_mask(np.ones((1, 3), np.int32)), rotary), Axes())
+
+    @jax.jit
+    def both(x):
+        hidden = block.mlp_norm(x)[0] @ up + up_bias[None]
+        expected = x[0] + jax.nn.gelu(hidden) @ down + down_bias[None]  # attention starts at 0, so it adds nothing
+        rotary = rotary_cos_sin(jnp.arange(3)[None], rotary_frequencies(2, 10.0))
+        return block(x, SharedInputs(make_segment_mask(np.ones((1, 3), np.int32)), rotary), Axes()), expected
+
+    got, expected = both(x)
     np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
 
 

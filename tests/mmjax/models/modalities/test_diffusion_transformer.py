@@ -70,25 +70,32 @@ def test_positions_of_rows_are_those_of_images_one_after_another():
 
 
 def test_latents_reach_the_loss_unchanged():
-    seen = []
-
-    def loss(predictions):
+    def squared_errors(predictions):
         seen.append(predictions)
         return predictions.mean_squared_errors
 
-    config = dataclasses.replace(LATENTS, loss=loss)
+    config = dataclasses.replace(LATENTS, loss=squared_errors)
     batch = tiny_batch(ModelConfig((), BACKBONE, (config,)), rows=2)["generator"]
     batch = {name: jnp.asarray(array) for name, array in batch.items()} | {"seed_and_step": jnp.array([3, 5])}
-    pieces = bound_pieces(config, noisy(config))
-    encoded = pieces["vae"](jnp.ones((2, 2, 2, 8)), batch, Axes())
-    x = pieces["embed"](encoded, batch, Axes())
-    for block in pieces["plain"]:
-        x = block(x, {}, Axes())
-    output = pieces["head"](x, batch, Axes())
-    (predictions,) = seen
-    np.testing.assert_array_equal(predictions.images, encoded.latents)
-    np.testing.assert_array_equal(predictions.target, predictions.noise - encoded.latents)
-    assert predictions.prediction == "flow" and float(output.loss) > 0
+
+    @jax.jit
+    def run(parameters):
+        seen.clear()
+        pieces = bound_pieces(config, parameters)
+        encoded = pieces["vae"](jnp.ones((2, 2, 2, 8)), batch, Axes())
+        x = pieces["embed"](encoded, batch, Axes())
+        for block in pieces["plain"]:
+            x = block(x, {}, Axes())
+        output = pieces["head"](x, batch, Axes())
+        (predictions,) = seen
+        assert predictions.prediction == "flow"
+        return encoded.latents, predictions.images, predictions.target, predictions.noise, output.loss
+
+    seen: list = []
+    latents, images, target, noise, loss = run(noisy(config))
+    np.testing.assert_array_equal(images, latents)
+    np.testing.assert_array_equal(target, noise - latents)
+    assert float(loss) > 0
 
 
 def test_positions_are_cropped_from_the_middle_of_the_grid_and_scaled():

@@ -41,6 +41,7 @@ def row_of(sizes, padding=0):
 SIZES = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 5)).map(lambda size: (2 * size[0], 2 * size[1])), min_size=1, max_size=5
 )
+window_numbers = jax.jit(lambda positions, segments: window_segments(positions, segments, SIDE, MERGE))
 PATCHES = 512
 """Of a row: one length for all examples, because each other one is compiled."""
 
@@ -51,7 +52,7 @@ PATCHES = 512
 def test_patches_have_one_number_where_they_share_a_window_of_an_image(sizes_and_padding):
     sizes, padding = sizes_and_padding
     positions, segments = row_of(sizes, padding)
-    numbers = np.asarray(window_segments(positions, segments, SIDE, MERGE))[0]
+    numbers = np.asarray(window_numbers(positions, segments))[0]
     images = np.asarray(segments)[0]
     windows = np.where(images[:, None] > 0, np.asarray(positions)[0] // SIDE, 0)
     _, keys = np.unique(np.column_stack([images, windows]), axis=0, return_inverse=True)
@@ -79,11 +80,12 @@ def test_a_traced_layer_reads_the_mask_that_its_number_reads(layer):
 def test_blocked_attention_within_windows_equals_dense_attention():
     """Windows of a row of patches alternate, so that segments are not in order; that changes no result."""
     positions, segments = row_of(((16, 24), (12, 8)), padding=32)
-    windows = window_segments(positions, segments, SIDE, MERGE)
+    windows = window_numbers(positions, segments)
     query, key, value = (jax.random.normal(jax.random.key(n), (1, windows.shape[1], 2, 8)) for n in range(3))
     mask = make_segment_mask(windows, ordered=False, block=16)
-    found = packed_attention(query, key, value, mask, implementation="blocked")
-    np.testing.assert_allclose(found, packed_attention(query, key, value, mask, implementation="dense"), atol=1e-5)
+    attend = jax.jit(packed_attention, static_argnames="implementation")
+    blocked, dense = (attend(query, key, value, mask, implementation=how) for how in ("blocked", "dense"))
+    np.testing.assert_allclose(blocked, dense, atol=1e-5)
     with pytest.raises(ValueError, match="out of order"):
         make_segment_mask(windows)
 
