@@ -23,6 +23,7 @@ def one_problem(*, device_seconds, fill, constant_fill, steady, min_devices, min
     )
 
 
+@pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # of scipy 1.14
 @given(
     device_seconds=st.tuples(*[UNIT] * 3),
     fill=st.tuples(*[st.sampled_from([0.0, 0.5, 3.0])] * 3),

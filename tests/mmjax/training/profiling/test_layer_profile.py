@@ -22,12 +22,12 @@ from sharding.plans.plan import single_device_plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from tests.small_vqa import SmallVQA
-from tests.tiny_model import tiny_model
+from tests.tiny_model import TRANSFORMER_GENERATOR, tiny_model
 
 pytestmark = pytest.mark.layouts
 
 DATA = DataConfig(rows=2, tokens=160, patches=32, images=3, samples=8)
-MODEL = tiny_model(vocabulary=48)
+MODEL = dataclasses.replace(tiny_model(vocabulary=48), generators=(TRANSFORMER_GENERATOR,))
 GRAPH = module_graph(MODEL)
 SETTINGS = EngineSettings(trainable=("backbone", "generator"))  # a frozen encoder has fewer programs to compile
 TRAINS = trained_parts(GRAPH, SETTINGS.trainable)
@@ -51,7 +51,7 @@ def measured(batch):
 def test_a_profile_has_every_layer_and_stacks_take_time(measured):
     layers = {layer.layer: layer for layer in measured.layers if layer.cp == 1}
     assert set(layers) == {f"{layer.part}/{layer.name}" for module in GRAPH.modules for layer, _ in module.all_layers}
-    for name, size in (("vision/blocks", 32.0), ("backbone/blocks", 160.0), ("generator/unet", 3.0)):
+    for name, size in (("vision/blocks", 32.0), ("backbone/blocks", 160.0), ("generator/plain", 3.0)):
         assert layers[name].sizes == (size,) and layers[name].forward.single_layer[0] > 0
         assert (layers[name].backward.single_layer[0] > 0) == (name != "vision/blocks")
     assert layers["vision/blocks"].gradients == () and layers["backbone/blocks"].gradients == ("dgrad", "wgrad")
