@@ -52,7 +52,10 @@ def generate(
     seed: int = 0,
     temperature: float = 0.0,
     top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
     max_tokens: int | None = None,
+    stop: str | Sequence[str] = (),
 ) -> str:
     """A trained model's answer to a question about images and other media.
 
@@ -68,7 +71,10 @@ def generate(
         seed: Seed of sampled tokens.
         temperature: Sampling temperature; 0 for the most likely tokens.
         top_p: Nucleus sampling: probability of the candidate tokens together; 1 for all.
+        top_k: How many of the most likely tokens are candidates; 0 for all.
+        min_p: Least share of the most likely token's probability that a candidate has; 0 for all.
         max_tokens: Tokens of the answer at most; None for as many as a row has room for.
+        stop: One text or several, at the first of which the answer ends.
 
     Raises:
         UserError: There is no such model or file, the model has no encoder of a field, or the prompt is longer than a
@@ -81,7 +87,10 @@ def generate(
         "video": _file_media(video),
     }
     trained = _as_model(model)
-    (answer,) = trained.answers([Prompt(prompt, media, seed)], Sampling(temperature, top_p), max_tokens)
+    sampling = Sampling(temperature, top_p, top_k, min_p)
+    (answer,) = trained.answers(
+        [Prompt(prompt, media, seed)], sampling, max_tokens, (stop,) if isinstance(stop, str) else stop
+    )
     return answer.text
 
 

@@ -76,9 +76,19 @@ class GenerateArguments(cli.BindingArguments):
         metavar="X",
         parse=cli.number(0, 1),
     )
+    top_k: int = cli.flag(
+        0, "How many of the most likely tokens are candidates; 0 for all.", metavar="N", parse=cli.integer(0)
+    )
+    min_p: float = cli.flag(
+        0.0,
+        "Least share of the most likely token's probability that a candidate has; 0 for all.",
+        metavar="X",
+        parse=cli.number(0, 1),
+    )
     max_tokens: int = cli.flag(
         0, "Tokens of an answer at most; 0 for as many as a row has room for.", metavar="N", parse=cli.integer(0)
     )
+    stop: tuple[str, ...] = cli.flag((), "Text at which an answer ends. Repeatable.", metavar="TEXT", repeatable=True)
     sampling_steps: int = cli.flag(50, "DDIM steps of an image.", metavar="N", parse=cli.integer(1))
     guidance: float = cli.flag(1.0, "Scale of classifier-free guidance; 1 for none.", metavar="X", parse=cli.number(0))
     seed: int = cli.flag(
@@ -97,10 +107,11 @@ def prepare(arguments: GenerateArguments) -> cli.Work:
 
     requests = _read_requests(arguments)
     settings = GenerationSettings(
-        Sampling(arguments.temperature, arguments.top_p),
-        arguments.max_tokens,
-        arguments.sampling_steps,
-        arguments.guidance,
+        Sampling(arguments.temperature, arguments.top_p, arguments.top_k, arguments.min_p),
+        max_tokens=arguments.max_tokens,
+        stop=arguments.stop,
+        sampling_steps=arguments.sampling_steps,
+        guidance=arguments.guidance,
     )
     return functools.partial(generate, config, workdir, arguments.step, requests, settings, bool(arguments.requests))
 

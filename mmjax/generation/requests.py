@@ -142,6 +142,7 @@ class GenerationSettings:
     Attributes:
         sampling: How tokens are chosen.
         max_tokens: Tokens of an answer at most; 0 for as many as a row has room for.
+        stop: Texts at the first of which an answer ends.
         sampling_steps: DDIM steps of an image.
         guidance: Scale of classifier-free guidance of an image.
         batch_size: Number of requests that are computed at once.
@@ -149,6 +150,7 @@ class GenerationSettings:
 
     sampling: Sampling
     max_tokens: int = 0
+    stop: tuple[str, ...] = ()
     sampling_steps: int = 50
     guidance: float = 1.0
     batch_size: int = 8
@@ -179,7 +181,7 @@ def _answer(questions: Sequence[Request], model: TrainedModel, settings: Generat
     if not questions:
         return []
     prompts = [request.question for request in questions]
-    return model.answers(prompts, settings.sampling, settings.max_tokens or None)
+    return model.answers(prompts, settings.sampling, settings.max_tokens or None, settings.stop)
 
 
 def _generate(

@@ -62,11 +62,16 @@ class Answer(NamedTuple):
 
     Attributes:
         text: The answer.
-        ended: Whether the model ended it; else the row was full, or the limit of tokens was reached.
+        ended: Whether the model or a stop string ended it; else the row was full, or the limit of tokens was reached.
     """
 
     text: str
     ended: bool
+
+    def until(self, stop: Sequence[str]) -> "Answer":
+        """The answer up to the first of the stop strings."""
+        found = [at for text in stop if (at := self.text.find(text)) >= 0]
+        return Answer(self.text[: min(found)].strip(), True) if found else self
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -100,7 +105,11 @@ class TrainedModel:
             )
 
     def answers(
-        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, max_tokens: int | None = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
     ) -> list[Answer]:
         """Answers several prompts in one program; each answer depends on its own prompt alone.
 
@@ -108,12 +117,16 @@ class TrainedModel:
             prompts: At least one prompt.
             sampling: How tokens are chosen; None for the most likely ones.
             max_tokens: Tokens of an answer at most; None for as many as a row has room for.
+            stop: Texts at the first of which an answer ends; they are not part of it.
 
         Raises:
-            UserError: A prompt is empty, cannot be read, or is longer than a row.
+            UserError: A prompt is empty, cannot be read, or is longer than a row; a stop string is empty.
         """
+        if "" in stop:
+            raise UserError("a stop string is empty; give a text that ends an answer")
         samples = [self.prompt_sample(prompt, number) for number, prompt in enumerate(prompts)]
-        return self.continue_samples(samples, [prompt.seed for prompt in prompts], sampling, max_tokens)
+        answers = self.continue_samples(samples, [prompt.seed for prompt in prompts], sampling, max_tokens)
+        return [answer.until(stop) for answer in answers]
 
     def continue_samples(
         self,
