@@ -22,6 +22,21 @@ OUTPUT_CLOSED = 141
 """After what reads standard output has closed it, as of a shell: 128 and the number of SIGPIPE."""
 
 
+_LONGEST_MESSAGE = 500
+
+
+def one_line(message: str) -> str:
+    """A message as it is shown: control characters are written as escapes, and what is longer is cut at its middle.
+
+    What a message quotes may come from a file of unknown origin, and would otherwise act on the terminal or fill it.
+    """
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
+    if len(text) <= _LONGEST_MESSAGE:
+        return text
+    half = (_LONGEST_MESSAGE - len(" ... ")) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
 class UserError(Exception):
     """The user asked for something that cannot be done; the message names the culprit and the remedy.
 

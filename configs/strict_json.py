@@ -104,8 +104,13 @@ def read_json_file(path: str | os.PathLike[str], error: type[UserError] = UserEr
 
 def read_bounded(path: str | os.PathLike[str], error: type[UserError] = UserError) -> bytes:
     """The contents of a file of at most `MAX_BYTES`; raises UserError, of the type given, if it is not readable."""
-    with _reading(path, error), open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
+    with _reading(path, error):
+        if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
+            raise error(
+                f"{os.fspath(path)} is not a file but a pipe or a device, which may never end; copy it to a file"
+            )
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise error(f"{os.fspath(path)} is too large: it has more than {MAX_BYTES} bytes")
     return content

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError
+from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError, one_line
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
 from mmjax.distributed.devices import ensure_cpu_devices
@@ -83,7 +83,7 @@ def exit_code(work: Work) -> int:
     try:
         code = work() or 0
     except UserError as error:
-        print(f"error: {without_call_chain(str(error))}", file=sys.stderr)
+        print(f"error: {one_line(without_call_chain(str(error)))}", file=sys.stderr)
         code = error.exit_code
     except BrokenPipeError:
         if not _is_output_closed():  # another pipe, such as one to a worker process
@@ -92,7 +92,7 @@ def exit_code(work: Work) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"error: {os.fspath(error.filename)}: {error.strerror}", file=sys.stderr)
+        print(f"error: {one_line(f'{os.fspath(error.filename)}: {error.strerror}')}", file=sys.stderr)
         code = USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -29,15 +29,15 @@ def prepare(arguments: DrawClipsArguments) -> cli.Work:
 
 def draw(arguments: DrawClipsArguments) -> None:
     """Writes the clips, and prints a summary."""
-    from rich.console import Console
     from rich.progress import track
 
+    from configs.console import plain_console
     from data.datasets.moving_shapes import write_moving_shapes
 
     counts = {"train": arguments.train, "test": arguments.test}
     files = write_moving_shapes(arguments.folder, counts)
     total = sum(counts.values()) + len(counts)
-    shown = track(files, "Drawing", total, console=Console(stderr=True))
+    shown = track(files, "Drawing", total, console=plain_console(stderr=True))
     size = sum(file.stat().st_size for file in shown)
     print(
         f"{arguments.train} clips for training and {arguments.test} held out; {size / 2**20:.1f} MiB\n"

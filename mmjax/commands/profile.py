@@ -64,8 +64,8 @@ def prepare(arguments: ProfileArguments) -> cli.Work:
 def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     """Measures the profile, writes it, and prints it."""
     import jax
-    from rich.console import Console
 
+    from configs.console import plain_console
     from mmjax.training.metrics.activity import MEASURING, display_activity, progress_console
     from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
     from mmjax.training.row_loads import first_batches
@@ -75,7 +75,7 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     ranks = _ranks(arguments, jax.local_device_count())
     (batch,) = first_batches(config, 1)
     recompute = cast("RecomputePolicy", arguments.recompute)
-    console = Console(highlight=False)
+    console = plain_console()
     with display_activity(MEASURING, progress_console(console, arguments.json)) as show:
         measured = profile_model(
             config.model, batch.arrays, config.engine_settings, ranks, rows, recompute, arguments.steps, show

@@ -51,9 +51,9 @@ def prepare(arguments: SynthesizeSpeechArguments) -> cli.Work:
 
 def synthesize(arguments: SynthesizeSpeechArguments, espeak: "Espeak") -> None:
     """Synthesizes the clips that do not exist yet, and prints a summary."""
-    from rich.console import Console
     from rich.progress import track
 
+    from configs.console import plain_console
     from data.datasets.easy_vqa import EasyVQA
     from data.datasets.spoken_clips import MANIFEST, write_spoken_clips
     from data.media.mel import SAMPLE_RATE
@@ -63,7 +63,7 @@ def synthesize(arguments: SynthesizeSpeechArguments, espeak: "Espeak") -> None:
     voices = {"train": arguments.voices, "test": arguments.held_out_voices}
     total = len(texts) * len(speeds) * sum(map(len, voices.values()))
     clips = write_spoken_clips(arguments.folder, texts, voices, speeds, espeak.synthesize, espeak.version)
-    samples = sum(clip.samples for clip in track(clips, "Speaking", total, console=Console(stderr=True)))
+    samples = sum(clip.samples for clip in track(clips, "Speaking", total, console=plain_console(stderr=True)))
     print(
         f"{total} clips: {len(texts)} questions at {' and '.join(map(str, speeds))} words per minute, by "
         f"{len(voices['train'])} voices for training and {len(voices['test'])} held out; "

@@ -61,8 +61,8 @@ def _check_inputs(arguments: TrainArguments, config: "TrainConfig") -> None:
 def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Path) -> int:
     """Prints the plan, the progress and where files are. Returns 0 also if a signal ended the run: all is saved."""
     import jax
-    from rich.console import Console
 
+    from configs.console import plain_console
     from mmjax.planning import automatic
     from mmjax.reporting.run_trainer import RunTrainer
     from mmjax.training.config import tokenizer_mismatches_backbone
@@ -72,7 +72,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     from mmjax.training.start_checks.checks import check_alike, check_start
     from mmjax.training.start_checks.identity import run_identity, text_digest
 
-    console = Console(highlight=False)
+    console = plain_console()
     first = jax.process_index() == 0
     if arguments.resume and _is_finished(workdir, config.steps, console if first else None):
         return 0

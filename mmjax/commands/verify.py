@@ -95,12 +95,11 @@ def _plan_files(arguments: VerifyArguments, config: "TrainConfig") -> "dict[str,
 
 def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool) -> int:
     """Prints the reports as they come, and how many of how many there are; returns the exit code."""
-    from rich.console import Console
-
+    from configs.console import plain_console
     from mmjax.training.metrics.activity import VERIFYING, display_activity, progress_console
     from mmjax.training.verification.reports import print_report, print_verdict
 
-    console = Console()
+    console = plain_console()
     finished: list[LayoutReport] = []
     with display_activity(VERIFYING, progress_console(console, as_json)) as show:
         show(0, total)

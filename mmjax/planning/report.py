@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from configs.console import plain_console
 from mmjax.planning.choice import explain_choice
 from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.policies.auto import PolicyResult
@@ -37,8 +38,7 @@ _TEXT_COLUMNS = ("unit", "recompute", "capacities")
 
 def report_console() -> Console:
     """The console for reports. A terminal narrower than the tables wraps their lines, and no column is lost."""
-    console = Console(highlight=False)
-    return Console(highlight=False, width=max(console.width, _MIN_WIDTH))
+    return plain_console(width=max(plain_console().width, _MIN_WIDTH))
 
 
 def plan_document(comparison: PolicyComparison) -> dict[str, Any]:

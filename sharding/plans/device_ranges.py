@@ -4,8 +4,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-MAX_DEVICES = 1 << 20
-"""Devices of the largest cluster that a plan may be for; their numbers are below it."""
+from sharding.plans.bounds import MAX_DEVICES
 
 _RANGE = re.compile(r" *(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))? *")
 

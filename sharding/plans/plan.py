@@ -7,8 +7,9 @@ import pathlib
 from typing import Any
 
 from configs.strict_json import parse_json
+from sharding.plans.bounds import MAX_DEVICES, MAX_MICROBATCHES, MAX_UNITS, name_fault
 from sharding.plans.compiled_units import check_compiled_unit
-from sharding.plans.device_ranges import MAX_DEVICES, device_ranges, parse_ranges
+from sharding.plans.device_ranges import device_ranges, parse_ranges
 from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.json_text import json_text
 from sharding.plans.plan_html import plan_html
@@ -41,8 +42,12 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.units:
             raise PlanError("the plan has no units; list at least one")
-        if self.microbatches < 1:
-            raise PlanError(f"the plan's microbatches is {self.microbatches}; it must be at least 1")
+        if not 1 <= self.microbatches <= MAX_MICROBATCHES:
+            raise PlanError(
+                f"the plan's microbatches is {self.microbatches}; it must be at least 1 and at most {MAX_MICROBATCHES}"
+            )
+        if fault := name_fault(self.schedule):
+            raise PlanError(f"the plan's schedule: {fault}")
         names = [unit.name for unit in self.units]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -130,7 +135,7 @@ class Plan:
     def from_json(text: str | bytes) -> "Plan":
         """Reads the format of `to_json`; raises PlanError naming a key that is unknown, missing or of another type."""
         document = parse_json(text, "the plan", PlanError)
-        _check_listed_devices(document)
+        _check_sizes(document)
         return read_record(document, Plan, "the plan", PlanError)
 
     @staticmethod
@@ -158,12 +163,14 @@ def _in_cell(value: int | str | tuple[int, ...]) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _check_listed_devices(document: Any) -> None:
-    """Raises PlanError if the units of a document list more devices than memory is for, before any is expanded.
+def _check_sizes(document: Any) -> None:
+    """Raises PlanError if a document has too many units, or they list too many devices, before any is expanded.
 
     What is wrong with their text is said when it is read.
     """
     units = document.get("units") if isinstance(document, dict) else None
+    if isinstance(units, list) and len(units) > MAX_UNITS:
+        raise PlanError(f"the plan has {len(units)} units; it may have at most {MAX_UNITS}")
     listed = 0
     for unit in units if isinstance(units, list) else ():
         text = unit.get("devices") if isinstance(unit, dict) else None

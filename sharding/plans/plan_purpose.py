@@ -8,14 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.clusters import CLUSTERS, ClusterConfig
-from sharding.plans.device_ranges import MAX_DEVICES
+from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
-
-MAX_ROWS = 1 << 22
-"""Rows of the largest global batch that a plan may be made for: a simulation draws the load of each."""
 
 LOAD_TOLERANCE = 0.05
 """Share by which mean loads may differ without a word: those of other samples of the same data do."""

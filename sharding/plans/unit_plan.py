@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, get_args
 from configs.errors import UserError
 from sharding.axes import CollectiveMatmul, ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
-from sharding.plans.device_ranges import MAX_DEVICES, parse_device_ranges
+from sharding.plans import bounds
+from sharding.plans.device_ranges import parse_device_ranges
 from sharding.plans.json_fields import FROM_TEXT, TextForm
 from sharding.plans.recompute_text import layer_policies, read_recompute
 from sharding.specs.layer import RecomputePolicy
@@ -137,6 +138,7 @@ class UnitPlan:
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
+        self._check_bounds()
         for key in ("dp", "tp", "chunks", "cp", "ep", "fsdp", "copies"):
             if getattr(self, key) < 1:
                 raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
@@ -189,6 +191,16 @@ class UnitPlan:
                 "fewer microbatches in flight than the schedule needs its stages would wait for each other"
             )
         self._check_seconds()
+
+    def _check_bounds(self) -> None:
+        for name in (self.name, *self.modules):
+            if fault := bounds.name_fault(name):
+                raise PlanError(f"the plan's units: {fault}")
+        if self.stage_count > bounds.MAX_STAGES:
+            raise PlanError(f"unit {self.name}: {self.stage_count} stages in layers; give at most {bounds.MAX_STAGES}")
+        for key in bounds.bounded_keys():
+            if fault := bounds.excess(key, getattr(self, key)):
+                raise PlanError(f"unit {self.name}: {fault}")
 
     def _check_module_tp(self) -> None:
         if not self.module_tp:
@@ -299,8 +311,10 @@ class UnitPlan:
             repeated = next(device for device, count in collections.Counter(self.devices).items() if count > 1)
             raise PlanError(f"unit {self.name}: devices must differ, but {repeated} is listed more than once")
         for device in (min(self.devices), max(self.devices)):
-            if not 0 <= device < MAX_DEVICES:
-                raise PlanError(f"unit {self.name}: there is no device {device}; they are 0 to {MAX_DEVICES - 1}")
+            if not 0 <= device < bounds.MAX_DEVICES:
+                raise PlanError(
+                    f"unit {self.name}: there is no device {device}; they are 0 to {bounds.MAX_DEVICES - 1}"
+                )
 
     @property
     def replica_size(self) -> int:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from configs.console import plain_console
+
 ActivityCallback = Callable[[int, int | None], None]
 """Called with the number of items that are done and that of all, or None if that is not known."""
 
@@ -106,4 +108,4 @@ def display_activity(activity: Activity, console: Console) -> Iterator[ActivityC
 
 def progress_console(output: Console, as_json: bool) -> Console:
     """Where a command shows its progress: with its output in a terminal, else, and with --json, on standard error."""
-    return output if output.is_terminal and not as_json else Console(stderr=True, highlight=False)
+    return output if output.is_terminal and not as_json else plain_console(stderr=True)

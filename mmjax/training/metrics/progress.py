@@ -4,7 +4,6 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-import rich
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -12,6 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from configs.console import plain_console
 from mmjax.training.metrics.activity import Activity, ActivityLine
 from mmjax.training.metrics.step_report import StepReport
 
@@ -23,7 +23,7 @@ def print_plan(rows: Sequence[Mapping[str, object]], console: Console | None = N
         table.add_column(name)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    (console or rich.get_console()).print(table)
+    (console or plain_console()).print(table)
 
 
 def describe_step(report: StepReport) -> str:
@@ -143,7 +143,7 @@ def make_progress(
         first_process: Whether this process prints at all.
         console: Where to print; standard output by default.
     """
-    console = console or rich.get_console()
+    console = console or plain_console()
     if not first_process:
         return NullProgress()
     return LiveProgress(total, first_step, console) if console.is_terminal else PlainProgress(total, interval, console)

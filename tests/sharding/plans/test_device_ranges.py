@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.plans.device_ranges import MAX_DEVICES, device_ranges, parse_device_ranges
+from sharding.plans.bounds import MAX_DEVICES
+from sharding.plans.device_ranges import device_ranges, parse_device_ranges
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError
 

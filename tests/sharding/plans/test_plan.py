@@ -129,7 +129,7 @@ def test_json_round_trip_of_any_plan(layers, dp, tp, data):
     layers *= chunks
     devices = tuple(data.draw(st.permutations(range(count))))
     recompute = tuple(data.draw(st.sampled_from(("none", "selective", "full"))) for _ in layers)
-    name = data.draw(st.text(min_size=1))
+    name = data.draw(st.text(min_size=1, max_size=100).filter(str.isprintable))
     seconds = st.lists(st.floats(0, 1e6), min_size=len(layers), max_size=len(layers)).map(tuple)
     both_seconds = data.draw(st.just(((), ())) | st.tuples(seconds, seconds))
     microbatches = data.draw(st.integers(1, 99))

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
-from sharding.plans.device_ranges import MAX_DEVICES
+from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.plans.plan import Plan, check_layout, single_device_plan
 from sharding.plans.plan_purpose import (
-    MAX_ROWS,
     MeanLoad,
     ModuleSize,
     NamedConfiguration,

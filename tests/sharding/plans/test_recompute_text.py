@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from sharding.plans.recompute_text import layer_policies, read_recompute, recompute_text
-from sharding.plans.unit_plan import UnitPlan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES
 
 POLICIES = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=40).map(tuple)
@@ -40,5 +40,5 @@ def test_counts_must_add_up_to_the_layers(layers):
 def test_a_plan_of_very_many_layers_is_read_without_a_policy_for_each():
     many = 10**15
     assert read_recompute("full", many) == [("full", many)]
-    unit = UnitPlan("u", ("net",), (0,), layers=(many,), recompute=("none",))
-    assert unit.recompute == ("none",)
+    with pytest.raises(PlanError, match=r"unit u: layers has 1e\+15; it may be at most 65536"):
+        UnitPlan("u", ("net",), (0,), layers=(many,), recompute=("none",))

@@ -1,0 +1,51 @@
+"""The largest numbers and longest names of a plan: a file with others is damaged or hostile, and is refused by name.
+
+Without bounds a number of a few digits would take hours to schedule, or more memory than there is.
+"""
+
+import reprlib
+from collections.abc import Iterable, Sequence
+
+MAX_DEVICES = 1 << 20
+"""Devices of the largest cluster that a plan may be for; their numbers are below it."""
+
+MAX_ROWS = 1 << 22
+"""Rows of a global batch, or of a microbatch in a unit with rows of its own: a simulation draws the load of each."""
+
+MAX_UNITS = 1 << 10
+MAX_STAGES = 1 << 12
+"""Virtual stages of a unit."""
+
+MAX_MICROBATCHES = 1 << 14
+MAX_NAME = 100
+"""Characters of the name of a unit, a module or a schedule."""
+
+_LARGEST: dict[str, float] = {
+    "layers": 1 << 16,
+    "rows": MAX_ROWS,
+    "capacities": 1 << 24,
+    "extra_in_flight": MAX_MICROBATCHES * MAX_STAGES,
+    "forward_seconds": 1e9,
+    "backward_seconds": 1e9,
+}
+"""By key of a unit. Those that multiply devices, such as `dp`, are bounded by how many it lists."""
+
+
+def excess(key: str, value: float | Sequence[float]) -> str:
+    """What is wrong with a number of a unit, or the largest of several; empty if nothing is."""
+    largest = max(value, default=0) if isinstance(value, Sequence) else value
+    if largest > _LARGEST[key]:
+        return f"{key} has {largest:g}; it may be at most {_LARGEST[key]:g}"
+    return ""
+
+
+def bounded_keys() -> Iterable[str]:
+    """The keys of a unit that `excess` checks."""
+    return _LARGEST
+
+
+def name_fault(name: str) -> str:
+    """What is wrong with a name; empty if nothing is."""
+    if name.isprintable() and len(name) <= MAX_NAME:
+        return ""
+    return f"{reprlib.repr(name)} is not a name; use at most {MAX_NAME} printable characters"
