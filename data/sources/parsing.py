@@ -40,7 +40,7 @@ def require_text(where: str, what: str, value: object) -> str:
         BadSampleError: The value is not a text, is blank, or contains a lone surrogate.
     """
     if not isinstance(value, str):
-        raise BadSampleError(where, f"{what} is not a text: {_shortened(value)}")
+        raise BadSampleError(where, f"{what} is not a text: {shortened(value)}")
     if not value.strip():
         raise BadSampleError(where, f"{what} is empty")
     return require_encodable(where, what, value)
@@ -71,10 +71,11 @@ def media_from_path(where: str, folder: str, value: object) -> Media:
     root = os.path.abspath(folder)
     target = os.path.normpath(os.path.join(root, path))  # without `..`, which the system would resolve behind a link
     if os.path.commonpath([root, target]) != root:
-        raise BadSampleError(where, f"the path {_shortened(path)} leads out of the folder {folder}")
+        raise BadSampleError(where, f"the path {shortened(path)} leads out of the folder {folder}")
     return Media.from_file(pathlib.Path(folder, os.path.relpath(target, root)))
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """A value as it is shown in a message."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
