@@ -10,8 +10,8 @@ _MEDIA_WORDS = frozenset(
     ("image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "audio", "audios", "sound", "sounds")
     + ("wav", "video", "videos", "clip", "clips", "frame", "frames", "media", "medium")
 )
-# Beside a word for media in a key, these (without their digits) say that its value is the media; others, such as "size",
-# that it is about it.
+# Beside a word for media in a key, these (without their digits) say that its value is the media; others, such as
+# "size", that it is about it.
 _NAMING_WORDS = frozenset(
     ("path", "paths", "file", "files", "filename", "filenames", "name", "names", "url", "urls", "uri", "uris")
     + ("src", "list", "data", "bytes", "base", "b", "folder", "dir")
