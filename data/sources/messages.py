@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from data.errors import BadSampleError
 from data.records import MEDIA_PARTS, ContentPart, StoredPart, TextPart, Turn
 from data.sources.media_keys import refuse_media_keys
-from data.sources.parsing import require_encodable, shortened
+from data.sources.parsing import require_encodable, shown
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 # A text, or the name of the media that a placeholder stands for.
@@ -72,7 +72,7 @@ def _draft(where: str, number: int, message: object, named: Collection[str]) -> 
         raise BadSampleError(where, f"{what} is not an object")
     speaker = message.get("from", message.get("role"))
     if not isinstance(speaker, str) or speaker not in _ROLES:
-        raise BadSampleError(where, f"{what} is from {shortened(speaker)}; known are {', '.join(_ROLES)}")
+        raise BadSampleError(where, f"{what} is from {shown(speaker)}; known are {', '.join(_ROLES)}")
     refuse_media_keys(where, message, ("from", "role", "value", "content"), True, what)
     role, content = _ROLES[speaker], message.get("value", message.get("content"))
     if isinstance(content, str):
@@ -125,9 +125,9 @@ def _item(where: str, what: str, item: object) -> _Piece:
     if kind == "text":
         text = fields.get("text")
         if not isinstance(text, str):
-            raise BadSampleError(where, f"{what} is not a text: {shortened(text)}")
+            raise BadSampleError(where, f"{what} is not a text: {shown(text)}")
         return TextPart(text)
     if not isinstance(kind, str) or kind not in MEDIA_PARTS:
         known = ", ".join(MEDIA_PARTS)
-        raise BadSampleError(where, f"{what} has an item of type {shortened(kind)}; known are text, {known}")
+        raise BadSampleError(where, f"{what} has an item of type {shown(kind)}; known are text, {known}")
     return kind

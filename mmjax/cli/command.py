@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError
+from configs.shown_text import shortened
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
 from mmjax.distributed.devices import ensure_cpu_devices
@@ -92,7 +93,7 @@ def exit_code(work: Work) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"error: {os.fspath(error.filename)}: {error.strerror}", file=sys.stderr)
+        print(f"error: {shortened(os.fspath(error.filename))}: {error.strerror}", file=sys.stderr)
         code = USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -236,3 +236,10 @@ def test_text_only_conversations_may_have_other_keys(folder):
     keys = {"id": "a/1.jpg", "has_image": False, "image": "", "images": [], "n_frames": 0, "caption": "A cat.png is it"}
     record = LlavaJson(written(folder, json.dumps([ASKED | keys])))[0]
     assert told(record)[0] == ("user", ["What is it?"])
+
+
+@pytest.mark.parametrize("picture", ["data:image/png;base64," + "iVBORw0K" * 250_000, ["A" * 2_000_000]])
+def test_a_picture_in_base64_is_refused_in_a_short_line(folder, picture):
+    with pytest.raises(BadSampleError, match=r"path of a file has 2000\d\d\d characters.*write it to a file") as caught:
+        LlavaJson(written(folder, json.dumps([ASKED | {"image": picture}])))[0]
+    assert len(str(caught.value)) <= 500
