@@ -3,6 +3,8 @@
 All packages raise the errors, and training ends processes too.
 """
 
+from configs.shown_text import shortened_lines
+
 USAGE_ERROR = 2
 """After a `UserError`: a wrong flag, configuration or input."""
 
@@ -22,26 +24,14 @@ OUTPUT_CLOSED = 141
 """After what reads standard output has closed it, as of a shell: 128 and the number of SIGPIPE."""
 
 
-_LONGEST_MESSAGE = 500
-
-
-def one_line(message: str) -> str:
-    """A message as it is shown: control characters are written as escapes, and what is longer is cut at its middle.
-
-    What a message quotes may come from a file of unknown origin, and would otherwise act on the terminal or fill it.
-    """
-    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
-    if len(text) <= _LONGEST_MESSAGE:
-        return text
-    half = (_LONGEST_MESSAGE - len(" ... ")) // 2
-    return f"{text[:half]} ... {text[-half:]}"
-
-
 class UserError(Exception):
     """The user asked for something that cannot be done; the message names the culprit and the remedy.
 
     Commands print the message alone and exit with the code of its type. Any other exception is a bug and keeps its
-    traceback.
+    traceback. A message quotes values of any length, so its lines are shortened.
     """
 
     exit_code = USAGE_ERROR
+
+    def __str__(self) -> str:
+        return shortened_lines(super().__str__())

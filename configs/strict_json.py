@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from configs.errors import UserError
+from configs.shown_text import shortened
 
 MAX_BYTES = 1 << 26
 """Most bytes of a document, or of a line of a file with one document a line: more than any that mmjax writes."""
 
 _LARGEST = 2**63 - 1  # what NumPy's and jax's integers hold
-_SHOWN = 24  # characters of a number or key in a message
+_SHOWN = 27  # characters of a number or key in a message
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s\[\]{},:"]+')
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
@@ -45,7 +46,7 @@ def parse_json(text: str | bytes, where: str, error: type[UserError] = UserError
             raise error(f"{where} is not UTF-8: byte {failure.start} is 0x{text[failure.start]:02x}") from failure
 
     def refuse(what: str, token: str) -> NoReturn:
-        raise error(f"{where}: {_place(text, token)}: {_shortened(token)} {what}")
+        raise error(f"{where}: {_place(text, token)}: {shortened(token, _SHOWN)} {what}")
 
     def whole(token: str) -> int:
         if len(token) > 20 or abs(int(token)) > _LARGEST:
@@ -63,7 +64,7 @@ def parse_json(text: str | bytes, where: str, error: type[UserError] = UserError
         if len(values) < len(pairs):
             (twice, _), *_ = collections.Counter(key for key, _ in pairs).most_common(1)
             raise error(
-                f"{where} has the key {_shortened(repr(twice))} more than once in one object; remove one of them"
+                f"{where} has the key {shortened(repr(twice), _SHOWN)} more than once in one object; remove one of them"
             )
         return values
 
@@ -149,7 +150,3 @@ def _place(text: str, token: str) -> str:
     """Line and column of the first occurrence of a token that is no string; damage may stick to its end."""
     start = next(found.start() for found in _TOKEN.finditer(text) if found[0].startswith(token))
     return f"line {text.count(chr(10), 0, start) + 1}, column {start - text.rfind(chr(10), 0, start)}"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

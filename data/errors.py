@@ -3,6 +3,7 @@
 import os
 
 from configs.errors import UserError
+from configs.shown_text import shortened
 
 
 class DataError(UserError):
@@ -13,14 +14,14 @@ class BadSampleError(DataError):
     """One sample is unreadable; the pipeline refuses it, lists it in the quarantine and continues.
 
     Attributes:
-        where: Name of the sample: a file, a member of a tar, a row.
-        reason: What is wrong with it.
+        where: Name of the sample: a file, a member of a tar, a row; shortened.
+        reason: What is wrong with it; shortened.
     """
 
     def __init__(self, where: str | os.PathLike[str], reason: str) -> None:
         super().__init__(f"{os.fspath(where)} cannot be read ({reason}); replace or remove it")
-        self.where = os.fspath(where)
-        self.reason = reason
+        self.where = shortened(os.fspath(where))
+        self.reason = shortened(reason)
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.where, self.reason)  # worker processes send errors back by pickle

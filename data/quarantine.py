@@ -9,10 +9,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from configs.shown_text import shortened
 from data.errors import DataError
 
 _LOG = logging.getLogger(__name__)
 _MAX_NAMED = 5  # samples that an error names
+_MAX_SHOWN = 120  # characters of their keys and reasons
 _MAX_LOGGED = 5  # samples of a source of which each is logged
 
 
@@ -98,7 +100,7 @@ class Quarantine:
                     self._append(QuarantineEntry(source, key, reason))
 
     def add(self, source: str, key: str, reason: str) -> None:
-        """Adds a refused sample; one that is listed already keeps its first reason.
+        """Adds a refused sample, its key and reason shortened; one that is listed already keeps its first reason.
 
         The first few of a source are logged, then their number whenever it has doubled.
 
@@ -107,6 +109,7 @@ class Quarantine:
         """
         if source not in self._sizes:
             raise DataError(f"there is no source {source!r}; there are {', '.join(self._sizes)}")
+        key, reason = shortened(key), shortened(reason)
         with self._lock:
             reasons = self._reasons[source]
             if key in reasons:
@@ -203,7 +206,10 @@ def _listed_in(path: pathlib.Path) -> set[tuple[str, str]]:
 
 def _some_of(reasons: Mapping[str, str]) -> str:
     """The first samples with their reasons, and the number of the others."""
-    named = [f"{_printable(key)} ({_printable(reason)})" for key, reason in list(reasons.items())[:_MAX_NAMED]]
+    named = [
+        _printable(f"{shortened(key, _MAX_SHOWN)} ({shortened(reason, _MAX_SHOWN)})")
+        for key, reason in list(reasons.items())[:_MAX_NAMED]
+    ]
     rest = f" and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
     return ", ".join(named) + rest
 

@@ -44,9 +44,9 @@ def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None)
     for number, piece in enumerate(re.split(f"<({'|'.join(map(re.escape, unplaced))})>", text)):
         if number % 2:
             parts.append(_media_part(piece, unplaced[piece].pop(0)))
-        elif piece.strip():
+        elif piece:
             parts.append(TextPart(piece))
-    if not parts:
+    if all(isinstance(part, TextPart) and not part.text.strip() for part in parts):
         raise DataError(f"the prompt {text!r} is empty; write a question or a description")
     return Record("the prompt", (Turn("user", tuple(parts)),))
 

@@ -7,6 +7,7 @@ from typing import SupportsIndex
 from data.errors import BadSampleError, DataError
 from data.records import MEDIA_PARTS, Media, Record, StoredPart, check_index
 from data.sources.json_index import index_json_array, index_json_lines, starts_with_json_array
+from data.sources.media_keys import media_values
 from data.sources.messages import parse_messages
 from data.sources.parsing import decode_utf8, media_from_path, parse_json
 from data.sources.paths import check_file, check_folder
@@ -16,10 +17,11 @@ class LlavaJson:
     r"""Conversations about images, audio or video, or of text alone.
 
     An entry is `{"id": ..., "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat is it?"},
-    {"from": "gpt", "value": "A ship."}]}`. `image`, `audio` and `video` name one file, a list of files, or none;
-    `<image>`, `<audio>` and `<video>` in the texts are their placeholders; files of a kind without placeholders precede
-    the user's first text. Where an entry has clips and no images, `<image>` stands for the clips too (LLaVA-Video). See
-    `data.sources.messages.parse_messages` for other forms of messages.
+    {"from": "gpt", "value": "A ship."}]}`. `image`, `audio` and `video` name one file, a list of files, or none; so do
+    `images`, `image_path` and the like (`data.sources.media_keys.media_values`), and another key that names media is
+    refused. `<image>`, `<audio>` and `<video>` in the texts are their placeholders; files of a kind without
+    placeholders precede the user's first text. Where an entry has clips and no images, `<image>` stands for the clips
+    too (LLaVA-Video). See `data.sources.messages.parse_messages` for other forms of messages.
 
     Only the index is kept in memory, 24 bytes an entry; entries are read on access. A malformed line of JSON lines is
     an unreadable sample, a malformed array an error at the start.
@@ -62,8 +64,9 @@ class LlavaJson:
         if not isinstance(entry, Mapping):
             raise BadSampleError(key, "the entry is not an object")
         messages = entry.get("conversations")
-        media = {kind: self._parts(key, kind, entry.get(kind)) for kind in MEDIA_PARTS}
-        if media["video"] and not media["image"] and "<image>" in str(messages):
+        values = media_values(key, entry, ("id", "conversations"))
+        media = {kind: self._parts(key, kind, value) for kind, value in values.items()}
+        if media.get("video") and not media.get("image") and "<image>" in str(messages):
             media |= {"image": media["video"], "video": []}
         return Record(key, parse_messages(key, messages, media))
 

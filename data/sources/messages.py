@@ -1,15 +1,14 @@
 """Messages of a stored conversation as turns: placeholders in the texts are replaced by their media."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from data.errors import BadSampleError
 from data.records import MEDIA_PARTS, ContentPart, StoredPart, TextPart, Turn
-from data.sources.parsing import require_text
+from data.sources.media_keys import refuse_media_keys
+from data.sources.parsing import require_encodable, shown
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-_PLACEHOLDER_PATTERN = re.compile(f"<({'|'.join(MEDIA_PARTS)})>")
-
 # A text, or the name of the media that a placeholder stands for.
 _Piece = TextPart | str
 
@@ -19,21 +18,28 @@ def parse_messages(where: str, messages: object, media: Mapping[str, Sequence[St
 
     A message is {"from": "human", "value": ...} as in LLaVA, or {"role": "user", "content": ...}, where the content
     may also be a list of {"type": "text", "text": ...}, {"type": "image"}, {"type": "audio"} and {"type": "video"}. The
-    n-th placeholder of a kind stands for the n-th medium of that kind, newlines next to a placeholder are dropped, and
-    media of a kind without placeholders precede the first user's text. An empty system message is left out.
+    n-th placeholder of a kind stands for the n-th medium of that kind, texts around it stay as they are, and media of
+    a kind without placeholders precede the first user's text. An empty system message is left out.
+
+    In a text, `<audio>` and `<video>` are placeholders if the entry names media of that kind, and `<image>` too in an
+    answer. Elsewhere they are text, as in HTML, but in the first or last line of a user's message, alone: then the
+    file is missing. An answer of `<image>` alone is an image to be generated; one beside words must be an item of a
+    list, because such a text may also tell of the image that is seen.
 
     Args:
         where: Name of the sample.
         messages: The value in the file.
-        media: By name of their placeholders (`data.records.MEDIA_PARTS`), media in the order of these.
+        media: By name of their placeholders (`data.records.MEDIA_PARTS`), media in the order of these; without the
+            kinds that the entry does not name.
 
     Raises:
-        BadSampleError: The messages have another form, one is empty, none is the assistant's, or the number of
-            placeholders of a kind differs from that of its media.
+        BadSampleError: The messages have another form, one is empty, names media of its own, or has `<image>` beside
+            words of an answer, none is the assistant's, or the number of placeholders of a kind differs from that of
+            its media.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise BadSampleError(where, "the conversation is not a list of messages")
-    drafts = [_draft(where, number, message) for number, message in enumerate(messages, 1)]
+    drafts = [_draft(where, number, message, media) for number, message in enumerate(messages, 1)]
     drafts = [(role, pieces) for role, pieces in drafts if pieces or role != "system"]
     if all(role != "assistant" for role, _ in drafts):
         raise BadSampleError(where, "no message is the assistant's, so there is nothing to predict")
@@ -59,43 +65,69 @@ def parse_messages(where: str, messages: object, media: Mapping[str, Sequence[St
     return turns
 
 
-def _draft(where: str, number: int, message: object) -> tuple[str, list[_Piece]]:
-    """The role and the pieces of a message."""
+def _draft(where: str, number: int, message: object, named: Collection[str]) -> tuple[str, list[_Piece]]:
+    """The role and the pieces of a message of an entry that names media of some kinds; none if it is blank."""
+    what = f"message {number}"
     if not isinstance(message, Mapping):
-        raise BadSampleError(where, f"message {number} is not an object")
+        raise BadSampleError(where, f"{what} is not an object")
     speaker = message.get("from", message.get("role"))
     if not isinstance(speaker, str) or speaker not in _ROLES:
-        raise BadSampleError(where, f"message {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
-    content = message.get("value", message.get("content"))
-    what = f"message {number}"
+        raise BadSampleError(where, f"{what} is from {shown(speaker)}; known are {', '.join(_ROLES)}")
+    refuse_media_keys(where, message, ("from", "role", "value", "content"), True, what)
+    role, content = _ROLES[speaker], message.get("value", message.get("content"))
     if isinstance(content, str):
-        return _ROLES[speaker], _split_at_placeholders(where, what, content)
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        pieces = _split_at_placeholders(content, _placeholder_kinds(role, content, named))
+        if role == "assistant" and "image" in pieces and not all(map(_is_medium_or_blank, pieces)):
+            raise BadSampleError(
+                where,
+                f"{what} has <image> beside words of the answer, which may tell of an image that is seen; write one "
+                'that is to be generated as an item {"type": "image"} of a list',
+            )
+    elif isinstance(content, Sequence) and not isinstance(content, bytes):
+        pieces = [_item(where, what, item) for item in content]
+    else:
         raise BadSampleError(where, f"{what} has no text")
-    return _ROLES[speaker], [_item(where, what, item) for item in content]
+    for piece in pieces:
+        require_encodable(where, what, piece.text if isinstance(piece, TextPart) else piece)
+    blank = all(isinstance(piece, TextPart) and _is_medium_or_blank(piece) for piece in pieces)
+    return role, [] if blank else [piece for piece in pieces if piece != TextPart("")]
 
 
-def _split_at_placeholders(where: str, what: str, text: str) -> list[_Piece]:
+def _is_medium_or_blank(piece: _Piece) -> bool:
+    return not isinstance(piece, TextPart) or not piece.text.strip()
+
+
+def _placeholder_kinds(role: str, text: str, named: Collection[str]) -> list[str]:
+    """Kinds of media whose names in angle brackets are placeholders in a text, not text."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    is_answer = role == "assistant"
+
+    def counts(kind: str) -> bool:
+        tag = f"<{kind}>"
+        if kind == "image":
+            return kind in named or not is_answer or lines == [tag]
+        return kind in named or (not is_answer and tag in (*lines[:1], *lines[-1:]))
+
+    return [kind for kind in MEDIA_PARTS if counts(kind)]
+
+
+def _split_at_placeholders(text: str, kinds: Collection[str]) -> list[_Piece]:
     """A text split at its placeholders."""
-    pieces: list[_Piece] = []
-    spans = _PLACEHOLDER_PATTERN.split(text)  # texts and, in every second place, names
-    for number, span in enumerate(spans):
-        if number % 2:
-            pieces.append(span)
-            continue
-        span = span.lstrip("\n") if number else span
-        span = span.rstrip("\n") if number < len(spans) - 1 else span
-        if span and not span.isspace():
-            pieces.append(TextPart(require_text(where, what, span)))
-    return pieces
+    spans = re.split(f"<({'|'.join(kinds)})>", text) if kinds else [text]  # every second one is a name
+    return [span if number % 2 else TextPart(span) for number, span in enumerate(spans)]
 
 
 def _item(where: str, what: str, item: object) -> _Piece:
     """One item of a content list."""
     fields = item if isinstance(item, Mapping) else {}
     kind = fields.get("type")
+    refuse_media_keys(where, fields, ("type", "text"), True, f"an item of {what}")
     if kind == "text":
-        return TextPart(require_text(where, what, fields.get("text")))
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise BadSampleError(where, f"{what} is not a text: {shown(text)}")
+        return TextPart(text)
     if not isinstance(kind, str) or kind not in MEDIA_PARTS:
-        raise BadSampleError(where, f"{what} has an item of type {kind!r}; known are text, {', '.join(MEDIA_PARTS)}")
+        known = ", ".join(MEDIA_PARTS)
+        raise BadSampleError(where, f"{what} has an item of type {shown(kind)}; known are text, {known}")
     return kind

@@ -4,10 +4,12 @@ import json
 import os
 import pathlib
 
+from configs.shown_text import shortened
 from data.errors import BadSampleError
 from data.records import Media
 
 _MAX_SHOWN = 60  # characters of a value in a message
+_MAX_PATH = 4096  # of Linux
 
 
 def decode_utf8(where: str, content: bytes) -> str:
@@ -40,7 +42,7 @@ def require_text(where: str, what: str, value: object) -> str:
         BadSampleError: The value is not a text, is blank, or contains a lone surrogate.
     """
     if not isinstance(value, str):
-        raise BadSampleError(where, f"{what} is not a text: {_shortened(value)}")
+        raise BadSampleError(where, f"{what} is not a text: {shown(value)}")
     if not value.strip():
         raise BadSampleError(where, f"{what} is empty")
     return require_encodable(where, what, value)
@@ -68,13 +70,16 @@ def media_from_path(where: str, folder: str, value: object) -> Media:
     path = require_text(where, "the path of a file", value)
     if "\0" in path:
         raise BadSampleError(where, "the path of a file has a null character")
+    if len(path) > _MAX_PATH:
+        what = f"the path of a file has {len(path)} characters: {shown(path)}"
+        raise BadSampleError(where, f"{what}; a medium itself, such as base64, is not read: write it to a file")
     root = os.path.abspath(folder)
     target = os.path.normpath(os.path.join(root, path))  # without `..`, which the system would resolve behind a link
     if os.path.commonpath([root, target]) != root:
-        raise BadSampleError(where, f"the path {_shortened(path)} leads out of the folder {folder}")
+        raise BadSampleError(where, f"the path {shown(path)} leads out of the folder {folder}")
     return Media.from_file(pathlib.Path(folder, os.path.relpath(target, root)))
 
 
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+def shown(value: object) -> str:
+    """A value as it is shown in a message."""
+    return shortened(repr(value), _MAX_SHOWN)

@@ -1,13 +1,17 @@
 """Record columns: which columns of a table hold what, and a row of it as a record."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from data.errors import BadSampleError, DataError
 from data.records import MEDIA_PARTS, Media, Record
+from data.sources.media_keys import names_media
 from data.sources.messages import parse_messages
 from data.sources.pair_tasks import PAIR_TASKS
 from data.sources.parsing import media_from_path, parse_json, require_text
+
+_LOG = logging.getLogger(__name__)
 
 TABLE_TASKS = (*PAIR_TASKS, "answer", "converse")
 """What a row of a table may train."""
@@ -59,16 +63,24 @@ class RecordColumns:
         named = {"image": image, "audio": audio, "video": video}
         if needed and any(column for kind, column in named.items() if kind != needed):
             raise DataError(f"{owner}: the task {task} takes one {needed} and its text; leave the other column out")
-        self._task = task
+        self._owner, self._task = owner, task
+        self._warned: set[str] = set()
         self._texts = (question, answer) if task == "answer" else (text,)
         self._columns = {kind: column or (kind if kind == needed else "") for kind, column in named.items()}
         self.names = tuple(column for column in (*self._texts, *self._columns.values()) if column)
 
     def check(self, where: str, columns: list[str]) -> None:
-        """Raises DataError unless a table has the columns."""
+        """Raises DataError unless a table has the columns; a warning names columns of media that are not read."""
         missing = [name for name in self.names if name not in columns]
         if missing:
             raise DataError(f"{where} has no column {missing[0]}; it has {', '.join(columns)}")
+        unread = [name for name in columns if names_media(name) and name not in {*self.names, *self._warned}]
+        if unread and self._task not in PAIR_TASKS:
+            self._warned.update(unread)
+            _LOG.warning(
+                "%s: media in the column %s are not read; %s.image, audio or video names the columns that are",
+                *(where, " and ".join(unread), self._owner),
+            )
 
     def record(self, key: str, row: Mapping[str, Any], folder: str) -> Record:
         """The record of a row.
@@ -81,7 +93,11 @@ class RecordColumns:
         Raises:
             BadSampleError: The row is incomplete; `where` is its key.
         """
-        media = {kind: self._media(key, row, column, folder) for kind, column in self._columns.items()}
+        media = {
+            kind: [_medium(f"{key}.{column}", key, folder, cell) for cell in _cells(row[column])]
+            for kind, column in self._columns.items()
+            if column
+        }
         parts = {kind: [MEDIA_PARTS[kind](medium) for medium in of_kind] for kind, of_kind in media.items()}
         if self._task == "converse":
             messages = row[self._texts[0]]
@@ -98,11 +114,10 @@ class RecordColumns:
             raise BadSampleError(key, f"it has {len(paired)} media where the task {self._task} takes one")
         return Record(key, PAIR_TASKS[self._task].turns(paired[0], texts[0]))
 
-    def _media(self, key: str, row: Mapping[str, Any], column: str, folder: str) -> list[Media]:
-        """The media in a column of a row; none without a column or with an empty cell."""
-        cell = row[column] if column else None
-        cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
-        return [_medium(f"{key}.{column}", key, folder, cell) for cell in cells]
+
+def _cells(cell: Any) -> list[Any]:
+    """The media of a cell, which may be a list of them, or empty."""
+    return cell if isinstance(cell, list) else [] if cell is None else [cell]
 
 
 def _medium(where: str, key: str, folder: str, cell: object) -> Media:

@@ -63,8 +63,9 @@ class RecordList:
             found = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else type(fields).__name__
             raise BadSampleError(key, f"a record is a dictionary of {', '.join(_FIELDS)}; this one is of {found}")
         media = {
-            kind: [part(self._medium(key, kind, value)) for value in _listed(fields.get(kind))]
+            kind: [part(self._medium(key, kind, value)) for value in _listed(fields[kind])]
             for kind, part in MEDIA_PARTS.items()
+            if kind in fields
         }
         messages = [
             {"role": role, "content": require_text(key, f"the {field}", fields.get(field))}

@@ -7,6 +7,7 @@ from typing import SupportsInt
 
 from data.errors import DataError
 from data.text.tokenizer import (
+    Preceding,
     SpecialTokens,
     missing_control_token_error,
     replace_lone_surrogates,
@@ -41,7 +42,7 @@ class ByteTokenizer:
         """Ids 0 to 10; there is no `unknown`."""
         return _SPECIAL_TOKENS
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, behind: Preceding = "nothing") -> list[int]:
         """The bytes of the text in UTF-8."""
         return [_FIRST_BYTE + byte for byte in replace_lone_surrogates(text).encode()]
 

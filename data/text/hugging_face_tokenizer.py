@@ -16,6 +16,7 @@ from configs.strict_json import parse_json
 from data.errors import DataError
 from data.text.published_template import PublishedTemplate, read_published_template
 from data.text.tokenizer import (
+    Preceding,
     SpecialTokens,
     missing_control_token_error,
     replace_lone_surrogates,
@@ -134,11 +135,14 @@ class HuggingFaceTokenizer:
         return frozenset(self._control_tokens.values())
 
     @functools.cached_property
-    def _prepends_space(self) -> bool:
-        """Whether a space is put before every text, as by Llama's SentencePiece, even one that begins with a space."""
-        normalizer = json.loads(self.content).get("normalizer") or {}
-        steps = normalizer.get("normalizers", [normalizer])
-        return any(step.get("type") == "Prepend" for step in steps)
+    def _model_behind_token(self) -> tokenizers.Tokenizer:
+        """For text behind a special token: some tokenizers put a space before the first text alone."""
+        return _without_leading_space(self._model, first_only=True)
+
+    @functools.cached_property
+    def _model_behind_text(self) -> tokenizers.Tokenizer:
+        """For text that goes on behind text, before which no tokenizer puts a space."""
+        return _without_leading_space(self._model, first_only=False)
 
     @functools.cached_property
     def vocabulary_size(self) -> int:
@@ -151,8 +155,11 @@ class HuggingFaceTokenizer:
         names: dict[str, str] = {role: name for role, name in dataclasses.asdict(self.names).items() if name}
         return SpecialTokens(**{role: self._id_of(name) for role, name in names.items()})
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, behind: Preceding = "nothing") -> list[int]:
         """The token ids of a text, without the tokens that the file would add around it.
+
+        They are those that the package gives for the text as a part of a whole: Llama's SentencePiece puts a space
+        before a text, some variants before the first alone, none within a text.
 
         Where the vocabulary holds a special token as a word that a text can spell (Unigram models do), the text is
         split within that word.
@@ -161,9 +168,14 @@ class HuggingFaceTokenizer:
             DataError: A single character of the text becomes a special token.
         """
         text = replace_lone_surrogates(text)
-        if self._prepends_space:
-            text = text.removeprefix(" ")
-        encoding = self._model.encode(text, add_special_tokens=False)
+        match behind:
+            case "nothing":
+                model = self._model
+            case "token":
+                model = self._model_behind_token
+            case "text":
+                model = self._model_behind_text
+        encoding = model.encode(text, add_special_tokens=False)
         control_spans = [
             span for token_id, span in zip(encoding.ids, encoding.offsets, strict=True) if token_id in self._control_ids
         ]
@@ -175,7 +187,9 @@ class HuggingFaceTokenizer:
             )
         cuts = [min(max(1, sum(span) // 2), len(text) - 1) for span in control_spans]
         pieces = itertools.pairwise(sorted({0, *cuts, len(text)}))
-        return [token_id for start, end in pieces for token_id in self.encode(text[start:end])]
+        return [
+            token_id for start, end in pieces for token_id in self.encode(text[start:end], "text" if start else behind)
+        ]
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids; special tokens are dropped, but not `unknown` unless the file marks it as special."""
@@ -211,3 +225,30 @@ class HuggingFaceTokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the fields: the package's own pickle loses which tokens are special."""
         return type(self), (self.content, self.names, self.chat_template)
+
+
+def _without_leading_space(model: tokenizers.Tokenizer, first_only: bool) -> tokenizers.Tokenizer:
+    """A tokenizer that puts no space before a text.
+
+    Args:
+        model: The tokenizer; it is returned itself if nothing changes.
+        first_only: Whether only a space is left out that is put before the first of several texts.
+    """
+    fields = json.loads(model.to_str())
+    before = json.dumps(fields)
+    splitter = fields["pre_tokenizer"] or {}
+    first_step = next(iter(splitter.get("pretokenizers", [splitter])), {})
+    match first_step:
+        case {"type": "Metaspace", "prepend_scheme": scheme} if scheme == "first" or not first_only:
+            first_step["prepend_scheme"] = "never"
+        case {"type": "ByteLevel"} if not first_only:
+            first_step["add_prefix_space"] = False
+    if not first_only:
+        normalizer = fields["normalizer"] or {}
+        steps = [step for step in normalizer.get("normalizers", [normalizer]) if step.get("type") != "Prepend"]
+        fields["normalizer"] = {"type": "Sequence", "normalizers": steps} if normalizer else None
+    if json.dumps(fields) == before:
+        return model
+    changed = tokenizers.Tokenizer.from_str(json.dumps(fields))
+    changed.encode_special_tokens = model.encode_special_tokens
+    return changed

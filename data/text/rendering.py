@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from data.records import ContentPart, MediaPart, Record, TextPart
-from data.text.tokenizer import Tokenizer
+from data.text.tokenizer import Preceding, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +129,12 @@ def _encode_elements(elements: Iterable[Element], tokenizer: Tokenizer) -> list[
     encoded: list[ChatElement] = []
     markup: list[MarkupElement] = []
     markup_in_loss = False
+    behind: Preceding = "nothing"
 
     def flush() -> None:
-        if token_ids := _encode_markup(markup, tokenizer):
+        nonlocal behind
+        token_ids, behind = _encode_markup(markup, tokenizer, behind)
+        if token_ids:
             encoded.append(TokenRun(tuple(token_ids), markup_in_loss))
         markup.clear()
 
@@ -139,6 +142,7 @@ def _encode_elements(elements: Iterable[Element], tokenizer: Tokenizer) -> list[
         if isinstance(element, MediaPlaceholder):
             flush()
             encoded.append(element)
+            behind = "token"
             continue
         if in_loss != markup_in_loss:
             flush()
@@ -148,27 +152,37 @@ def _encode_elements(elements: Iterable[Element], tokenizer: Tokenizer) -> list[
     return encoded
 
 
-def _encode_markup(markup: Iterable[MarkupElement], tokenizer: Tokenizer) -> list[int]:
+def _encode_markup(
+    markup: Iterable[MarkupElement], tokenizer: Tokenizer, behind: Preceding
+) -> tuple[list[int], Preceding]:
+    """The token ids of markup, and what the text that follows it stands behind."""
     token_ids: list[int] = []
     text = ""
-    for element in resolve_markup(markup, tokenizer):
+
+    def flush() -> None:
+        nonlocal behind, text
+        token_ids.extend(tokenizer.encode(text, behind))
+        behind, text = "text" if text else behind, ""
+
+    for element in markup:
         if isinstance(element, str):
             text += element
-        else:
-            token_ids += [*tokenizer.encode(text), element]
-            text = ""
-    return token_ids + tokenizer.encode(text)
+            continue
+        flush()
+        token_ids.append(_token_id(element, tokenizer))
+        # Tokenizers put a bos of theirs before the ids of the whole text, which then begins with the text itself.
+        if element != SpecialToken("bos") or behind != "nothing":
+            behind = "token"
+    flush()
+    return token_ids, behind
 
 
 def resolve_markup(markup: Iterable[MarkupElement], tokenizer: Tokenizer) -> list[str | int]:
     """The markup with its tokens replaced by ids; raises DataError for a token that the tokenizer lacks."""
-    resolved: list[str | int] = []
-    for element in markup:
-        match element:
-            case SpecialToken(role):
-                resolved.append(tokenizer.special_tokens.require(role))
-            case ControlToken(name):
-                resolved.append(tokenizer.control_token_id(name))
-            case _:
-                resolved.append(element)
-    return resolved
+    return [element if isinstance(element, str) else _token_id(element, tokenizer) for element in markup]
+
+
+def _token_id(element: SpecialToken | ControlToken, tokenizer: Tokenizer) -> int:
+    if isinstance(element, SpecialToken):
+        return tokenizer.special_tokens.require(element.name)
+    return tokenizer.control_token_id(element.name)

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 from collections.abc import Iterable
-from typing import Protocol, SupportsInt, runtime_checkable
+from typing import Literal, Protocol, SupportsInt, runtime_checkable
 
 from configs.strict_json import parse_json
 from data.errors import DataError
@@ -79,6 +79,10 @@ class SpecialTokens:
         return {role: token_id for role, token_id in dataclasses.asdict(self).items() if token_id is not None}
 
 
+Preceding = Literal["nothing", "token", "text"]
+"""What a text stands behind: nothing, a special token or a medium, or text that is encoded apart."""
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
     """Maps text to token ids 0..vocabulary_size-1 and back."""
@@ -93,8 +97,8 @@ class Tokenizer(Protocol):
         """The special tokens."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text.
+    def encode(self, text: str, behind: Preceding = "nothing") -> list[int]:
+        """The token ids of a text that stands behind something else: some tokenizers put a space before it.
 
         No text is encoded as a special token other than `unknown`, and no special token is added.
         """

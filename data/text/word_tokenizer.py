@@ -10,7 +10,7 @@ from typing import SupportsInt
 
 from configs.strict_json import parse_json
 from data.errors import DataError
-from data.text.tokenizer import SpecialTokens, missing_control_token_error, validate_token_ids
+from data.text.tokenizer import Preceding, SpecialTokens, missing_control_token_error, validate_token_ids
 
 PAD, BOS, EOS, ANSWER, IMAGE, GENERATE, UNKNOWN = range(7)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<answer>", "<image>", "<generate>", "<unknown>")
@@ -73,7 +73,7 @@ class WordTokenizer:
     def _ids(self) -> dict[str, int]:
         return {word: token_id for token_id, word in enumerate(self.words, start=len(SPECIAL_TOKENS))}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, behind: Preceding = "nothing") -> list[int]:
         """The ids of the words of a text; a word outside the vocabulary becomes `UNKNOWN`."""
         return [self._ids.get(word, UNKNOWN) for word in split_words(text)]
 

@@ -9,7 +9,8 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError, one_line
+from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError
+from configs.shown_text import one_line
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
 from mmjax.distributed.devices import ensure_cpu_devices

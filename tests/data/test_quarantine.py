@@ -135,3 +135,14 @@ def test_the_first_sample_over_the_share_is_an_excess(found, data):
         quarantine.add(source, key, reason)
         assert bool(quarantine.excess()) == any(len(keys) > share * sizes[name] for name, keys in seen.items())
     assert quarantine.counts == {name: len(keys) for name, keys in seen.items()}
+
+
+def test_long_keys_and_reasons_are_shortened_in_the_list_in_the_log_and_in_the_error(tmp_path, caplog):
+    quarantine = Quarantine({"a": 10}, 0.0)
+    quarantine.list_in(tmp_path / "refused.jsonl")
+    for number in range(6):
+        quarantine.add("a", f"{number}" + "k" * 10**6, "r" * 10**6)
+    lines = (tmp_path / "refused.jsonl").read_text().splitlines()
+    assert len(lines) == 6 and all(len(line) < 1_200 for line in lines)
+    assert max(len(record.getMessage()) for record in caplog.records) < 1_200
+    assert len(quarantine.excess()) < 2_000 and len(quarantine) == 6

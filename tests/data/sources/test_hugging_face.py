@@ -77,7 +77,7 @@ def test_conversations_with_lists_of_images_and_clips(tmp_path):
     table = datasets.Dataset.from_dict(columns).cast_column("images", datasets.List(datasets.Image()))
     table.save_to_disk(str(tmp_path / "d"))
     talk = HuggingFaceDataset(str(tmp_path / "d"), task="converse", text="messages", image="images")
-    assert told(talk[0])[0] == ("user", ["<ImagePart>", "<ImagePart>", "Compare."])
+    assert told(talk[0])[0] == ("user", ["<ImagePart>", "\n", "<ImagePart>", "\nCompare."])
     spoken = HuggingFaceDataset(str(tmp_path / "d"), task="transcribe", audio="clip")
     assert told(spoken[0]) == [("user", ["<AudioPart>"]), ("assistant", [transcript])]
     assert seconds_of(spoken[0].turns[0].parts[0]) > 1

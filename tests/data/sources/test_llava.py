@@ -50,9 +50,9 @@ def test_arrays_and_lines_are_read_alike(folder, writer):
     assert isinstance(source, RecordSource)
     assert len(source) == 3
     assert told(source[0]) == [("user", ["Who are you?"]), ("assistant", ["Nobody – ☃.\n"])]
-    assert told(source[1])[0] == ("user", ["<ImagePart>", "<ImagePart>", "Compare."])
-    assert told(source[2])[0] == ("user", ["What is it?", "<ImagePart>"])
-    assert image_of(source[1].turns[0].parts[1]).size == (64, 43)
+    assert told(source[1])[0] == ("user", ["<ImagePart>", "\n", "<ImagePart>", "\nCompare."])
+    assert told(source[2])[0] == ("user", ["What is it?\n", "<ImagePart>"])
+    assert image_of(source[1].turns[0].parts[2]).size == (64, 43)
     assert pickle.loads(pickle.dumps(source))[1] == source[1]
     with pytest.raises(IndexError):
         source[3]
@@ -74,7 +74,7 @@ def test_paths_are_relative_to_the_folder_given(folder, tmp_path_factory):
 
 def test_audio_files_are_read(folder):
     entry = {"audio": "a.wav", "conversations": said(("human", "<audio>\nWhat is said?"), ("gpt", "Ten of clubs."))}
-    assert told(LlavaJson(written(folder, json.dumps([entry])))[0])[0] == ("user", ["<AudioPart>", "What is said?"])
+    assert told(LlavaJson(written(folder, json.dumps([entry])))[0])[0] == ("user", ["<AudioPart>", "\nWhat is said?"])
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,63 @@ def test_the_index_finds_every_entry(tmp_path_factory, values, data):
 def test_video_files_are_read_whichever_placeholder_stands_for_them(folder, placeholder):
     entry = {"video": "v.mp4", "conversations": said(("human", f"{placeholder}\nWhat happens?"), ("gpt", "It rains."))}
     turn = LlavaJson(written(folder, json.dumps([entry])))[0].turns[0]
-    assert turn == Turn("user", (VideoPart(Media.from_file(str(folder / "v.mp4"))), TextPart("What happens?")))
+    assert turn == Turn("user", (VideoPart(Media.from_file(str(folder / "v.mp4"))), TextPart("\nWhat happens?")))
+
+
+ASKED = {"conversations": said(("human", "What is it?"), ("gpt", "A temple."))}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"images": ["china.jpg"]},
+        {"images": "china.jpg", "image": None},
+        {"image_path": "china.jpg"},
+        {"image_paths": ["china.jpg"], "image_id": "000123", "image_size": [64, 43]},
+        {"image_file": "china.jpg", "source": "http://a.org/b.jpg", "image_source": "coco"},
+    ],
+)
+def test_images_under_other_keys_without_a_placeholder_are_read(folder, keys):
+    record = LlavaJson(written(folder, json.dumps([ASKED | keys])))[0]
+    assert told(record)[0] == ("user", ["<ImagePart>", "What is it?"])
+    assert image_of(record.turns[0].parts[0]).size == (64, 43)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("img", "china.jpg"),
+        ("imageUrl", "https://a.org/1"),
+        ("image_base64", "iVBORw0KGgo="),
+        ("pictures", ["china.jpg"]),
+        ("image_2", "china.jpg"),
+        ("frames", ["1.jpg", "2.jpg"]),
+        ("media", [{"path": "china.jpg"}]),
+        ("file_name", "china.jpg"),
+        ("attachment", {"files": ["a/b c.txt", "a.mp4"]}),
+        ("first_image_of_two", "china.jpg"),
+    ],
+)
+def test_keys_that_name_media_and_are_not_read_are_refused(folder, key, value):
+    source = LlavaJson(written(folder, json.dumps([ASKED | {key: value}])))
+    with pytest.raises(BadSampleError, match=f"it has '{key}', which names media and is not read"):
+        source[0]
+
+
+def test_an_image_under_two_keys_is_refused(folder):
+    source = LlavaJson(written(folder, json.dumps([ASKED | {"image": "china.jpg", "images": ["sub/flower.jpg"]}])))
+    with pytest.raises(BadSampleError, match="it has both 'image' and 'images'; keep one"):
+        source[0]
+
+
+def test_text_only_conversations_may_have_other_keys(folder):
+    keys = {"id": "a/1.jpg", "has_image": False, "image": "", "images": [], "n_frames": 0, "caption": "A cat.png is it"}
+    record = LlavaJson(written(folder, json.dumps([ASKED | keys])))[0]
+    assert told(record)[0] == ("user", ["What is it?"])
+
+
+@pytest.mark.parametrize("picture", ["data:image/png;base64," + "iVBORw0K" * 250_000, ["A" * 2_000_000]])
+def test_a_picture_in_base64_is_refused_in_a_short_line(folder, picture):
+    with pytest.raises(BadSampleError, match=r"path of a file has 2000\d\d\d characters.*write it to a file") as caught:
+        LlavaJson(written(folder, json.dumps([ASKED | {"image": picture}])))[0]
+    assert len(str(caught.value)) <= 500

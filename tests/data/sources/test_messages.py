@@ -32,11 +32,11 @@ def in_short(messages, images=0, clips=0, videos=0):
     return told(Record("key", parse_messages("key", messages, files(image=images, audio=clips, video=videos))))
 
 
-def test_marks_are_replaced_by_media_and_their_newlines_dropped():
+def test_marks_are_replaced_by_media_and_texts_beside_them_stay():
     messages = said(("system", "Be brief."), ("human", "<image>\nWhat is\nit?"), ("gpt", "A <b>\n"))
     assert in_short(messages, 1) == [
         ("system", ["Be brief."]),
-        ("user", ["<ImagePart>", "What is\nit?"]),
+        ("user", ["<ImagePart>", "\nWhat is\nit?"]),
         ("assistant", ["A <b>\n"]),
     ]
 
@@ -54,8 +54,8 @@ def test_media_are_placed_at_their_marks_in_order():
         "image3",
     ]
     assert [part.media.path for part in parts if isinstance(part, AudioPart)] == ["audio0"]
-    assert [part.text for part in turns[0].parts if isinstance(part, TextPart)] == ["First ", ", then"]
-    assert [type(part) for part in turns[0].parts] == [TextPart, ImagePart, TextPart, ImagePart, AudioPart]
+    assert [part.text for part in turns[0].parts if isinstance(part, TextPart)] == ["First ", ", then\n", "\n"]
+    assert [type(part) for part in turns[0].parts] == [TextPart, ImagePart, TextPart, ImagePart, TextPart, AudioPart]
     assert [type(part) for part in turns[3].parts] == [ImagePart]
 
 
@@ -120,7 +120,8 @@ def test_every_medium_and_every_text_is_kept_in_order(messages, data):
         assert found == [f"{name}{number}" for number in range(len(found))]
     assert sum(isinstance(part, ImagePart) for part in parts) == images
     kept = "".join(part.text for part in parts if isinstance(part, TextPart))
-    assert "".join(kept.split()) == "".join(re.sub("<(image|audio|video)>", "", whole).split())
+    told = "".join(text for speaker, text in messages if text.strip() or speaker != "system")
+    assert kept == re.sub("<(image|audio|video)>", "", told)
 
 
 @given(messages=json_values | st.lists(st.dictionaries(st.sampled_from(["from", "value", "role"]), json_values)))
@@ -138,8 +139,66 @@ def test_clips_stand_at_their_placeholders_and_items_or_first():
     said_twice = said(("human", "<video>\nWhat happens?"), ("gpt", "It rains."))
     as_items = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What happens?"}]}]
     expected = [("user", ["<VideoPart>", "What happens?"]), ("assistant", ["It rains."])]
-    assert in_short(said_twice, videos=1) == expected
+    assert in_short(said_twice, videos=1) == [("user", ["<VideoPart>", "\nWhat happens?"]), expected[1]]
     assert in_short([*as_items, {"role": "assistant", "content": "It rains."}], videos=1) == expected
     assert in_short(said(("human", "What happens?"), ("gpt", "It rains.")), videos=1) == expected
     with pytest.raises(BadSampleError, match="1 <video> placeholders for 2 files"):
         in_short(said_twice, videos=2)
+
+
+def test_line_breaks_beside_placeholders_stay_as_in_lists_of_contents():
+    text = "Image-1: <image>\nImage-2: <image>\n\nTask:"
+    items = ["Image-1: ", "image", "\nImage-2: ", "image", "\n\nTask:"]
+    listed = [{"type": "image"} if item == "image" else {"type": "text", "text": item} for item in items]
+    answer = ("assistant", ["Done."])
+    expected = [("user", ["<ImagePart>" if item == "image" else item for item in items]), answer]
+    assert in_short(said(("human", text), ("gpt", "Done.")), 2) == expected
+    talk = [{"role": "user", "content": listed}, {"role": "assistant", "content": "Done."}]
+    assert in_short(talk, 2) == expected
+    between = [{"type": "image"}, {"type": "text", "text": "\n"}, {"type": "image"}]
+    assert in_short([{"role": "user", "content": between}, talk[1]], 2)[0] == (
+        "user",
+        ["<ImagePart>", "\n", "<ImagePart>"],
+    )
+    assert in_short(said(("human", "<image>\n<image>"), ("gpt", "Done.")), 2)[0][1][1] == "\n"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["What does <video> do, and <audio>?", "<video> is a tag.", "```html\n<body>\n<video>\n</video>\n</body>\n```"],
+)
+def test_tags_of_html_are_text_where_the_entry_has_no_such_media(asked):
+    messages = said(("human", asked), ("gpt", "<video>\nIt embeds a clip, as <audio> does."))
+    turns = parse_messages("key", messages, {})
+    assert [turn.parts for turn in turns] == [(TextPart(message["value"]),) for message in messages]
+    (first, *_), _ = (turn.parts for turn in parse_messages("key", messages, files(image=1)))
+    assert isinstance(first, ImagePart)
+
+
+@pytest.mark.parametrize("asked", ["<video>\nWhat happens?", "What happens?\n<video>", "<video>", "What is <image>?"])
+def test_placeholders_of_missing_files_are_refused(asked):
+    with pytest.raises(BadSampleError, match="1 <(video|image)> placeholders for 0 files"):
+        parse_messages("key", said(("human", asked), ("gpt", "It rains.")), {})
+
+
+def test_an_image_named_in_the_words_of_an_answer_is_no_target():
+    messages = said(("human", "What is it?"), ("gpt", "The <image> shows a house."))
+    with pytest.raises(BadSampleError, match="message 2 has <image> beside words of the answer"):
+        in_short(messages, 1)
+    assert in_short(said(("human", "Draw a house."), ("gpt", "<image>")), 1)[1] == ("assistant", ["<ImagePart>"])
+    listed = {"role": "assistant", "content": [{"type": "text", "text": "Here: "}, {"type": "image"}]}
+    assert in_short([*said(("human", "Draw.")), listed], 1)[1] == ("assistant", ["Here: ", "<ImagePart>"])
+    svg = said(("human", "Which tag?"), ("gpt", "Use <image>, as SVG does."))
+    assert parse_messages("key", svg, {})[1].parts == (TextPart("Use <image>, as SVG does."),)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"from": "human", "value": "What?", "image": "a.jpg"},
+        {"role": "user", "content": [{"type": "image", "image": "a.jpg"}, {"type": "text", "text": "What?"}]},
+    ],
+)
+def test_files_named_by_a_message_are_refused(message):
+    with pytest.raises(BadSampleError, match="message 1 has 'image', which names media and is not read"):
+        in_short([message, *said(("gpt", "A house."))], 1)

@@ -95,7 +95,7 @@ def test_conversations(tmp_path):
     images = ([pictures(2)[0], []], pyarrow.list_(MEDIUM))
     path = write(tmp_path / "a.parquet", images=images, conversations=[two, none])
     source = ParquetTable(path, task="converse", text="conversations", image="images")
-    assert told(source[0])[0] == ("user", ["<ImagePart>", "<ImagePart>", "Compare."])
+    assert told(source[0])[0] == ("user", ["<ImagePart>", "\n", "<ImagePart>", "\nCompare."])
     assert told(source[1]) == [("user", ["Who?"]), ("assistant", ["I."])]
     messages = [[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]]
     for column in (messages, ['[{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]']):
@@ -165,3 +165,15 @@ def test_a_damaged_file_gives_records_or_data_errors(tmp_path):
 
     check()
     assert 0 < sum(readable) < 3 * len(readable)
+
+
+def test_a_column_of_media_that_no_parameter_names_is_warned_of_once(tmp_path, caplog):
+    talk = [said(("human", "Who?"), ("gpt", "I."))]
+    path = write(tmp_path / "a.parquet", images=([pictures(1)[0]], pyarrow.list_(MEDIUM)), text=talk)
+    other = write(tmp_path / "b.parquet", images=([[]], pyarrow.list_(MEDIUM)), text=talk)
+    ParquetTable([path, other], task="converse")
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "media in the column images are not read; ParquetTable.image, audio or video names" in message
+    caplog.clear()
+    ParquetTable(path, task="converse", image="images")
+    assert not caplog.records

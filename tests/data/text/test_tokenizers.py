@@ -163,9 +163,12 @@ def test_ids_are_those_of_the_tokenizers_package():
     assert tiny().vocabulary_size == model.get_vocab_size()
 
 
-def test_a_leading_space_is_not_doubled():
-    assert SENTENCE_PIECE.encode(" was") == SENTENCE_PIECE.encode("was")
-    assert tiny().encode(" was") != tiny().encode("was")
+def test_a_leading_space_is_kept_behind_the_space_that_is_put_before_a_text():
+    package = sentence_piece_bpe()
+    for text in ("was", " was", "  was"):
+        assert SENTENCE_PIECE.encode(text) == package.encode(text, add_special_tokens=False).ids
+    assert len(SENTENCE_PIECE.encode(" was")) == len(SENTENCE_PIECE.encode("was")) + 1
+    assert SENTENCE_PIECE.encode(" was", "text") == SENTENCE_PIECE.encode("was")
 
 
 def test_special_words_of_the_vocabulary_are_split_in_texts():

@@ -1,5 +1,7 @@
 """Tiny tokenizers of the kinds that published models have, trained in a moment."""
 
+from collections.abc import Sequence
+
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -48,14 +50,35 @@ def byte_level_bpe() -> tokenizers.Tokenizer:
     return model
 
 
-def sentence_piece_bpe() -> tokenizers.Tokenizer:
+def sentence_piece_bpe(texts: Sequence[str] = SENTENCES) -> tokenizers.Tokenizer:
     """As of Llama 2: BPE over characters behind a space that is put before every text."""
     model = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     model.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
-    model.train_from_iterator(SENTENCES, trainer)
+    model.train_from_iterator(texts, trainer)
     model.add_special_tokens(["<image>"])
+    return model
+
+
+def metaspace_bpe(scheme: str, texts: Sequence[str] = SENTENCES) -> tokenizers.Tokenizer:
+    """As of Llama without `legacy`, where the scheme is `first`: BPE over words that each begin with a space."""
+    model = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    model.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    model.train_from_iterator(texts, trainer)
+    model.add_special_tokens(["<image>"])
+    return model
+
+
+def prefixed_bytes_bpe() -> tokenizers.Tokenizer:
+    """As of RoBERTa: BPE over bytes, with a space before every text."""
+    model = byte_level_bpe()
+    model.no_truncation()
+    model.no_padding()
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    model.add_special_tokens(["<image>", "<s>", "</s>"])
     return model
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from configs.errors import one_line
+from configs.shown_text import one_line
 from sharding.plans.bounds import MAX_MICROBATCHES, MAX_UNITS
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError

@@ -5,7 +5,7 @@ import io
 from rich.table import Table
 
 from configs.console import plain_console
-from configs.errors import one_line
+from configs.shown_text import one_line
 
 
 def test_a_message_has_no_control_sequence_and_no_line_break():
