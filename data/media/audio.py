@@ -35,6 +35,10 @@ MAX_SAMPLES = 2**28
 _BLOCK_SAMPLES = 2**18
 # libsndfile logs this line where a WAV file is shorter than its header says.
 _SHORT_DATA = re.compile(r"^\s*data : (\d+) \(should be (\d+)\)", re.MULTILINE)
+_UNKNOWN_SAMPLES = 2**63 - 1  # libsndfile's number for a FLAC whose header has none
+# The tag in the first frame of an MP3 that has the number of frames (bit 0 of the flags).
+_MP3_LENGTH = re.compile(rb"(?:Xing|Info)...(.)", re.DOTALL)
+_MAX_MP3_FRAME = 2881  # bytes: MPEG-2 at 160 kbit/s and 8 kHz, with padding
 _UNKNOWN_SIZE = 0x7FFFFFFF  # sizes from here on are placeholders of programs that could not seek back
 _MAX_OGG_PAGE = 27 + 255 + 255 * 255  # bytes: header, segment table, segments
 
@@ -47,16 +51,17 @@ def read_audio(media: Media) -> Float32[np.ndarray, " samples"]:
     Raises:
         BadSampleError: The file is missing, truncated, not of `AUDIO_FORMATS`, empty, longer than `MAX_SAMPLES`, of a
             sample rate outside [MIN_SAMPLE_RATE, MAX_SAMPLE_RATE], or has samples that are not finite. Truncation is
-            not detected in an MP3 without a Xing header, nor in an Ogg file cut exactly between two pages.
+            not detected in an MP3 without a Xing or Info tag, a FLAC without a length, nor an Ogg file cut exactly
+            between two pages.
     """
-    with _open_audio(media) as file, np.errstate(all="ignore"):
-        mono = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in _read_blocks(file))])
-        if len(mono) != file.frames:
-            raise BadSampleError(media.where, f"{len(mono)} of {file.frames} samples are there: the file is truncated")
+    with _open_audio(media) as (file, announced), np.errstate(all="ignore"):
+        mono = np.concatenate([block.mean(axis=1) for block in _read_blocks(file, media)])
+        if announced and len(mono) != announced:
+            raise BadSampleError(media.where, f"{len(mono)} of {announced} samples are there: the file is truncated")
         if file.samplerate != SAMPLE_RATE:
             _log_resampling(file.samplerate)
         waveform = mono if file.samplerate == SAMPLE_RATE else soxr.resample(mono, file.samplerate, SAMPLE_RATE)
-        length = _resampled_length(file.frames, file.samplerate)
+        length = _resampled_length(len(mono), file.samplerate)
         # The resampler rounds the length differently; the header's formula decides.
         waveform = np.pad(waveform[:length], (0, max(0, length - len(waveform))))
         if not np.isfinite(waveform).all():
@@ -71,28 +76,57 @@ def _log_resampling(rate: int) -> None:
 
 
 def audio_length(media: Media) -> int:
-    """Number of samples that `read_audio` returns, from the header: the file's, scaled to 16 kHz and rounded up.
+    """Number of samples that `read_audio` returns: the file's, scaled to 16 kHz and rounded up.
+
+    It is in the header, but for an MP3 without a Xing or Info tag and a FLAC of unknown length: these are decoded.
 
     Raises:
         BadSampleError: The header shows that `read_audio` would raise for the file.
     """
-    with _open_audio(media) as file:
-        return _resampled_length(file.frames, file.samplerate)
+    with _open_audio(media) as (file, announced):
+        return _resampled_length(announced or sum(map(len, _read_blocks(file, media))), file.samplerate)
 
 
 def _resampled_length(samples: int, rate: int) -> int:
     return -(-samples * SAMPLE_RATE // rate)
 
 
+class _Sequential(soundfile.SoundFile):
+    """A file that is read from its beginning to its end: no seek, which fails where the length is unknown."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+class _Longer(io.BytesIO):
+    """Bytes that claim to be more: libsndfile estimates the length of an MP3 by their number and reads no further.
+
+    No frame has fewer than 8 kbit/s and none more than 320, so the first one misleads by a factor of 40 at most.
+    """
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if (offset, whence) == (0, io.SEEK_END):
+            return super().seek(40 * super().seek(0, io.SEEK_END))
+        return super().seek(offset, whence)  # a tag is looked for 128 bytes before the true end
+
+
 @contextlib.contextmanager
-def _open_audio(media: Media) -> Iterator[soundfile.SoundFile]:
-    """Opens a clip whose header is valid; every error inside the context becomes BadSampleError."""
+def _open_audio(media: Media) -> Iterator[tuple[soundfile.SoundFile, int | None]]:
+    """Opens a clip whose header is valid, with the number of samples, None where the header does not have it.
+
+    Every error inside the context becomes BadSampleError.
+    """
     try:
-        with media.open() as stream, soundfile.SoundFile(stream) as file:
-            reason = _header_fault(file, stream)
+        with contextlib.ExitStack() as opened:
+            stream = opened.enter_context(media.open())
+            file = opened.enter_context(_Sequential(stream))
+            announced = file.frames if _has_length(file, stream) else None
+            if announced is None and file.format == "MP3":
+                file = opened.enter_context(_Sequential(_Longer(media.read())))
+            reason = _header_fault(file, stream, announced)
             if reason:
                 raise BadSampleError(media.where, reason)
-            yield file
+            yield file, announced
     except BadSampleError:
         raise
     except soundfile.LibsndfileError as error:
@@ -102,20 +136,42 @@ def _open_audio(media: Media) -> Iterator[soundfile.SoundFile]:
         raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
 
 
-def _header_fault(file: soundfile.SoundFile, stream: io.BufferedReader | io.BytesIO) -> str:
+def _has_length(file: soundfile.SoundFile, stream: io.BufferedReader | io.BytesIO) -> bool:
+    """Whether the number of samples is the header's; of an MP3 without one, libsndfile estimates it from its size."""
+    if file.format != "MP3":
+        return file.frames != _UNKNOWN_SAMPLES
+    position = stream.tell()
+    first = _after_id3_tags(stream)
+    stream.seek(position)
+    tag = _MP3_LENGTH.search(first)
+    return tag is not None and bool(tag[1][0] & 1)
+
+
+def _after_id3_tags(stream: io.BufferedReader | io.BytesIO) -> bytes:
+    """The bytes of the first frame of an MP3, behind ID3v2 tags (header of ten bytes, size in digits of seven bits)."""
+    start = 0
+    while True:
+        stream.seek(start)
+        head = stream.read(_MAX_MP3_FRAME)
+        if not head.startswith(b"ID3") or len(head) < 10:
+            return head
+        start += 10 + sum(digit << shift for digit, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
+
+
+def _header_fault(file: soundfile.SoundFile, stream: io.BufferedReader | io.BytesIO, announced: int | None) -> str:
     """What the header shows to be wrong; empty for a valid one."""
     if file.format not in AUDIO_FORMATS:
         return f"{file.format} is none of {', '.join(AUDIO_FORMATS)}"
     if not MIN_SAMPLE_RATE <= file.samplerate <= MAX_SAMPLE_RATE:
         return f"a sample rate of {file.samplerate} Hz is outside [{MIN_SAMPLE_RATE}, {MAX_SAMPLE_RATE}]"
-    if file.frames > MAX_SAMPLES:
-        return f"{file.frames} samples are more than {MAX_SAMPLES}"
+    if announced and announced > MAX_SAMPLES:
+        return f"{announced} samples are more than {MAX_SAMPLES}"
     for expected, actual in _SHORT_DATA.findall(file.extra_info):
         if int(actual) < int(expected) < _UNKNOWN_SIZE:
             return f"{actual} of {expected} bytes are there: the file is truncated"
     if file.format == "OGG" and not _ends_with_whole_ogg_page(stream):
         return "the last Ogg page is truncated"
-    return "" if file.frames > 0 else "it has no samples"
+    return "it has no samples" if announced is not None and announced < 1 else ""
 
 
 def _ends_with_whole_ogg_page(stream: io.BufferedReader | io.BytesIO) -> bool:
@@ -132,7 +188,13 @@ def _ends_with_whole_ogg_page(stream: io.BufferedReader | io.BytesIO) -> bool:
     return len(tail) >= page + 27 + tail[page + 26] + sum(segment_table)
 
 
-def _read_blocks(file: soundfile.SoundFile) -> Iterator[Float32[np.ndarray, "samples channels"]]:
+def _read_blocks(file: soundfile.SoundFile, media: Media) -> Iterator[Float32[np.ndarray, "samples channels"]]:
     """Reads the samples in blocks, so that a header that announces too many costs no memory."""
+    total = 0
     while len(block := file.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+        total += len(block)
+        if total > MAX_SAMPLES:
+            raise BadSampleError(media.where, f"its samples are more than {MAX_SAMPLES}")
         yield block
+    if not total:
+        raise BadSampleError(media.where, "it has no samples")

@@ -1,7 +1,9 @@
 """Video files of common formats: headers, and exact frames by time, for any order and spacing of frames in the file."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -25,31 +27,38 @@ VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv
 
 _OpenVideo = tuple[av.container.InputContainer, av.video.stream.VideoStream]
 
+_TAILS = (1.0, 16.0)  # seconds before the announced end at which the last packets are looked for
+_WITHOUT_LENGTH = ("mpegts", "mpeg", "ogg")  # containers whose length FFmpeg finds itself, from their times
 _SEEK_SECONDS = 1.0  # frames nearer than this are reached by decoding
 _STEPS_BACK = (0.0, 1.0, 4.0, 16.0, 64.0)  # seconds; where a seek lands behind its target, an earlier one is tried
 
 
+# Names and comments of any encoding are passed over: PyAV below 19 refuses the file otherwise.
+_LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if hasattr(av.container.Container, "metadata_errors") else {}
+
+
 def read_header(media: Media) -> VideoHeader:
-    """The header of a clip. The first frame is decoded for its rotation, and no other.
+    """The header of a clip: its first frame is decoded, for rotation and time, and its last packets are looked at.
+
+    A header's number of frames counts those that an edit list hides, and its length may be that of the sound. So the
+    length is the time from the first frame to the end of the last one.
 
     Raises:
-        BadSampleError: The file is missing, not of `VIDEO_FORMATS`, has no video stream, no frame, no frame rate or no
-            length, or has frames of more than `MAX_PIXELS`.
+        BadSampleError: The file is missing, not of `VIDEO_FORMATS`, truncated, has no video stream, no frame or no
+            frame rate, or has frames of more than `MAX_PIXELS`.
     """
     with _open_video(media) as (container, stream):
-        rate = stream.average_rate or stream.guessed_rate
+        rate = float(stream.average_rate or stream.guessed_rate or 0)
         if not rate:
             raise BadSampleError(media.where, "its video has no frame rate")
-        frames = stream.frames or round(_seconds(container, stream, media) * rate)
-        if frames < 1:
-            raise BadSampleError(media.where, "its video has no frames")
         first = next(container.decode(stream), None)
         if first is None:
-            raise BadSampleError(media.where, f"none of its {frames} frames is there: the file is truncated")
+            raise BadSampleError(media.where, "none of its frames is there: the file is truncated")
         height, width = first.height, first.width
         if _quarter_turns(first) % 2:
             height, width = width, height
-        return VideoHeader(frames, float(rate), height, width)
+        seconds = _end(container, stream, media, rate) - _timestamp(first, media.where) * _time_base(stream)
+        return VideoHeader(max(1, round(seconds * rate)), rate, height, width)
 
 
 def read_frames(media: Media, header: VideoHeader, times: Sequence[float]) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
@@ -88,11 +97,11 @@ class _FrameReader:
     def __init__(self, opened: Callable[[], _OpenVideo], header: VideoHeader, where: str) -> None:
         self._open, self._header, self._where = opened, header, where
         self._container, self._stream = opened()
-        self._start = self._stream.start_time or 0
         self._reach = _SEEK_SECONDS  # jumps of less are decoded
         self._gap = 0.0  # seconds between the last two frames
         self._frames = self._decode()
         self._shown = self._ahead = self._pull()  # the frame shown last, and the first one after it
+        self._start = 0 if self._shown is None else _timestamp(self._shown, where)
 
     def frame_at(self, time: float) -> av.VideoFrame:
         """The frame that is shown at a time, not before that of the last call."""
@@ -154,15 +163,11 @@ class _FrameReader:
 
     @property
     def _time_base(self) -> float:
-        assert self._stream.time_base is not None, "of an opened stream"
-        return float(self._stream.time_base)
+        return _time_base(self._stream)
 
     def _time(self, frame: av.VideoFrame) -> float:
-        """Seconds at which a frame begins to be shown."""
-        timestamp = frame.pts if frame.pts is not None else frame.dts
-        if timestamp is None:
-            raise BadSampleError(self._where, "its frames have no times")
-        return (timestamp - self._start) * self._time_base
+        """Seconds from the first frame until a frame begins to be shown."""
+        return (_timestamp(frame, self._where) - self._start) * self._time_base
 
     def _end(self, frame: av.VideoFrame) -> float:
         """Seconds until which the last frame is shown; as long as the one before where the file does not say."""
@@ -172,9 +177,10 @@ class _FrameReader:
 @contextlib.contextmanager
 def _open_video(media: Media) -> Iterator[_OpenVideo]:
     """Opens a clip and its first video stream; every error inside the context becomes BadSampleError."""
+    # Options of the container alone: PyAV 17.0 crashes where streams, to which it hands others, turn up late (FLV).
     options = {"format_whitelist": ",".join(VIDEO_FORMATS)}
     try:
-        with media.open() as file, av.open(file, "r", options=options, metadata_errors="ignore") as container:
+        with media.open() as file, av.open(file, "r", container_options=options, **_LENIENT) as container:
             if not container.streams.video:
                 raise BadSampleError(media.where, "it has no video stream")
             stream = container.streams.video[0]
@@ -193,13 +199,73 @@ def _open_video(media: Media) -> Iterator[_OpenVideo]:
         raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
 
 
-def _seconds(container: av.container.InputContainer, stream: av.video.stream.VideoStream, media: Media) -> float:
-    """Length of the stream, or of the file where its streams have none."""
-    if stream.duration and stream.time_base:
-        return float(stream.duration * stream.time_base)
-    if container.duration:
-        return container.duration / av.time_base
-    raise BadSampleError(media.where, "its header has neither a number of frames nor a length")
+def _end(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream, media: Media, rate: float
+) -> float:
+    """Seconds at which the last frame of a clip ends; raises BadSampleError where the file ends before its header says.
+
+    The last packets are enough where a seek finds them; all packets are read in containers that announce no length,
+    and before a file is said to be truncated.
+    """
+    announced = (container.duration or 0) / av.time_base
+    start = (container.start_time or 0) / av.time_base
+    for back in _TAILS:
+        if back < announced:
+            with contextlib.suppress(av.error.FFmpegError):
+                container.seek(int((start + announced - back) / _time_base(stream)), stream=stream)
+                video_end, file_end = _ends(container, stream, rate)
+                if video_end is not None and file_end >= announced:
+                    return video_end
+    with _open_video(media) as (container, stream):
+        video_end, file_end = _ends(container, stream, rate)
+    if video_end is None:
+        raise BadSampleError(media.where, "its video has no packets with times")
+    if file_end < announced and container.format.name not in _WITHOUT_LENGTH:
+        raise BadSampleError(
+            media.where,
+            f"its packets end at {file_end:.2f} s where the header announces {announced:.2f} s: the file is truncated",
+        )
+    return video_end
+
+
+def _ends(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream, rate: float
+) -> tuple[float | None, float]:
+    """Seconds at which the packets of the video that are shown end, and those of all streams, from here on.
+
+    The end of the file is rounded up by a frame, since not every container says how long a packet lasts.
+    """
+    shown: list[tuple[float, float]] = []  # when a packet begins and ends
+    file_end = 0.0
+    for packet in container.demux():
+        timestamp = packet.pts if packet.pts is not None else packet.dts
+        if timestamp is None or packet.time_base is None:
+            continue
+        begin, end = (float(ticks * packet.time_base) for ticks in (timestamp, timestamp + (packet.duration or 0)))
+        file_end = max(file_end, end)
+        if packet.stream_index == stream.index and not packet.is_discard:
+            shown.append((begin, end))
+    if not shown:
+        return None, file_end
+    *_, (before, _), (begin, end) = [(-math.inf, 0), *sorted(shown)]
+    frame = 1 / rate
+    if math.isfinite(before):
+        frame = max(frame, begin - before)
+    video_end = end if end > begin else begin + frame
+    return video_end, max(file_end, video_end) + frame
+
+
+def _time_base(stream: av.video.stream.VideoStream) -> float:
+    assert stream.time_base is not None, "of an opened stream"
+    return float(stream.time_base)
+
+
+def _timestamp(frame: av.VideoFrame, where: str) -> int:
+    """When a frame begins to be shown, in units of its stream's time base."""
+    timestamp = frame.pts if frame.pts is not None else frame.dts
+    if timestamp is None:
+        raise BadSampleError(where, "its frames have no times")
+    return timestamp
 
 
 def _quarter_turns(frame: av.VideoFrame) -> int:

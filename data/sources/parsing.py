@@ -61,7 +61,8 @@ def media_from_path(where: str, folder: str, value: object) -> Media:
     """The file within a folder that an entry names, by a relative path or by an absolute one.
 
     A path must not lead out of the folder, because entries come from files that anybody may have written. Symbolic
-    links in the folder are followed, wherever they lead: whoever has the folder made them.
+    links in the folder are followed, wherever they lead: whoever has the folder made them. Where the folder itself is
+    reached through a link, an absolute path may name it with the link or without.
 
     Raises:
         BadSampleError: The value cannot be a path, or it leads out of the folder. A missing file is detected when it
@@ -75,9 +76,15 @@ def media_from_path(where: str, folder: str, value: object) -> Media:
         raise BadSampleError(where, f"{what}; a medium itself, such as base64, is not read: write it to a file")
     root = os.path.abspath(folder)
     target = os.path.normpath(os.path.join(root, path))  # without `..`, which the system would resolve behind a link
-    if os.path.commonpath([root, target]) != root:
-        raise BadSampleError(where, f"the path {shown(path)} leads out of the folder {folder}")
+    if not _is_within(root, target):
+        root, target = os.path.realpath(root), os.path.realpath(target)
+        if not _is_within(root, target):
+            raise BadSampleError(where, f"the path {shown(path)} leads out of the folder {folder}")
     return Media.from_file(pathlib.Path(folder, os.path.relpath(target, root)))
+
+
+def _is_within(folder: str, path: str) -> bool:
+    return os.path.commonpath([folder, path]) == folder
 
 
 def shown(value: object) -> str:

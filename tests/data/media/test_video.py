@@ -1,6 +1,8 @@
 import fractions
+import io
 import struct
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from data.errors import BadSampleError
 from data.media.video import read_frames, read_header
 from data.media.video_sampling import VideoHeader
 from data.records import Media
-from tests.clips import clip_file, frame_number
+from tests.clips import clip_file, copied, frame_number
 
 
 def as_media(content):
@@ -44,6 +46,73 @@ def test_every_frame_is_found_by_its_time(form):
     assert (header.rate, header.height, header.width) == (6.0, 32, 48)
     assert abs(header.frames - 24) <= (form.get("kind") == "mpegts")
     assert numbers_at(content, range(23)) == list(range(23))
+
+
+SECOND = {"times": [1000 + 1000 * number // 6 for number in range(24)]}  # 4 s of pictures that begin at 1 s
+
+SOUNDS = {
+    "matroska": {"kind": "matroska", "sound": ("aac", 4.0)},
+    "webm, longer sound": {"kind": "webm", "codec": "libvpx-vp9", "sound": ("libopus", 4.2)},
+    "flv": {"kind": "flv", "sound": ("aac", 4.0)},
+    "flv, longer sound": {"kind": "flv", "sound": ("aac", 9.0)},
+    "matroska, shorter sound": {"kind": "matroska", "sound": ("aac", 2.0)},
+    "matroska, much longer sound": {"kind": "matroska", "sound": ("aac", 24.0)},
+    "mpegts, longer sound": {"kind": "mpegts", "sound": ("aac", 30.0)},
+    "mov, longer sound": {"kind": "mov", "sound": ("aac", 30.0)},
+    "fragments, longer sound": {"sound": ("aac", 6.0), "settings": {"movflags": "frag_keyframe+empty_moov"}},
+    "matroska without length": {"kind": "matroska", "sound": ("aac", 6.0), "settings": {"live": "1"}},
+    "matroska from 1 s": {"kind": "matroska", **SECOND},
+    "matroska from 1 s, sound": {"kind": "matroska", "sound": ("aac", 5.0), **SECOND},
+    "mp4 from 1 s, sound": {"sound": ("aac", 5.0), **SECOND},
+    "flv from 1 s, sound": {"kind": "flv", "sound": ("aac", 5.5), **SECOND},
+    "mpegts from 1 s, sound": {"kind": "mpegts", "sound": ("aac", 5.0), **SECOND},
+}
+
+
+@pytest.mark.parametrize("form", SOUNDS.values(), ids=SOUNDS)
+def test_the_length_of_a_clip_is_that_of_its_pictures(form):
+    content = clip_file(24, **form)
+    header = read_header(as_media(content))
+    assert header.frames / header.rate == pytest.approx(4.0, abs=0.01)
+    decoded = decoded_numbers(content)
+    assert decoded == list(range(24))
+    assert numbers_at(content, range(header.frames)) == decoded
+
+
+def decoded_numbers(content):
+    """The numbers of all frames, as PyAV decodes them."""
+    with av.open(io.BytesIO(content)) as container:
+        return [frame_number(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+
+
+@pytest.mark.parametrize("start, shown", [(2.0, 12), (2.5, 9), (0.5, 21)])
+def test_frames_that_an_edit_list_hides_are_not_counted(start, shown):
+    content = copied(clip_file(24, key_frames=24), start=start)
+    with av.open(io.BytesIO(content)) as container:
+        assert container.streams.video[0].frames == 24  # those of the track
+    assert read_header(as_media(content)) == VideoHeader(shown, 6.0, 32, 48)
+    assert numbers_at(content, range(shown)) == decoded_numbers(content) == list(range(24 - shown, 24))
+
+
+def test_an_edit_list_may_hide_the_end():
+    content = bytearray(clip_file(24))
+    edit = content.index(b"elst") + 12  # of the length, behind version, flags and count
+    content[edit : edit + 4] = (2500).to_bytes(4, "big")
+    content = bytes(content)
+    assert read_header(as_media(content)) == VideoHeader(15, 6.0, 32, 48)
+    assert numbers_at(content, range(15)) == decoded_numbers(content) == list(range(15))
+
+
+def test_names_and_comments_may_be_of_any_encoding(tmp_path):
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        container.metadata["title"] = "Cafe"
+        stream = container.add_stream("libx264", rate=6)
+        stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 48, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode(None))
+    content = (tmp_path / "a.mkv").read_bytes()
+    assert b"Cafe" in content
+    assert read_header(as_media(content.replace(b"Cafe", b"Caf\xe9"))) == VideoHeader(1, 6.0, 32, 48)
 
 
 @pytest.mark.parametrize("rate", [fractions.Fraction(30000, 1001), fractions.Fraction(24000, 1001), 50])
@@ -106,7 +175,10 @@ def test_a_clip_of_one_frame():
     [
         (0.8, {}, "Invalid data|End of file"),  # the index at the end is missing
         (0.8, {"settings": {"movflags": "faststart"}}, "truncated|Invalid data"),
-        (0.6, {"kind": "matroska"}, "its frames end at .* where the header announces 24 frames of 4.00 s"),
+        (0.6, {"kind": "matroska"}, "its packets end at .* s where the header announces 4.00 s: the file is truncated"),
+        (0.6, {"kind": "matroska", "sound": ("aac", 4.0)}, "its packets end at .* announces 4.03 s: the file is"),
+        (0.6, {"kind": "flv", "sound": ("aac", 4.0)}, "its packets end at .* announces 4.34 s: the file is"),
+        (0.8, {"sound": ("aac", 4.0), "settings": {"movflags": "faststart"}}, "truncated|Invalid data"),
         (0.05, {"kind": "matroska"}, "Input/output error|truncated|Invalid data"),
         (0.0, {}, "Invalid data"),
     ],
@@ -139,10 +211,6 @@ def test_files_without_video_are_refused(tmp_path):
 
 
 def test_a_file_of_sound_alone_has_no_video_stream():
-    import io
-
-    import av
-
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
         stream = container.add_stream("pcm_s16le", rate=16000)

@@ -156,9 +156,8 @@ def test_square_frames_fill_their_side():
 
 def test_frames_that_are_missing_make_a_bad_sample():
     content = clip_file(24, kind="matroska")
-    items = clip_items(Media("a clip", content=content[: len(content) * 6 // 10]), VideoSampling(), FORMAT)
-    with pytest.raises(BadSampleError, match="a clip cannot be read .*where the header announces 24 frames of 4.00 s"):
-        items[0].load()
+    with pytest.raises(BadSampleError, match="a clip cannot be read .*where the header announces 4.00 s"):
+        clip_items(Media("a clip", content=content[: len(content) * 6 // 10]), VideoSampling(), FORMAT)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 
+import datasets
+import datasets.config
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from data.datasets.conversations import Conversations
 from data.errors import BadSampleError
 from data.packing.pipeline import training_batches
+from data.sources.hugging_face import HuggingFaceDataset
 from data.sources.llava import LlavaJson
 from data.sources.parquet import ParquetTable
 from data.sources.parsing import media_from_path
@@ -64,6 +67,34 @@ def test_links_of_the_folder_are_followed_but_not_out_of_their_target(folder, tm
     assert media_from_path("r", str(folder), "link/c.jpg").read() == photographs()["flower"]
     # The system would open elsewhere/a.jpg.
     assert media_from_path("r", str(folder), "link/../a.jpg").read() == photographs()["china"]
+
+
+@pytest.mark.parametrize(
+    "named, entered", [("real", "link"), ("link", "real"), ("way/images", "link"), ("link", "link")]
+)
+def test_a_folder_reached_through_a_link_is_that_folder(folder, tmp_path, named, entered):
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "way").symlink_to(tmp_path)  # a link further up
+    named = {"real": folder}.get(named, tmp_path / named)
+    entered = {"real": folder}.get(entered, tmp_path / entered)
+    assert media_from_path("r", str(entered), str(named / "sub" / "b.jpg")).read() == photographs()["china"]
+    for secret in (named / ".." / "secret.jpg", tmp_path / "way" / "secret.jpg"):
+        with pytest.raises(BadSampleError, match="leads out of the folder"):
+            media_from_path("r", str(entered), str(secret))
+
+
+def test_llava_and_image_folders_behind_a_link_are_read(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "link").symlink_to(folder)
+    entry = {"image": str(folder / "a.jpg"), "conversations": said(("human", "What is it?"), ("gpt", "A temple."))}
+    (tmp_path / "link" / "a.json").write_text(json.dumps([entry]))
+    (part, *_) = LlavaJson(str(tmp_path / "link" / "a.json"))[0].turns[0].parts
+    assert part.media.read() == photographs()["china"]
+    (folder / "a.json").unlink()
+    (folder / "sub" / "b.jpg").unlink()
+    (folder / "metadata.jsonl").write_text(json.dumps({"file_name": "a.jpg", "text": "A temple."}))
+    source = HuggingFaceDataset(str(tmp_path / "link"), task="describe")
+    assert source[0].turns[0].parts[0].media.read() == photographs()["china"]
 
 
 def test_tables_and_conversations_refuse_such_paths(folder):
