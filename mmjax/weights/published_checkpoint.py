@@ -54,7 +54,7 @@ def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
         check_processor(processors, config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    folder = open_folder(path, architecture.file_stem)
+    folder = open_folder(path, architecture.file_stem, index_first="_class_name" in config_json)
     tensor_names = {replace_alias(architecture, name): name for name in folder.tensors}
     shapes = {name: folder.tensors[file_name].shape for name, file_name in tensor_names.items()}
     best = _best_fitting(architecture, config, shapes)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.errors import UserError
 from mmjax.weights.folder import open_folder, parse_file_size, read_config_json, shard_tensors, write_checkpoint_folder
-from mmjax.weights.safetensors_file import TensorHeader
+from mmjax.weights.safetensors_file import TensorHeader, write_safetensors
 
 ARRAYS = {f"layer.{number}": np.full((4, 4), number, np.float32) for number in range(5)}
 DECLARED = {name: TensorHeader("F32", array.shape) for name, array in ARRAYS.items()}
@@ -81,6 +81,26 @@ def test_invalid_file_sizes_are_refused(text):
 def broken_copy(tmp_path):
     write(tmp_path / "out", 128)
     return tmp_path / "out"
+
+
+@pytest.mark.parametrize("index_first", [False, True])
+def test_a_single_file_beside_a_stale_index_counts_as_in_the_library_of_the_format(tmp_path, caplog, index_first):
+    path = broken_copy(tmp_path)
+    newer = {name: array + 100 for name, array in ARRAYS.items()}
+    write_safetensors(path / "model.safetensors", DECLARED, newer.items())
+    folder = open_folder(path, "model", index_first)
+    for name, array in (ARRAYS if index_first else newer).items():
+        np.testing.assert_array_equal(folder.read(name), array)
+    kept, left = ("model.safetensors.index.json", "model.safetensors")[:: 1 if index_first else -1]
+    assert f"{left} too, which is not read: {kept} counts" in caplog.text
+
+
+def test_a_stale_index_without_its_shards_hides_no_single_file(tmp_path):
+    path = broken_copy(tmp_path)
+    for shard in path.glob("model-*.safetensors"):
+        shard.unlink()
+    write_safetensors(path / "model.safetensors", DECLARED, ARRAYS.items())
+    assert set(open_folder(path, "model").tensors) == set(ARRAYS)
 
 
 def test_an_index_with_missing_shards_is_refused(tmp_path):
