@@ -124,6 +124,34 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path):
         open_folder(tmp_path, "model")
 
 
+@pytest.mark.parametrize(
+    "file", ["../other/model.safetensors", "/etc/model.safetensors", "", "a/../../b", 7, ["x"], "a\0b"]
+)
+def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path, file):
+    path = broken_copy(tmp_path)
+    index = path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())
+    places["weight_map"]["layer.0"] = file
+    index.write_text(json.dumps(places))
+    with pytest.raises(UserError, match="is no file of the folder"):
+        open_folder(path, "model")
+
+
+@pytest.mark.parametrize("weight_map", [["layer.0"], "model.safetensors", 3, None])
+def test_a_weight_map_that_is_no_object_is_refused(tmp_path, weight_map):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match="weight_map"):
+        open_folder(tmp_path, "model")
+
+
+def test_shards_may_be_links_out_of_the_folder_as_in_the_cache_of_the_hub(tmp_path):
+    path = broken_copy(tmp_path)
+    shard = path / "model-00001-of-00003.safetensors"
+    shard.rename(tmp_path / "blob")
+    shard.symlink_to(tmp_path / "blob")
+    assert set(open_folder(path, "model").tensors) == set(ARRAYS)
+
+
 def test_a_pickle_is_refused_with_the_reason(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"pytorch_model\.bin .* pickles, and reading one runs whatever code"):
