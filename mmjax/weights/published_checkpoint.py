@@ -10,6 +10,7 @@ import jax
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
 from configs.errors import UserError
+from configs.training_choices import without_training_choices
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.weights.folder import CheckpointFolder, open_folder, read_config_json
@@ -179,9 +180,12 @@ def _encoder_kinds(model: ModelConfig) -> list[str]:
 
 
 def config_differences(architecture: PublishedArchitecture, published_config: Config, config: Config) -> list[str]:
-    """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values."""
-    published_values = _flatten(write_architecture(architecture, published_config))
-    model_values = _flatten(write_architecture(architecture, config))
+    """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values.
+
+    Keys that say how a model trains are not compared: they do not change what weights mean.
+    """
+    compared = map(without_training_choices, (published_config, config))
+    published_values, model_values = (_flatten(write_architecture(architecture, each)) for each in compared)
     return [
         f"{key} is {published_values.get(key)!r} in the checkpoint and {model_values.get(key)!r} in the model"
         for key in {**published_values, **model_values}

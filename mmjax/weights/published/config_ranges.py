@@ -124,7 +124,7 @@ _KEYS: tuple[tuple[_Values, str], ...] = (
     (_FACTOR, "query_pre_attn_scalar scaling_factor mlp_ratio floor_scale"),
     (_List(_FACTOR), "short_factor long_factor image_std std"),
     (_List(_ANY_NUMBER), "image_mean mean"),
-    (_NOT_NEGATIVE, "mscale mscale_all_dim aux_loss_alpha router_aux_loss_coef router_jitter_noise swiglu_limit"),
+    (_NOT_NEGATIVE, "mscale mscale_all_dim aux_loss_alpha router_aux_loss_coef swiglu_limit"),
     (_NOT_NEGATIVE, "attn_logit_softcapping final_logit_softcapping tokens_per_second position_id_per_seconds"),
     (_NOT_NEGATIVE, "beta_start beta_end"),
     (_ANY_NUMBER, "attn_scale shift_factor layerscale_value layer_scale_init_value initializer_factor"),
@@ -136,7 +136,7 @@ _KEYS: tuple[tuple[_Values, str], ...] = (
     ),
     (_FLAG, "query_bias key_bias value_bias proj_bias class_embeddings_concat use_linear_projection"),
     (_FLAG, "use_mean_pooling use_absolute_position_embeddings use_bidirectional_attention swiglu_mlp scale_mlp"),
-    (_FLAG, "scale_attn_inner use_rot_pos_emb qkv_fused use_post_norm"),
+    (_FLAG, "output_router_logits scale_attn_inner use_rot_pos_emb qkv_fused use_post_norm"),
     (
         _TEXT,
         "model_type _class_name architecture hidden_act hidden_activation activation_function ps_version norm_type",

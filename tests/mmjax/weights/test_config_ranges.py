@@ -18,7 +18,7 @@ DEEPSEEK = {
     **{"model_type": "deepseek_v3", **TEXT, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8},
     **{"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 12, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
-    **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "aux_loss_alpha": 1e-3},
+    **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "aux_loss_alpha": 1e-3, "output_router_logits": False},
     "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0},
 }
 UNET = {
