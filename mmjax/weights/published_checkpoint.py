@@ -42,15 +42,19 @@ class PublishedCheckpoint:
     tensor_names: Mapping[str, str]
 
 
-def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
+def open_checkpoint(path: pathlib.Path, reads_media: bool = True) -> PublishedCheckpoint:
     """Reads config.json and the headers of a folder.
+
+    Args:
+        path: The folder.
+        reads_media: Whether encoders are taken from it, so that its processor files matter.
 
     Raises:
         UserError: As `read_config_json`, `open_folder`, `read_architecture` and `check_processor`.
     """
     config_json = read_config_json(path)
     try:
-        processors = read_processor_config(path)
+        processors = read_processor_config(path) if reads_media else ()
         architecture, config = read_architecture({**pixel_normalisation(processors), **config_json})
         check_processor(processors, config)
     except UserError as error:
