@@ -56,6 +56,10 @@ def check_rotary(config: Any) -> None:
     width, scaling = config.rotary_width, config.rope_scaling
     if config.positions == "rotary" and width % 2:
         raise ValueError(f"BackboneConfig: head width {width} is odd; rotary positions need pairs")
+    for field in ("rope_base", "local_rope_base"):
+        base = getattr(config, field)
+        if not base > 1 and (field, base) != ("local_rope_base", 0):
+            raise ValueError(f"BackboneConfig.{field} is {base}; it must be more than 1")
     if not 0 <= config.rope_width <= config.head_width or (config.rope_width and config.positions != "rotary"):
         raise ValueError(
             f"BackboneConfig.rope_width is {config.rope_width}, of heads {config.head_width} wide, and positions = "

@@ -14,6 +14,14 @@ def rotary_frequencies(width: int, base: float) -> Frequencies:
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
+def _require_above_zero(scaling: object, *names: str) -> None:
+    """Raises ValueError, naming the field, if one of these fields is not above 0, or has an item that is not."""
+    for name in names:
+        value = getattr(scaling, name)
+        if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{type(scaling).__name__}.{name} is {value!r:.60}; it must be more than 0")
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
     """Positions divided by a factor (arXiv 2306.15595).
@@ -23,6 +31,9 @@ class LinearScaling:
     """
 
     factor: float
+
+    def __post_init__(self) -> None:
+        _require_above_zero(self, "factor")
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         """Scaled angles per position of the pairs of channels of a head."""
@@ -49,6 +60,9 @@ class Llama3Scaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        _require_above_zero(self, "factor", "low_freq_factor", "high_freq_factor", "original_positions")
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         """Scaled angles per position of the pairs of channels of a head."""
@@ -88,6 +102,9 @@ class YarnScaling:
     truncate: bool = True
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_above_zero(self, "factor", "original_positions", "beta_slow", "beta_fast")
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         """Scaled angles per position of the pairs of channels of a head."""
@@ -144,6 +161,7 @@ class LongRopeScaling:
     long: bool = False
 
     def __post_init__(self) -> None:
+        _require_above_zero(self, "short_factors", "long_factors", "original_positions", "factor")
         if len(self.short_factors) != len(self.long_factors):
             raise ValueError(
                 f"LongRopeScaling has {len(self.short_factors)} short_factors and {len(self.long_factors)} "

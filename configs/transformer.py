@@ -84,7 +84,7 @@ class TransformerConfig:
             )
         if self.norm_offset and self.norm != "rmsnorm":
             raise ValueError(f"{type(self).__name__}.norm_offset is of an rmsnorm; norm is {self.norm!r}")
-        for field in ("attention_width", "score_scale", "score_softcap"):
+        for field in ("attention_width", "norm_epsilon", "score_scale", "score_softcap"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{type(self).__name__}.{field} is {getattr(self, field)}; it must be at least 0")
         require_one_of(self, "activation", ACTIVATIONS)

@@ -74,7 +74,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
 
     console = plain_console()
     first = jax.process_index() == 0
-    if arguments.resume and _is_finished(workdir, config.steps, console if first else None):
+    if arguments.resume and is_finished(workdir, config.steps, console if first else None):
         return 0
     if jax.process_count() > 1 and not arguments.workdir:
         raise cli.UserError(
@@ -126,16 +126,39 @@ def _choose_workdir(arguments: TrainArguments) -> pathlib.Path:
     return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
-def _is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") -> bool:
+def is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") -> bool:
     """Whether the run in a workdir has these steps and its evaluation behind it; says so on the console.
+
+    The summary says that the evaluation is done, and the checkpoint that the steps are: a run whose last checkpoint is
+    gone or damaged is not finished, whatever its summary says. All processes call this.
 
     Raises:
         UserError: It has more steps behind it than are asked for.
+        UnreadableCheckpointError: A file of the last checkpoint cannot be read.
     """
+    from mmjax.training.checkpoints.discovery import damage_found_by_any_process, steps_for_all
     from mmjax.training.summary import finished_steps
+    from sharding.runtime.coordination import exchange_texts
 
-    done = finished_steps(workdir)
-    if done is None or done < steps:
+    said = exchange_texts("the end of the run", str(finished_steps(workdir) or ""))[0]
+    if not said or (done := int(said)) < steps:
+        return False
+    checkpoints = workdir / "checkpoints"
+    saved = steps_for_all(checkpoints)
+    if done not in saved:
+        reason = f"{checkpoints} has no checkpoint of that step"
+    elif saved[-1] != done:
+        reason = f"{checkpoints} has a later one, of step {saved[-1]}"
+    else:
+        reason = damage_found_by_any_process(checkpoints / said)
+    if reason:
+        if console:
+            console.print(
+                f"warning: the summary of {workdir} says that the run finished {done} steps, but {reason}; the run "
+                "continues from the newest whole checkpoint",
+                style="yellow",
+                soft_wrap=True,
+            )
         return False
     if done > steps:
         raise cli.UserError(

@@ -170,6 +170,11 @@ def _starts(run: Run) -> list[Html]:
     versions = run.starts[-1]["versions"]
     return [
         table(("start", "#at step", "devices", "#processes", "remark"), rows),
+        *(
+            element("p", f"The start of {start['time']} resumed from step {start['step']}: {reason}.")
+            for start in run.starts
+            for reason in start.get("passed_over", ())
+        ),
         element("p", ", ".join(f"{name} {version}" for name, version in versions.items()), class_="note"),
     ]
 

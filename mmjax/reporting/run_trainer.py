@@ -54,6 +54,7 @@ class RunTrainer(Trainer):
     ) -> None:
         super().__init__(config, plan, workdir, resume)
         self._remark, self._prediction = remark, prediction
+        self._resumed_from = self.steps_done if resume else None
 
     def fit(
         self,
@@ -66,7 +67,7 @@ class RunTrainer(Trainer):
         if workdir is None:
             return super().fit(progress, metrics, on_evaluation)
         if first:
-            record_start(workdir, self.steps_done, config.steps, self._remark)
+            record_start(workdir, self.steps_done, config.steps, self._remark, self._passed_over)
         samples = SampleLog(workdir, config.sample_questions, config.sample_images, self.steps_done)
 
         def sample_and_call(trainer: Trainer) -> None:
@@ -79,6 +80,8 @@ class RunTrainer(Trainer):
             summary = run_summary(result, self.engine.plan, config.model.backbone.name, self._remark) | {
                 "prediction": compare_prediction(self._prediction, workdir),
                 "best_checkpoint": self._best_checkpoint(),
+                "resumed_from": self._resumed_from,
+                "passed_over": list(self._passed_over),
             }
             try:
                 (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -90,6 +93,10 @@ class RunTrainer(Trainer):
                     f"({reason}); make room and run the same command with --resume"
                 ) from error
         return result
+
+    @property
+    def _passed_over(self) -> tuple[str, ...]:
+        return self.checkpoints.passed_over if self.checkpoints else ()
 
     def _best_checkpoint(self) -> dict[str, int | float] | None:
         """Step and held-out accuracy of the best checkpoint in the workdir, for the summary."""

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import pathlib
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -64,7 +65,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str) -> None:
+def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str, passed_over: Sequence[str] = ()) -> None:
     """Appends a line to `starts.jsonl` of a workdir: when, where and at which step a process starts or resumes its run.
 
     Args:
@@ -72,9 +73,11 @@ def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str) -> N
         step: Steps done.
         steps: Steps of the whole run.
         remark: Why the plan is not the configured one, or what else it was made for; may be empty.
+        passed_over: Why a resumed run does not continue another checkpoint, a line each.
     """
     time = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     line = {"time": time, "step": step, "steps": steps, "processes": jax.process_count(), "remark": remark}
+    line["passed_over"] = list(passed_over)
     with (workdir / STARTS_FILE).open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(line | environment()) + "\n")
 

@@ -6,6 +6,7 @@ of a bounded size, and gives the folder its name only when it is whole.
 
 import dataclasses
 import json
+import logging
 import pathlib
 import re
 import shutil
@@ -17,6 +18,8 @@ import numpy as np
 from configs.errors import UserError
 from configs.strict_json import read_json_file
 from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor, write_safetensors
+
+_LOG = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 
@@ -56,21 +59,28 @@ def read_config_json(path: pathlib.Path) -> dict[str, Any]:
     return _read_json(path / CONFIG_FILE)
 
 
-def open_folder(path: pathlib.Path, stem: str) -> CheckpointFolder:
+def open_folder(path: pathlib.Path, stem: str, index_first: bool = False) -> CheckpointFolder:
     """Reads the headers of a folder's safetensors files.
+
+    A folder that was saved into twice may have a single file and the index of an earlier save. One of them counts, the
+    one that the library of the format reads, and a warning names both.
 
     Args:
         path: The folder.
         stem: Stem of the file names, such as `model`.
+        index_first: Whether the index counts where both are there, as in diffusers; in transformers the single file.
 
     Raises:
-        UserError: The folder has no safetensors (pickles are refused), its index names a missing file or tensor, or a
-            file is truncated.
+        UserError: The folder has no safetensors (pickles are refused), its index names a missing tensor or what is no
+            file of the folder, or a file is damaged (`read_header`).
     """
     index, single = path / f"{stem}.safetensors.index.json", path / f"{stem}.safetensors"
-    if index.is_file():
+    found = [file for file in ((index, single) if index_first else (single, index)) if file.is_file()]
+    if len(found) == 2:
+        _LOG.warning("%s has %s too, which is not read: %s counts", path, found[1].name, found[0].name)
+    if found and found[0] == index:
         return _open_indexed(path, index)
-    if single.is_file():
+    if found:
         tensors = read_header(single)
         return CheckpointFolder(path, dict.fromkeys(tensors, single), tensors)
     pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
@@ -86,6 +96,9 @@ def _open_indexed(path: pathlib.Path, index: pathlib.Path) -> CheckpointFolder:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map, so that no tensor can be found")
+    outside = next((file for file in weight_map.values() if not _is_name_in_folder(file)), None)
+    if outside is not None:
+        raise UserError(f"{index} names {outside!r:.60}, which is no file of the folder; copy the checkpoint again")
     shards = {file: path / file for file in sorted(set(weight_map.values()))}
     missing_files = [file for file, shard in shards.items() if not shard.is_file()]
     if missing_files:
@@ -101,6 +114,14 @@ def _open_indexed(path: pathlib.Path, index: pathlib.Path) -> CheckpointFolder:
         {name: shards[file] for name, file in weight_map.items()},
         {name: headers[file][name] for name, file in weight_map.items()},
     )
+
+
+def _is_name_in_folder(name: object) -> bool:
+    """Whether a text names a file in the folder or below it: an index may not make other files be read."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    parts = pathlib.PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:

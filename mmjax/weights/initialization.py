@@ -11,7 +11,7 @@ from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import init_layer_parameters, layer_name
 from mmjax.weights.compatibility import compatible_matches
 from mmjax.weights.published.rules import TensorMatch
-from mmjax.weights.published_checkpoint import PublishedCheckpoint, open_checkpoint
+from mmjax.weights.published_checkpoint import WHOLE_MODEL, PublishedCheckpoint, module_of_part, open_checkpoint
 from mmjax.weights.safetensors_file import contiguous_copy
 from sharding.trees import Tree, get_leaf, set_leaf
 
@@ -153,6 +153,7 @@ def parameter_initializer(
         return seed_initializer
     matches = []
     for part, folder in weights:
-        checkpoint = open_checkpoint(pathlib.Path(folder))
+        reads_media = module_of_part(config, part) in (WHOLE_MODEL, *(encoder.name for encoder in config.encoders))
+        checkpoint = open_checkpoint(pathlib.Path(folder), reads_media)
         matches.append((checkpoint, compatible_matches(checkpoint, config, part)))
     return CheckpointInitializer(matches, seed_initializer)

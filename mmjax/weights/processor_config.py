@@ -5,6 +5,8 @@ of transformers has a section for each processor.
 """
 
 import dataclasses
+import itertools
+import logging
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +15,8 @@ from configs.architectures import AudioConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
 from configs.strict_json import read_json_file
 from mmjax.weights.published.rules import Config
+
+_LOG = logging.getLogger(__name__)
 
 FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 SECTIONS = ("image_processor", "video_processor", "feature_extractor", "audio_processor")
@@ -50,7 +54,8 @@ CHOSEN_BY_DATA = frozenset(
         *("max_num_patches", "image_grid_pinpoints", "vision_aspect_ratio", "resize_to_max_canvas"),
         *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
         *("pan_and_scan_min_ratio_to_activate", "do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"),
-        *("return_metadata", "initial_shift", "reducing_gap", "aspect_ratio_setting"),
+        *("initial_shift", "reducing_gap", "aspect_ratio_setting", "max_image_size"),
+        *("cap_pixels_per_frame", "max_video_tokens", "max_duration"),
     )
 )
 """Keys that say which images and frames are made of an input: `data.media` has a tiling for each kind."""
@@ -59,6 +64,7 @@ WITHOUT_EFFECT = frozenset(
     (
         *("image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class", "auto_map"),
         *("data_format", "input_data_format", "device", "return_tensors", "disable_grouping", "model_input_names"),
+        *("return_metadata", "return_mm_token_type_ids", "skip_tensor_conversion", "chat_template"),
     )
 )
 """Keys that change no number of an input."""
@@ -132,9 +138,14 @@ def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
         if len(values) == 1:
             (missing,) = set(PIXEL_KEYS) - set(values)
             raise UserError(f"{section.where} has {', '.join(values)} and no {missing}; add it")
-        for key, value in values.items():
-            if not isinstance(value, list) or len(value) != RGB:
-                raise UserError(f"{section.where}: {key} is {value}; give {RGB} numbers, of red, green and blue")
+        for key, given in values.items():
+            value = [given] * RGB if type(given) in (int, float) else given  # as transformers repeats it
+            if (
+                not isinstance(value, list)
+                or len(value) != RGB
+                or not all(type(each) in (int, float) for each in value)
+            ):
+                raise UserError(f"{section.where}: {key} is {value!r:.60}; give {RGB} numbers, of red, green and blue")
             where, other = found.setdefault(key, (section.where, value))
             if other != value:
                 raise UserError(f"{key} is {other} in {where} and {value} in {section.where}; one encoder reads both")
@@ -142,14 +153,23 @@ def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
 
 
 def check_processor(sections: Sequence[ProcessorSection], config: Config) -> None:
-    """Raises UserError, naming the key and both values, where a processor contradicts the model."""
+    """Checks that no processor contradicts the model.
+
+    A key that is not known is refused where it may change images, and is a warning where it may change clips alone,
+    which few runs have.
+
+    Raises:
+        UserError: One does; names the key and both values.
+    """
     encoders = config.encoders if isinstance(config, ModelConfig) else (config,)
-    for encoder in encoders:
-        for section in sections:
+    for encoder, section in itertools.product(encoders, sections):
+        try:
             if isinstance(encoder, VisionConfig) and section.kind in ("", "image_processor", "video_processor"):
                 _check_pictures(section, encoder, whole=isinstance(config, ModelConfig))
             if isinstance(encoder, AudioConfig) and section.kind in ("feature_extractor", "audio_processor"):
                 _check_sounds(section, encoder)
+        except (TypeError, AttributeError, ArithmeticError) as error:
+            raise UserError(f"{section.where} has a value of a type that it cannot have: {error}") from error
 
 
 def _check_pictures(section: ProcessorSection, encoder: VisionConfig, whole: bool) -> None:
@@ -180,8 +200,10 @@ def _check_pictures(section: ProcessorSection, encoder: VisionConfig, whole: boo
         if not key.startswith("_") and key not in CHOSEN_BY_DATA | WITHOUT_EFFECT | CHECKED and values[key] is not False
     ]
     if unknown:
-        named = ", ".join(f"{key} = {values[key]!r}" for key in unknown)
-        raise UserError(f"{section.where} has keys that are not known, and may change pixels: {named}")
+        named = ", ".join(f"{key} = {values[key]!r:.60}" for key in unknown)
+        if section.kind != "video_processor":
+            raise UserError(f"{section.where} has keys that are not known, and may change pixels: {named}")
+        _LOG.warning("%s has keys that are not known, and may change video clips: %s", section.where, named)
 
 
 def _check_size(section: ProcessorSection, values: Mapping[str, Any], encoder: VisionConfig) -> None:

@@ -10,6 +10,7 @@ import jax
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
 from configs.errors import UserError
+from configs.training_choices import without_training_choices
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.weights.folder import CheckpointFolder, open_folder, read_config_json
@@ -41,20 +42,24 @@ class PublishedCheckpoint:
     tensor_names: Mapping[str, str]
 
 
-def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
+def open_checkpoint(path: pathlib.Path, reads_media: bool = True) -> PublishedCheckpoint:
     """Reads config.json and the headers of a folder.
+
+    Args:
+        path: The folder.
+        reads_media: Whether encoders are taken from it, so that its processor files matter.
 
     Raises:
         UserError: As `read_config_json`, `open_folder`, `read_architecture` and `check_processor`.
     """
     config_json = read_config_json(path)
     try:
-        processors = read_processor_config(path)
+        processors = read_processor_config(path) if reads_media else ()
         architecture, config = read_architecture({**pixel_normalisation(processors), **config_json})
         check_processor(processors, config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    folder = open_folder(path, architecture.file_stem)
+    folder = open_folder(path, architecture.file_stem, index_first="_class_name" in config_json)
     tensor_names = {replace_alias(architecture, name): name for name in folder.tensors}
     shapes = {name: folder.tensors[file_name].shape for name, file_name in tensor_names.items()}
     best = _best_fitting(architecture, config, shapes)
@@ -179,9 +184,12 @@ def _encoder_kinds(model: ModelConfig) -> list[str]:
 
 
 def config_differences(architecture: PublishedArchitecture, published_config: Config, config: Config) -> list[str]:
-    """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values."""
-    published_values = _flatten(write_architecture(architecture, published_config))
-    model_values = _flatten(write_architecture(architecture, config))
+    """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values.
+
+    Keys that say how a model trains are not compared: they do not change what weights mean.
+    """
+    compared = map(without_training_choices, (published_config, config))
+    published_values, model_values = (_flatten(write_architecture(architecture, each)) for each in compared)
     return [
         f"{key} is {published_values.get(key)!r} in the checkpoint and {model_values.get(key)!r} in the model"
         for key in {**published_values, **model_values}

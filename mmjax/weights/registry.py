@@ -10,10 +10,14 @@ from typing import Any
 
 from configs.errors import UserError
 from mmjax.weights import published as package
+from mmjax.weights.published.config_ranges import CheckedValues
 from mmjax.weights.published.rules import Config, PublishedArchitecture
 
 TYPE_KEYS = ("model_type", "_class_name", "architecture")
 """Keys that name the architecture in a config.json of transformers, diffusers and timm."""
+
+MAX_MESSAGE = 500
+"""Most characters of what is wrong with a config.json, which may quote values of any length."""
 
 
 @functools.cache
@@ -30,8 +34,9 @@ def model_type_of(config_json: Mapping[str, Any]) -> str | None:
     InternVL's authors call all of their models `internvl_chat`, although the tensor names depend on the decoder that
     `llm_config` describes; such a model type is given as `internvl_chat/internlm2`.
     """
-    model_type = next((str(config_json[key]) for key in TYPE_KEYS if config_json.get(key)), None)
-    decoder_type = (config_json.get("llm_config") or {}).get("model_type")
+    values = CheckedValues(config_json)
+    model_type = next((values[key] for key in TYPE_KEYS if values.get(key)), None)
+    decoder_type = (values.get("llm_config") or {}).get("model_type")
     return f"{model_type}/{decoder_type}" if model_type and decoder_type else model_type
 
 
@@ -63,9 +68,13 @@ def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitec
     """The architecture that a config.json names, and the configuration that it describes.
 
     Raises:
-        UserError: The architecture is not known, the weights are quantised, or mmjax cannot compute the configuration.
+        UserError: The architecture is not known, the weights are quantised, a key has a value of another type or out
+            of its range, or mmjax cannot compute the configuration.
     """
-    model_type = model_type_of(config_json)
+    try:
+        model_type = model_type_of(config_json)
+    except ValueError as error:
+        raise UserError(f"config.json: {error}") from error
     if model_type is None:
         raise UserError(f"config.json names no architecture: it has none of {', '.join(TYPE_KEYS)}")
     architecture = find_architecture(model_type)
@@ -77,11 +86,15 @@ def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitec
             f"the weights are quantised ({method}), which cannot be read; use the checkpoint that they were made from"
         )
     try:
-        return architecture, architecture.read_config(config_json)
-    except ValueError as error:
-        raise UserError(f"config.json of {model_type}: {error}") from error
+        return architecture, architecture.read_config(CheckedValues(config_json))
+    except (ValueError, UserError) as error:
+        raise UserError(f"config.json of {model_type}: {str(error)[:MAX_MESSAGE]}") from error
     except KeyError as error:
         raise UserError(f"config.json of {model_type} has no key {error}") from error
+    except (TypeError, AttributeError, ArithmeticError, IndexError) as error:  # of values that do not go together
+        nulls = [key for key, value in config_json.items() if value is None]
+        hint = f"; these are null, and may not all be: {', '.join(nulls)}" if nulls else ""
+        raise UserError(f"config.json of {model_type}: {f'{error}{hint}'[:MAX_MESSAGE]}") from error
 
 
 def write_architecture(architecture: PublishedArchitecture, config: Config) -> dict[str, Any]:

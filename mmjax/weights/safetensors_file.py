@@ -36,6 +36,11 @@ DTYPES: dict[str, np.dtype] = {
 }
 """Types by the names that the format gives them."""
 
+OTHER_DTYPES = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64")
+"""Types of the format that NumPy does not have: tensors of them are in files, but are not read."""
+
+_SHOWN = 5  # names of tensors in a message
+
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 COPY_STRIP = 128  # columns that are copied at once
@@ -66,7 +71,8 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
     """Reads the headers of a file's tensors, by name, and no tensor.
 
     Raises:
-        UserError: The file is truncated, or is not a safetensors file.
+        UserError: The file is truncated, is not a safetensors file, or its tensors overlap, leave holes between them,
+            or end before the file does: what the `safetensors` package refuses.
     """
     file_size = path.stat().st_size
     with path.open("rb") as file:
@@ -81,10 +87,12 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
             )
         try:
             entries = parse_json(file.read(length), "it")
-            entries.pop("__metadata__", None)
+            _check_metadata(entries.pop("__metadata__", None))
             offsets = {name: _whole_numbers(entry["data_offsets"], count=2) for name, entry in entries.items()}
             headers = {
-                name: TensorHeader(_text(entry["dtype"]), _whole_numbers(entry["shape"]), data_start + offsets[name][0])
+                name: TensorHeader(
+                    _dtype(entry["dtype"]), _whole_numbers(entry["shape"]), data_start + offsets[name][0]
+                )
                 for name, entry in entries.items()
             }
             data_end = max((data_start + end for _, end in offsets.values()), default=data_start)
@@ -93,14 +101,39 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
     if file_size < data_end:
         missing = sorted(name for name, (_, end) in offsets.items() if data_start + end > file_size)
         raise UserError(
-            f"{path} is truncated: it has {file_size} of {data_end} bytes, so that {', '.join(missing)} are missing; "
-            "copy it again"
+            f"{path} is truncated: it has {file_size} of {data_end} bytes, so that {', '.join(missing[:_SHOWN])} "
+            f"{'and others ' if missing[_SHOWN:] else ''}are missing; copy it again"
         )
+    _check_coverage(path, offsets, file_size - data_start)
     for name, header in headers.items():
         size = offsets[name][1] - offsets[name][0]
         if header.dtype in DTYPES and size != header.size:
             raise UserError(f"{path}: {name} of shape {list(header.shape)} and {header.dtype} can't be {size} bytes")
     return headers
+
+
+def _check_coverage(path: pathlib.Path, offsets: Mapping[str, tuple[int, ...]], size: int) -> None:
+    """Raises UserError unless the tensors, in the order of their bytes, cover all of them once, as the format says."""
+    covered, before = 0, ""
+    for name, (start, end) in sorted(offsets.items(), key=lambda entry: entry[1]):
+        if end < start:
+            raise UserError(f"{path} is damaged: {name} ends at byte {end}, before it starts at {start}")
+        if start != covered:
+            what = f"overlaps {before}" if start < covered else "leaves a hole before it"
+            raise UserError(
+                f"{path} is damaged: {name} {what}: it starts at byte {start} of the tensors, and those before it end "
+                f"at {covered}"
+            )
+        covered, before = end, name
+    if covered != size:
+        raise UserError(f"{path} is damaged: {size - covered} bytes follow the last tensor; copy it again")
+
+
+def _check_metadata(metadata: object) -> None:
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise TypeError(f"__metadata__ is {metadata!r:.60} instead of texts by name")
 
 
 def _whole_numbers(values: object, count: int | None = None) -> tuple[int, ...]:
@@ -111,10 +144,10 @@ def _whole_numbers(values: object, count: int | None = None) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.60} instead of a text")
-    return value
+def _dtype(value: object) -> str:
+    if value not in (*DTYPES, *OTHER_DTYPES):
+        raise ValueError(f"{value!r:.60} instead of a type such as F32")
+    return str(value)
 
 
 def read_tensor(path: pathlib.Path, header: TensorHeader, part: tuple[slice, ...] | None = None) -> np.ndarray:

@@ -48,3 +48,23 @@ def test_yarn_sharpens_attention_by_the_papers_rule_by_default():
     assert YarnScaling(factor=40.0, original_positions=4096).attention_scaling == pytest.approx(1.3689, abs=1e-4)
     assert YarnScaling(factor=40.0, original_positions=4096, attention_factor=1.0).attention_scaling == 1.0
     assert LinearScaling(2.0).attention_scaling == Llama3Scaling(2.0).attention_scaling == 1.0
+
+
+@pytest.mark.parametrize(
+    ("scaling", "field", "value"),
+    [
+        (LinearScaling(2.0), "factor", 0.0),
+        (Llama3Scaling(8.0), "low_freq_factor", -1.0),
+        (YarnScaling(factor=4.0, original_positions=64), "beta_fast", 0.0),
+        (LongRopeScaling(short_factors=(1.0,), long_factors=(1.0,), original_positions=4, factor=2.0), "factor", -2.0),
+    ],
+)
+def test_factors_that_are_not_above_zero_are_refused(scaling, field, value):
+    with pytest.raises(ValueError, match=f"{type(scaling).__name__}.{field} is {value}"):
+        dataclasses.replace(scaling, **{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("rope_base", 0.0), ("local_rope_base", -1.0), ("norm_epsilon", -1e-5)])
+def test_bases_and_epsilons_out_of_range_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"BackboneConfig.{field} is {value}"):
+        BackboneConfig(**{field: value})

@@ -1,6 +1,8 @@
 """Which checkpoints a directory has, and which of them is the newest that is whole."""
 
+import dataclasses
 import itertools
+import json
 import logging
 import pathlib
 import shutil
@@ -8,15 +10,18 @@ import zlib
 from collections.abc import Callable, Collection
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from configs.errors import UserError
 from mmjax.training.checkpoints.array_files import describe_failure
-from mmjax.training.checkpoints.file_checksums import FILE_LIST, file_crc32, find_damage
+from mmjax.training.checkpoints.file_checksums import (
+    FILE_LIST,
+    UnreadableCheckpointError,
+    file_crc32,
+    find_damage,
+)
 from mmjax.training.checkpoints.json_files import MODEL_FILE
 from mmjax.training.checkpoints.remote_folder import RemoteFolder, RemoteNotListedError
-from sharding.runtime.coordination import exchange_texts, wait_for_processes
+from sharding.runtime.coordination import exchange_texts
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,7 +32,21 @@ SET_ASIDE = "set_aside"
 """Folder, next to the checkpoints, for those that a run does not continue."""
 
 FindDamage = Callable[[pathlib.Path], str | None]
-"""What is wrong with the checkpoint in a folder, or None."""
+"""What is wrong with the checkpoint in a folder, or None; raises UnreadableCheckpointError if nobody can say."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenCheckpoint:
+    """The checkpoint that is taken.
+
+    Attributes:
+        path: Its folder.
+        passed_over: Why not another one: a line each for those that were tried before it and are not whole, and for
+            those that are half-written.
+    """
+
+    path: pathlib.Path
+    passed_over: tuple[str, ...]
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
@@ -47,8 +66,8 @@ def refuse_existing_checkpoints(directory: pathlib.Path, remote: RemoteFolder | 
             )
 
 
-def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamage) -> pathlib.Path:
-    """Path of the newest whole checkpoint, or of that of a step, for this process alone; warns of those passed over.
+def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamage) -> ChosenCheckpoint:
+    """The newest whole checkpoint, or that of a step, for this process alone; warns of those passed over.
 
     Args:
         directory: Folder of the checkpoints.
@@ -56,12 +75,19 @@ def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamag
         damage_of: What is wrong with a checkpoint.
 
     Raises:
-        UserError: There is no checkpoint, or none that is whole.
+        UserError: There is no checkpoint, none that is whole, or the directory cannot be listed.
+        UnreadableCheckpointError: A file of the newest cannot be read.
     """
-    return _choose(directory, step, damage_of, saved_steps(directory))
+    try:
+        steps = saved_steps(directory)
+    except OSError as error:
+        raise UnreadableCheckpointError(f"{directory} cannot be listed: {error.strerror}") from error
+    return _choose(directory, step, damage_of, steps)
 
 
-def newest_whole_for_all(directory: pathlib.Path, step: int | None, remote: RemoteFolder | None = None) -> pathlib.Path:
+def newest_whole_for_all(
+    directory: pathlib.Path, step: int | None, remote: RemoteFolder | None = None
+) -> ChosenCheckpoint:
     """As `newest_whole`, of files that any process finds damaged, and the same in all processes, which all call this.
 
     Args:
@@ -71,10 +97,12 @@ def newest_whole_for_all(directory: pathlib.Path, step: int | None, remote: Remo
 
     Raises:
         UserError: There is no checkpoint, or none that is whole, or the processes see different ones.
+        UnreadableCheckpointError: Some process cannot read a file of the newest.
     """
     local = steps_for_all(directory)
     copies = remote_steps(remote, bool(local)) if remote else []
-    path = _choose(directory, step, damage_found_by_any_process, local, remote, copies)
+    chosen = _choose(directory, step, damage_found_by_any_process, local, remote, copies)
+    path = chosen.path
     try:
         seen = f"CRC-32 {file_crc32(path / FILE_LIST):08x}"
     except OSError as error:
@@ -86,7 +114,7 @@ def newest_whole_for_all(directory: pathlib.Path, step: int | None, remote: Remo
                 f"the processes see different checkpoints in {directory}: process 0 {choices[0]}, process {process} "
                 f"{choice}; all processes need one workdir on a shared file system"
             )
-    return path
+    return chosen
 
 
 def _choose(
@@ -96,30 +124,34 @@ def _choose(
     local: list[int],
     remote: RemoteFolder | None = None,
     copies: Collection[int] = (),
-) -> pathlib.Path:
+) -> ChosenCheckpoint:
     """The choice of the two above: of the steps in the directory, and of the copies in a remote folder."""
     steps = sorted({*local, *copies})
-    for path in sorted(directory.glob(f"*{UNFINISHED_MARK}")):
-        _LOG.warning("%s passed over: half-written, its run was stopped while saving", path)
+    unfinished = [
+        f"{path} passed over: half-written, its run was stopped while saving"
+        for path in sorted(directory.glob(f"*{UNFINISHED_MARK}"))
+    ]
+    for said in unfinished:
+        _LOG.warning("%s", said)
     if step is not None and step not in steps:
         raise UserError(f"{directory} has no checkpoint of step {step}; it has those of {steps}")
     if not steps:
         raise UserError(f"{directory} has no checkpoint to continue from; start without --resume")
-    reasons = []
+    reasons: list[str] = []
     for candidate in reversed(steps) if step is None else [step]:
         path = directory / str(candidate)
         damage = damage_of(path) if candidate in local else None
         if candidate in local:
             if damage is None:
-                return path
+                return ChosenCheckpoint(path, (*unfinished, *reasons))
             reasons.append(f"{path} passed over: {damage}")
-            _LOG.warning(reasons[-1])
+            _LOG.warning("%s", reasons[-1])
         if remote and candidate in copies:
             damage = fetch_checkpoint(remote, directory, candidate) or damage_of(path)
             if damage is None:
-                return path
+                return ChosenCheckpoint(path, (*unfinished, *reasons))
             reasons.append(f"step {candidate} of {remote} passed over: {damage}")
-            _LOG.warning(reasons[-1])
+            _LOG.warning("%s", reasons[-1])
     raise UserError(f"no checkpoint is whole; start anew in another workdir ({'; '.join(reasons)})")
 
 
@@ -162,8 +194,12 @@ def remote_steps(remote: RemoteFolder, can_do_without: bool) -> list[int]:
 
 
 def fetch_checkpoint(remote: RemoteFolder, directory: pathlib.Path, step: int) -> str | None:
-    """Process 0 copies a checkpoint from the remote folder; all processes learn why it could not, if it could not."""
-    failure = ""
+    """Process 0 copies a checkpoint from the remote folder; all processes learn what is wrong with it, if something is.
+
+    Raises:
+        UnreadableCheckpointError: The copy is there and could not be fetched.
+    """
+    damage = unreadable = ""
     if jax.process_index() == 0:
         unfinished = directory / f"{step}-fetched{UNFINISHED_MARK}"
         try:
@@ -174,9 +210,13 @@ def fetch_checkpoint(remote: RemoteFolder, directory: pathlib.Path, step: int) -
             unfinished.rename(directory / str(step))
             _LOG.warning("step %d is fetched from %s", step, remote)
         except Exception as error:  # file systems of object stores raise errors of many types
-            failure = f"it cannot be fetched: {describe_failure(error)}"
+            said = f"cannot be fetched: {describe_failure(error)}"
+            if isinstance(error, UserError | FileNotFoundError) and not isinstance(error, UnreadableCheckpointError):
+                damage = f"it {said}"
+            else:
+                unreadable = f"the checkpoint of step {step} in {remote} {said}; no older one is taken for it"
             shutil.rmtree(unfinished, ignore_errors=True)
-    return exchange_texts("the fetched checkpoint", failure)[0] or None
+    return _agree_on_damage("the fetched checkpoint", damage, unreadable)
 
 
 def set_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
@@ -195,11 +235,32 @@ def damage_of_parameters(checkpoint: pathlib.Path) -> str | None:
 
 
 def damage_found_by_any_process(checkpoint: pathlib.Path) -> str | None:
-    """What is wrong with a checkpoint; each process compares its share of the files, and all learn the outcome."""
+    """What is wrong with a checkpoint; each process compares its share of the files, and all learn the outcome.
+
+    Raises:
+        UnreadableCheckpointError: In all processes, if one of them cannot read a file.
+    """
     processes, process = jax.process_count(), jax.process_index()
-    damage = find_damage(checkpoint, lambda name: zlib.crc32(name.encode()) % processes == process)
-    if processes == 1:
-        return damage
-    wait_for_processes("the choice of a checkpoint")
-    found = multihost_utils.process_allgather(np.array(damage is not None))
-    return damage or (f"damaged, as process {int(np.argmax(found))} reports" if np.any(found) else None)
+    damage, unreadable = None, ""
+    try:
+        damage = find_damage(checkpoint, lambda name: zlib.crc32(name.encode()) % processes == process)
+    except UnreadableCheckpointError as error:
+        unreadable = str(error)
+    return _agree_on_damage("the choice of a checkpoint", damage or "", unreadable)
+
+
+def _agree_on_damage(phase: str, damage: str, unreadable: str) -> str | None:
+    """What this process has found damaged or, if it has found nothing, another one; None if no process has.
+
+    Raises:
+        UnreadableCheckpointError: In all processes, if one of them says that it could not read something.
+    """
+    said = {who: json.loads(text) for who, text in exchange_texts(phase, json.dumps([damage, unreadable])).items()}
+    for who, (_, reason) in sorted(said.items()):
+        if reason:
+            raise UnreadableCheckpointError(reason if len(said) == 1 else f"process {who}: {reason}")
+    found = [(who, reason) for who, (reason, _) in sorted(said.items()) if reason]
+    if not found or damage:
+        return damage or None
+    who, reason = found[0]
+    return f"{reason} (as process {who} reports)"

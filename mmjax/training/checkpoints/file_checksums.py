@@ -5,22 +5,34 @@ The checksum is CRC-32 of zlib: every change of up to 32 neighbouring bits is fo
 """
 
 import concurrent.futures
+import errno
 import json
+import os
 import pathlib
+import stat
 import zlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from configs.errors import UserError
+from configs.errors import STORAGE_FAILED, UserError
 from configs.strict_json import read_json_file
 
 FILE_LIST = "files.json"
 """File of a checkpoint with the size and checksum of every other file, by path, and a checksum of this list."""
 
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of the system for a file that is not there; all others say nothing of what is in it."""
+
 _Result = TypeVar("_Result")
 _THREADS = 8
 _SHOWN = 100  # characters of a file's name in a message
 _CHUNK = 1 << 24  # bytes that a thread reads at once
+
+
+class UnreadableCheckpointError(UserError):
+    """A file of a checkpoint could not be read, which says nothing of whether it is whole."""
+
+    exit_code = STORAGE_FAILED
 
 
 class FileRecord(NamedTuple):
@@ -47,25 +59,33 @@ def find_damage(checkpoint: pathlib.Path, is_read: Callable[[str], bool] = lambd
     Args:
         checkpoint: Folder of the checkpoint.
         is_read: Whether the contents of a file are compared, by its path; sizes are compared of all.
+
+    Raises:
+        UnreadableCheckpointError: The system refuses to read a file that is there: permissions, or the storage failed.
     """
     try:
         records = read_file_records(checkpoint)
+    except UnreadableCheckpointError:
+        raise
     except UserError as error:
         return str(error)
     for name, record in records.items():
         file = checkpoint / name
         try:
-            if not file.is_file():
-                return f"damaged, {name} is missing"
-            size = file.stat().st_size
+            status = os.stat(file)
         except OSError as error:
-            return _unreadable(name, error)
+            if error.errno not in _ABSENT:
+                raise unreadable_file(file, error) from error
+            return f"damaged, {name[:_SHOWN]} is missing"
+        if not stat.S_ISREG(status.st_mode):
+            return f"damaged, {name} is no file"
+        size = status.st_size
         if size != record.size:
             return f"damaged, {name} has {size} of {record.size} bytes"
     names = [name for name in records if is_read(name)]
     for name, crc32 in zip(names, _in_parallel(_crc32_or_error, [checkpoint / name for name in names]), strict=True):
         if isinstance(crc32, OSError):
-            return _unreadable(name, crc32)
+            raise unreadable_file(checkpoint / name, crc32) from crc32
         if crc32 != records[name].crc32:
             return f"damaged, {name} is not as it was written (CRC-32 {crc32:08x}, written {records[name].crc32:08x})"
     return None
@@ -76,12 +96,15 @@ def read_file_records(checkpoint: pathlib.Path) -> dict[str, FileRecord]:
 
     Raises:
         UserError: There is none that is whole, or it names what is no file of a checkpoint; says what is wrong.
+        UnreadableCheckpointError: The system refuses to read it.
     """
     try:
         document = read_json_file(checkpoint / FILE_LIST)
         records = {name: FileRecord(*record) for name, record in document["files"].items()}
         list_is_whole = document["crc32"] == _list_crc32(records)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in _ABSENT:
+            raise unreadable_file(checkpoint / FILE_LIST, error.__cause__) from error
         raise UserError(f"half-written, it has no readable {FILE_LIST}") from error
     if not list_is_whole:
         raise UserError(f"damaged, {FILE_LIST} is not as it was written")
@@ -108,8 +131,12 @@ def _crc32_or_error(path: pathlib.Path) -> int | OSError:
         return error
 
 
-def _unreadable(name: str, error: OSError) -> str:
-    return f"damaged, {name[:_SHOWN]} cannot be read: {error.strerror}"
+def unreadable_file(path: pathlib.Path, error: OSError) -> UnreadableCheckpointError:
+    """The error for a file of a checkpoint that the system refuses to read."""
+    return UnreadableCheckpointError(
+        f"{path} cannot be read: {error.strerror}. That is no damage, so no older checkpoint is taken: let it be read, "
+        "or move the checkpoint to another folder to continue without it"
+    )
 
 
 def _in_parallel(function: Callable[[pathlib.Path], _Result], paths: Iterable[pathlib.Path]) -> list[_Result]:

@@ -51,6 +51,9 @@ class CheckpointManager:
         config: The model; checkpoints of another model are refused.
         retention: Which checkpoints are kept.
         remote: Gets a copy of each checkpoint, and has those that the directory lacks.
+
+    Attributes:
+        passed_over: Why `restore` took no other checkpoint: a line for each that is half-written or damaged.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class CheckpointManager:
     ) -> None:
         self._directory, self._config, self._retention = directory.absolute(), config, retention
         self._remote = remote
+        self.passed_over: tuple[str, ...] = ()
         self._scores: dict[int, float] = {}
         self._continued: int | None = None
         self._newest_saved: int | None = None
@@ -142,7 +146,7 @@ class CheckpointManager:
         return step, score
 
     def restore(self, engine: Engine, step: int | None = None) -> tuple[TrainState, dict[str, Any], int]:
-        """Restores the newest checkpoint that can be read, on the engine's plan.
+        """Restores the newest checkpoint that is whole, on the engine's plan.
 
         Checkpoints that are half-written or damaged are passed over with a warning that names the file. All processes
         call this together, and each compares the checksums of its share of the files. Parts that train now but did not
@@ -157,10 +161,13 @@ class CheckpointManager:
             The training state, the state on the host, and the number of steps done.
 
         Raises:
-            UserError: There is no checkpoint, none that can be read, or it is another model's or another optimizer's.
+            UserError: There is no checkpoint, none that is whole, or it is another model's or another optimizer's.
+            UnreadableCheckpointError: A file of the newest cannot be read, which is no reason to take an older one.
         """
         self.wait()
-        state, host_state, done = restore_state(self._directory, self._config, engine, step, self._remote)
+        state, host_state, done, self.passed_over = restore_state(
+            self._directory, self._config, engine, step, self._remote
+        )
         self._scores = {step: score for step, score in read_scores(self._directory).items() if step <= done}
         self._continued = self._newest_saved = self._newest_whole = done
         return state, host_state, done

@@ -8,6 +8,7 @@ from typing import Any
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
+from configs.training_choices import TRAINING_CHOICES
 
 _LOG = logging.getLogger(__name__)
 
@@ -15,7 +16,10 @@ KIND = "kind"
 """Key of the name of a configuration's class: two kinds of noise schedule may have the same fields."""
 
 LOSS = "loss"
-"""Field of a configuration that decides how a module trains and not what it is; a resumed run may change it."""
+"""Field of a configuration that is a function, which is stored as text."""
+
+CHOICES_OF_RUN = (*TRAINING_CHOICES, "dtype")
+"""Fields that decide how a module trains and not what its weights mean; a resumed run may change them."""
 
 
 def model_identity(config: ModelConfig) -> Any:
@@ -26,8 +30,8 @@ def model_identity(config: ModelConfig) -> Any:
 def check_same_model(path: pathlib.Path, stored: Any, config: ModelConfig) -> None:
     """Raises UserError, naming all that differs, if the identity stored with a checkpoint is another model's.
 
-    A field that an older version did not have counts as having its default. Another loss function is accepted, with a
-    warning.
+    A field that an older version did not have counts as having its default. Another loss, or another choice of how
+    the model trains (`CHOICES_OF_RUN`), is accepted with a warning.
     """
     stored_fields = _flat(json.loads(json.dumps(_with_defaults(stored, config))))
     fields = _flat(model_identity(config))
@@ -36,14 +40,14 @@ def check_same_model(path: pathlib.Path, stored: Any, config: ModelConfig) -> No
     def details(names: list[str]) -> str:
         return ", ".join(f"{name} is {stored_fields.get(name)!r} there, {fields.get(name)!r} here" for name in names)
 
-    losses = [name for name in differing if name.split(".")[-1] == LOSS]
-    if architecture := [name for name in differing if name not in losses]:
+    choices = [name for name in differing if name.split(".")[-1] in CHOICES_OF_RUN]
+    if architecture := [name for name in differing if name not in choices]:
         raise UserError(
             f"{path} is a checkpoint of another model: {details(architecture)}; "
             "use the configuration it was trained with, or another workdir"
         )
-    if losses:
-        _LOG.warning("%s was trained with another loss: %s", path, details(losses))
+    if choices:
+        _LOG.warning("%s was trained otherwise: %s", path, details(choices))
 
 
 def _to_document(value: Any) -> Any:

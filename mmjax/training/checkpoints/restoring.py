@@ -3,7 +3,7 @@
 import logging
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,15 +31,32 @@ from sharding.trees import Tree
 _LOG = logging.getLogger(__name__)
 
 
+class RestoredState(NamedTuple):
+    """What a checkpoint gives back.
+
+    Attributes:
+        state: The training state.
+        host_state: The state on the host.
+        step: The steps done.
+        passed_over: Why no other checkpoint was taken, a line each (`ChosenCheckpoint.passed_over`).
+    """
+
+    state: TrainState
+    host_state: dict[str, Any]
+    step: int
+    passed_over: tuple[str, ...]
+
+
 def restore_state(
     directory: pathlib.Path,
     config: ModelConfig,
     engine: Engine,
     step: int | None = None,
     remote: RemoteFolder | None = None,
-) -> tuple[TrainState, dict[str, Any], int]:
-    """The training state, the state on the host and the steps done; as `CheckpointManager.restore`."""
-    path = newest_whole_for_all(directory, step, remote)
+) -> RestoredState:
+    """As `CheckpointManager.restore`."""
+    chosen = newest_whole_for_all(directory, step, remote)
+    path = chosen.path
     about, ours, trained = ModelDocument.read(path), optimizer_algorithm(engine), trained_keys(engine)
     check_same_model(path, about.model, config)
     if about.optimizer != ours:
@@ -56,7 +73,8 @@ def restore_state(
     ):
         if names:
             _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
-    return state_from_arrays(engine, loaded), read_json_object(path / HOST_FILE), int(path.name)
+    host_state = read_json_object(path / HOST_FILE)
+    return RestoredState(state_from_arrays(engine, loaded), host_state, int(path.name), chosen.passed_over)
 
 
 def restore_parameters(
@@ -97,7 +115,7 @@ def layer_reader(
 
 def _parameters_of(directory: pathlib.Path, config: ModelConfig, step: int | None) -> pathlib.Path:
     """The newest checkpoint with whole parameters, or that of a step, of this model."""
-    path = newest_whole(directory, step, damage_of_parameters)
+    path = newest_whole(directory, step, damage_of_parameters).path
     check_same_model(path, ModelDocument.read(path).model, config)
     return path
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import shutil
 import signal
 
 import jax
@@ -148,11 +149,26 @@ def test_fit_of_the_python_interface_leaves_what_the_command_leaves(uninterrupte
     assert result.losses == losses[6] and evaluated == [6]
     run = open_run(tmp_path)
     assert (run.summary["steps"], run.starts[0]["step"], run.starts[0]["steps"]) == (6, 0, 6)
+    assert run.summary["resumed_from"] is None and run.summary["passed_over"] == []
     assert run.summary["best_checkpoint"] == {"step": 6, "accuracy": run.summary["accuracy"]}
     assert [(answer["step"], answer["kind"]) for answer in run.answers] == [(6, "answer")]
     told = words(parsed_page((tmp_path / "report.html").read_text()))
     assert "Finished after 6 steps." in told
     assert "Predicted from the analytic costs of the cluster cpu" in told and "Measured, step 5" in told
+
+
+def test_summary_and_page_say_what_a_run_resumed_from_and_why_not_from_a_newer_checkpoint(uninterrupted, tmp_path):
+    workdir, *_ = uninterrupted
+    copy = shutil.copytree(workdir, tmp_path / "copy")
+    (copy / "checkpoints" / "6" / "host.json").write_text("{")
+    config = dataclasses.replace(CONFIG, sample_questions=0, sample_images=0)
+    with mmjax.Trainer(config, PLAN, copy, resume=True) as trainer:
+        trainer.fit(Recorder())
+    run = open_run(copy)
+    (reason,) = run.summary["passed_over"]
+    assert run.summary["resumed_from"] == 3 and run.starts[-1]["passed_over"] == [reason]
+    assert "6 passed over: damaged, host.json has 1 of" in reason
+    assert f"resumed from step 3: {reason}" in words(parsed_page((copy / "report.html").read_text()))
 
 
 def test_fewer_steps_than_are_done_are_refused(uninterrupted):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.errors import UserError
 from mmjax.weights.folder import open_folder, parse_file_size, read_config_json, shard_tensors, write_checkpoint_folder
-from mmjax.weights.safetensors_file import TensorHeader
+from mmjax.weights.safetensors_file import TensorHeader, write_safetensors
 
 ARRAYS = {f"layer.{number}": np.full((4, 4), number, np.float32) for number in range(5)}
 DECLARED = {name: TensorHeader("F32", array.shape) for name, array in ARRAYS.items()}
@@ -83,6 +83,26 @@ def broken_copy(tmp_path):
     return tmp_path / "out"
 
 
+@pytest.mark.parametrize("index_first", [False, True])
+def test_a_single_file_beside_a_stale_index_counts_as_in_the_library_of_the_format(tmp_path, caplog, index_first):
+    path = broken_copy(tmp_path)
+    newer = {name: array + 100 for name, array in ARRAYS.items()}
+    write_safetensors(path / "model.safetensors", DECLARED, newer.items())
+    folder = open_folder(path, "model", index_first)
+    for name, array in (ARRAYS if index_first else newer).items():
+        np.testing.assert_array_equal(folder.read(name), array)
+    kept, left = ("model.safetensors.index.json", "model.safetensors")[:: 1 if index_first else -1]
+    assert f"{left} too, which is not read: {kept} counts" in caplog.text
+
+
+def test_a_stale_index_without_its_shards_hides_no_single_file(tmp_path):
+    path = broken_copy(tmp_path)
+    for shard in path.glob("model-*.safetensors"):
+        shard.unlink()
+    write_safetensors(path / "model.safetensors", DECLARED, ARRAYS.items())
+    assert set(open_folder(path, "model").tensors) == set(ARRAYS)
+
+
 def test_an_index_with_missing_shards_is_refused(tmp_path):
     path = broken_copy(tmp_path)
     (path / "model-00001-of-00003.safetensors").unlink()
@@ -102,6 +122,34 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UserError, match="weight_map"):
         open_folder(tmp_path, "model")
+
+
+@pytest.mark.parametrize(
+    "file", ["../other/model.safetensors", "/etc/model.safetensors", "", "a/../../b", 7, ["x"], "a\0b"]
+)
+def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path, file):
+    path = broken_copy(tmp_path)
+    index = path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())
+    places["weight_map"]["layer.0"] = file
+    index.write_text(json.dumps(places))
+    with pytest.raises(UserError, match="is no file of the folder"):
+        open_folder(path, "model")
+
+
+@pytest.mark.parametrize("weight_map", [["layer.0"], "model.safetensors", 3, None])
+def test_a_weight_map_that_is_no_object_is_refused(tmp_path, weight_map):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match="weight_map"):
+        open_folder(tmp_path, "model")
+
+
+def test_shards_may_be_links_out_of_the_folder_as_in_the_cache_of_the_hub(tmp_path):
+    path = broken_copy(tmp_path)
+    shard = path / "model-00001-of-00003.safetensors"
+    shard.rename(tmp_path / "blob")
+    shard.symlink_to(tmp_path / "blob")
+    assert set(open_folder(path, "model").tensors) == set(ARRAYS)
 
 
 def test_a_pickle_is_refused_with_the_reason(tmp_path):

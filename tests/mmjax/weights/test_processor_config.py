@@ -7,7 +7,9 @@ import pytest
 
 from configs.errors import UserError
 from mmjax.weights.folder import write_checkpoint_folder
-from mmjax.weights.published_checkpoint import open_checkpoint
+from mmjax.weights.initialization import parameter_initializer
+from mmjax.weights.published_checkpoint import as_model, checkpoint_matches, open_checkpoint
+from mmjax.weights.registry import read_architecture
 from mmjax.weights.safetensors_file import TensorHeader
 
 VISION = {
@@ -78,6 +80,11 @@ def test_files_that_agree_give_the_normalisation(where, opened):
 def test_pixels_that_are_not_normalised_are_in_the_unit_interval(opened):
     (encoder,) = opened(LLAVA, preprocessor_config={**IMAGES, "do_normalize": False}).encoders
     assert (encoder.pixel_mean, encoder.pixel_std) == ((-1.0,) * 3, (2.0,) * 3)
+
+
+def test_one_number_is_the_mean_of_all_channels_as_in_transformers(opened):
+    encoder = opened(LLAVA, preprocessor_config={**IMAGES, "image_mean": 0.5, "image_std": 0.5}).encoders[0]
+    assert (encoder.pixel_mean, encoder.pixel_std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def test_a_tower_alone_reads_images_of_other_sizes(opened):
@@ -158,6 +165,64 @@ def test_a_file_may_describe_images_and_sounds(opened):
 def test_frames_of_clips_may_have_another_size(opened):
     frames = {**IMAGES, "do_center_crop": None, "size": {"height": 32, "width": 32}}
     opened(LLAVA, preprocessor_config=IMAGES, video_preprocessor_config=frames)
+
+
+NEWEST_VIDEO = {
+    **{key: value for key, value in IMAGES.items() if "crop" not in key},
+    **{"video_processor_type": "Qwen3VLVideoProcessor", "size": {"shortest_edge": 131072, "longest_edge": 786432}},
+    **{"patch_size": 4, "merge_size": 1, "min_frames": 4, "max_frames": 768, "fps": 2, "do_sample_frames": True},
+    **{"cap_pixels_per_frame": True, "max_video_tokens": 768, "max_image_size": {"longest_edge": 1680000}},
+    **{"max_duration": 60, "return_metadata": False},
+}
+"""Keys as transformers 5.24 saves them."""
+
+
+@pytest.mark.parametrize("form", ["file", "section"])
+def test_keys_of_the_newest_video_processors_are_known(form, opened, caplog):
+    file = {"video_preprocessor_config": NEWEST_VIDEO, "preprocessor_config": IMAGES}
+    section = {"processor_config": {"image_processor": IMAGES, "video_processor": NEWEST_VIDEO}}
+    opened(LLAVA, **(file if form == "file" else section))
+    assert not caplog.messages
+
+
+def test_an_unknown_key_of_videos_is_a_warning_and_one_of_images_is_refused(opened, caplog):
+    opened(LLAVA, processor_config={"image_processor": IMAGES, "video_processor": {**NEWEST_VIDEO, "deblock": 3}})
+    assert caplog.messages == [
+        "video_processor of processor_config.json has keys that are not known, and may change video clips: deblock = 3"
+    ]
+    with pytest.raises(UserError, match="not known, and may change pixels: deblock = 3"):
+        opened(LLAVA, processor_config={"image_processor": {**IMAGES, "deblock": 3}})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rescale_factor": "1/255"},
+        {"size": {"height": "16", "width": "16"}, "do_center_crop": False},
+        {"size": {"height": ["16"], "width": 16}, "do_center_crop": False},
+        {"image_mean": [0.5, "0.5", None]},
+        {"image_mean": "0.5"},
+        {"patch_size": ["4"]},
+        {"image_seq_length": {"x": 1}},
+    ],
+)
+def test_values_of_another_type_are_refused_in_a_line(changed, opened):
+    with pytest.raises(UserError, match="preprocessor_config.json"):
+        opened(LLAVA, preprocessor_config={**IMAGES, **changed})
+
+
+def test_a_run_that_takes_the_decoder_alone_does_not_look_at_processors(tmp_path):
+    architecture, whole = read_architecture(LLAVA)
+    matches = checkpoint_matches(architecture, whole, whole)
+    shapes = {name: of for match in matches for name, of in zip(match.tensor_names, match.tensor_shapes, strict=True)}
+    arrays = ((name, np.zeros(shape, np.float32)) for name, shape in shapes.items())
+    texts = {"config.json": json.dumps(LLAVA), "preprocessor_config.json": json.dumps({**IMAGES, "deblock": 3})}
+    headers = {name: TensorHeader("F32", shape) for name, shape in shapes.items()}
+    write_checkpoint_folder(tmp_path / "llava", "model", headers, arrays, 10**9, texts)
+    parameter_initializer(as_model(whole.backbone), 0, (("backbone", str(tmp_path / "llava")),))
+    for part in ("vision", "vision_projector", "model"):
+        with pytest.raises(UserError, match="deblock = 3"):
+            parameter_initializer(whole, 0, ((part, str(tmp_path / "llava")),))
 
 
 def test_a_file_that_is_no_object_is_refused(opened):

@@ -1,5 +1,6 @@
 """Safetensors files: agreement with the format's own library, slices, and invalid files."""
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -99,6 +100,63 @@ def test_an_invalid_header_is_refused(tmp_path, header):
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"1234")
     with pytest.raises(UserError, match="bad.safetensors"):
         read_header(path)
+
+
+def entry(start: int, end: int, **others) -> dict:
+    return {"dtype": "F32", "shape": [(end - start) // 4], "data_offsets": [start, end], **others}
+
+
+DAMAGED = {
+    "overlapping tensors": ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "b overlaps a"),
+    "two tensors at one place": ({"a": entry(0, 8), "b": entry(0, 8)}, 8, "b overlaps a"),
+    "a hole between tensors": ({"a": entry(0, 8), "b": entry(12, 20)}, 20, "b leaves a hole"),
+    "a hole before the first": ({"a": entry(8, 16)}, 16, "a leaves a hole"),
+    "bytes behind the last": ({"a": entry(0, 8)}, 9, "1 bytes follow the last"),
+    "bytes without tensors": ({}, 4, "4 bytes follow the last"),
+    "an empty tensor within another": ({"a": entry(0, 8), "e": entry(4, 4)}, 8, "e overlaps a"),
+    "an end before the start": ({"a": entry(0, 4, data_offsets=[4, 0])}, 4, "before it starts"),
+    "metadata that are no texts": ({"__metadata__": {"x": 1}, "a": entry(0, 4)}, 4, "__metadata__"),
+    "an unknown type": ({"a": entry(0, 4, dtype="F99")}, 4, "F99"),
+}
+"""Header, bytes of tensors and message of files that the package `safetensors` refuses."""
+
+
+def write_raw(path: pathlib.Path, header: dict, size: int) -> pathlib.Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    return path
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_file_whose_tensors_do_not_cover_it_once_is_refused(tmp_path, name):
+    header, size, message = DAMAGED[name]
+    with pytest.raises(UserError, match=message):
+        read_header(write_raw(tmp_path / "x.safetensors", header, size))
+
+
+WHOLE = {
+    "tensors in another order than their bytes": ({"b": entry(8, 16), "a": entry(0, 8)}, 16),
+    "an empty tensor between two": ({"a": entry(0, 8), "e": entry(8, 8), "b": entry(8, 16)}, 16),
+    "no tensors": ({}, 0),
+    "a type that NumPy does not have": ({"a": entry(0, 4, dtype="F8_E8M0", shape=[4])}, 4),
+}
+"""Header and bytes of tensors of files that the package `safetensors` reads."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_whose_tensors_cover_it_once_is_read(tmp_path, name):
+    header, size = WHOLE[name]
+    assert set(read_header(write_raw(tmp_path / "x.safetensors", header, size))) == set(header)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", [*DAMAGED, *WHOLE])
+def test_the_safetensors_library_refuses_the_same_files(tmp_path, name):
+    library = pytest.importorskip("safetensors")
+    header, size, *refused = {**DAMAGED, **WHOLE}[name]
+    path = write_raw(tmp_path / "x.safetensors", header, size)
+    with pytest.raises(library.SafetensorError) if refused else contextlib.nullcontext():
+        library.safe_open(path, framework="np").__enter__()
 
 
 def test_an_existing_file_survives_a_failed_write(tmp_path):

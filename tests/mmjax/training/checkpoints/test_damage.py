@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.errors import UserError
-from mmjax.training.checkpoints.file_checksums import FILE_LIST, read_file_records
+from configs.errors import STORAGE_FAILED, UserError
+from mmjax.training.checkpoints.file_checksums import FILE_LIST, UnreadableCheckpointError, read_file_records
 from mmjax.training.checkpoints.json_files import HOST_FILE, MODEL_FILE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.checkpoints.score_file import SCORE_FILE, read_scores
@@ -106,16 +106,58 @@ def test_a_list_that_names_files_elsewhere_is_refused(checkpoint, tmp_path):
             restored(copy)
 
 
-def test_a_file_that_cannot_be_read_is_damage(checkpoint, tmp_path):
+REFUSED_BY_SYSTEM = "/proc/self/mem"
+"""A file of size 0 that the system opens, and refuses to read with an I/O error, also to root."""
+
+
+def with_unreadable_host_file(checkpoint: pathlib.Path) -> None:
+    """Gives a checkpoint a file that is as its list says, as far as anybody can see."""
+    (checkpoint / HOST_FILE).unlink()
+    (checkpoint / HOST_FILE).symlink_to(REFUSED_BY_SYSTEM)
+    records = {of: list(record) for of, record in read_file_records(checkpoint).items()} | {HOST_FILE: [0, 0]}
+    crc32 = zlib.crc32(json.dumps(records, sort_keys=True).encode())
+    (checkpoint / FILE_LIST).write_text(json.dumps({"files": records, "crc32": crc32}))
+
+
+def with_unreadable_list(checkpoint: pathlib.Path) -> None:
+    (checkpoint / FILE_LIST).unlink()
+    (checkpoint / FILE_LIST).symlink_to(REFUSED_BY_SYSTEM)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [(with_unreadable_host_file, HOST_FILE), (with_unreadable_list, FILE_LIST)],
+    ids=lambda of: str(of),
+)
+def test_a_newer_checkpoint_that_cannot_be_read_is_no_reason_to_take_an_older_one(checkpoint, tmp_path, spoil, name):
     copy = shutil.copytree(checkpoint[0], tmp_path / "copy")
-    (copy / "3" / HOST_FILE).unlink()
-    (copy / "3" / HOST_FILE).symlink_to("/proc/self/mem")  # has size 0, and the system refuses to read it
-    for name, reason in ((HOST_FILE, "Input/output error"), ("x" * 300, "File name too long")):
-        records = {name: [0, 0]}
-        crc32 = zlib.crc32(json.dumps(records, sort_keys=True).encode())
-        (copy / "3" / FILE_LIST).write_text(json.dumps({"files": records, "crc32": crc32}))
-        with pytest.raises(UserError, match=f"3 passed over: damaged, {name[:100]} cannot be read: {reason}"):
-            restored(copy)
+    newer = shutil.copytree(copy / "3", copy / "5")
+    spoil(newer)
+    with pytest.raises(UnreadableCheckpointError, match=f"5/{name} cannot be read: Input/output error") as error:
+        restored(copy)
+    assert error.value.exit_code == STORAGE_FAILED and "move the checkpoint to another folder" in str(error.value)
+    newer.rename(tmp_path / "elsewhere")
+    assert restored(copy)[2] == 3
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.parametrize("name", [HOST_FILE, FILE_LIST, "."])
+def test_a_file_without_permission_to_read_is_named(checkpoint, tmp_path, name):
+    copy = shutil.copytree(checkpoint[0], tmp_path / "copy")
+    (copy / "3" / name).chmod(0)
+    with pytest.raises(UnreadableCheckpointError, match="cannot be read: Permission denied"):
+        restored(copy)
+    (copy / "3" / name).chmod(0o700)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("x" * 300, "is missing"), ("parameters", "is no file")])
+def test_a_list_that_names_what_can_be_no_file_is_damage(checkpoint, tmp_path, name, reason):
+    copy = shutil.copytree(checkpoint[0], tmp_path / "copy")
+    records = {name: [0, 0]}
+    crc32 = zlib.crc32(json.dumps(records, sort_keys=True).encode())
+    (copy / "3" / FILE_LIST).write_text(json.dumps({"files": records, "crc32": crc32}))
+    with pytest.raises(UserError, match=f"3 passed over: damaged, {name[:100]} {reason}"):
+        restored(copy)
 
 
 @pytest.mark.parametrize("content", [*HOSTILE, b'{"accuracy": {"x": 1}}', b'{"accuracy": {"3": "best"}}'])

@@ -107,8 +107,22 @@ def test_another_loss_is_the_same_model_and_is_reported(caplog):
     check_same_model(PATH, without(model_identity(tiny_model()), "backbone", "loss"), tiny_model(loss=cross_entropy))
     check_same_model(PATH, stored, tiny_model(loss=Halved(0.25)))
     assert caplog.messages == [
-        f"{PATH} was trained with another loss: backbone.loss is {there} there, {here} here"
+        f"{PATH} was trained otherwise: backbone.loss is {there} there, {here} here"
         for there, here in (("None", "'cross_entropy'"), ("'Halved(factor=0.5)'", "'Halved(factor=0.25)'"))
     ]
     with pytest.raises(UserError, match="checkpoint of another model: backbone.ffn is 24 there, 32 here; use"):
         check_same_model(PATH, stored, tiny_model(ffn=32))
+
+
+def test_how_a_model_trains_is_no_other_model_and_is_reported(caplog):
+    experts = ExpertsConfig(count=4, top_k=2, ffn=8)
+    config = tiny_model(experts=experts)
+    other = tiny_model(experts=dataclasses.replace(experts, balance_weight=0.0))
+    (generator,) = other.generators
+    other = dataclasses.replace(
+        other, generators=(dataclasses.replace(generator, condition_dropout=0.5),), dtype="bfloat16"
+    )
+    check_same_model(PATH, model_identity(config), other)
+    (said,) = caplog.messages
+    assert "trained otherwise: backbone.experts.balance_weight is 0.01 there, 0.0 here" in said
+    assert "condition_dropout is 0.0 there, 0.5 here" in said and "dtype is 'float32' there, 'bfloat16' here" in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from configs.errors import STORAGE_FAILED, USAGE_ERROR, UserError
 from mmjax.training.checkpoints.discovery import SET_ASIDE, refuse_existing_checkpoints, saved_steps
-from mmjax.training.checkpoints.file_checksums import FILE_LIST
+from mmjax.training.checkpoints.file_checksums import FILE_LIST, UnreadableCheckpointError
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.checkpoints.remote_folder import SET_ASIDE_LIST, RemoteFolder, RemoteNotListedError
 from mmjax.training.checkpoints.retention import Retention, check_remote_folder
@@ -110,6 +110,16 @@ def test_the_newest_whole_one_of_both_is_taken(copies, caplog):
     ):
         assert re.search(said, caplog.text), said
     assert saved_steps(local) == [2, 4, 5] and not (local / SET_ASIDE).exists()
+
+
+def test_a_copy_that_cannot_be_fetched_is_no_reason_to_take_an_older_checkpoint(copies):
+    local, remote = copies
+    shutil.rmtree(local / "5")
+    (remote / "5" / "host.json").unlink()
+    (remote / "5" / "host.json").symlink_to("/proc/self/mem")  # the system refuses to read it
+    with pytest.raises(UnreadableCheckpointError, match=r"step 5 in .* cannot be fetched: .*Input/output error"):
+        resumed(local, remote)
+    assert saved_steps(local) == [2, 4]
 
 
 def test_a_damaged_checkpoint_is_replaced_by_its_copy(copies):

@@ -10,7 +10,11 @@ from typing import Any
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
-from mmjax.weights.published.decoders.shared.expert_rules import require_experts
+from mmjax.weights.published.decoders.shared.expert_rules import (
+    read_balance_weight,
+    require_experts,
+    write_balance_weight,
+)
 from mmjax.weights.published.decoders.shared.llama_like import (
     MLP,
     attention_rules,
@@ -76,7 +80,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
         biases=True,
         limit=float(values.get("swiglu_limit", 7.0)),
         up_offset=1.0,
-        balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
+        balance_weight=read_balance_weight(values),
     )
     return read_decoder(
         values,
@@ -101,7 +105,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.top_k,
         "swiglu_alpha": SWIGLU_ALPHA,
         "swiglu_limit": experts.limit,
-        "router_aux_loss_coef": experts.balance_weight,
+        **write_balance_weight(experts),
     }
     if config.rope_scaling is None:
         values["rope_scaling"] = {"rope_type": "default", "rope_theta": config.rope_base}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from mmjax.weights.published.decoders.shared.expert_rules import read_balance_weight, write_balance_weight
 from mmjax.weights.published.decoders.shared.llama4_attention import (
     llama4_attention_rules,
     read_llama4_attention,
@@ -35,7 +36,6 @@ DEFAULTS = {
     "num_local_experts": 16,
     "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 1,
-    "router_aux_loss_coef": 0.001,
 }
 ROUTER = RouterConfig(scores="sigmoid", normalise=False, weighted="inputs")
 
@@ -62,8 +62,6 @@ def _routed_rules() -> tuple[Rule, ...]:
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
     """Reads transformers' Llama4TextConfig; keys that a file leaves out are as in Llama 4 Scout."""
     values = {**DEFAULTS, **values}
-    if values.get("router_jitter_noise"):
-        raise ValueError(f"router_jitter_noise is {values['router_jitter_noise']!r}; only 0.0 can be computed")
     step, depth = values["interleave_moe_layer_step"], values["num_hidden_layers"]
     layers = values.get("moe_layers")
     layers = list(range(step - 1, depth, step)) if layers is None else sorted(layers)
@@ -76,7 +74,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
             router=ROUTER,
             shared_ffn=values["intermediate_size"],
             shared_gate=False,
-            balance_weight=float(values["router_aux_loss_coef"]),
+            balance_weight=read_balance_weight(values),
             **_places(layers),
         )
     dense = {**values, "intermediate_size": values["intermediate_size_mlp"]}
@@ -111,7 +109,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.top_k,
             "interleave_moe_layer_step": experts.interval,
-            "router_aux_loss_coef": experts.balance_weight,
+            **write_balance_weight(experts),
         }
     require_round_trip(config, read_config(values))
     return values

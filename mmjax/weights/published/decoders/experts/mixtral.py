@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig
-from mmjax.weights.published.decoders.shared.expert_rules import expert_rules, require_experts
+from mmjax.weights.published.decoders.shared.expert_rules import (
+    expert_rules,
+    read_balance_weight,
+    require_experts,
+    write_balance_weight,
+)
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
     NUMBERED_MLP_MATRICES,
@@ -38,7 +43,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
         count=values.get("num_local_experts", 8),
         top_k=values.get("num_experts_per_tok", 2),
         ffn=values["intermediate_size"],
-        balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
+        balance_weight=read_balance_weight(values),
     )
     return read_decoder({"rope_theta": 1e6, "rms_norm_eps": 1e-5, **values}, (), experts=experts)
 
@@ -52,7 +57,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "head_dim": config.head_width,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
-        "router_aux_loss_coef": experts.balance_weight,
+        **write_balance_weight(experts),
         "sliding_window": None,
     }
     require_round_trip(config, read_config(values), except_fields=("ffn",))

@@ -5,7 +5,12 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.decoders.dense.qwen2 import BIASES, require_full_attention
-from mmjax.weights.published.decoders.shared.expert_rules import expert_rules, require_experts
+from mmjax.weights.published.decoders.shared.expert_rules import (
+    expert_rules,
+    read_balance_weight,
+    require_experts,
+    write_balance_weight,
+)
 from mmjax.weights.published.decoders.shared.llama_like import (
     MLP,
     attention_rules,
@@ -43,7 +48,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
         shared_ffn=values["shared_expert_intermediate_size"],
         router=RouterConfig(normalise=bool(values.get("norm_topk_prob", False))),
         **read_sparse_layers(values),
-        balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
+        balance_weight=read_balance_weight(values),
     )
     return read_decoder(values, BIASES if values.get("qkv_bias", True) else (), experts=experts)
 
@@ -58,7 +63,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "num_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.normalise,
-        "router_aux_loss_coef": experts.balance_weight,
+        **write_balance_weight(experts),
         "qkv_bias": "query" in config.biases,
         **write_sparse_layers(experts),
         "use_sliding_window": False,

@@ -1,9 +1,15 @@
 """Rules of experts of which each has tensors of its own."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from configs.architectures import BackboneConfig, ExpertsConfig
 from mmjax.weights.published.decoders.shared.llama_like import MLP_MATRICES
 from mmjax.weights.published.rules import Rule, expand_numbers
 from mmjax.weights.published.tensor_layouts import Stacked
+
+DEFAULT_COEFFICIENT = 0.001
+"""That of files without one."""
 
 
 def require_experts(config: BackboneConfig) -> ExpertsConfig:
@@ -28,3 +34,14 @@ def expert_rules(
         Rule(expand_numbers(f"{experts}.{{expert}}.{tensor}.weight", "expert", count), f"blocks/mlp/{name}", Stacked())
         for tensor, name in matrices
     )
+
+
+def read_balance_weight(values: Mapping[str, Any]) -> float:
+    """The weight of the load-balancing loss, which transformers adds only if a file has `output_router_logits`."""
+    return float(values.get("router_aux_loss_coef", DEFAULT_COEFFICIENT)) if values.get("output_router_logits") else 0.0
+
+
+def write_balance_weight(experts: ExpertsConfig) -> dict[str, Any]:
+    """The keys that `read_balance_weight` reads."""
+    weight = experts.balance_weight
+    return {"router_aux_loss_coef": weight or DEFAULT_COEFFICIENT, "output_router_logits": weight > 0}

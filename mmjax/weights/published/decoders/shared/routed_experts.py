@@ -10,9 +10,6 @@ from mmjax.weights.published.decoders.shared.llama_like import MLP, gated_mlp_ru
 from mmjax.weights.published.rules import Rule
 from mmjax.weights.published.tensor_layouts import LINEAR
 
-AUXILIARY_WEIGHT = 0.0001
-"""Weight of the balancing loss in the paper; transformers has none."""
-
 REQUIRED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 """Keys of the authors' files, with the only values that can be computed."""
 
@@ -63,8 +60,9 @@ def read_experts(values: Mapping[str, Any], router: RouterConfig) -> ExpertsConf
         shared_ffn=ffn * values["n_shared_experts"],
         shared_gate=False,
         dense_layers=values["first_k_dense_replace"],
-        # The loss here is as many times theirs as a token has experts (`load_balancing_loss`).
-        balance_weight=round(values.get("aux_loss_alpha", AUXILIARY_WEIGHT) / top_k, DIGITS),
+        # The authors' loss; transformers has none. That here is as many times theirs as a token has experts
+        # (`load_balancing_loss`).
+        balance_weight=round((values.get("aux_loss_alpha") or 0.0) / top_k, DIGITS),
     )
 
 
