@@ -9,6 +9,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
+from configs.errors import INTERRUPTED
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
     from mmjax.planning.timed_plans import TimedPlans
     from mmjax.training.config import TrainConfig
+    from sharding.planners.policies.auto import PolicyResult
+    from sharding.planners.policies.policy_comparison import PolicyComparison
     from sharding.planners.problem import PlanningProblem
     from sharding.planners.tables.fixed_ranks import FixedRanks
 
@@ -71,13 +74,16 @@ def prepare(arguments: PlanArguments) -> cli.Work:
 def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
     from mmjax.planning.report import plan_document, print_comparison, report_console
-    from sharding.planners.policies.policy_comparison import compare_policies
 
     problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
-    comparison = compare_policies(problem, arguments.policy)
+    comparison = _compare(problem, arguments)
     document, chosen = plan_document(comparison) if arguments.json else {}, comparison.plan
     if not arguments.json:
         print_comparison(comparison, report_console())
+    if comparison.stopped:  # a plan that others might have beaten is not written
+        if arguments.json:
+            print(json.dumps(document))
+        return INTERRUPTED
     if arguments.timed_plans:
         timed = _time_plans(arguments, inputs.config, problem)
         chosen = timed.fastest.plan
@@ -89,6 +95,32 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
         if not arguments.json:
             print(f"Written to {arguments.output}")
     return 0
+
+
+def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyComparison":
+    """The comparison, with its progress; after Ctrl-C, of the policies that had a result."""
+    from configs.console import plain_console
+    from mmjax.training.metrics.activity import COMPARING, display_activity, progress_console
+    from sharding.planners.policies.policy_comparison import compare_policies, compared_policies, comparison_of
+
+    results: list[PolicyResult] = []
+    total = len(compared_policies(arguments.policy))
+    with display_activity(COMPARING, progress_console(plain_console(), arguments.json)) as show:
+
+        def add(result: "PolicyResult") -> None:
+            results.append(result)
+            show(min(len(results), total - 1), total)
+
+        show(0, total)
+        try:
+            comparison = compare_policies(problem, arguments.policy, add)
+            _ = comparison.on_fewer_devices
+        except KeyboardInterrupt:
+            if not any(result.simulated for result in results):
+                raise
+            return comparison_of(problem, results, stopped=True)
+        show(total, total)
+    return comparison
 
 
 def _on_these_devices(arguments: PlanArguments) -> "tuple[PlanArguments, ClusterConfig]":

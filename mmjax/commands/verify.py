@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from configs.errors import INTERRUPTED
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -103,16 +104,26 @@ def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool)
     finished: list[LayoutReport] = []
     with display_activity(VERIFYING, progress_console(console, as_json)) as show:
         show(0, total)
-        for report in reports:
-            finished.append(report)
-            if not as_json:
-                print_report(report, console)
-            show(len(finished), total)
-    ok = all(report.ok for report in finished)
+        stopped = False
+        try:
+            for report in reports:
+                finished.append(report)
+                if not as_json:
+                    print_report(report, console)
+                show(len(finished), total)
+        except KeyboardInterrupt:
+            if not finished:
+                raise
+            stopped = True
+    ok = all(report.ok for report in finished) and not stopped
     if as_json:
-        print(json.dumps({"ok": ok, "layouts": [report.to_json() for report in finished]}))
+        layouts = [report.to_json() for report in finished]
+        print(json.dumps({"ok": ok, "stopped": stopped, "layouts": layouts}))
     else:
         print_verdict(finished, console)
+    if stopped:
+        print(f"stopped: {len(finished)} of {total} layouts were compared", file=sys.stderr)
+        return INTERRUPTED
     return 0 if ok else 1
 
 

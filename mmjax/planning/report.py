@@ -55,6 +55,7 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "bound_seconds": bound if math.isfinite(bound) else None,
         "policies": [_entry(comparison, result) for result in comparison.results],
         "choice": comparison.choice.policy,
+        "stopped": comparison.stopped,
         "on_fewer_devices": [
             {**result.timeline.summary(), "plan": json.loads(result.plan.to_json())}
             for result in comparison.on_fewer_devices
@@ -100,6 +101,8 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     if comparison.on_fewer_devices:
         print_table(_fewer_devices(comparison), console)
     console.print(explain_choice(comparison), soft_wrap=True)
+    if comparison.stopped:
+        console.print(f"Stopped: only {len(results)} policies were compared.", soft_wrap=True)
 
 
 def report_table(title: str, *columns: str) -> Table:

@@ -25,6 +25,7 @@ class Activity:
     items: str
 
 
+COMPARING = Activity("comparing", "compared", "planning policies")
 COMPILING = Activity("compiling", "compiled", "programs")
 EVALUATING = Activity("evaluating", "evaluated", "batches")
 MEASURING = Activity("measuring", "measured", "shallow models")

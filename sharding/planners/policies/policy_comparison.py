@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sharding.frames import make_frame
@@ -44,12 +45,14 @@ class PolicyComparison:
         choice: The best of them (`best_result`).
         bound: Seconds of a step if every module had devices of its own, could be divided at will, and all rows were
             equal; infinite if there are too few devices for that. It does not bound a plan whose modules share devices.
+        stopped: Whether it was stopped before all policies were compared.
     """
 
     problem: PlanningProblem
     results: tuple[PolicyResult, ...]
     choice: PolicyResult
     bound: float
+    stopped: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -73,7 +76,7 @@ class PolicyComparison:
     @functools.cached_property
     def on_fewer_devices(self) -> tuple[SimulatedPlan, ...]:
         """The best plans on shares of the chosen plan's devices; none where `disaggregated` was not compared."""
-        if "disaggregated" not in {result.policy for result in self.results}:
+        if self.stopped or "disaggregated" not in {result.policy for result in self.results}:
             return ()
         return tuple(plans_on_fewer_devices(self.problem, self.plan.device_count))
 
@@ -114,20 +117,42 @@ class PolicyComparison:
         return join([table(columns, rows, caption, chosen), *notes, Html(html_fragment(self.timeline))])
 
 
-def compare_policies(problem: PlanningProblem, policy: str = AUTO) -> PolicyComparison:
+def compared_policies(policy: str) -> tuple[str, ...]:
+    """The names of the policies that are compared: one, or all."""
+    return tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
+
+
+def compare_policies(
+    problem: PlanningProblem, policy: str = AUTO, callback: Callable[[PolicyResult], None] = lambda result: None
+) -> PolicyComparison:
     """Plans a problem by one policy, or by all.
+
+    Args:
+        problem: The problem.
+        policy: Name of a policy, or `AUTO`.
+        callback: Called with the result of each policy as it comes.
 
     Raises:
         UserError: There is no such policy.
         PlanError: No policy has a plan that fits.
     """
-    names = tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
-    results = tuple(run_policy(problem, name) for name in names)
+    results = []
+    for name in compared_policies(policy):
+        results.append(run_policy(problem, name))
+        callback(results[-1])
+    return comparison_of(problem, results)
+
+
+def comparison_of(
+    problem: PlanningProblem, results: Sequence[PolicyResult], *, stopped: bool = False
+) -> PolicyComparison:
+    """The comparison of the results of policies; raises PlanError if none has a plan that fits."""
     return PolicyComparison(
         problem=problem,
-        results=results,
-        choice=best_result(problem, results),
+        results=tuple(results),
+        choice=best_result(problem, tuple(results)),
         bound=float(solve_relaxations(problem).seconds.min()),
+        stopped=stopped,
     )
 
 
