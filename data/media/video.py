@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise missing_extra("decoding video", "video", error) from error
 
-VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg")
+VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg", "gif")
 """FFmpeg's names of the containers that are read. Others stay disabled: playlists open further files and addresses."""
 
 _OpenVideo = tuple[av.container.InputContainer, av.video.stream.VideoStream]
@@ -192,6 +192,8 @@ def _open_video(media: Media) -> Iterator[_OpenVideo]:
             yield container, stream
     except BadSampleError:
         raise
+    except av.error.ArgumentError as error:  # what FFmpeg says of a format that is not allowed
+        raise BadSampleError(media.where, f"{error.strerror}; read are {', '.join(VIDEO_FORMATS)}") from error
     except av.error.FFmpegError as error:
         raise BadSampleError(media.where, error.strerror or type(error).__name__) from error
     # A damaged header leads to others: ValueError, MemoryError, OverflowError.

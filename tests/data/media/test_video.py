@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from data.errors import BadSampleError
 from data.media.video import read_frames, read_header
 from data.media.video_sampling import VideoHeader
 from data.records import Media
-from tests.clips import clip_file, copied, frame_number
+from tests.clips import STEP, clip_file, copied, frame_number
 
 
 def as_media(content):
@@ -196,6 +197,22 @@ def test_missing_frames_are_counted():
     assert frame_number(next(frames)) == 0
     with pytest.raises(BadSampleError, match="its frames end at 1.00 s where the header announces 12 frames of 2.00 s"):
         next(frames)
+
+
+@pytest.mark.parametrize("milliseconds, rate", [(100, 10.0), (500, 2.0)])
+def test_an_animation_is_a_clip(milliseconds, rate):
+    frames = [Image.new("RGB", (48, 32), (STEP * number,) * 3) for number in range(12)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
+    assert read_header(as_media(file.getvalue())) == VideoHeader(12, rate, 32, 48)
+    assert numbers_at(file.getvalue(), range(12)) == list(range(12))
+
+
+def test_the_refusal_of_another_format_names_those_that_are_read():
+    file = io.BytesIO()
+    Image.new("RGB", (48, 32)).save(file, "WEBP")
+    with pytest.raises(BadSampleError, match="Invalid argument; read are mov, mp4, matroska, webm, avi, .* gif"):
+        read_header(as_media(file.getvalue()))
 
 
 def test_files_without_video_are_refused(tmp_path):
