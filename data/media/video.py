@@ -114,8 +114,8 @@ class _FrameReader:
         if self._ahead is None and time >= self._end(self._shown):
             raise BadSampleError(
                 self._where,
-                f"its frames end at {self._end(self._shown):.2f} s where the header announces {self._header.frames} "
-                f"frames of {self._header.duration:.2f} s: the file is truncated",
+                f"its frames end at {self._end(self._shown):.2f} s where its packets end at "
+                f"{self._header.duration:.2f} s: the file is damaged",
             )
         return self._shown
 
@@ -204,8 +204,9 @@ def _open_video(media: Media) -> Iterator[_OpenVideo]:
 def _end(
     container: av.container.InputContainer, stream: av.video.stream.VideoStream, media: Media, rate: float
 ) -> float:
-    """Seconds at which the last frame of a clip ends; raises BadSampleError where the file ends before its header says.
+    """Seconds at which the last frame of a clip ends.
 
+    Raises BadSampleError where the packets of all streams end before the container's length, less a frame.
     The last packets are enough where a seek finds them; all packets are read in containers that announce no length,
     and before a file is said to be truncated.
     """
