@@ -100,7 +100,8 @@ class _FrameReader:
         self._reach = _SEEK_SECONDS  # jumps of less are decoded
         self._gap = 0.0  # seconds between the last two frames
         self._frames = self._decode()
-        self._shown = self._ahead = self._pull()  # the frame shown last, and the first one after it
+        self._ahead: av.VideoFrame | None = None  # the first frame after the one shown last
+        self._shown = self._ahead = self._pull()
         self._start = 0 if self._shown is None else _timestamp(self._shown, where)
 
     def frame_at(self, time: float) -> av.VideoFrame:
@@ -130,8 +131,11 @@ class _FrameReader:
             if time - back <= before:
                 break
             self._jump(time - back)
-            key_frame = next((frame for frame in self._frames if frame.key_frame), None)
-            if key_frame is not None and self._time(key_frame) <= time:
+            key_frame = self._pull()
+            while key_frame is not None and not key_frame.key_frame:
+                key_frame = self._pull()
+            is_timed = key_frame is not None and (key_frame.dts is not None or not self._is_avi)
+            if key_frame is not None and is_timed and self._time(key_frame) <= time:
                 if self._time(key_frame) <= before:  # no nearer than decoding would have been
                     self._reach = max(self._reach, 2 * (time - before))
                 self._ahead = key_frame
@@ -140,7 +144,7 @@ class _FrameReader:
         # Seeking finds no such frame, as in containers without an index: all frames are decoded, from the first.
         self._reach = float("inf")
         self._container, self._stream = self._open()
-        self._frames = self._decode()
+        self._frames, self._ahead = self._decode(), None
         self._shown = self._ahead = self._pull()
 
     def _jump(self, time: float) -> None:
@@ -158,8 +162,24 @@ class _FrameReader:
         if self._ahead is not None:
             self._gap = self._time(self._ahead) - self._time(self._shown)
 
+    @property
+    def _is_avi(self) -> bool:
+        return self._container.format.name == "avi"
+
     def _pull(self) -> av.VideoFrame | None:
-        return next(self._frames, None)
+        """Decodes the next frame.
+
+        AVI has no times but the order of its packets, which FFmpeg gives reordered frames as the times to show them.
+        There, a frame is as late as the packet that completed it, and frames that the decoder gives up at the end,
+        without a packet, follow one another.
+        """
+        frame = next(self._frames, None)
+        if frame is not None and self._is_avi:
+            if frame.dts is not None:
+                frame.pts = frame.dts
+            elif self._ahead is not None and self._ahead.pts is not None:
+                frame.pts = self._ahead.pts + (frame.duration or 1)
+        return frame
 
     @property
     def _time_base(self) -> float:

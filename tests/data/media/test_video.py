@@ -37,6 +37,7 @@ CONTAINERS = {
     "mpegts": {"kind": "mpegts"},
     "mov, mpeg4": {"kind": "mov", "codec": "mpeg4"},
     "avi": {"kind": "avi", "codec": "mpeg4"},
+    "avi, reordered frames": {"kind": "avi"},
 }
 
 
@@ -122,12 +123,19 @@ def test_frames_of_broadcast_rates_are_exact(rate):
     assert numbers_at(content, range(27)) == list(range(27))
 
 
-@pytest.mark.parametrize("kind", ["mp4", "matroska", "mpegts"])
+@pytest.mark.parametrize("kind", ["mp4", "matroska", "mpegts", "avi"])
 @pytest.mark.parametrize("jumps", [(0, 13, 27), (5, 6, 26), (25,), (7, 8, 9, 16, 24)])
 def test_seeking_finds_the_same_frames_as_decoding_everything(kind, jumps):
     content = clip_file(28, rate=1, kind=kind)  # frames a second apart, so that most jumps are seeks
     decoded = numbers_at(content, range(max(jumps) + 1))
     assert numbers_at(content, jumps) == [decoded[number] for number in jumps] == list(jumps)
+
+
+@pytest.mark.parametrize("frames", range(16, 28))
+def test_the_last_frames_of_an_avi_are_found_behind_any_key_frame(frames):
+    content = clip_file(frames, rate=1, kind="avi")
+    assert numbers_at(content, [0, frames - 2]) == [0, frames - 2]
+    assert numbers_at(content, [0, frames - 1]) == [0, frames - 1]
 
 
 gaps = st.lists(st.integers(20, 3000), min_size=3, max_size=12)
