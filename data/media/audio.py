@@ -130,7 +130,8 @@ def _open_audio(media: Media) -> Iterator[tuple[soundfile.SoundFile, int | None]
     except BadSampleError:
         raise
     except soundfile.LibsndfileError as error:
-        raise BadSampleError(media.where, error.error_string) from error
+        reason = error.error_string.rstrip(".")
+        raise BadSampleError(media.where, f"{reason}; read are {', '.join(AUDIO_FORMATS)}") from error
     # A damaged header leads to others: MemoryError, ValueError, a size that no C integer holds.
     except Exception as error:
         raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error

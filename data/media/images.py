@@ -3,11 +3,12 @@
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from data.errors import BadSampleError
 from data.media.patches import to_uint8
@@ -19,21 +20,29 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 MAX_PIXELS = 89_478_485
 """Pixels above which Pillow warns of a decompression bomb: 256 MiB of RGB."""
 
-# The transformation that undoes each EXIF orientation; 1 is upright.
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+# Pillow refuses a PNG with more than 1 MiB of inflated text or colour profile, of which only an orientation is used.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
+
+_UNKNOWN_RANGE = ("I", "F")  # modes
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B")  # that PNG holds as they are
+_BAND_PIXELS = 2**22  # converted at once
+
+# The stored image as a view of the upright one, for each EXIF orientation but 1, which is upright.
+_STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    2: lambda upright: upright[:, ::-1],
+    3: lambda upright: upright[::-1, ::-1],
+    4: lambda upright: upright[::-1],
+    5: lambda upright: upright.swapaxes(0, 1),
+    6: np.rot90,
+    7: lambda upright: upright.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda upright: np.rot90(upright, -1),
 }
 _SWAPS_SIDES = (5, 6, 7, 8)  # orientations in which height and width are exchanged
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')  # as Pillow looks for it
 
 
 def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
-    """Decodes an image as a viewer shows it: upright by its EXIF orientation, on white where it is transparent.
+    """Decodes an image as a viewer shows it: upright by its EXIF or XMP orientation, on white where it is transparent.
 
     Of an animation, the first frame. Of 16-bit grey levels, the upper 8 bits.
 
@@ -42,9 +51,17 @@ def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
             `MAX_PIXELS`, or has values of unknown range.
     """
     with _open_image(media) as image:
-        transpose = _UPRIGHT.get(_orientation(image))
-        rgb = _to_rgb(image)
-        return np.asarray(rgb if transpose is None else rgb.transpose(transpose))
+        orientation = 1 if image.format == "TIFF" else _orientation(image)  # Pillow applies a TIFF's on loading
+        image.load()
+        width, height = image.size
+        upright = np.empty((width, height, 3) if orientation in _SWAPS_SIDES else (height, width, 3), np.uint8)
+        stored = _STORED.get(orientation, lambda upright: upright)(upright)
+        # By bands, because Pillow's pixels and copies have four bytes each: 1.2 GB for the largest images.
+        rows = max(1, _BAND_PIXELS // width)
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            stored[top:bottom] = np.asarray(_to_rgb(image.crop((0, top, width, bottom)) if rows < height else image))
+        return upright
 
 
 def image_size(media: Media) -> tuple[int, int]:
@@ -65,13 +82,17 @@ def encode_image(image: np.ndarray | Image.Image) -> bytes:
         image: uint8[height, width, 3], uint8[height, width], or an image of Pillow.
 
     Raises:
-        ValueError: The array has another shape or dtype.
+        ValueError: The array has another shape or dtype, or the image a mode whose range is unknown.
     """
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or not image.size:
             raise ValueError(f"an image is uint8[height, width, 3] or [height, width], not {image.dtype}{image.shape}")
         image = Image.fromarray(image)
+    if image.mode in _UNKNOWN_RANGE:
+        raise ValueError(f"pixels of mode {image.mode} have no known range")
     upright = ImageOps.exif_transpose(image)
+    if upright.mode not in _PNG_MODES:
+        upright = _to_rgb(upright)
     file = io.BytesIO()
     # PPM is the pixels behind a short header; PNG has the other modes, which PPM lacks.
     upright.save(file, "PPM" if upright.mode in ("RGB", "L") else "PNG")
@@ -93,7 +114,7 @@ def _open_image(media: Media) -> Iterator[Image.Image]:
                 raise BadSampleError(media.where, f"{height}x{width} pixels")
             if width * height > MAX_PIXELS:
                 raise BadSampleError(media.where, f"{height}x{width} pixels are more than {MAX_PIXELS}")
-            if image.mode in ("I", "F"):
+            if image.mode in _UNKNOWN_RANGE:
                 raise BadSampleError(media.where, f"pixels of mode {image.mode} have no known range")
             yield image
     except BadSampleError:
@@ -106,26 +127,40 @@ def _open_image(media: Media) -> Iterator[Image.Image]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 where the header has none or an invalid one.
+    """Orientation by which the header's size is to be turned, 1 to 8; 1 where there is none or an invalid one.
 
-    `Image.getexif` is not used because it decodes the pixels of a PNG to read what follows them. Pillow itself applies
-    the orientation of a TIFF, to its size too.
+    EXIF's, or else XMP's, as in `Image.getexif`, which is not used because it decodes the pixels of a PNG to read what
+    follows them. Of a TIFF, Pillow applies EXIF's to the size already.
     """
-    if image.format == "TIFF" or "exif" not in image.info:
-        return 1
-    exif = Image.Exif()
+    if image.format == "TIFF":
+        found = 1 if ExifTags.Base.Orientation in getattr(image, "tag_v2", {}) else None
+    else:
+        found = _exif_orientation(image)
+    xmp = image.info.get("xmp")
+    if found is None and isinstance(xmp, bytes) and (match := _XMP_ORIENTATION.search(xmp)):
+        found = int(match[1])
+    return found if found in _STORED else 1
+
+
+def _exif_orientation(image: Image.Image) -> int | None:
+    """Orientation of the EXIF block, also of one that ImageMagick wrote as text; None without one."""
+    exif, text = Image.Exif(), image.info.get("Raw profile type exif")
     try:
-        exif.load(image.info["exif"])
-        orientation = exif.get(ExifTags.Base.Orientation, 1)
+        exif.load(bytes.fromhex("".join(text.split("\n")[3:])) if text else image.info.get("exif", b""))
+        return exif.get(ExifTags.Base.Orientation)
     except Exception:  # viewers show an image with a damaged EXIF block as it is stored
-        return 1
-    return orientation if orientation in _UPRIGHT else 1
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         # Pillow's own conversion clips at 255.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image  # `convert` would copy it
+    if image.mode == "LAB":
+        lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        return ImageCms.profileToProfile(image, lab, rgb, outputMode="RGB") or image
     if not image.has_transparency_data:
         return image.convert("RGB")
     layer = image.convert("RGBA")

@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise missing_extra("decoding video", "video", error) from error
 
-VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg")
+VIDEO_FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg", "gif")
 """FFmpeg's names of the containers that are read. Others stay disabled: playlists open further files and addresses."""
 
 _OpenVideo = tuple[av.container.InputContainer, av.video.stream.VideoStream]
@@ -100,7 +100,8 @@ class _FrameReader:
         self._reach = _SEEK_SECONDS  # jumps of less are decoded
         self._gap = 0.0  # seconds between the last two frames
         self._frames = self._decode()
-        self._shown = self._ahead = self._pull()  # the frame shown last, and the first one after it
+        self._ahead: av.VideoFrame | None = None  # the first frame after the one shown last
+        self._shown = self._ahead = self._pull()
         self._start = 0 if self._shown is None else _timestamp(self._shown, where)
 
     def frame_at(self, time: float) -> av.VideoFrame:
@@ -114,8 +115,8 @@ class _FrameReader:
         if self._ahead is None and time >= self._end(self._shown):
             raise BadSampleError(
                 self._where,
-                f"its frames end at {self._end(self._shown):.2f} s where the header announces {self._header.frames} "
-                f"frames of {self._header.duration:.2f} s: the file is truncated",
+                f"its frames end at {self._end(self._shown):.2f} s where its packets end at "
+                f"{self._header.duration:.2f} s: the file is damaged",
             )
         return self._shown
 
@@ -130,8 +131,11 @@ class _FrameReader:
             if time - back <= before:
                 break
             self._jump(time - back)
-            key_frame = next((frame for frame in self._frames if frame.key_frame), None)
-            if key_frame is not None and self._time(key_frame) <= time:
+            key_frame = self._pull()
+            while key_frame is not None and not key_frame.key_frame:
+                key_frame = self._pull()
+            is_timed = key_frame is not None and (key_frame.dts is not None or not self._is_avi)
+            if key_frame is not None and is_timed and self._time(key_frame) <= time:
                 if self._time(key_frame) <= before:  # no nearer than decoding would have been
                     self._reach = max(self._reach, 2 * (time - before))
                 self._ahead = key_frame
@@ -140,7 +144,7 @@ class _FrameReader:
         # Seeking finds no such frame, as in containers without an index: all frames are decoded, from the first.
         self._reach = float("inf")
         self._container, self._stream = self._open()
-        self._frames = self._decode()
+        self._frames, self._ahead = self._decode(), None
         self._shown = self._ahead = self._pull()
 
     def _jump(self, time: float) -> None:
@@ -158,8 +162,24 @@ class _FrameReader:
         if self._ahead is not None:
             self._gap = self._time(self._ahead) - self._time(self._shown)
 
+    @property
+    def _is_avi(self) -> bool:
+        return self._container.format.name == "avi"
+
     def _pull(self) -> av.VideoFrame | None:
-        return next(self._frames, None)
+        """Decodes the next frame.
+
+        AVI has no times but the order of its packets, which FFmpeg gives reordered frames as the times to show them.
+        There, a frame is as late as the packet that completed it, and frames that the decoder gives up at the end,
+        without a packet, follow one another.
+        """
+        frame = next(self._frames, None)
+        if frame is not None and self._is_avi:
+            if frame.dts is not None:
+                frame.pts = frame.dts
+            elif self._ahead is not None and self._ahead.pts is not None:
+                frame.pts = self._ahead.pts + (frame.duration or 1)
+        return frame
 
     @property
     def _time_base(self) -> float:
@@ -192,6 +212,8 @@ def _open_video(media: Media) -> Iterator[_OpenVideo]:
             yield container, stream
     except BadSampleError:
         raise
+    except av.error.ArgumentError as error:  # what FFmpeg says of a format that is not allowed
+        raise BadSampleError(media.where, f"{error.strerror}; read are {', '.join(VIDEO_FORMATS)}") from error
     except av.error.FFmpegError as error:
         raise BadSampleError(media.where, error.strerror or type(error).__name__) from error
     # A damaged header leads to others: ValueError, MemoryError, OverflowError.
@@ -202,8 +224,9 @@ def _open_video(media: Media) -> Iterator[_OpenVideo]:
 def _end(
     container: av.container.InputContainer, stream: av.video.stream.VideoStream, media: Media, rate: float
 ) -> float:
-    """Seconds at which the last frame of a clip ends; raises BadSampleError where the file ends before its header says.
+    """Seconds at which the last frame of a clip ends.
 
+    Raises BadSampleError where the packets of all streams end before the container's length, less a frame.
     The last packets are enough where a seek finds them; all packets are read in containers that announce no length,
     and before a file is said to be truncated.
     """

@@ -17,7 +17,7 @@ class VideoHeader:
     """What is known of a clip before it is decoded.
 
     Attributes:
-        frames: Number of frames, as announced or from the duration and the rate.
+        frames: Number of frames from the first to the end of the last one that is shown, at the average rate.
         rate: Frames per second on average.
         height: Height in pixels, upright.
         width: Width in pixels, upright.

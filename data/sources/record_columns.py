@@ -116,8 +116,14 @@ class RecordColumns:
 
 
 def _cells(cell: Any) -> list[Any]:
-    """The media of a cell, which may be a list of them, or empty."""
-    return cell if isinstance(cell, list) else [] if cell is None else [cell]
+    """The media of a cell, which may be a list of them, or null."""
+    cells = cell if isinstance(cell, list) else [cell]
+    return [each for each in cells if not _is_null(each)]
+
+
+def _is_null(cell: object) -> bool:
+    """Whether there is no medium: the cell is null, or a struct whose fields are."""
+    return cell is None or (isinstance(cell, Mapping) and cell.get("path") is None and cell.get("bytes") is None)
 
 
 def _medium(where: str, key: str, folder: str, cell: object) -> Media:

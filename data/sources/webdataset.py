@@ -15,7 +15,12 @@ from data.sources.parsing import decode_utf8, parse_json, require_text
 from data.sources.paths import find_files
 from data.sources.tar_index import TarIndex, TarMember, index_tar
 
-_SUFFIXES = {"image": ("jpg", "jpeg", "png", "webp"), "audio": ("wav", "flac"), "video": ("mp4", "webm", "mkv", "mov")}
+# Of the formats that are decoded (`data.media`), for each kind of media.
+_SUFFIXES = {
+    "image": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "jp2"),
+    "audio": ("wav", "flac", "mp3", "ogg", "oga", "opus"),
+    "video": ("mp4", "webm", "mkv", "mov", "m4v", "avi", "mpg", "mpeg", "ts", "flv", "ogv", "gif"),
+}
 _TEXT, _JSON = "txt", "json"
 _SCAN_THREADS = 8  # they mostly wait for the file system
 
@@ -33,9 +38,10 @@ class _ShardSample:
 class WebDataset:
     """Pairs of an image, an audio clip or a video clip and its text from tar shards.
 
-    A sample is the members of one key, `000012.jpg`, `000012.txt`, `000012.json`: a medium (jpg, jpeg, png, webp; wav,
-    flac; mp4, webm, mkv, mov) and a text, which is the txt or, without one, the caption in the json. Other members are
-    skipped, and so are names without a key, such as `.DS_Store`. The members of a sample need not be adjacent.
+    A sample is the members of one key, `000012.jpg`, `000012.txt`, `000012.json`: a medium (jpg, jpeg, png, webp, gif,
+    bmp, tif, tiff, ppm, pgm, jp2; wav, flac, mp3, ogg, oga, opus; mp4, webm, mkv, mov, m4v, avi, mpg, mpeg, ts, flv,
+    ogv, gif) and a text, which is the txt or, without one, the caption in the json. Other members are skipped, and so
+    are names without a key, such as `.DS_Store`. The members of a sample need not be adjacent.
 
     Of a truncated tar, complete samples are used, and the truncated one is an unreadable sample.
 

@@ -118,7 +118,10 @@ def flac_announcing(samples, seconds=0.1):
         (encoded(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "AIFF", "PCM_16"), "AIFF is none of WAV"),
         (flac_announcing(MAX_SAMPLES + 1), f"{MAX_SAMPLES + 1} samples are more than"),
         (Media(where="empty"), "Format not recognised"),
-        (Media(where="words", content=b"not a sound" * 20), "Format not recognised"),
+        (
+            Media(where="words", content=b"not a sound" * 20),
+            "Format not recognised; read are WAV, WAVEX",
+        ),
         (Media.from_file("/nowhere/a.wav"), "No such file"),
     ],
     ids=["slow", "fast", "no sample", "AIFF", "long", "empty", "words", "missing"],
@@ -215,6 +218,19 @@ def test_an_mp3_without_a_length_is_decoded_as_ffmpeg_does():
     np.testing.assert_allclose(read_both(media), expected, atol=1e-6)
     tagged = Media(where="ID3v1", content=media.content + b"TAG" + b"x" * 125)
     np.testing.assert_array_equal(read_both(tagged), read_both(media))
+
+
+@pytest.mark.parametrize("reader", [read_audio, audio_length])
+def test_the_refusal_of_m4a_names_the_formats_that_are_read(reader):
+    file = io.BytesIO()
+    with av.open(file, "w", format="ipod") as container:
+        stream = container.add_stream("aac", rate=SAMPLE_RATE)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = SAMPLE_RATE
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    with pytest.raises(BadSampleError, match=r"a\.m4a cannot be read .*read are WAV, WAVEX, FLAC, OGG, MP3"):
+        reader(Media("a.m4a", content=file.getvalue()))
 
 
 def test_an_mp3_with_fewer_frames_than_its_info_tag_says_is_refused():

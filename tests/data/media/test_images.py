@@ -1,15 +1,19 @@
 import functools
 import io
+import math
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin, TiffTags
 
 from data.errors import BadSampleError
+from data.media import images
 from data.media.images import MAX_PIXELS, image_size, read_image, save_image
 from data.media.patches import to_unit_range
 from data.records import Media
@@ -118,6 +122,109 @@ def test_exif_orientations_are_undone(form, orientation):
     exif[0x0112] = orientation
     media = encoded(Image.fromarray(np.ascontiguousarray(stored)), form, exif=exif, **options)
     np.testing.assert_array_equal(read_both(media), upright)
+
+
+def test_the_refusal_of_avif_names_the_formats_that_are_read():
+    with pytest.raises(BadSampleError, match="no complete header of JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, JPEG2000"):
+        read_both(encoded(Image.fromarray(noise(8, 8)), "AVIF"))
+
+
+XMP_FORMS = {
+    "attribute": '<x:xmpmeta><rdf:Description tiff:Orientation="{}"/></x:xmpmeta>',
+    "element": "<x:xmpmeta><tiff:Orientation>{}</tiff:Orientation></x:xmpmeta>",
+}
+
+
+def with_xmp(pixels, form, xmp, **options):
+    """An image whose orientation, if it has one, is that of its XMP packet."""
+    if form == "PNG":
+        text = PngImagePlugin.PngInfo()
+        text.add_itxt("XML:com.adobe.xmp", xmp)
+        options |= {"pnginfo": text}
+    elif form == "TIFF":
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[700], tags.tagtype[700] = xmp.encode(), TiffTags.BYTE
+        for tag, value in options.pop("exif", {}).items():  # Pillow writes one or the other
+            tags[tag] = value
+        options |= {"tiffinfo": tags}
+    else:
+        options |= {"xmp": xmp.encode()}
+    return encoded(Image.fromarray(pixels), form, **options)
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "WEBP", "JPEG"])
+@pytest.mark.parametrize("written", XMP_FORMS.values(), ids=XMP_FORMS)
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7, 9])
+def test_orientations_in_xmp_alone_are_undone_as_pillow_does(form, written, orientation):
+    options = {"lossless": True} if form == "WEBP" else {}
+    media = with_xmp(noise(16, 24), form, written.format(orientation), **options)
+    with Image.open(io.BytesIO(media.content)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    assert expected.shape == ((24, 16, 3) if orientation in (6, 7) else (16, 24, 3))
+    np.testing.assert_array_equal(read_both(media), expected)
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG"])
+def test_an_orientation_in_exif_precedes_one_in_xmp(form):
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    media = with_xmp(noise(16, 24), form, XMP_FORMS["attribute"].format(6), exif=exif)
+    with Image.open(io.BytesIO(media.content)) as image:
+        np.testing.assert_array_equal(read_both(media), np.asarray(ImageOps.exif_transpose(image)))
+    assert read_image(media).shape == (16, 24, 3)
+
+
+def test_an_exif_block_that_imagemagick_wrote_as_text_is_read():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    block = exif.tobytes()
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", f"\nexif\n{len(block):8}\n{block.hex()}\n", zip=True)
+    media = encoded(Image.fromarray(noise(3, 5)), "PNG", pnginfo=text)
+    np.testing.assert_array_equal(read_both(media), np.rot90(noise(3, 5), -1))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("international", [False, True])
+def test_a_png_may_hold_megabytes_of_text(zipped, international):
+    text = PngImagePlugin.PngInfo()
+    add = text.add_itxt if international else text.add_text
+    add("workflow", "a node " * 600_000, zip=zipped)
+    media = encoded(Image.fromarray(noise(3, 5)), "PNG", pnginfo=text)
+    np.testing.assert_array_equal(read_both(media), noise(3, 5))
+
+
+def test_a_png_may_hold_a_colour_profile_of_megabytes():
+    media = encoded(Image.fromarray(noise(3, 5)), "PNG", icc_profile=noise(1000, 700).tobytes())
+    np.testing.assert_array_equal(read_both(media), noise(3, 5))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_bands_of_a_large_image_join_seamlessly(mode, orientation, monkeypatch):
+    grey = Image.fromarray(np.arange(15, dtype=np.uint16).reshape(3, 5) * 4000)
+    image = grey if mode == "I;16" else Image.fromarray(noise(3, 5)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    media = encoded(image, "PNG", exif=exif)
+    whole = read_both(media)
+    monkeypatch.setattr(images, "_BAND_PIXELS", 10)  # two rows of three
+    np.testing.assert_array_equal(read_both(media), whole)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_the_largest_image_takes_its_pixels_and_the_result_in_memory(mode, tmp_path):
+    side = math.isqrt(MAX_PIXELS)
+    Image.new(mode, (side, side), 1).save(tmp_path / "flat.png")
+    program = (
+        "import resource; from data.media.images import read_image; from data.records import Media\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"read_image(Media.from_file({str(tmp_path / 'flat.png')!r}))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert 1024 * int(output) < 1.1 * 7 * MAX_PIXELS  # four bytes a pixel in Pillow, three in the result
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 300])

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from data.errors import BadSampleError
 from data.media.video import read_frames, read_header
 from data.media.video_sampling import VideoHeader
 from data.records import Media
-from tests.clips import clip_file, copied, frame_number
+from tests.clips import STEP, clip_file, copied, frame_number
 
 
 def as_media(content):
@@ -36,6 +37,7 @@ CONTAINERS = {
     "mpegts": {"kind": "mpegts"},
     "mov, mpeg4": {"kind": "mov", "codec": "mpeg4"},
     "avi": {"kind": "avi", "codec": "mpeg4"},
+    "avi, reordered frames": {"kind": "avi"},
 }
 
 
@@ -121,12 +123,19 @@ def test_frames_of_broadcast_rates_are_exact(rate):
     assert numbers_at(content, range(27)) == list(range(27))
 
 
-@pytest.mark.parametrize("kind", ["mp4", "matroska", "mpegts"])
+@pytest.mark.parametrize("kind", ["mp4", "matroska", "mpegts", "avi"])
 @pytest.mark.parametrize("jumps", [(0, 13, 27), (5, 6, 26), (25,), (7, 8, 9, 16, 24)])
 def test_seeking_finds_the_same_frames_as_decoding_everything(kind, jumps):
     content = clip_file(28, rate=1, kind=kind)  # frames a second apart, so that most jumps are seeks
     decoded = numbers_at(content, range(max(jumps) + 1))
     assert numbers_at(content, jumps) == [decoded[number] for number in jumps] == list(jumps)
+
+
+@pytest.mark.parametrize("frames", range(16, 28))
+def test_the_last_frames_of_an_avi_are_found_behind_any_key_frame(frames):
+    content = clip_file(frames, rate=1, kind="avi")
+    assert numbers_at(content, [0, frames - 2]) == [0, frames - 2]
+    assert numbers_at(content, [0, frames - 1]) == [0, frames - 1]
 
 
 gaps = st.lists(st.integers(20, 3000), min_size=3, max_size=12)
@@ -194,8 +203,24 @@ def test_missing_frames_are_counted():
     header = VideoHeader(12, 6.0, 32, 48)
     frames = read_frames(media, header, [0.1, 1.9])
     assert frame_number(next(frames)) == 0
-    with pytest.raises(BadSampleError, match="its frames end at 1.00 s where the header announces 12 frames of 2.00 s"):
+    with pytest.raises(BadSampleError, match="its frames end at 1.00 s where its packets end at 2.00 s: the file is"):
         next(frames)
+
+
+@pytest.mark.parametrize("milliseconds, rate", [(100, 10.0), (500, 2.0)])
+def test_an_animation_is_a_clip(milliseconds, rate):
+    frames = [Image.new("RGB", (48, 32), (STEP * number,) * 3) for number in range(12)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
+    assert read_header(as_media(file.getvalue())) == VideoHeader(12, rate, 32, 48)
+    assert numbers_at(file.getvalue(), range(12)) == list(range(12))
+
+
+def test_the_refusal_of_another_format_names_those_that_are_read():
+    file = io.BytesIO()
+    Image.new("RGB", (48, 32)).save(file, "WEBP")
+    with pytest.raises(BadSampleError, match="Invalid argument; read are mov, mp4, matroska, webm, avi, .* gif"):
+        read_header(as_media(file.getvalue()))
 
 
 def test_files_without_video_are_refused(tmp_path):

@@ -103,6 +103,20 @@ def test_conversations(tmp_path):
         assert told(source[0]) == [("user", ["Who?"]), ("assistant", ["I."])]
 
 
+def test_a_struct_whose_fields_are_null_is_no_picture(tmp_path):
+    nothing, picture = {"bytes": None, "path": None}, pictures(1)[0][0]
+    rows = ([nothing, picture, None], MEDIUM)
+    path = write(tmp_path / "a.parquet", image=rows, question=["?"] * 3, answer=["a"] * 3, text=["a"] * 3)
+    asked = [told(row)[0][1] for row in map(ParquetTable(path, task="answer", image="image").__getitem__, range(3))]
+    assert asked == [["?"], ["<ImagePart>", "?"], ["?"]]
+    with pytest.raises(BadSampleError, match="it has 0 media where the task describe takes one"):
+        ParquetTable(path)[0]
+    lists = ([[picture, nothing], [nothing]], pyarrow.list_(MEDIUM))
+    path = write(tmp_path / "b.parquet", image=lists, question=["?"] * 2, answer=["a"] * 2)
+    source = ParquetTable(path, task="answer", image="image")
+    assert [told(source[number])[0][1] for number in range(2)] == [["<ImagePart>", "?"], ["?"]]
+
+
 def test_unusable_rows_give_the_reason(tmp_path):
     cells = [None, {"bytes": b"", "path": "x"}, {"bytes": None, "path": None}, {"bytes": b"1", "path": None}] * 2
     texts = [b"t", b"t", b"t", b" ", b"t", b"t", b"t", b"caf\xe9"]
@@ -114,7 +128,7 @@ def test_unusable_rows_give_the_reason(tmp_path):
     for index, reason in (
         (0, "it has 0 media where the task describe takes one"),
         (1, "its medium has no bytes"),
-        (2, "the path of a file is not a text: None"),
+        (2, "it has 0 media where the task describe takes one"),
         (3, "column text is empty"),
         (7, "UnicodeDecodeError"),
     ):

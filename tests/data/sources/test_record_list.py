@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from data.errors import BadSampleError
 from data.media.images import image_size, read_image
@@ -47,6 +47,30 @@ def test_an_image_in_any_form_has_the_same_pixels(path, form):
     media = record.turns[0].parts[0].media
     assert image_size(media) == (5, 7)
     np.testing.assert_array_equal(read_image(media), PIXELS)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "RGBX", "RGBa", "LAB"])
+def test_pil_images_of_any_mode_have_the_pixels_that_pillow_converts_them_to(mode):
+    image = Image.fromarray(PIXELS)
+    if mode == "LAB":
+        lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        image = ImageCms.profileToProfile(image, rgb, lab, outputMode="LAB")
+        expected = ImageCms.profileToProfile(image, lab, rgb, outputMode="RGB")
+        assert np.abs(np.asarray(expected, int) - PIXELS).mean() < 2  # 8 bits of L, a and b are coarse
+    else:
+        for step in {"LA": ["L", "LA"], "PA": ["P", "PA"], "RGBa": ["RGBA", "RGBa"]}.get(mode, [mode]):
+            image = image.convert(step)
+        expected = image.convert("RGBA" if mode == "RGBa" else "RGB").convert("RGB")
+    read = read_image(one(image)[0].turns[0].parts[0].media)
+    np.testing.assert_array_equal(read, np.asarray(expected))
+    image.getexif()[0x0112] = 6
+    np.testing.assert_array_equal(read_image(one(image)[0].turns[0].parts[0].media), np.rot90(read, -1))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pil_images_of_unknown_range_are_refused(mode):
+    with pytest.raises(BadSampleError, match=f"pixels of mode {mode} have no known range"):
+        one(Image.new(mode, (3, 2)))[0]
 
 
 def test_grey_arrays_and_turned_photographs():

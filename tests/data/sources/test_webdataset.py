@@ -1,12 +1,19 @@
 import concurrent.futures
+import io
 import json
 import pickle
 
+import numpy as np
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from data.errors import BadSampleError, DataError
+from data.media.audio import audio_length
+from data.media.images import image_size
+from data.media.video import read_header
 from data.records import RecordSource
 from data.sources.webdataset import WebDataset
 from tests.data.sources.media import image_of, photographs, seconds_of, speech, told
@@ -70,6 +77,28 @@ def test_clips_to_transcribe(tmp_path):
     assert seconds_of(source[1].turns[0].parts[0]) == pytest.approx(2.99)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "form", "subtype"),
+    [("mp3", "MP3", "MPEG_LAYER_III"), ("ogg", "OGG", "VORBIS"), ("opus", "OGG", "OPUS"), ("OGA", "OGG", "VORBIS")],
+)
+def test_clips_of_every_format_that_is_decoded(tmp_path, suffix, form, subtype):
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(8000, np.float32), 16_000, format=form, subtype=subtype)
+    members = [(f"a.{suffix}", file.getvalue()), ("a.txt", b"silence")]
+    source = WebDataset(write(tmp_path, "a.tar", members), task="transcribe")
+    assert told(source[0]) == [("user", ["<AudioPart>"]), ("assistant", ["silence"])]
+    assert audio_length(source[0].turns[0].parts[0].media) == 8000
+
+
+def test_animations_are_pictures_or_clips_as_the_task_says(tmp_path):
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (48, 32), (90 * number,) * 3) for number in range(3)]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=500)
+    shard = write(tmp_path, "a.tar", [("a.gif", file.getvalue()), ("a.txt", b"it brightens")])
+    assert image_size(WebDataset(shard)[0].turns[0].parts[0].media) == (32, 48)
+    assert read_header(WebDataset(shard, task="describe_video")[0].turns[0].parts[0].media).frames == 3
+
+
 def test_members_of_a_key_need_not_be_adjacent_and_others_are_skipped(tmp_path):
     members = [
         *[("./", "5"), ("._a.jpg", b"junk"), ("README", b"junk"), ("a.b/x.JPG", b"1"), ("y.seg.png", b"2")],
@@ -95,7 +124,7 @@ def test_unusable_samples_give_the_reason(tmp_path):
     assert len(source) == 11
     assert reasons(source) == {
         "lone": "it has no txt or json",
-        "bare": "it has no jpg or jpeg or png or webp",
+        "bare": "it has no jpg or jpeg or png or webp or gif or bmp or tif or tiff or ppm or pgm or jp2",
         "twice": "it has two members of suffix jpg: the key is there twice",
         "both": "it has 2 media (jpg, png) where one is expected",
         "none": "its jpg is empty",
