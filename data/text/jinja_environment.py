@@ -1,7 +1,9 @@
 """Jinja as published chat templates expect it: sandboxed, with the tag that marks what the assistant says."""
 
+import datetime
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -19,6 +21,9 @@ except ImportError as error:
 
 SAID_BEGINS, SAID_ENDS = "\ue002", "\ue003"
 """Signs around what stands within `{% generation %}`."""
+
+
+_DATE = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)  # the default of Llama's templates
 
 
 class TemplateRefusalError(Exception):
@@ -45,7 +50,7 @@ def render(
 ) -> str:
     """The text of a conversation.
 
-    The date is not given to templates, so that a sample is the same on every day.
+    Every day is 26 July 2024 for templates that ask for the date, so that a sample is the same on every day.
 
     Args:
         source: The template.
@@ -74,11 +79,24 @@ def _compiled(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _FixedDate(name="strftime_now")
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         where = f"{error.message} in line {error.lineno}"
         raise DataError(f"the tokenizer's chat template cannot be read: {where}") from error
+
+
+class _FixedDate(jinja2.Undefined):
+    """`strftime_now`: one date for templates that call it; undefined for those that ask whether they may."""
+
+    unsafe_callable = alters_data = False
+    jinja_pass_arg = None
+
+    def __call__(self, form: str) -> str:
+        if not re.fullmatch(r"([^%]|%-?[A-Za-z%]){0,100}", form):  # a width would take any amount of memory
+            raise jinja2.TemplateError(f"strftime_now of the format {form!r}")
+        return _DATE.strftime(form)
 
 
 def _refuse(message: object) -> NoReturn:
