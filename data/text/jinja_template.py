@@ -4,7 +4,6 @@ The template is rendered with marks in the place of texts and media. So no text 
 the place of every answer is known without knowing the template.
 """
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -14,7 +13,7 @@ from typing import Any
 
 from data.errors import BadSampleError, DataError
 from data.records import MEDIA_PARTS, ImagePart, Media, MediaPart, Record, TextPart, Turn
-from data.text.jinja_environment import SAID_BEGINS, SAID_ENDS, TemplateRefusalError, render
+from data.text.jinja_environment import SAID_BEGINS, SAID_ENDS, TemplateLimitError, TemplateRefusalError, render
 from data.text.marked_content import MARK, Marked, mark_turns, plain_turns, without_leading_breaks
 from data.text.published_template import PublishedTemplate
 from data.text.rendering import ControlToken, Element, MarkupElement, MediaPlaceholder
@@ -88,6 +87,8 @@ class JinjaTemplate:
                 elements = [*self.conversation(Record("a question and its answer", turns), tokenizer)]
             except BadSampleError as error:
                 first = first or error
+                if isinstance(error.__cause__, TemplateLimitError):
+                    break  # others would take as long
                 continue
             said = [element for element, in_loss in elements if in_loss and isinstance(element, ControlToken)]
             return tokenizer.control_token_id(said[-1].name) if said else None
@@ -96,8 +97,8 @@ class JinjaTemplate:
 
     def _marked_text(self, record: Record, generation_prompt: bool) -> tuple[Marked, str]:
         """The marks of a record, and what the template makes of them."""
-        shape = (self._places, self._takes_lists)
         try:
+            shape = (self._places, self._takes_lists)
             expected = self._render(plain_turns(record, *shape), generation_prompt)
             # Some templates strip line breaks of answers, and no other white space.
             for variant in (record, without_leading_breaks(record)):
@@ -148,8 +149,12 @@ class JinjaTemplate:
             [{"role": role, "content": [{"type": "text", "text": "a"}]}] for role in ("system", "assistant")
         )
         for messages in (asked, [*asked, *answer], [*system, *asked], [*system, *asked, *answer]):
-            with contextlib.suppress(TemplateRefusalError):
+            try:
                 return self._render(messages, False)
+            except TemplateLimitError:
+                raise
+            except TemplateRefusalError:
+                continue
         return ""
 
     @functools.cached_property
