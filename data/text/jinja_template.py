@@ -6,17 +6,20 @@ the place of every answer is known without knowing the template.
 
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data.errors import BadSampleError, DataError
-from data.records import MEDIA_PARTS, Media, MediaPart, Record, TextPart, Turn
-from data.text.jinja_environment import SAID_BEGINS, SAID_ENDS, TemplateRefusalError, render
+from data.records import MEDIA_PARTS, ImagePart, Media, MediaPart, Record, TextPart, Turn
+from data.text.jinja_environment import SAID_BEGINS, SAID_ENDS, TemplateLimitError, TemplateRefusalError, render
 from data.text.marked_content import MARK, Marked, mark_turns, plain_turns, without_leading_breaks
 from data.text.published_template import PublishedTemplate
 from data.text.rendering import ControlToken, Element, MarkupElement, MediaPlaceholder
 from data.text.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
@@ -28,7 +31,7 @@ class JinjaTemplate:
     """A chat template (`data.text.rendering.ConversationTemplate`) of a published tokenizer.
 
     The loss covers what stands within `{% generation %}`; in templates without it, each answer from the end of the
-    prompt for it to the first special token behind it.
+    prompt for it to the first special token behind it, or to the end of the turn where there is none.
 
     Attributes:
         published: The template.
@@ -55,23 +58,47 @@ class JinjaTemplate:
         return self._elements(record, marked, text, [])
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises DataError if the template cannot be read, or does not lay out a question and its answer."""
-        self.end_token(tokenizer)
+        """Raises DataError if the template cannot be read, or does not lay out a question and its answer.
+
+        A warning says if nothing in the loss is a special token, so that a model does not learn to end an answer.
+        """
+        if self._written_end_token(tokenizer) is None:
+            _LOG.warning(
+                "the tokenizer's chat template writes no special token at the end of an answer that is in the loss: "
+                "the model learns the plain text that ends a turn, and not to stop there; use a template of mmjax, or "
+                "write eos_token behind answers in chat_template.jinja"
+            )
 
     def end_token(self, tokenizer: Tokenizer) -> int:
         """The id of the special token that ends an answer; the tokenizer's `eos` where the template writes none."""
-        turns = (Turn("user", (TextPart("a"),)), Turn("assistant", (TextPart("b"),)))
-        try:
-            elements = [*self.conversation(Record("a question and its answer", turns), tokenizer)]
-        except BadSampleError as error:
-            raise DataError(f"the tokenizer's chat template cannot be used: {error.reason}") from error
-        said = [element for element, in_loss in elements if in_loss and isinstance(element, ControlToken)]
-        return tokenizer.control_token_id(said[-1].name) if said else tokenizer.special_tokens.eos
+        written = self._written_end_token(tokenizer)
+        return tokenizer.special_tokens.eos if written is None else written
+
+    def _written_end_token(self, tokenizer: Tokenizer) -> int | None:
+        """The id of the special token that the template writes at the end of an answer, in the loss.
+
+        Some templates refuse a question and its answer that do not follow a system turn, or without an image.
+        """
+        system, answer = Turn("system", (TextPart("s"),)), Turn("assistant", (TextPart("b"),))
+        asked, shown = Turn("user", (TextPart("a"),)), Turn("user", (ImagePart(Media("image")), TextPart("a")))
+        first: BadSampleError | None = None
+        for turns in ((asked, answer), (system, asked, answer), (shown, answer), (system, shown, answer)):
+            try:
+                elements = [*self.conversation(Record("a question and its answer", turns), tokenizer)]
+            except BadSampleError as error:
+                first = first or error
+                if isinstance(error.__cause__, TemplateLimitError):
+                    break  # others would take as long
+                continue
+            said = [element for element, in_loss in elements if in_loss and isinstance(element, ControlToken)]
+            return tokenizer.control_token_id(said[-1].name) if said else None
+        assert first is not None, "a conversation is laid out or refused"
+        raise DataError(f"the tokenizer's chat template cannot be used: {first.reason}") from first
 
     def _marked_text(self, record: Record, generation_prompt: bool) -> tuple[Marked, str]:
         """The marks of a record, and what the template makes of them."""
-        shape = (self._places, self._takes_lists)
         try:
+            shape = (self._places, self._takes_lists)
             expected = self._render(plain_turns(record, *shape), generation_prompt)
             # Some templates strip line breaks of answers, and no other white space.
             for variant in (record, without_leading_breaks(record)):
@@ -113,11 +140,22 @@ class JinjaTemplate:
         return places[0] if len(places) == 1 else ""
 
     def _of_user(self, places: Mapping[str, str], *parts: TextPart | MediaPart) -> str:
-        """What the template makes of a list of parts; empty if it refuses."""
-        try:
-            return self._render(mark_turns(Record("", (Turn("user", parts),)), places, True).messages, False)
-        except TemplateRefusalError:
-            return ""
+        """What the template makes of a list of parts, among other turns if it refuses them alone; empty if it refuses.
+
+        Only the parts of the list have marks.
+        """
+        asked = mark_turns(Record("", (Turn("user", parts),)), places, True).messages
+        system, answer = (
+            [{"role": role, "content": [{"type": "text", "text": "a"}]}] for role in ("system", "assistant")
+        )
+        for messages in (asked, [*asked, *answer], [*system, *asked], [*system, *asked, *answer]):
+            try:
+                return self._render(messages, False)
+            except TemplateLimitError:
+                raise
+            except TemplateRefusalError:
+                continue
+        return ""
 
     @functools.cached_property
     def _names(self) -> str:
@@ -154,7 +192,7 @@ class JinjaTemplate:
                 tokens = (piece for piece in self._pieces.finditer(text, behind, ends) if piece["token"])
                 end = next(tokens, None)
                 start = begins + len(prompt) if led and prompt else matches[own[0]].start()
-                spans.append((start, end.end() if end else behind))
+                spans.append((start, end.end() if end else behind + self._turn_end(marked, number, text[behind:ends])))
         return spans
 
     def _prompt_tail(self, messages: Messages) -> str:
@@ -164,6 +202,15 @@ class JinjaTemplate:
         except TemplateRefusalError:
             return ""
         return text[max((match.end() for match in MARK.finditer(text)), default=0) :]
+
+    def _turn_end(self, marked: Marked, number: int, rest: str) -> int:
+        """Length of the plain text that ends a turn: what a conversation up to it has behind its last text."""
+        try:
+            text = self._render(marked.messages[: number + 1], False)
+        except TemplateRefusalError:
+            return 0
+        end = text[max((match.end() for match in MARK.finditer(text)), default=len(text)) :]
+        return len(end) if rest.startswith(end) else 0
 
     def _elements(self, record: Record, marked: Marked, text: str, answers: Sequence[Span]) -> Iterator[Element]:
         """The rendered text as elements; texts are divided where the loss begins or ends."""
