@@ -24,8 +24,8 @@ class RouterConfig:
         top_groups: Number of groups that a token's experts come from: those where the largest scores, with their
             selection biases, have the largest sum.
         group_best: How many of its largest scores a group is judged by: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
-        normalise: Whether the scores of the chosen experts are divided by their sum. Of softmax scores, that is the
-            softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
+        normalise: Whether the scores of the chosen experts are divided by their sum plus 1e-20. Of softmax scores, that
+            is the softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
         weight_factor: Factor of the weights (DeepSeek-V3's routed scaling factor).
         weighted: What the weights multiply: the `outputs` of experts, or their `inputs` (Llama 4).
     """

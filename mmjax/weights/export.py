@@ -32,8 +32,14 @@ from sharding.trees import Tree, get_leaf
 DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Types that a checkpoint can be written in: config.json's names, and safetensors' names."""
 
-COPIED_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-"""Files that are copied from the original: its tokenizer, its image preprocessing, its generation settings."""
+COPIED_FILES = (
+    *("*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja"),
+    *("*.tiktoken", "*.bpe", "*.vocab", "*.spm", "*.py"),
+)
+"""Files that are copied from the original: its tokenizer in any of the forms that transformers reads, its chat
+templates, its image preprocessing, its generation settings, and the code of a format that has its own. Nothing here
+runs that code; transformers does, when it is told to trust it.
+"""
 
 ReadLayer = Callable[[str, str, str], Tree]
 """Reads the parameters of a (module, piece, layer), in float32 as NumPy arrays."""
@@ -238,10 +244,14 @@ def _ignored_tensors(
     }
 
 
-def _files_to_copy(target: ExportTarget) -> list[pathlib.Path]:
-    """The original's files other than tensors, their index and config.json."""
+def _files_to_copy(target: ExportTarget) -> dict[str, pathlib.Path]:
+    """The original's files other than tensors, their index and config.json, by their names in the folder."""
     if target.original is None:
-        return []
+        return {}
     path = target.original.folder.path
     files = {file for pattern in COPIED_FILES for file in path.glob(pattern) if file.is_file()}
-    return sorted(file for file in files if file.name != CONFIG_FILE and not file.name.endswith(".index.json"))
+    return {
+        file.relative_to(path).as_posix(): file
+        for file in sorted(files)
+        if file.name != CONFIG_FILE and not file.name.endswith(".index.json")
+    }

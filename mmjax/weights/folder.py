@@ -10,7 +10,7 @@ import logging
 import pathlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -168,7 +168,7 @@ def write_checkpoint_folder(
     arrays: Iterator[tuple[str, np.ndarray]],
     limit: int,
     texts: Mapping[str, str] | None = None,
-    copies: Iterable[pathlib.Path] = (),
+    copies: Mapping[str, pathlib.Path] | None = None,
 ) -> list[str]:
     """Writes a folder under a temporary name, and renames it when it is whole.
 
@@ -179,7 +179,7 @@ def write_checkpoint_folder(
         arrays: Names and values, consumed one at a time.
         limit: Bytes of tensors in a file at most.
         texts: Contents of other files by name, such as config.json.
-        copies: Files to copy into the folder.
+        copies: Files to copy into the folder, by their names in it.
 
     Returns:
         Names of the files with tensors.
@@ -203,8 +203,9 @@ def write_checkpoint_folder(
             weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
             (unfinished / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        for copy in copies:
-            shutil.copyfile(copy, unfinished / copy.name)
+        for name, copied in (copies or {}).items():
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(copied, unfinished / name)
         for name, text in (texts or {}).items():
             (unfinished / name).write_text(text)
         unfinished.replace(output)

@@ -1,12 +1,15 @@
 """Initial values of a run's parameters: drawn from its seed, or read from published checkpoints."""
 
+import functools
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from configs.architectures import ModelConfig
+from configs.errors import UserError
 from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import init_layer_parameters, layer_name
 from mmjax.weights.compatibility import compatible_matches
@@ -14,6 +17,8 @@ from mmjax.weights.published.rules import TensorMatch
 from mmjax.weights.published_checkpoint import WHOLE_MODEL, PublishedCheckpoint, module_of_part, open_checkpoint
 from mmjax.weights.safetensors_file import contiguous_copy
 from sharding.trees import Tree, get_leaf, set_leaf
+
+_SHOWN = 3  # names of tensors in a message
 
 
 @runtime_checkable
@@ -102,8 +107,9 @@ def read_match(
             return [_read_slices(checkpoint, names[0], match, shardings[0])]
     tensors = tuple(checkpoint.folder.read(name) for name in names)
     parameters = match.layout.to_parameters(tensors, match.parameter_shapes)
+    convert = functools.partial(_to_finite_float32, checkpoint, names)
     return [
-        _to_float32(parameter) if sharding is None else _place(parameter, sharding)
+        convert(parameter) if sharding is None else _place(parameter, sharding, convert)
         for parameter, sharding in zip(parameters, shardings, strict=True)
     ]
 
@@ -119,18 +125,37 @@ def _read_slices(
         tensor = checkpoint.folder.read(name, match.layout.published_slice(bounds))
         slice_shape = tuple(bound.stop - bound.start for bound in bounds)
         (parameter,) = match.layout.to_parameters((tensor,), (slice_shape,))
-        return _to_float32(parameter)
+        return _to_finite_float32(checkpoint, [name], parameter)
 
     return jax.make_array_from_callback(shape, sharding, read_slice)
 
 
-def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: _to_float32(array[index]))
+def _place(
+    array: np.ndarray, sharding: jax.sharding.Sharding, convert: Callable[[np.ndarray], np.ndarray]
+) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: convert(array[index]))
 
 
-def _to_float32(array: np.ndarray) -> np.ndarray:
-    """A float32 copy, which stays valid when the mapped file is gone."""
-    return contiguous_copy(array, np.dtype(np.float32))
+def _to_finite_float32(checkpoint: PublishedCheckpoint, names: Sequence[str], array: np.ndarray) -> np.ndarray:
+    """A float32 copy of values of these tensors, which stays valid when the mapped file is gone.
+
+    Raises:
+        UserError: A value is NaN or infinite: the first step would be, and would name nothing.
+    """
+    copy = contiguous_copy(array, np.dtype(np.float32))
+    with np.errstate(invalid="ignore"):
+        total = np.sum(copy, dtype=np.float64)  # needs no array of their size, and is finite only if all are
+    if not np.isfinite(total):
+        is_finite = np.isfinite(copy)
+        first = copy[~is_finite][0]
+        files = ", ".join(dict.fromkeys(checkpoint.folder.files[name].name for name in names))
+        named = ", ".join(names[:_SHOWN]) + (" and others" if names[_SHOWN:] else "")
+        raise UserError(
+            f"{checkpoint.folder.path}: {named} in {files} "
+            f"has values that are not finite: {copy.size - np.count_nonzero(is_finite)} of the {copy.size} that are "
+            f"read, the first of them {first}; copy the file again, or ask its authors"
+        )
+    return copy
 
 
 def parameter_initializer(

@@ -1,6 +1,5 @@
 """The published architectures that are known: every `PUBLISHED` tuple in the modules of `mmjax.weights.published`."""
 
-import difflib
 import functools
 import importlib
 import pkgutil
@@ -10,7 +9,7 @@ from typing import Any
 
 from configs.errors import UserError
 from mmjax.weights import published as package
-from mmjax.weights.published.config_ranges import CheckedValues
+from mmjax.weights.published.config_ranges import CheckedValues, shortened
 from mmjax.weights.published.rules import Config, PublishedArchitecture
 
 TYPE_KEYS = ("model_type", "_class_name", "architecture")
@@ -44,18 +43,17 @@ def find_architecture(model_type: str) -> PublishedArchitecture:
     """The architecture of a model type.
 
     Raises:
-        UserError: No architecture has it; the message names those of its family, or the nearest name.
+        UserError: No architecture has it; the message names those of its family, if there are some.
     """
     known = {name: architecture for architecture in all_architectures() for name in architecture.model_types}
     if model_type in known:
         return known[model_type]
     relatives = sorted(name for name in known if model_family(name) == model_family(model_type))
-    if relatives:
-        nearest = f"of its family {', '.join(map(repr, relatives))} are known"
-    else:
-        (spelled_alike,) = difflib.get_close_matches(model_type, known, n=1, cutoff=0.0)
-        nearest = f"the nearest that is known is {spelled_alike!r}"
-    raise UserError(f"the architecture {model_type!r} is not known; {nearest}, and all are {', '.join(sorted(known))}")
+    family = f"of its family {', '.join(relatives)} {'are' if relatives[1:] else 'is'}, and " if relatives else ""
+    raise UserError(
+        f"the architecture {shortened(model_type)} is not known; {family}"
+        f"docs/weights.md lists all {len(known)} that are known"
+    )
 
 
 def model_family(model_type: str) -> str:

@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int
 from configs.experts import ExpertsConfig, RouterConfig
 from mmjax.models.layers.linear import add_bias
 
+SMALLEST_SUM = 1e-20
+"""Added to the sum by which scores are divided: sigmoids of logits of -88 and less are all 0."""
+
 
 class TokenRouting(NamedTuple):
     """What the router says of each token.
@@ -40,13 +43,21 @@ def route_tokens(
         scores = probabilities = jax.nn.softmax(logits, axis=-1)
     else:
         scores = jax.nn.sigmoid(logits)
-        probabilities = scores / jnp.sum(scores, axis=-1, keepdims=True)
+        probabilities = _divide_by_sum(scores)
     criteria = scores if selection_bias is None else add_bias(scores, selection_bias)
     _, experts = lax.top_k(_mask_other_groups(lax.stop_gradient(criteria), router), config.top_k)
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if router.normalise:
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        weights = _divide_by_sum(weights)
     return TokenRouting(experts, weights * router.weight_factor, probabilities)
+
+
+def _divide_by_sum(scores: Float[Array, "r s n"]) -> Float[Array, "r s n"]:
+    """Scores divided by their sum plus `SMALLEST_SUM`, as in DeepSeek-V3's published code."""
+    total = jnp.sum(scores, axis=-1, keepdims=True) + SMALLEST_SUM
+    fixed = lax.stop_gradient(total)
+    # total / fixed is 1. The gradient of scores / total itself has the square of the sum, which would be 0.
+    return (scores / fixed) / (total / fixed)
 
 
 def _mask_other_groups(criteria: Float[Array, "r s E"], router: RouterConfig) -> Float[Array, "r s E"]:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 
 import numpy as np
 import pytest
 
+import mmjax
 from configs.architectures import ModelConfig, VisionConfig
 from configs.errors import UserError
 from mmjax.weights import registry
@@ -14,6 +17,8 @@ from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.published_checkpoint import open_checkpoint
 from mmjax.weights.safetensors_file import TensorHeader
 from tests.mmjax.weights.llama_checkpoint import BACKBONE, model, random_tensors, write_llama
+
+HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 
 def refused(path, ours: ModelConfig | None = None, part: str = "backbone") -> str:
@@ -86,8 +91,11 @@ def test_parts_without_weights_in_the_checkpoint_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "gemma3n"}, "of its family 'gemma', 'gemma2', 'gemma3', 'gemma3_text' are known"),
-        ({"model_type": "lama"}, "'lama' is not known; the nearest that is known is 'llama'"),
+        (
+            {"model_type": "gemma3n"},
+            "of its family gemma, gemma2, gemma3, gemma3_text are, and",
+        ),
+        ({"model_type": "vit_mae"}, "'vit_mae' is not known; of its family vit is, and docs/weights.md lists all"),
         ({"model_type": None}, "names no architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ({"vocab_size": None, "hidden_act": "tanh"}, "hidden_act is 'tanh'"),
@@ -124,3 +132,20 @@ def test_pixel_normalisation_is_read_from_preprocessor_config_json(tmp_path):
     )
     config = open_checkpoint(tmp_path / "tower").config
     assert (config.pixel_mean, config.pixel_std) == ((-0.5, 0.0, 0.5), (1.0, 0.5, 2.0))
+
+
+@pytest.mark.parametrize("model_type", ["apertus", "vjepa2", "lama", "moshi", "2b", "x" * 10_000, "Qwen\x1b[31m"])
+def test_an_architecture_of_no_known_family_is_not_mistaken_for_another(model_type):
+    with pytest.raises(UserError) as refused:
+        registry.find_architecture(model_type)
+    said = str(refused.value)
+    known = {name for architecture in registry.all_architectures() for name in architecture.model_types}
+    assert len(said) < 500 and "\x1b" not in said and f"docs/weights.md lists all {len(known)} that are known" in said
+    if not model_type.startswith("Qwen"):
+        assert "family" not in said and not any(name in said.partition("; ")[2] for name in known)
+
+
+def test_the_documentation_lists_all_architectures():
+    listed = re.findall(r"`([^`]*)`", (HOME / "docs" / "weights.md").read_text())
+    names = {name for architecture in registry.all_architectures() for name in architecture.model_types}
+    assert sorted(name for name in names if name.partition("/")[0] not in listed) == []

@@ -63,6 +63,27 @@ def test_mixed_dtypes_and_ignored_tensors_are_kept(tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
 
 
+def test_all_that_transformers_reads_beside_the_weights_is_copied(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors(), auto_map={"AutoConfig": "configuration_x.XConfig"})
+    copied = {
+        *("configuration_x.py", "modeling_x.py", "tokenization_x.py", "x.tiktoken", "vocab.bpe", "merges.txt"),
+        *("vocab.json", "tokenizer.model", "spiece.model", "source.spm", "generation_config.json"),
+        *("preprocessor_config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"),
+    }
+    left = {"pytorch_model.bin", "model.safetensors.index.json.bak", "optimizer.pt", "__pycache__/x.pyc", ".git/config"}
+    for name in copied | left:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(f"{{}} of {name}" if not name.endswith("config.json") else "{}")
+    (path / "vocab.bpe").rename(tmp_path / "blob")
+    (path / "vocab.bpe").symlink_to(tmp_path / "blob")  # as in the cache of the hub
+    there_and_back(path, tmp_path / "out")
+    out = tmp_path / "out"
+    files = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+    assert files == {*copied, "config.json", "model.safetensors"}
+    assert all((out / name).read_bytes() == (path / name).read_bytes() for name in copied)
+    assert not any(file.is_symlink() for file in out.rglob("*"))
+
+
 def test_a_requested_dtype_applies_to_all_tensors(tmp_path):
     path = write_llama(tmp_path / "original", random_tensors())
     target = export_target_like(open_checkpoint(path), model(), "backbone", "float32")
@@ -128,7 +149,7 @@ def test_another_architecture_is_refused(tmp_path):
         export_target_like(open_checkpoint(path), model(dataclasses.replace(BACKBONE, depth=3)), "backbone")
     with pytest.raises(UserError, match="can't compute"):
         export_target_of_type("llama", model(dataclasses.replace(BACKBONE, gated=False)), "backbone", "float32")
-    with pytest.raises(UserError, match="the nearest that is known is 'llama'"):
+    with pytest.raises(UserError, match="is not known; docs/weights.md lists all"):
         export_target_of_type("llamma", model(), "backbone", "float32")
 
 

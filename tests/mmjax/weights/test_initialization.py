@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
+from configs.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import init_layer_parameters
 from mmjax.training.engine.engine import Engine
@@ -66,6 +67,34 @@ def test_devices_hold_their_shards(values, spec):
     placed = values.init_layer(module, pieces["blocks"], 0, shardings)
     jax.tree.map(np.testing.assert_array_equal, whole, placed)
     assert jax.tree.map(lambda a: a.sharding, placed) == shardings
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_tensor_with_a_value_that_is_not_finite_is_named_when_it_is_read(tmp_path, value, divided):
+    tensors = random_tensors()
+    tensors["model.layers.1.self_attn.q_proj.weight"][3, 5] = value
+    tensors["model.layers.1.self_attn.q_proj.weight"][3, 6] = value
+    path = write_llama(tmp_path / "l", tensors)
+    initializer = parameter_initializer(model(), 0, (("backbone", str(path)),))
+    module, pieces = backbone_pieces()
+    whole = initializer.init_layer(module, pieces["blocks"], 0)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    shardings = jax.tree.map(lambda _: NamedSharding(mesh, P()), whole) if divided else None
+    with pytest.raises(UserError) as refused:
+        initializer.init_layer(module, pieces["blocks"], 1, shardings)
+    said = "model.layers.1.self_attn.q_proj.weight in model.safetensors has values that are not finite: 2 of the 256"
+    assert said in str(refused.value) and f"the first of them {value}" in str(refused.value)
+
+
+def test_large_finite_values_are_read(tmp_path):
+    tensors = random_tensors()
+    largest = np.finfo(np.float32).max
+    tensors["model.norm.weight"] = np.full(16, largest, np.float32)
+    path = write_llama(tmp_path / "l", tensors)
+    module, pieces = backbone_pieces()
+    head = parameter_initializer(model(), 0, (("backbone", str(path)),)).init_layer(module, pieces["head"], 0)
+    assert (get_leaf(head, "norm/scale") == largest).all()
 
 
 def test_parts_without_a_checkpoint_come_from_the_seed(folder):

@@ -50,6 +50,23 @@ def test_normalised_softmax_scores_are_the_softmax_of_the_chosen_logits():
     np.testing.assert_allclose(found.weights, jax.nn.softmax(jnp.asarray(chosen)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("logit", [-60.0, -88.0, -104.0, -1e4])
+def test_sigmoids_that_are_all_nearly_zero_give_the_published_weights_and_finite_gradients(logit):
+    router = RouterConfig(scores="sigmoid", selection_bias=True, weight_factor=2.5)
+    config = ExpertsConfig(count=COUNT, top_k=TOP, router=router)
+    logits = jnp.full((1, 2, COUNT), logit)
+
+    def total(logits):
+        found = route_tokens(logits, config, jnp.asarray(BIAS))
+        return jnp.sum(found.weights) + jnp.sum(found.probabilities), found
+
+    gradients, found = jax.grad(total, has_aux=True)(logits)
+    score = np.exp(np.float64(logit))  # transformers divides by the sum of the chosen plus 1e-20
+    np.testing.assert_allclose(found.weights, 2.5 * score / (TOP * score + 1e-20), rtol=1e-5, atol=1e-15)
+    np.testing.assert_allclose(found.probabilities, score / (COUNT * score + 1e-20), rtol=1e-5, atol=1e-15)
+    assert np.isfinite(gradients).all()
+
+
 def test_weights_have_no_gradient_of_the_selection_bias_but_of_the_logits():
     config = ExpertsConfig(count=COUNT, top_k=TOP, router=RouterConfig(scores="sigmoid", selection_bias=True))
 
