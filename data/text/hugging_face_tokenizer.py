@@ -1,5 +1,7 @@
 """Tokenizers of published models: the `tokenizer.json` files of Hugging Face's package `tokenizers`."""
 
+import base64
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -7,7 +9,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, SupportsInt
 
 import tokenizers
@@ -92,7 +94,9 @@ class HuggingFaceTokenizer:
             names = set(dataclasses.asdict(self.names).values())
             for token in fields.get("added_tokens", ()):
                 token["special"] |= token["content"] in names
-            model = tokenizers.Tokenizer.from_str(json.dumps(fields))
+            _check_charsmaps(fields.get("normalizer"))
+            with _panics_as_errors():
+                model = tokenizers.Tokenizer.from_str(json.dumps(fields))
         # The package raises Exception itself.
         except Exception as error:
             raise DataError(f"not a file of the package tokenizers ({error}); use a model's tokenizer.json") from error
@@ -165,7 +169,7 @@ class HuggingFaceTokenizer:
         split within that word.
 
         Raises:
-            DataError: A single character of the text becomes a special token.
+            DataError: A single character of the text becomes a special token, or the package fails.
         """
         text = replace_lone_surrogates(text)
         match behind:
@@ -175,7 +179,8 @@ class HuggingFaceTokenizer:
                 model = self._model_behind_token
             case "text":
                 model = self._model_behind_text
-        encoding = model.encode(text, add_special_tokens=False)
+        with _panics_as_errors():
+            encoding = model.encode(text, add_special_tokens=False)
         control_spans = [
             span for token_id, span in zip(encoding.ids, encoding.offsets, strict=True) if token_id in self._control_ids
         ]
@@ -194,7 +199,8 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids; special tokens are dropped, but not `unknown` unless the file marks it as special."""
         token_ids = validate_token_ids(ids, self.vocabulary_size)
-        return self._model.decode([token_id for token_id in token_ids if token_id not in self._control_ids])
+        with _panics_as_errors():
+            return self._model.decode([token_id for token_id in token_ids if token_id not in self._control_ids])
 
     def control_token_id(self, name: str) -> int:
         """The id of a token that is named or that the file marks as special; raises DataError for another."""
@@ -225,6 +231,37 @@ class HuggingFaceTokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the fields: the package's own pickle loses which tokens are special."""
         return type(self), (self.content, self.names, self.chat_template)
+
+
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raises DataError where the package, which is written in Rust, panics: such an exception is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"the package tokenizers fails ({error}); replace the model's tokenizer.json") from error
+
+
+def _check_charsmaps(normalizer: Any) -> None:
+    """Checks what normalizers of SentencePiece hold in base64: the size of a trie, the trie, and texts.
+
+    The package panics, with a message of its own on standard error, where it cannot read that.
+
+    Raises:
+        ValueError: One is damaged.
+    """
+    fields = normalizer if isinstance(normalizer, dict) else {}
+    for inner in fields.get("normalizers") or ():
+        _check_charsmaps(inner)
+    if fields.get("type") != "Precompiled":
+        return
+    content = base64.b64decode(fields["precompiled_charsmap"] or "", validate=True)
+    size, rest = int.from_bytes(content[:4], "little"), content[4:]
+    if len(content) < 4 or size > len(rest):
+        raise ValueError(f"the trie of its Precompiled normalizer has {len(rest)} bytes, of {size}")
+    rest[size // 4 * 4 :].decode("utf-8")
 
 
 def _without_leading_space(model: tokenizers.Tokenizer, first_only: bool) -> tokenizers.Tokenizer:

@@ -44,9 +44,10 @@ def read_published_template(folder: pathlib.Path) -> PublishedTemplate | None:
     if source is None:
         return None
     variables = {
-        name: token["content"] if isinstance(token, dict) else token
+        name: spelling
         for name, token in settings.get("tokenizer_config.json", {}).items()
-        if name.endswith("_token") and (isinstance(token, str) or (isinstance(token, dict) and "content" in token))
+        if name.endswith("_token")
+        and isinstance(spelling := token.get("content") if isinstance(token, dict) else token, str)
     }
     return PublishedTemplate(source, tuple(variables.items()))
 
@@ -60,9 +61,8 @@ def _template_of(folder: pathlib.Path, settings: dict[str, dict[str, Any]]) -> s
     for file, values in settings.items():
         source = values.get("chat_template")
         if isinstance(source, list):  # several templates by name
-            source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}.get(
-                "default"
-            )
+            named = (each for each in source if isinstance(each, dict) and each.get("name") == "default")
+            source = next(named, {}).get("template")
         if isinstance(source, str):
             return source
         if source is not None:

@@ -1,7 +1,9 @@
 """Properties of every tokenizer, and of each kind."""
 
+import base64
 import json
 import pickle
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from data.errors import DataError
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
+from data.text.published_template import read_published_template
 from data.text.tokenizer import SpecialTokens, Tokenizer, replace_lone_surrogates, tokenizer_from_json
 from data.text.word_tokenizer import IMAGE, WordTokenizer
 from tests.data.text.tiny_tokenizer import NAMES, SENTENCES, byte_level_bpe, sentence_piece_bpe, tiny, unigram
@@ -222,6 +225,61 @@ def test_damaged_files_are_refused_or_used(data):
         assert str(error)
     else:
         assert tokenizer.vocabulary_size > 0
+
+
+def precompiled(charsmap):
+    fields = json.loads(unigram().to_str())
+    content = charsmap if isinstance(charsmap, str | None) else base64.b64encode(charsmap).decode()
+    fields["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "Precompiled", "precompiled_charsmap": content}],
+    }
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    "charsmap",
+    [
+        "AAAA",
+        "/////w==",
+        "not base64",
+        "",
+        None,
+        b"",
+        b"\x04",
+        struct.pack("<I", 2**31),
+        struct.pack("<I", 0) + b"\xff",
+    ],
+)
+def test_a_bad_precompiled_normalizer_is_refused_in_one_line(charsmap, capfd):
+    names = SpecialTokenNames(pad="<pad>", eos="</s>", unknown="<unk>")
+    with pytest.raises(DataError, match="not a file of the package tokenizers") as caught:
+        HuggingFaceTokenizer(precompiled(charsmap), names)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_normalizer_on_which_the_package_fails_is_an_error_of_the_data():
+    names = SpecialTokenNames(pad="<pad>", eos="</s>", unknown="<unk>")
+    trie = struct.pack("<III", 8, 2**31 - 1, 2**32 - 1)
+    with pytest.raises(DataError, match="the package tokenizers fails .*replace the model's tokenizer.json"):
+        HuggingFaceTokenizer(precompiled(trie + b"abc"), names).encode("aé")
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ([{"name": ["default"], "template": "A"}], None),
+        ([{"name": {}, "template": "B"}, {"name": "default", "template": "A"}], "A"),
+        ([["default", "A"], 3, {"name": "default"}], None),
+    ],
+)
+def test_names_of_chat_templates_may_be_anything(template, expected, tmp_path):
+    settings = {"chat_template": template, "bos_token": ["<s>"], "eos_token": {"content": ["</s>"]}, "unk_token": "?"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_published_template(tmp_path)
+    assert (found and found.source) == expected
+    assert not found or found.variables == (("unk_token", "?"),)
 
 
 def test_byte_tokenizers_of_other_versions_are_refused():
