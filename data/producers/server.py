@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.errors import UserError
+from configs.shown_text import one_line
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.extras import missing_extra
@@ -22,6 +23,7 @@ from data.packing.fingerprint import fingerprint_differences
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrder, RowOrderRequest
 from data.packing.step_planner import StepPlan
+from data.producers.request_bounds import RequestBounds
 from data.producers.step_plan_cache import StepPlanCache
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint
 from data.producers.wire import encode_batch, slice_rows
@@ -71,6 +73,7 @@ class ProducerServer(flight.FlightServerBase):
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"cannot listen on {address}: {error}") from error
         self._pipeline, self._fingerprint = pipeline, batch_fingerprint(pipeline, config)
+        self._bounds = RequestBounds.of(pipeline, config)
         self._plans = StepPlanCache(pipeline)
         self._step_slots = threading.BoundedSemaphore(MAX_CONCURRENT_STEPS)
         self._row_order: tuple[RowOrderRequest, RowOrder] | None = None  # the last one used
@@ -80,13 +83,10 @@ class ProducerServer(flight.FlightServerBase):
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
         """The batch of a `StepRequest`; errors carry their type and reason, as text, in `extra_info`."""
         try:
+            self._bounds.check_size(ticket.ticket)
             request = StepRequest.from_bytes(ticket.ticket)
-            differences = fingerprint_differences(request.fingerprint, self._fingerprint)
-            if differences:
-                raise DataError(
-                    "the trainer has another configuration than the producer (trainer -> producer): " + differences
-                )
-            request.check_rows(self._pipeline)
+            self._check_fingerprint(context.peer(), request)
+            self._bounds.check(request)
             with self._step_slots:
                 loader = dataclasses.replace(self._pipeline.loader, needed=request.needed, phases=request.phases)
                 batch = loader(self._plan(request))
@@ -98,6 +98,17 @@ class ProducerServer(flight.FlightServerBase):
             raise _refusal(f"{type(error).__name__}: {error}") from error
         self._served += 1
         return flight.RecordBatchStream(encode_batch(slice_rows(batch, request.needed, request.phases)))
+
+    def _check_fingerprint(self, peer: str, request: StepRequest) -> None:
+        """Refuses a request of another configuration; what differs is for this host's log alone."""
+        if request.fingerprint == self._fingerprint:
+            return
+        differences = fingerprint_differences(request.fingerprint, self._fingerprint)
+        _LOG.warning("%s has another configuration (trainer -> producer): %s", peer, one_line(differences))
+        raise DataError(
+            "the trainer has another data configuration than the producer; the producer's log says what differs. Give "
+            "both the same gin files and the same data"
+        )
 
     def _plan(self, request: StepRequest) -> StepPlan:
         plan = self._plans.step(request.planner_state, request.skip)

@@ -26,6 +26,9 @@ MAX_STEPS_AHEAD = 256
 """Most steps after its state that a request may ask for: it bounds what one request makes a producer plan."""
 
 
+_DECIDING = ("oversized", "language_weight", "generator_weight", "square_weights")  # beside the steps' samples
+
+
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
     """A request for one step.
@@ -95,25 +98,6 @@ class StepRequest:
             raise DataError(f"not a step request: its fingerprint is {request.fingerprint!r}")
         return request
 
-    def check_rows(self, pipeline: BatchPipeline) -> None:
-        """Raises DataError if the steps of a pipeline do not have the requested rows."""
-        rows, phases = pipeline.planner.rows_per_step, self.phases.phases
-        sample_format = pipeline.sample_index.sample_format
-        fields = {encoder.module: field for field, encoder in sample_format.encoder_formats.items()}
-        fields |= {sample_format.target_images.module: "images"} if sample_format.target_images else {}
-        if rows % self.phases.microbatches:
-            raise DataError(f"{self.phases.microbatches} microbatches do not divide steps of {rows} rows")
-        for module, phase in phases.items():
-            if fields.get(module) != phase.values:
-                raise DataError(f"there is no module {module!r} of {phase.values!r} to give rows of its own")
-        if unknown := self.needed.phases.keys() - phases.keys():
-            raise DataError(f"there are rows of {', '.join(sorted(unknown))}, which has none of its own")
-        counts = {module: phase.rows_of_step(self.phases.microbatches) for module, phase in phases.items()}
-        for module, needed in {"the batch": self.needed.batch or (), **self.needed.phases}.items():
-            count = counts.get(module, rows)
-            if max(needed, default=-1) >= count:
-                raise DataError(f"there is no row {max(needed)} in steps of {count} rows of {module}")
-
 
 def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, Any]:
     """Everything that decides the content of a batch: its samples and how they are encoded, as JSON values.
@@ -129,7 +113,7 @@ def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, 
     tokenizer = pipeline.sample_index.dataset.tokenizer.to_json().encode()
     fingerprint = {
         **pipeline.fingerprint,
-        **{name: getattr(config, name) for name in ("oversized", "language_weight", "generator_weight")},
+        **{name: getattr(config, name) for name in _DECIDING},
         **{f"model.{name}": dataclasses.asdict(value) for name, value in formats.items() if value},
         "model.backbone": pipeline.loader.model.backbone.name,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest()[:16],

@@ -243,12 +243,14 @@ def test_steps_before_one_that_is_refused_arrive(pair, remote, expected):
         assert batches.get_state() == states[10]
 
 
-@pytest.mark.processes
-def test_other_configurations_are_refused_with_the_difference(pair, remote):
-    for config, name in (({"seed": 4}, "seed 4 -> 3"), ({"rows": 8}, "rows 8 -> 4")):
-        batches = remote(pair[1][1], config=dataclasses.replace(CONFIG, **config))
-        with pytest.raises(DataError, match=f"{pair[1][1]}: .*{name}"):
-            next(batches)
+def test_other_configurations_are_refused_and_the_log_of_the_producer_has_the_difference(remote, caplog):
+    for config, difference in (({"seed": 4}, "seed 4 -> 3"), ({"rows": 8}, "rows 8 -> 4")):
+        with serving() as (_, address):
+            batches = remote(address, config=dataclasses.replace(CONFIG, **config))
+            with pytest.raises(DataError, match=f"{address}: the trainer has another data configuration") as caught:
+                next(batches)
+            batches.close()
+        assert difference in caplog.text and "->" not in str(caught.value)
 
 
 def test_the_token_comes_from_the_environment(remote, expected, monkeypatch):

@@ -117,6 +117,17 @@ def test_invalid_tickets_are_refused_with_the_reason(producer, request_of_first)
         assert served(client) == before + 1
 
 
+@pytest.mark.parametrize("fingerprint", [{}, {"seed": 3}, {"seed": 3, "tokenizer": ""}, {"more\x1b[2J": {"a": 1}}])
+def test_another_fingerprint_gets_nothing_of_the_configuration(producer, request_of_first, fingerprint, caplog):
+    with flight.FlightClient(f"grpc://{producer}") as client, pytest.raises(flight.FlightServerError) as caught:
+        client.do_get(flight.Ticket(dataclasses.replace(request_of_first, fingerprint=fingerprint).to_bytes()))
+    answer = f"{caught.value} {caught.value.extra_info.decode()}"
+    assert "the trainer has another data configuration" in answer
+    values = [*request_of_first.fingerprint, request_of_first.fingerprint["tokenizer"], "->", "vqa", "1024"]
+    assert [value for value in values if value in answer.replace("tokens", "")] == []
+    assert "None -> " in caplog.text and "\x1b" not in caplog.text
+
+
 @pytest.mark.processes
 def test_tls(tmp_path, monkeypatch, request_of_first):
     if not shutil.which("openssl") and "CI" not in os.environ:

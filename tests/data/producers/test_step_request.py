@@ -114,6 +114,7 @@ def source():
         ({"seed": 4}, MODEL, "seed 3 -> 4"),
         ({"rows": 8}, MODEL, "rows 4 -> 8"),
         ({"language_weight": 0.5}, MODEL, "language_weight 1.0 -> 0.5"),
+        ({"square_weights": (("patches", 0.5),)}, MODEL, "square_weights [] -> [['patches', 0.5]]"),
         ({"oversized": "error"}, MODEL, "oversized 'skip' -> 'error'"),
         ({}, ModelConfig(encoders=(VisionConfig(patch=4),)), "model.patches"),
     ],
