@@ -26,7 +26,7 @@ from tests.data.packing.test_planned_phases import NEEDED, PHASES
 from tests.producers import CONFIG, GIN, MODEL, address_of, end, running, serving, start_producer
 from tests.small_vqa import SmallVQA
 
-COUNT = 24
+COUNT = 33
 
 
 @pytest.fixture(scope="module")
@@ -230,17 +230,17 @@ def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
 
 @pytest.mark.processes
 def test_steps_before_one_that_is_refused_arrive(pair, remote, expected):
-    """Of the first steps, the tenth alone has images that fit into rows of 112 patches."""
+    """Of the first steps, the thirty-second alone has images that fit into rows of 112 patches."""
     made, states = expected
     vision = dataclasses.replace(PHASES.phases["vision"], capacities=(28,))
     phases = dataclasses.replace(PHASES, phases={"vision": vision})
     batches = remote(*(address for _, address in pair), requirements=BatchRequirements(phases=phases))
-    batches.set_state(states[9])
-    np.testing.assert_array_equal(next(batches).sample_ids, made[9].sample_ids)
+    batches.set_state(states[31])
+    np.testing.assert_array_equal(next(batches).sample_ids, made[31].sample_ids)
     for _ in range(2):
         with pytest.raises(PhaseCapacityError, match="microbatch . of unit vision"):
             next(batches)
-        assert batches.get_state() == states[10]
+        assert batches.get_state() == states[32]
 
 
 def test_other_configurations_are_refused_and_the_log_of_the_producer_has_the_difference(remote, caplog):
