@@ -3,8 +3,6 @@
 All packages raise the errors, and training ends processes too.
 """
 
-from configs.shown_text import shortened_lines
-
 USAGE_ERROR = 2
 """After a `UserError`: a wrong flag, configuration or input."""
 
@@ -28,10 +26,7 @@ class UserError(Exception):
     """The user asked for something that cannot be done; the message names the culprit and the remedy.
 
     Commands print the message alone and exit with the code of its type. Any other exception is a bug and keeps its
-    traceback. A message quotes values of any length, so its lines are shortened.
+    traceback.
     """
 
     exit_code = USAGE_ERROR
-
-    def __str__(self) -> str:
-        return shortened_lines(super().__str__())

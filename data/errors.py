@@ -3,11 +3,17 @@
 import os
 
 from configs.errors import UserError
-from configs.shown_text import shortened
+from configs.shown_text import shortened, shortened_lines
 
 
 class DataError(UserError):
-    """Data or its configuration cannot be used; the message names the cause and what would help."""
+    """Data or its configuration cannot be used; the message names the cause and what would help.
+
+    It quotes values of any length, so its lines are shortened.
+    """
+
+    def __str__(self) -> str:
+        return shortened_lines(super().__str__())
 
 
 class BadSampleError(DataError):

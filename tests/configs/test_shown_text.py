@@ -5,7 +5,6 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError
 from configs.shown_text import shortened
 from data.errors import BadSampleError, DataError
 
@@ -19,10 +18,10 @@ def test_a_shortened_text_is_as_long_as_allowed_and_has_both_ends(text, characte
         assert f"({len(text)} characters)" in found and found[-3:] == text[-3:] and found[:10] == text[:10]
 
 
-def test_each_line_of_an_error_is_cut_at_500_characters():
-    for error in (UserError("x" * 10**6), DataError("x" * 10**6), BadSampleError("y" * 10**6, "x" * 10**6)):
+def test_each_line_of_an_error_of_data_is_cut_at_500_characters():
+    for error in (DataError("x" * 10**6), BadSampleError("y" * 10**6, "x" * 10**6)):
         assert len(str(error)) <= 500 and len(str(pickle.loads(pickle.dumps(error)))) <= 500
-    listed = UserError("\n".join(["short", "x" * 10**6, "last"]))
+    listed = DataError("\n".join(["short", "x" * 10**6, "last"]))
     first, second, last = str(listed).splitlines()
     assert (first, last) == ("short", "last") and len(second) <= 500
 
