@@ -106,10 +106,7 @@ def read_json_file(path: str | os.PathLike[str], error: type[UserError] = UserEr
 def read_bounded(path: str | os.PathLike[str], error: type[UserError] = UserError) -> bytes:
     """The contents of a file of at most `MAX_BYTES`; raises UserError, of the type given, if it is not readable."""
     with _reading(path, error):
-        if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
-            raise error(
-                f"{os.fspath(path)} is not a file but a pipe or a device, which may never end; copy it to a file"
-            )
+        _refuse_endless(path, error)
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -127,6 +124,7 @@ def read_json_lines(path: str | os.PathLike[str], finite: bool = True) -> Iterat
     """
     if not os.path.exists(path):
         return
+    _refuse_endless(path, UserError)
     with _reading(path, UserError), open(path, "rb") as file:
         for number in itertools.count(1):
             line = file.readline(MAX_BYTES + 1)
@@ -135,6 +133,12 @@ def read_json_lines(path: str | os.PathLike[str], finite: bool = True) -> Iterat
                     raise UserError(f"{os.fspath(path)}:{number} is too large: a line has at most {MAX_BYTES} bytes")
                 return
             yield number, parse_json(line[:-1], f"{os.fspath(path)}:{number}", finite=finite)
+
+
+def _refuse_endless(path: str | os.PathLike[str], error: type[UserError]) -> None:
+    """Refuses what is neither a file nor a folder, and may never end or never begin."""
+    if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
+        raise error(f"{os.fspath(path)} is not a file but a pipe or a device, which may never end; copy it to a file")
 
 
 @contextlib.contextmanager

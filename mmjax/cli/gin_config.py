@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import pathlib
 import re
 import sys
@@ -206,10 +207,16 @@ def configuration_text() -> str:
 def write_operative_config(workdir: str) -> str:
     """Writes every parameter used so far, defaults included, to a file that `--gin_file` takes.
 
+    Values may be secrets, such as the token of a data set, so nobody but the owner may read the file.
+
     Returns:
         The path of the file.
     """
     path = pathlib.Path(workdir) / OPERATIVE_CONFIG
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(gin.operative_config_str())
+    whole = path.with_name(f"{OPERATIVE_CONFIG}.tmp")
+    whole.unlink(missing_ok=True)
+    with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(gin.operative_config_str())
+    whole.replace(path)
     return str(path)

@@ -17,6 +17,8 @@ _OUTLIER = 3.0
 """A value so many times as far from the median as 9 of 10 values is drawn at the edge of the chart."""
 
 _FEWEST_FOR_OUTLIERS = 5
+_SMALLEST_SPAN = 1e-9
+"""Values that differ by less, of the largest, are drawn as one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +95,10 @@ def _range(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
         if usual:
             low, high = max(low, middle - _OUTLIER * usual), min(high, middle + _OUTLIER * usual)
     low = min(low, 0.0) if from_zero else low
-    if high <= low:
-        return low - (abs(low) or 1.0) * 0.1, high + (abs(high) or 1.0) * 0.1
+    largest = max(abs(low), abs(high))
+    if high - low <= _SMALLEST_SPAN * max(largest, _SMALLEST_SPAN):
+        margin = 0.1 * (largest if largest > _SMALLEST_SPAN**2 else 1.0)
+        return low - margin, high + margin
     margin = 0.04 * (high - low)
     return (low if from_zero else low - margin), high + margin
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mmjax.reporting.line_chart import Series, line_chart
 from mmjax.reporting.run_folder import Run
+from mmjax.reporting.run_records import is_number
 from sharding.html.colours import series_colour
 from sharding.html.elements import Html
 from sharding.html.numbers import count, percent, seconds, significant
@@ -70,7 +71,7 @@ def _chart(run: Run, group: _Group, names: Sequence[str], colour: int = 0) -> Ht
     series = [
         Series(
             name.removeprefix(f"{group.prefix}/"),
-            [(line["step"], line[name]) for line in run.metrics if line.get(name) is not None],
+            [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))],
             series_colour(colour + number),
         )
         for number, name in enumerate(names)

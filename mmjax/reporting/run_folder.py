@@ -5,10 +5,14 @@ import datetime
 import functools
 import os
 import pathlib
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
-from configs.strict_json import read_json_file, read_json_lines
+from configs.shown_text import one_line
+from configs.strict_json import read_bounded, read_json_file, read_json_lines
+from mmjax.reporting import run_records
 from mmjax.training.metrics.metrics_file import METRICS_FILE, read_metrics
 from mmjax.training.metrics.step_timeline_file import MeasuredStep, read_step_timeline
 from mmjax.training.run_files import PLAN_FILE
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 SUMMARY_FILE, STARTS_FILE, CONFIG_FILE = "summary.json", "starts.jsonl", "operative.gin"
 SAMPLES_FOLDER, CHECKPOINTS_FOLDER, NOT_TAKEN_FILE = "samples", "checkpoints", "not_taken.txt"
 REFUSAL_FILES = ("unreadable.jsonl", "oversized.jsonl")
+_SAMPLES_NAME = re.compile(r"step_(\d{1,18})", re.ASCII)
+_CHECKPOINT_NAME = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +86,14 @@ class Run:
         path = self.workdir / SUMMARY_FILE
         if not path.is_file() or (self.starts and path.stat().st_mtime < _timestamp(self.starts[-1]["time"])):
             return {}
-        return _require_object(read_json_file(path), str(path))
+        summary = run_records.require_object(read_json_file(path), str(path))
+        run_records.check_summary(summary, str(path))
+        return summary
 
     @functools.cached_property
     def starts(self) -> list[dict[str, Any]]:
         """When, where and at which step the run was started and resumed, with the versions of packages."""
-        return _read_lines(self.workdir / STARTS_FILE)
+        return _read_lines(self.workdir / STARTS_FILE, run_records.check_start)
 
     @functools.cached_property
     def plan(self) -> Plan | None:
@@ -100,27 +108,58 @@ class Run:
 
     @property
     def config_text(self) -> str:
-        """The configuration with all values that were used, as a gin file; empty for a run from Python."""
-        path = self.workdir / CONFIG_FILE
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        """The configuration with all values that were used, as a gin file; empty for a run from Python.
+
+        It holds the secrets that the run was given; the page hides them.
+        """
+        return self._text(CONFIG_FILE)
 
     @functools.cached_property
     def answers(self) -> list[dict[str, Any]]:
         """The sample answers and images of every evaluation, each with its step; images are files of `samples/`."""
         found = []
         for path in sorted((self.workdir / SAMPLES_FOLDER).glob("step_*.jsonl")):
-            found += [{"step": int(path.stem.removeprefix("step_")), **line} for line in _read_lines(path)]
+            if not (named := _SAMPLES_NAME.fullmatch(path.stem)):
+                raise UserError(f"{path} is no file of samples: step_ is followed by the number of a step")
+            found += [{**line, "step": int(named[1])} for line in _read_lines(path, run_records.check_answer)]
         return found
 
     @property
     def why_no_answers(self) -> str:
         """Why a run that should have sample answers has none; empty if nothing was in the way."""
-        path = self.workdir / SAMPLES_FOLDER / NOT_TAKEN_FILE
-        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+        return self._text(SAMPLES_FOLDER, NOT_TAKEN_FILE).strip()
 
     def sample_file(self, name: str) -> pathlib.Path:
-        """The path of an image that an answer names."""
-        return self.workdir / SAMPLES_FOLDER / name
+        """The path of an image that an answer names.
+
+        Raises:
+            UserError: The name leads out of the folder of samples.
+        """
+        path = self.workdir / SAMPLES_FOLDER / name
+        if not name or name != path.name or "\0" in name:
+            raise UserError(f"{one_line(repr(name))} is no name of a file in {self.workdir / SAMPLES_FOLDER}")
+        self._require_inside(path)
+        return path
+
+    def _text(self, *names: str) -> str:
+        """The text of a file of the folder; empty without the file."""
+        path = self.workdir.joinpath(*names)
+        if not path.is_file():
+            return ""
+        self._require_inside(path)
+        try:
+            return read_bounded(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from error
+
+    def _require_inside(self, path: pathlib.Path) -> None:
+        """Refuses a link out of the workdir: what it leads to would be shown on a page that is passed on."""
+        try:
+            inside = path.resolve().is_relative_to(self.workdir.resolve())
+        except (OSError, RuntimeError):  # links in a circle
+            inside = False
+        if not inside:
+            raise UserError(f"{path} leads out of the workdir; put a copy of the file in its place")
 
     @functools.cached_property
     def refusals(self) -> list[dict[str, str]]:
@@ -128,14 +167,14 @@ class Run:
         return [
             {"cause": pathlib.Path(name).stem, **line}
             for name in REFUSAL_FILES
-            for line in _read_lines(self.workdir / name)
+            for line in _read_lines(self.workdir / name, run_records.check_refusal)
         ]
 
     @functools.cached_property
     def checkpoints(self) -> list[CheckpointInfo]:
         """The checkpoints in the folder, by step; those that are being written are not among them."""
         folder = self.workdir / CHECKPOINTS_FOLDER
-        paths = [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+        paths = [path for path in folder.iterdir() if _CHECKPOINT_NAME.fullmatch(path.name)] if folder.is_dir() else []
         return [_checkpoint(path) for path in sorted(paths, key=lambda path: int(path.name))]
 
     def __repr__(self) -> str:
@@ -161,15 +200,13 @@ def open_run(workdir: str | os.PathLike[str]) -> Run:
     return Run(folder)
 
 
-def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file; none without the file."""
-    return [_require_object(line, f"{path}:{number}") for number, line in read_json_lines(path)]
-
-
-def _require_object(document: Any, where: str) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise UserError(f"{where} is no JSON object")
-    return document
+def _read_lines(path: pathlib.Path, check: Callable[[Mapping[str, Any], str], None]) -> list[dict[str, Any]]:
+    """The whole lines of a JSONL file, each checked; none without the file."""
+    records = []
+    for number, line in read_json_lines(path):
+        records.append(run_records.require_object(line, f"{path}:{number}"))
+        check(records[-1], f"{path}:{number}")
+    return records
 
 
 def _timestamp(time: str) -> float:

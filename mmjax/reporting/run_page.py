@@ -6,10 +6,12 @@ import pathlib
 from collections.abc import Sequence
 
 from configs.errors import UserError
+from configs.secret_values import masked_configuration
 from mmjax.reporting.metrics_charts import loss_charts, other_charts
 from mmjax.reporting.plan_drawing import plan_drawing
 from mmjax.reporting.predicted_step import PredictedTimeline, predict_timeline
 from mmjax.reporting.run_folder import CONFIG_FILE, Run, open_run
+from mmjax.reporting.run_records import is_number
 from mmjax.reporting.samples_section import samples_section
 from mmjax.reporting.step_section import step_section, typical
 from mmjax.training.config import TrainConfig
@@ -100,7 +102,7 @@ def _status(run: Run) -> str:
 
 def _headline(run: Run) -> Html:
     last = run.metrics[-1] if run.metrics else {}
-    known = {name: line[name] for line in run.metrics for name in line if line[name] is not None}
+    known = {name: value for line in run.metrics for name, value in line.items() if is_number(value)}
     entries = [("step", count(last.get("step", 0)))]
     entries += [
         (f"loss of {name.removeprefix('loss/')}", f"{value:.4f}")
@@ -182,4 +184,4 @@ def _starts(run: Run) -> list[Html]:
 def _configuration(run: Run) -> Html:
     if not run.config_text:
         return element("p", f"The workdir has no {CONFIG_FILE}: the run was not configured by gin.")
-    return element("details", element("summary", CONFIG_FILE), element("pre", run.config_text))
+    return element("details", element("summary", CONFIG_FILE), element("pre", masked_configuration(run.config_text)))

@@ -4,10 +4,13 @@ import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from configs.errors import UserError
+from configs.strict_json import read_bounded
 from mmjax.reporting.run_folder import Run
 from sharding.html.elements import Html, element, table
 
 _MOST_STEPS = 8
+_PNG = b"\x89PNG\r\n\x1a\n"  # how its files begin
 _SIDE = 96  # pixels of an image on the page
 
 
@@ -76,9 +79,15 @@ def _pictures(run: Run, names: Iterable[str]) -> Html:
 
 
 def _picture(run: Run, name: str) -> Html | str:
-    path = run.sample_file(name)
-    if not path.is_file():
-        return f"({name} is missing)"
-    data = base64.b64encode(path.read_bytes()).decode()
+    try:
+        path = run.sample_file(name)
+        if not path.is_file():
+            return f"({name} is missing)"
+        content = read_bounded(path)
+    except UserError as error:
+        return f"({error})"
+    if not content.startswith(_PNG):
+        return f"({name} is no PNG file)"
+    data = base64.b64encode(content).decode()
     style = f"width:{_SIDE}px;height:auto;image-rendering:pixelated;border-radius:3px;margin:2px"
     return element("img", src=f"data:image/png;base64,{data}", alt=name, style=style)

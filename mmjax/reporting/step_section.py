@@ -5,6 +5,7 @@ import statistics
 from configs.errors import UserError
 from mmjax.reporting.predicted_step import PredictedTimeline
 from mmjax.reporting.run_folder import Run
+from mmjax.reporting.run_records import is_number
 from sharding.html.elements import Html, element, table
 from sharding.html.numbers import percent, seconds
 from sharding.simulation.figures import causes_table, idle_legend, in_words, op_legend
@@ -33,7 +34,7 @@ _EMULATED = (
 
 def typical(run: Run, name: str) -> float | None:
     """The median of a metric over the reports; None without any."""
-    values = [line[name] for line in run.metrics if line.get(name) is not None]
+    values = [line[name] for line in run.metrics if is_number(line.get(name))]
     return statistics.median(values) if values else None
 
 

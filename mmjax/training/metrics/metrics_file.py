@@ -22,7 +22,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     path, lines = pathlib.Path(workdir) / METRICS_FILE, []
     # A mean over nothing is not a number.
     for number, values in read_json_lines(path, finite=False):
-        if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+        if not isinstance(values, dict) or type(values.get("step")) is not int or values["step"] < 0:
             raise UserError(f"{path}:{number} is no JSON object with a step; remove the line")
         lines.append(values)
     return lines

@@ -94,6 +94,8 @@ def test_the_operative_config_can_be_read_back(folder):
     assert python(folder, "probe.py", "--gin.WIDTH=32").returncode == 0
     text = (folder / "run" / "operative.gin").read_text()
     assert "WIDTH = 32" in text and "VisionConfig.depth = 2" in text
+    assert [path.name for path in (folder / "run").iterdir()] == ["operative.gin"]
+    assert (folder / "run" / "operative.gin").stat().st_mode & 0o777 == 0o600
     result = python(folder, "probe.py", "--gin_file=run/operative.gin")
     assert result.stdout == "32 4 bfloat16\n", result.stderr
 

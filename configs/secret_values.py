@@ -1,0 +1,61 @@
+"""Secrets in configurations: values of parameters whose names say that they are keys, tokens or passwords."""
+
+import re
+from collections.abc import Iterator
+
+MASK = "'(hidden)'"
+"""What stands in the place of a value on a page."""
+
+_SECRET_WORD = re.compile(r"\w*(key|token|secret|password|passwd|passphrase|credential)s?")
+_STATEMENT = re.compile(r"(?P<name>[A-Za-z_][\w./]*)(?P<equals>\s*=\s*(?:\\\s*)?)(?P<value>.*)", re.DOTALL)
+_HARMLESS = re.compile(r"None|True|False|''|\"\"|@[\w./]+(\(\))?|%[\w./]+")
+_MACRO = re.compile(r"%([\w./]+)")
+_ENTRY = re.compile(
+    r"(?P<name>'[^'\n]*'|\"[^\"\n]*\")(?P<colon>\s*:\s*)(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+)
+_LOGIN = re.compile(r"://[^\s/@'\"]+@")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the name of a parameter says that its value is a secret, as that of `Tracker.api_key` does."""
+    words = re.split(r"[._/\W]+", re.split(r"[./]", name)[-1].lower())
+    return any(_SECRET_WORD.fullmatch(word) for word in words)
+
+
+def masked_configuration(text: str) -> str:
+    """A gin file in which secrets are hidden.
+
+    These are the values of parameters with such names, of the macros that they refer to and of such entries of
+    dictionaries, and logins in addresses. Numbers stay, as those of `tokens` do, but for passwords.
+    """
+    statements = list(_statements(text))
+    found = [each for statement in statements if (each := _STATEMENT.fullmatch(statement))]
+    secret = {each["name"] for each in found if is_secret_name(each["name"])}
+    secret |= {macro for each in found if each["name"] in secret for macro in _MACRO.findall(each["value"])}
+    return "".join(_masked(statement, secret) for statement in statements)
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements with their line ends; lines that are indented or close a bracket belong to the one before."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        if statement and line[0] not in " \t)]}":
+            yield statement
+            statement = ""
+        statement += line
+    yield statement
+
+
+def _masked(statement: str, secret: set[str]) -> str:
+    found = _STATEMENT.fullmatch(statement)
+    if found and found["name"] in secret:
+        value = found["value"].strip()
+        is_text = "'" in value or '"' in value or "pass" in found["name"].lower()
+        if is_text and not _HARMLESS.fullmatch(value):
+            return f"{found['name']}{found['equals']}{MASK}{statement[len(statement.rstrip()) :]}"
+    return _LOGIN.sub("://(hidden)@", _ENTRY.sub(_masked_entry, statement))
+
+
+def _masked_entry(found: re.Match[str]) -> str:
+    value = MASK if is_secret_name(found["name"].strip("'\"")) else found["value"]
+    return f"{found['name']}{found['colon']}{value}"
