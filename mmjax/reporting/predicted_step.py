@@ -10,6 +10,7 @@ from mmjax.reporting.run_folder import Run
 from mmjax.training.config import TrainConfig
 from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.profiled import Profile
+from sharding.plans.plan import check_plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -29,11 +30,12 @@ def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
     """Simulates a step of a run's plan; rows have their full capacity, because programs compute all of it.
 
     Raises:
-        UserError: The run has no plan, or nothing is known about its devices.
+        UserError: The run has no plan, or one that its model does not fit, or nothing is known about its devices.
     """
     if run.plan is None:
         raise UserError("the workdir has no plan.json")
     graph = module_graph(config.model)
+    check_plan(run.plan, graph, config.data.rows, run.plan.device_count)
     loads = RowLoadStatistics(capacity_row_loads(global_batch_spec(config.data, config.model).arrays, graph))
     path = run.workdir / PROFILE_FILE
     profile = Profile.load(path) if path.is_file() else None

@@ -45,7 +45,7 @@ def require_fields(record: Mapping[str, Any], where: str, types: Mapping[str, ty
     for name, expected in types.items():
         value = record.get(name)
         fits = is_number(value) if expected is float else type(value) is expected
-        if not fits or (expected is int and value < 0):
+        if not fits or (type(value) is int and expected is int and value < 0):
             said = one_line(repr(value)) if name in record else "missing"
             raise UserError(f"{where}: {name} is {said}; it must be {_WORDS[expected]}")
 

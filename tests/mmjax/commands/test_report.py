@@ -1,10 +1,14 @@
 """`python -m mmjax.report`: without jax, on the workdirs of runs, and what it refuses."""
 
+import json
 import pathlib
 
+import gin
 import pytest
 
 from mmjax import cli
+from mmjax.commands import report
+from mmjax.reporting.run_folder import open_run
 from tests.commands import call_command, run_without_jax
 from tests.mmjax.reporting.workdirs import PLAN, write_start, write_steps
 from tests.sharding.html.documents import parsed_page, words
@@ -54,6 +58,26 @@ def test_a_run_whose_modules_are_not_here_has_a_page_without_a_prediction(tmp_pa
     told = words(parsed_page(page.read_text()))
     assert "The step is not predicted:" in told and "of_another_machine" in told
     assert not (workdir / "report.html").exists()
+
+
+def test_a_damaged_plan_or_configuration_is_named_where_the_step_is_not_predicted(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    plan = json.loads((workdir / "plan.json").read_text())
+    spoiled = {
+        "module vision is in no unit": {"plan.json": plan | {"units": plan["units"][1:]}},
+        "7 microbatches": {"plan.json": plan | {"microbatches": 7}},
+        "operative.gin": {"operative.gin": "config.TrainConfig.steps = ((("},
+        "Unable to parse value": {"operative.gin": "steps = \0"},
+    }
+    for reason, files in spoiled.items():
+        make_workdir(workdir)
+        for name, content in files.items():
+            (workdir / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        predicted = report._predicted(open_run(workdir))
+        assert isinstance(predicted, str) and reason in predicted, predicted
+    make_workdir(workdir)
+    assert not isinstance(report._predicted(open_run(workdir)), str)
+    gin.clear_config()
 
 
 def test_what_is_no_run_or_cannot_be_written_is_refused_in_a_line(tmp_path):
