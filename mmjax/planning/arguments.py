@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from configs.secret_values import masked_configuration
 from mmjax import cli
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, cluster_file, configured_cluster
 from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, MODEL_FLAGS, flags_from_plan, taken_flags
@@ -137,6 +138,7 @@ def read_problem(
     cluster = of_plan or configured_cluster(arguments.cluster, described, default_cluster)
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
+    bindings = "\n".join(" ".join(binding.split()) for binding in arguments.gin)
     return ProblemInputs(
         config=config,
         cluster=cluster,
@@ -144,7 +146,7 @@ def read_problem(
         profile=_profile(arguments, cluster) if arguments.profile else None,
         configuration=NamedConfiguration(
             gin_file=files,
-            gin=tuple(" ".join(binding.split()) for binding in arguments.gin),
+            gin=tuple(masked_configuration(bindings).splitlines()),
             data=data,
             trainable=config.trainable,
             profile=arguments.profile,

@@ -56,6 +56,13 @@ def read(tmp_path, text: str = TEXT, made_for: PlanPurpose | None = None, **give
     return read_problem(ProblemArguments(**arguments), made_for)
 
 
+def test_a_plan_does_not_name_the_secrets_of_its_configuration(tmp_path):
+    bindings = ("LOGIN_TOKEN =  's3cr3t'", "architectures.BackboneConfig.name = %LOGIN_TOKEN")
+    named = read(tmp_path, gin=bindings).configuration.gin
+    assert named == ("LOGIN_TOKEN = '(hidden)'", bindings[1])
+    assert read(tmp_path).configuration.gin == ()
+
+
 def test_a_gin_file_describes_a_cluster(tmp_path):
     inputs = read(tmp_path)
     assert inputs.cluster == MINE
