@@ -16,6 +16,7 @@ from gin import resource_reader
 
 import configs
 from configs.errors import UserError
+from configs.whole_files import write_whole
 from mmjax.cli import gin_types  # noqa: F401  (registers a check of all values)
 from mmjax.cli.gin_errors import gin_message, known_parameters, without_call_chain
 from mmjax.cli.proposals import nearest
@@ -210,6 +211,5 @@ def write_operative_config(workdir: str) -> str:
         The path of the file.
     """
     path = pathlib.Path(workdir) / OPERATIVE_CONFIG
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(gin.operative_config_str())
+    write_whole(path, gin.operative_config_str())
     return str(path)
