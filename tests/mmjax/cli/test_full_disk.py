@@ -6,6 +6,7 @@ from configs.architectures import ModelConfig
 from configs.errors import STORAGE_FAILED, UserError
 from mmjax import cli
 from mmjax.cli.command import exit_code
+from mmjax.commands import describe_data
 from mmjax.training.run_files import write_run_files
 from mmjax.training.summary import record_start
 from mmjax.training.workdir_lock import LOCK_FILE, locked_workdir
@@ -49,3 +50,13 @@ def test_an_operative_config_that_holds_nothing(tmp_path, text):
     (tmp_path / "operative.gin").write_text(text)
     with pytest.raises(UserError, match=r"operative\.gin describes no training run: it is empty or not whole"):
         cli.run_config(tmp_path)
+
+
+def test_a_page_that_a_full_disk_does_not_take(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    work = describe_data.COMMAND.prepare(
+        describe_data.COMMAND.parse(["--gin_file=tiny.gin", "--samples=2", "--json", f"--page={page}"])
+    )
+    with small_files(0):
+        code = exit_code(work)
+    assert (code, capsys.readouterr().err.splitlines()[-1]) == (STORAGE_FAILED, f"error: {page}: File too large")
