@@ -13,7 +13,7 @@ PROCESS_LOST = 75
 """After another process of the run died or froze; as `EX_TEMPFAIL` of sysexits.h, it may work when tried again."""
 
 STORAGE_FAILED = PROCESS_LOST
-"""After a checkpoint could not be written, or a remote folder not be listed, which may work when tried again too."""
+"""After storage or memory failed a checkpoint, a remote folder or a sample, which may work when tried again too."""
 
 INTERRUPTED = 130
 """After Ctrl-C, as of a shell: 128 and the number of SIGINT."""

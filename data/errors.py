@@ -1,8 +1,10 @@
 """Errors of data and its configuration."""
 
+import functools
 import os
+from typing import Any
 
-from configs.errors import UserError
+from configs.errors import STORAGE_FAILED, UserError
 from configs.shown_text import shortened, shortened_lines
 
 
@@ -31,3 +33,24 @@ class BadSampleError(DataError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.where, self.reason)  # worker processes send errors back by pickle
+
+
+class HostError(DataError):
+    """This machine failed while a sample was read, whose content is not to blame: the run ends, and may be resumed.
+
+    Attributes:
+        where: Name of what was read; shortened.
+        reason: What failed; shortened.
+        memory: Whether memory ran out, which a damaged header may cause too.
+    """
+
+    exit_code = STORAGE_FAILED
+
+    def __init__(self, where: str | os.PathLike[str], reason: str, *, memory: bool = False) -> None:
+        super().__init__(
+            f"{os.fspath(where)}: {reason}; this machine or its storage failed, not the sample; mend it and continue"
+        )
+        self.where, self.reason, self.memory = shortened(os.fspath(where)), shortened(reason), memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), memory=self.memory), (self.where, self.reason)

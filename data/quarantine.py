@@ -1,6 +1,5 @@
 """Quarantine: the samples that are refused, each counted and listed once, in memory and in a file."""
 
-import contextlib
 import json
 import logging
 import os
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from configs.shown_text import shortened
+from configs.whole_files import append_whole
 from data.errors import DataError
 
 _LOG = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Quarantine:
         self._unlisted.append(entry)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _append_whole(self._path, "".join(json.dumps(waiting._asdict()) + "\n" for waiting in self._unlisted))
+            append_whole(self._path, "".join(json.dumps(waiting._asdict()) + "\n" for waiting in self._unlisted))
         except OSError as error:  # a full disk must not end a run
             if len(self._unlisted) == 1:
                 _LOG.warning(
@@ -171,19 +171,6 @@ class Quarantine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-
-
-def _append_whole(path: pathlib.Path, text: str) -> None:
-    """Appends all of a text to a file, or nothing: what a full disk leaves of it is removed."""
-    with path.open("ab", buffering=0) as file:
-        size, rest = file.seek(0, os.SEEK_END), memoryview(text.encode())
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):  # of a device
-                file.truncate(size)
-            raise
 
 
 def _listed_in(path: pathlib.Path) -> set[tuple[str, str]]:

@@ -5,12 +5,39 @@ import io
 import operator
 import os
 import pathlib
-from typing import ClassVar, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, ClassVar, Protocol, SupportsIndex, runtime_checkable
 
 from configs.encoders import AudioConfig, VisionConfig
 from data.errors import BadSampleError
+from data.host_faults import bad_sample
 
 ROLES = ("system", "user", "assistant")
+
+
+class MediaFile(io.FileIO):
+    """An opened file that remembers that a read failed, which most decoders take for its end.
+
+    Attributes:
+        failed: The first error of a read.
+    """
+
+    failed: OSError | None = None
+
+    def readinto(self, buffer: Any, /) -> int:
+        """As of FileIO."""
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            self.failed = self.failed or error
+            raise
+
+    def readall(self) -> bytes:
+        """As of FileIO."""
+        try:
+            return super().readall()
+        except OSError as error:
+            self.failed = self.failed or error
+            raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +67,8 @@ class Media:
         """Reads all bytes.
 
         Raises:
-            BadSampleError: The file cannot be read or ends before the range does.
+            BadSampleError: The file is missing or ends before the range does.
+            HostError: The host fails to read it.
         """
         if not self.path:
             return self.content
@@ -48,8 +76,8 @@ class Media:
             with pathlib.Path(self.path).open("rb") as file:
                 file.seek(self.offset)
                 content = file.read(self.size)
-        except OSError as error:
-            raise BadSampleError(self.where, error.strerror or type(error).__name__) from error
+        except (OSError, MemoryError) as error:
+            raise bad_sample(self.where, error, getattr(error, "strerror", None) or "") from error
         if len(content) < self.size:
             raise BadSampleError(self.where, f"{len(content)} of {self.size} bytes are there: the file is truncated")
         return content
@@ -58,13 +86,13 @@ class Media:
         """Opens a stream over the bytes, of which a decoder may read the header alone; the caller closes it.
 
         Raises:
-            BadSampleError: As `read`.
+            BadSampleError, HostError: As `read`.
         """
         if self.path and not self.offset and self.size < 0:
             try:
-                return pathlib.Path(self.path).open("rb")
+                return io.BufferedReader(MediaFile(self.path))
             except OSError as error:
-                raise BadSampleError(self.where, error.strerror or type(error).__name__) from error
+                raise bad_sample(self.where, error, error.strerror or "") from error
         return io.BytesIO(self.read())
 
 

@@ -11,6 +11,7 @@ from data.datasets.dataset import RandomAccessSamples
 from data.datasets.media_parts import MediaParts
 from data.datasets.sample_draft import SampleDraft
 from data.errors import BadSampleError, DataError
+from data.host_faults import retried
 from data.media.tiling import ImageTiling
 from data.records import Record, RecordSource
 from data.samples.encoder_format import EncoderFormat
@@ -173,7 +174,8 @@ def join_records(records: RecordSource, build: BuildSample, kind: str, tokens: i
     starts, room = [0], 0
     for number in range(len(records)):
         try:
-            length = len(build(records[number], kind).layout.tokens)
+            sample = retried(lambda number=number: build(records[number], kind), f"record {number} of {kind}")
+            length = len(sample.layout.tokens)
         except BadSampleError:
             length = tokens + 1
         if number and length > room:

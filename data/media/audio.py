@@ -5,6 +5,7 @@ import functools
 import io
 import logging
 import re
+import typing
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Float32
 
 from data.errors import BadSampleError
 from data.extras import missing_extra
+from data.media.decoding import UntilItFails, decoding
 from data.media.mel import SAMPLE_RATE
 from data.records import Media
 
@@ -38,6 +40,7 @@ _SHORT_DATA = re.compile(r"^\s*data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 _UNKNOWN_SAMPLES = 2**63 - 1  # libsndfile's number for a FLAC whose header has none
 # The tag in the first frame of an MP3 that has the number of frames (bit 0 of the flags).
 _MP3_LENGTH = re.compile(rb"(?:Xing|Info)...(.)", re.DOTALL)
+_OUT_OF_MEMORY = 17  # libsndfile's SFE_MALLOC_FAILED
 _MAX_MP3_FRAME = 2881  # bytes: MPEG-2 at 160 kbit/s and 8 kHz, with padding
 _UNKNOWN_SIZE = 0x7FFFFFFF  # sizes from here on are placeholders of programs that could not seek back
 _MAX_OGG_PAGE = 27 + 255 + 255 * 255  # bytes: header, segment table, segments
@@ -114,27 +117,29 @@ class _Longer(io.BytesIO):
 def _open_audio(media: Media) -> Iterator[tuple[soundfile.SoundFile, int | None]]:
     """Opens a clip whose header is valid, with the number of samples, None where the header does not have it.
 
-    Every error inside the context becomes BadSampleError.
+    Errors inside the context are those of `decoding`.
     """
-    try:
-        with contextlib.ExitStack() as opened:
-            stream = opened.enter_context(media.open())
-            file = opened.enter_context(_Sequential(stream))
-            announced = file.frames if _has_length(file, stream) else None
-            if announced is None and file.format == "MP3":
-                file = opened.enter_context(_Sequential(_Longer(media.read())))
-            reason = _header_fault(file, stream, announced)
-            if reason:
-                raise BadSampleError(media.where, reason)
-            yield file, announced
-    except BadSampleError:
-        raise
-    except soundfile.LibsndfileError as error:
-        reason = error.error_string.rstrip(".")
-        raise BadSampleError(media.where, f"{reason}; read are {', '.join(AUDIO_FORMATS)}") from error
-    # A damaged header leads to others: MemoryError, ValueError, a size that no C integer holds.
-    except Exception as error:
-        raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
+    with contextlib.ExitStack() as opened:
+        stream = opened.enter_context(decoding(media, _explain))
+        try:
+            file = opened.enter_context(_Sequential(typing.cast(typing.BinaryIO, UntilItFails(stream))))
+        except soundfile.LibsndfileError as error:
+            if error.code == _OUT_OF_MEMORY:
+                raise MemoryError from error
+            raise
+        announced = file.frames if _has_length(file, stream) else None
+        if announced is None and file.format == "MP3":
+            file = opened.enter_context(_Sequential(_Longer(media.read())))
+        reason = _header_fault(file, stream, announced)
+        if reason:
+            raise BadSampleError(media.where, reason)
+        yield file, announced
+
+
+def _explain(error: Exception) -> str:
+    if not isinstance(error, soundfile.LibsndfileError):
+        return ""
+    return f"{error.error_string.rstrip('.')}; read are {', '.join(AUDIO_FORMATS)}"
 
 
 def _has_length(file: soundfile.SoundFile, stream: io.BufferedReader | io.BytesIO) -> bool:

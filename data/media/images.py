@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from data.errors import BadSampleError
+from data.media.decoding import decoding
 from data.media.patches import to_uint8
 from data.records import Media
 
@@ -106,24 +107,20 @@ def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _open_image(media: Media) -> Iterator[Image.Image]:
-    """Opens an image whose header is valid, without decoding; every error inside becomes BadSampleError."""
-    try:
-        with media.open() as stream, Image.open(stream, formats=IMAGE_FORMATS) as image:
-            width, height = image.size
-            if width < 1 or height < 1:
-                raise BadSampleError(media.where, f"{height}x{width} pixels")
-            if width * height > MAX_PIXELS:
-                raise BadSampleError(media.where, f"{height}x{width} pixels are more than {MAX_PIXELS}")
-            if image.mode in _UNKNOWN_RANGE:
-                raise BadSampleError(media.where, f"pixels of mode {image.mode} have no known range")
-            yield image
-    except BadSampleError:
-        raise
-    except UnidentifiedImageError as error:
-        raise BadSampleError(media.where, f"no complete header of {', '.join(IMAGE_FORMATS)}") from error
-    # Pillow's decoders raise nearly anything for a damaged file: OSError, SyntaxError, ValueError, struct.error.
-    except Exception as error:
-        raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
+    """Opens an image whose header is valid, without decoding; errors inside are those of `decoding`."""
+    with decoding(media, _explain) as stream, Image.open(stream, formats=IMAGE_FORMATS) as image:
+        width, height = image.size
+        if width < 1 or height < 1:
+            raise BadSampleError(media.where, f"{height}x{width} pixels")
+        if width * height > MAX_PIXELS:
+            raise BadSampleError(media.where, f"{height}x{width} pixels are more than {MAX_PIXELS}")
+        if image.mode in _UNKNOWN_RANGE:
+            raise BadSampleError(media.where, f"pixels of mode {image.mode} have no known range")
+        yield image
+
+
+def _explain(error: Exception) -> str:
+    return f"no complete header of {', '.join(IMAGE_FORMATS)}" if isinstance(error, UnidentifiedImageError) else ""
 
 
 def _orientation(image: Image.Image) -> int:
@@ -148,6 +145,8 @@ def _exif_orientation(image: Image.Image) -> int | None:
     try:
         exif.load(bytes.fromhex("".join(text.split("\n")[3:])) if text else image.info.get("exif", b""))
         return exif.get(ExifTags.Base.Orientation)
+    except MemoryError:
+        raise
     except Exception:  # viewers show an image with a damaged EXIF block as it is stored
         return None
 

@@ -10,6 +10,7 @@ from jaxtyping import UInt8
 
 from data.errors import BadSampleError
 from data.extras import missing_extra
+from data.media.decoding import UntilItFails, decoding
 from data.media.images import MAX_PIXELS
 from data.media.video_sampling import VideoHeader
 from data.records import Media
@@ -196,29 +197,37 @@ class _FrameReader:
 
 @contextlib.contextmanager
 def _open_video(media: Media) -> Iterator[_OpenVideo]:
-    """Opens a clip and its first video stream; every error inside the context becomes BadSampleError."""
+    """Opens a clip and its first video stream; errors inside the context are those of `decoding`."""
     # Options of the container alone: PyAV 17.0 crashes where streams, to which it hands others, turn up late (FLV).
     options = {"format_whitelist": ",".join(VIDEO_FORMATS)}
+    with (
+        decoding(media, lambda error: f"{type(error).__name__}: {error}") as file,
+        _content_errors(media.where),
+        av.open(UntilItFails(file), "r", container_options=options, **_LENIENT) as container,
+    ):
+        if not container.streams.video:
+            raise BadSampleError(media.where, "it has no video stream")
+        stream = container.streams.video[0]
+        if not 1 <= stream.width * stream.height <= MAX_PIXELS:
+            raise BadSampleError(
+                media.where, f"frames of {stream.height}x{stream.width} pixels; 1 to {MAX_PIXELS} are read"
+            )
+        stream.codec_context.thread_count = 1  # samples are decoded side by side
+        yield container, stream
+
+
+@contextlib.contextmanager
+def _content_errors(where: str) -> Iterator[None]:
+    """Errors of FFmpeg as BadSampleError: it says EIO and EPERM of content too; only its ENOMEM tells of the host."""
     try:
-        with media.open() as file, av.open(file, "r", container_options=options, **_LENIENT) as container:
-            if not container.streams.video:
-                raise BadSampleError(media.where, "it has no video stream")
-            stream = container.streams.video[0]
-            if not 1 <= stream.width * stream.height <= MAX_PIXELS:
-                raise BadSampleError(
-                    media.where, f"frames of {stream.height}x{stream.width} pixels; 1 to {MAX_PIXELS} are read"
-                )
-            stream.codec_context.thread_count = 1  # samples are decoded side by side
-            yield container, stream
-    except BadSampleError:
-        raise
-    except av.error.ArgumentError as error:  # what FFmpeg says of a format that is not allowed
-        raise BadSampleError(media.where, f"{error.strerror}; read are {', '.join(VIDEO_FORMATS)}") from error
+        yield
     except av.error.FFmpegError as error:
-        raise BadSampleError(media.where, error.strerror or type(error).__name__) from error
-    # A damaged header leads to others: ValueError, MemoryError, OverflowError.
-    except Exception as error:
-        raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
+        if isinstance(error, MemoryError):
+            raise
+        reason = error.strerror or type(error).__name__
+        if isinstance(error, av.error.ArgumentError):  # what FFmpeg says of a format that is not allowed
+            reason = f"{reason}; read are {', '.join(VIDEO_FORMATS)}"
+        raise BadSampleError(where, reason) from error
 
 
 def _end(

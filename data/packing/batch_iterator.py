@@ -101,6 +101,7 @@ class BatchIterator(Iterator[GlobalBatch]):
         """
         batch = next(self._iterator)
         self._refusals.add(batch.refused)
+        self._refusals.follow(batch.sample_ids)
         if self._refusals.excess():
             _LOG.warning("too many samples are refused; the rest of the window is read to list all that are")
             with contextlib.suppress(StopIteration, DataError):  # the refusals are the error to report

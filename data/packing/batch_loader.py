@@ -12,7 +12,7 @@ from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.packing.dealt_phases import NO_PHASES, DealtPhases, HostArrays
 from data.packing.global_batch import BatchTotals, GlobalBatch, build_global_batch
-from data.packing.packed_rows import empty_rows, pack_rows
+from data.packing.packed_rows import REFUSED_SAMPLE, empty_rows, pack_rows
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.refusals import Refusal, call_or_refuse
 from data.packing.step_planner import StepPlan
@@ -63,7 +63,9 @@ class BatchLoader:
         )
         refused = {sample_id: sample for sample_id, sample in loaded.items() if isinstance(sample, Refusal)}
         for row, ids in enumerate(plan.rows):
-            packed.sample_ids[row, : len(ids)] = [-1 if sample_id in refused else sample_id for sample_id in ids]
+            packed.sample_ids[row, : len(ids)] = [
+                REFUSED_SAMPLE if sample_id in refused else sample_id for sample_id in ids
+            ]
         totals = BatchTotals.from_sizes(
             (plan.sizes[sample_id] for ids in plan.rows for sample_id in ids), sample_format
         )

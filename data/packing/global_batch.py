@@ -41,7 +41,7 @@ class GlobalBatch:
               `{name}_conditions` int32[n, g, q], positions in the row.
             - `generator`: `images` float32[n, g, z, z, c] in [-1, 1]; `weights` float32[n, g], which sum to
               `generator_weight`; `samples` int32[n, g], the sample ids that key noise and time.
-        sample_ids: int32[n, most samples of a row], -1 for none.
+        sample_ids: int32[n, most samples of a row]; -1 for none, -2 where decoding refused one.
         counts: By module name, (real, capacity): patches, frames, tokens and target images.
         targets: Number of target tokens.
         state: State from which the pipeline continues after this batch; empty for a batch built by hand.

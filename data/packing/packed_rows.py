@@ -12,6 +12,9 @@ from data.samples.sample import Sample, SampleSizes
 from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TOKEN_COLUMNS, TokenLayout
 
+NO_SAMPLE, REFUSED_SAMPLE = -1, -2
+"""In the place of a sample's id: there is none, or decoding refused it."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PackedRows:
@@ -25,7 +28,7 @@ class PackedRows:
         target_images: float32[n, g, z, z, 3].
         condition_positions: int32[n, g, q].
         target_image_samples: int32[n, g], sample id of each target image, -1 for padding.
-        sample_ids: int32[n, most samples of a row], -1 for none.
+        sample_ids: int32[n, most samples of a row]; `NO_SAMPLE` for none, `REFUSED_SAMPLE` where decoding refused one.
     """
 
     layout: TokenLayout
@@ -64,7 +67,7 @@ def empty_rows(count: int, capacity: RowCapacity, sample_format: SampleFormat) -
         target_images=np.zeros((count, images, size, size, 3), np.float32),
         condition_positions=np.zeros((count, images, conditions), np.int32),
         target_image_samples=np.full((count, images), -1, np.int32),
-        sample_ids=np.full((count, capacity.samples), -1, np.int32),
+        sample_ids=np.full((count, capacity.samples), NO_SAMPLE, np.int32),
     )
 
 

@@ -4,20 +4,29 @@ An unreadable sample is one whose record or media cannot be used (`BadSampleErro
 capacity of a row.
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, TypeVar, get_args
 
+import numpy as np
+from jaxtyping import Int32
+
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
+from data.host_faults import retried
+from data.packing.packed_rows import NO_SAMPLE, REFUSED_SAMPLE
 from data.quarantine import Quarantine
 from data.samples.sample import SampleSizes
 
 _Result = TypeVar("_Result")
 
 RefusalCause = Literal["unreadable", "oversized"]
+
+MOST_IN_A_ROW = 100
+"""Unreadable samples that follow one another, at which a run ends."""
 
 
 class Refusal(NamedTuple):
@@ -37,9 +46,13 @@ class Refusal(NamedTuple):
 
 
 def call_or_refuse(method: Callable[[int], _Result], samples: SampleIndex, sample_id: int) -> _Result | Refusal:
-    """What a method of the sample index returns for a sample, or the refusal of a sample that cannot be read."""
+    """What a method of the sample index returns for a sample, or the refusal of a sample that cannot be read.
+
+    Raises:
+        HostError: The host fails to read it, whenever it is tried.
+    """
     try:
-        return method(sample_id)
+        return retried(functools.partial(method, sample_id), f"sample {sample_id}")
     except BadSampleError as error:
         return Refusal("unreadable", samples.kind_of(sample_id), error.where, error.reason)
 
@@ -62,6 +75,28 @@ def _list_file(folder: str | os.PathLike[str], cause: str) -> pathlib.Path:
     return pathlib.Path(folder) / f"{cause}.jsonl"
 
 
+class UnreadableInARow:
+    """Counts the unreadable samples that follow one another, whose data set or storage is not what was meant."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.too_many = False
+
+    def add(self, unreadable: Iterable[bool]) -> None:
+        """Adds samples in their order, each unreadable or not; `too_many` once `MOST_IN_A_ROW` were."""
+        for each in unreadable:
+            self._count = self._count + 1 if each else 0
+            self.too_many |= self._count >= MOST_IN_A_ROW
+
+
+def too_many_in_a_row(last: str) -> str:
+    """The message of an error for `UnreadableInARow`; `last` names a refused sample and the reason."""
+    return (
+        f"{MOST_IN_A_ROW} samples in a row cannot be used, which ends a run whatever DataConfig.max_refused_share "
+        f"allows; see whether the data set is the one that is meant, and whole; the last: {last}"
+    )
+
+
 class RefusalLog:
     """All refused samples, each once, in one quarantine for each cause. Too many unreadable samples end a run."""
 
@@ -76,6 +111,7 @@ class RefusalLog:
             "unreadable": Quarantine(counts, max_unreadable_share, "DataConfig.max_refused_share"),
             "oversized": Quarantine(counts, None),
         }
+        self._in_a_row = UnreadableInARow()
 
     def list_in(self, folder: str | os.PathLike[str]) -> None:
         """Lists every refused sample in `unreadable.jsonl` or `oversized.jsonl` of a folder as it is added."""
@@ -87,9 +123,19 @@ class RefusalLog:
         for refusal in refusals:
             self._quarantines[refusal.cause].add(refusal.kind, refusal.key, refusal.reason)
 
+    def follow(self, sample_ids: Int32[np.ndarray, "n m"]) -> None:
+        """Counts the samples of a batch (`GlobalBatch.sample_ids`) that decoding refused one after another."""
+        self._in_a_row.add((sample_ids[sample_ids != NO_SAMPLE] == REFUSED_SAMPLE).tolist())
+
     def excess(self) -> str:
-        """The message of an error if too many samples are unreadable; empty otherwise."""
-        return self._quarantines["unreadable"].excess()
+        """The message of an error if too many samples are unreadable, of a kind or in a row; empty otherwise."""
+        unreadable = self._quarantines["unreadable"]
+        if message := unreadable.excess():
+            return message
+        if not self._in_a_row.too_many:
+            return ""
+        last = unreadable.entries[-1]
+        return too_many_in_a_row(f"{last.key}: {last.reason}")
 
     def counts(self) -> dict[str, int]:
         """Number of distinct refused samples by cause: `unreadable_samples`, `oversized_samples`."""

@@ -18,7 +18,7 @@ from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.grouping.algorithms import GroupingAlgorithm
 from data.packing.grouping.steps import FormSteps, form_window_steps
-from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
+from data.packing.refusals import Refusal, UnreadableInARow, call_or_refuse, oversized_refusal, too_many_in_a_row
 from data.samples.sample import SampleSizes
 
 OrderRows = Callable[[Sequence[Sequence[SampleSizes]]], Int[np.ndarray, " n"]]
@@ -115,11 +115,17 @@ class StepPlanner:
         """The steps that follow a state.
 
         Raises:
-            DataError: None of the samples of an epoch can be used, or one is oversized and the planner is strict.
+            DataError: None of the samples of an epoch can be used, `MOST_IN_A_ROW` in a row are unreadable, or one is
+                oversized and the planner is strict.
         """
-        skipped_steps, unusable_samples = state.steps_taken, 0
+        skipped_steps, unusable_samples, in_a_row = state.steps_taken, 0, UnreadableInARow()
         while True:
             window = self._plan_window(state)
+            in_a_row.add(window.unreadable)
+            if in_a_row.too_many:
+                yield StepPlan((), {}, window.next, window.refused)  # they are listed before the run ends
+                last = [refusal for refusal in window.refused if refusal.cause == "unreadable"][-1]
+                raise DataError(too_many_in_a_row(f"{last.key}: {last.reason}"))
             if window.refused and not window.steps:
                 yield StepPlan((), {}, window.next, window.refused)
             unusable_samples = 0 if window.sizes else unusable_samples + window.next.window_start - state.window_start
@@ -140,8 +146,10 @@ class StepPlanner:
     def _plan_window(self, state: PlannerState) -> "_PlannedWindow":
         epoch_end = (state.window_start // self.epoch_length + 1) * self.epoch_length
         end = min(state.window_start + self.window_size, epoch_end, len(self.sample_stream))
-        sample_ids = [*state.carried_samples, *self._read_stream(state.window_start, end)]
+        stream = list(self._read_stream(state.window_start, end))
+        sample_ids = [*state.carried_samples, *stream]
         sizes, refused = self._read_sizes(sample_ids)
+        unreadable = [sample_id in refused and refused[sample_id].cause == "unreadable" for sample_id in stream]
         usable = [sample_id for sample_id in sample_ids if sample_id in sizes]
         random = np.random.default_rng((self.seed, state.window_number))
         stream_ends = end == len(self.sample_stream)
@@ -151,7 +159,8 @@ class StepPlanner:
             leftover = leftover[self.rows_per_step :]
         carried = tuple(sample_id for row in leftover for sample_id in row)
         next_state = PlannerState(end, state.window_number + 1, 0, carried)
-        return _PlannedWindow(steps, sizes, refused, next_state, stream_ends and not carried)
+        is_last = stream_ends and not carried
+        return _PlannedWindow(steps, sizes, tuple(refused.values()), unreadable, next_state, is_last)
 
     def _read_stream(self, start: int, end: int) -> Iterator[int]:
         for position in range(start, end):
@@ -159,20 +168,21 @@ class StepPlanner:
             assert sample_id is not None  # a grain.MapDataset that was filtered would have gaps
             yield int(sample_id)
 
-    def _read_sizes(self, sample_ids: Sequence[int]) -> tuple[dict[int, SampleSizes], tuple[Refusal, ...]]:
-        """The sizes of all usable samples, and the refusals of the others."""
-        sizes, refused = {}, []
+    def _read_sizes(self, sample_ids: Sequence[int]) -> tuple[dict[int, SampleSizes], dict[int, Refusal]]:
+        """The sizes of all usable samples, and the refusals of the others, by id."""
+        sizes: dict[int, SampleSizes] = {}
+        refused: dict[int, Refusal] = {}
         for sample_id in dict.fromkeys(sample_ids):
             sample_sizes = call_or_refuse(self.sample_index.sizes, self.sample_index, sample_id)
             if isinstance(sample_sizes, Refusal):
-                refused.append(sample_sizes)
+                refused[sample_id] = sample_sizes
             elif oversized := oversized_refusal(sample_sizes, self.capacity, self.sample_index, sample_id):
                 if self.strict:
                     raise DataError(f"sample {sample_id} ({oversized.kind}): {oversized.reason}")
-                refused.append(oversized)
+                refused[sample_id] = oversized
             else:
                 sizes[sample_id] = sample_sizes
-        return sizes, tuple(refused)
+        return sizes, refused
 
     def _form_steps(
         self,
@@ -207,10 +217,11 @@ class StepPlanner:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PlannedWindow:
-    """The steps of a window, and the state after it."""
+    """The steps of a window, and the state after it; `unreadable` says of each new sample whether it is."""
 
     steps: list[tuple[Row, ...]]
     sizes: Mapping[int, SampleSizes]
     refused: tuple[Refusal, ...]
+    unreadable: list[bool]
     next: PlannerState
     is_last: bool

@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from data.errors import DataError
+from data.errors import DataError, HostError
 from data.extras import missing_extra
 from data.packing.global_batch import GlobalBatch
 from data.packing.phases.item_tables import PhaseCapacityError
@@ -29,7 +29,7 @@ _CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class ProducerUnavailableError(Exception):
-    """A producer cannot be reached or broke off; any other producer can take its place."""
+    """A producer cannot be reached, broke off or has a faulty host; any other producer can take its place."""
 
 
 def check_address(address: str) -> None:
@@ -61,7 +61,8 @@ class ProducerConnection:
             timeout: Seconds that it may take.
 
         Raises:
-            ProducerUnavailableError: The producer cannot be reached, breaks off, or exceeds the timeout.
+            ProducerUnavailableError: The producer cannot be reached, breaks off, exceeds the timeout, or its host fails
+                to read a sample.
             DataError: The producer refuses the request, with its reason.
             PhaseCapacityError: The items of the step do not fit into the rows of a phase.
         """
@@ -95,6 +96,8 @@ class ProducerConnection:
             refusal = getattr(error, "extra_info", b"")
             if refusal:  # only a producer that refuses a request gives a reason
                 name, _, reason = refusal.decode(errors="replace").partition("\n")
+                if name == HostError.__name__:  # another host may be able to
+                    raise ProducerUnavailableError(reason) from error
                 kind = PhaseCapacityError if name == PhaseCapacityError.__name__ else DataError
                 raise kind(f"producer {self._address}: {reason}") from error
             raise ProducerUnavailableError(str(error).splitlines()[0].split(" gRPC client debug context")[0]) from error

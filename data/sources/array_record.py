@@ -11,6 +11,7 @@ A part is {"text": "..."}, {"image": size, "where": "..."} or {"audio": size, "w
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from data.errors import BadSampleError, DataError
+from data.host_faults import described_fault, retried
 from data.quarantine import Quarantine
 from data.records import (
     MEDIA_PARTS,
@@ -79,7 +81,7 @@ class ArrayRecord:
         try:
             content = self._readers[file][row]
         except (RuntimeError, IndexError) as error:  # what the reader raises for damaged files
-            raise BadSampleError(where, f"it is damaged: {error}") from error
+            raise described_fault(where, error) or BadSampleError(where, f"it is damaged: {error}") from error
         return decode_record(where, content)
 
 
@@ -111,9 +113,9 @@ def write_array_record(path: str, records: RecordSource | Sequence[Record], quar
             for index in range(len(records)):
                 key = ""
                 try:
-                    record = records[index]
+                    record = retried(functools.partial(records.__getitem__, index), f"{source}[{index}]")
                     key = record.key
-                    writer.write(encode_record(record))
+                    writer.write(retried(functools.partial(encode_record, record), key))
                     written += 1
                 except BadSampleError as error:
                     quarantine.add(

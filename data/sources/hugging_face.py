@@ -5,8 +5,9 @@ import pathlib
 import typing
 from typing import SupportsIndex
 
-from data.errors import BadSampleError, DataError
+from data.errors import DataError
 from data.extras import missing_extra
+from data.host_faults import bad_sample
 from data.records import Record, check_index
 from data.sources.record_columns import RecordColumns
 
@@ -91,7 +92,7 @@ class HuggingFaceDataset:
         try:
             row = typing.cast(pyarrow.Table, self._rows[number]).to_pylist()[0]
         except Exception as error:  # Arrow raises nearly anything for a damaged file
-            raise BadSampleError(key, f"{type(error).__name__}: {error}") from error
+            raise bad_sample(key, error) from error
         return self._columns.record(key, row, self._folder)
 
 

@@ -9,8 +9,9 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from data.errors import BadSampleError, DataError
+from data.errors import DataError
 from data.extras import missing_extra
+from data.host_faults import bad_sample
 from data.records import Record, check_index
 from data.sources.paths import check_folder, find_files
 from data.sources.record_columns import RecordColumns
@@ -100,7 +101,7 @@ class ParquetTable:
             table = self._row_groups.read(path, group_of_file, self._columns.names)
             row = table.slice(number - int(self._starts[group]), 1).to_pylist()[0]
         except Exception as error:
-            raise BadSampleError(key, f"{type(error).__name__}: {error}") from error
+            raise bad_sample(key, error) from error
         return self._columns.record(key, row, self._folder or str(pathlib.Path(path).parent))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from data.errors import BadSampleError
+from data.host_faults import bad_sample
 from data.media.images import encode_image
 from data.records import MEDIA_PARTS, Media, Record, check_index
 from data.sources.messages import parse_messages
@@ -58,7 +59,7 @@ class RecordList:
         try:
             fields = self._records[number]
         except OSError as error:  # of a sequence that opens files
-            raise BadSampleError(key, f"{type(error).__name__}: {error}") from error
+            raise bad_sample(key, error) from error
         if not isinstance(fields, Mapping) or not set(fields) <= set(_FIELDS):
             found = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else type(fields).__name__
             raise BadSampleError(key, f"a record is a dictionary of {', '.join(_FIELDS)}; this one is of {found}")
@@ -81,7 +82,7 @@ class RecordList:
             try:
                 return Media(where, content=encode_image(value))
             except (ValueError, OSError) as error:
-                raise BadSampleError(key, str(error)) from error
+                raise bad_sample(key, error, str(error)) from error
         if isinstance(value, bytes) and value:
             return Media(where, content=value)
         raise BadSampleError(key, f"the {field} is a {type(value).__name__}, neither a path nor the bytes of a file")

@@ -77,6 +77,8 @@ def render(
     # A template can make any operation of Python fail.
     except LimitExceededError as error:
         raise TemplateLimitError(str(error)) from error
+    except MemoryError:  # the limits keep a template far from it
+        raise
     except Exception as error:
         raise TemplateRefusalError(f"{error}".splitlines()[0] if f"{error}" else type(error).__name__) from error
 

@@ -2,6 +2,7 @@
 
 import atexit
 import dataclasses
+import errno
 import os
 import select
 import sys
@@ -9,7 +10,15 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError
+from configs.errors import (
+    DEVICE_FAILED,
+    INTERRUPTED,
+    OUTPUT_CLOSED,
+    PROCESS_LOST,
+    STORAGE_FAILED,
+    USAGE_ERROR,
+    UserError,
+)
 from configs.shown_text import one_line
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
@@ -17,6 +26,8 @@ from mmjax.distributed.devices import ensure_cpu_devices
 from mmjax.distributed.joining import initialize_distributed
 from mmjax.training.heartbeat.leaving import leave_at_once
 from sharding.runtime.compilation_cache import enable_compilation_cache
+
+_STORAGE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 Work = Callable[[], int | None]
 """What a command does after its checks: returns the exit code, or None for 0."""
@@ -91,10 +102,12 @@ def exit_code(work: Work) -> int:
             raise
         code = OUTPUT_CLOSED
     except OSError as error:
-        if error.filename is None:
+        of_storage = error.errno in _STORAGE_FAULTS
+        if error.filename is None and not of_storage:
             raise
-        print(f"error: {one_line(f'{os.fspath(error.filename)}: {error.strerror}')}", file=sys.stderr)
-        code = USAGE_ERROR
+        where = "" if error.filename is None else f"{os.fspath(error.filename)}: "
+        print(f"error: {one_line(f'{where}{error.strerror}')}", file=sys.stderr)
+        code = STORAGE_FAILED if of_storage else USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED

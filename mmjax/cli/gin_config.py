@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import pathlib
 import re
 import sys
@@ -17,6 +16,7 @@ from gin import resource_reader
 
 import configs
 from configs.errors import UserError
+from configs.whole_files import write_whole
 from mmjax.cli import gin_types  # noqa: F401  (registers a check of all values)
 from mmjax.cli.gin_errors import gin_message, known_parameters, without_call_chain
 from mmjax.cli.proposals import nearest
@@ -213,10 +213,5 @@ def write_operative_config(workdir: str) -> str:
         The path of the file.
     """
     path = pathlib.Path(workdir) / OPERATIVE_CONFIG
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_name(f"{OPERATIVE_CONFIG}.tmp")
-    whole.unlink(missing_ok=True)
-    with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(gin.operative_config_str())
-    whole.replace(path)
+    write_whole(path, gin.operative_config_str(), private=True)
     return str(path)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from mmjax.cli.flags import BindingArguments, GinArguments, flag
-from mmjax.cli.gin_config import bind, configured, is_bound, parse_gin, parse_workdir
+from mmjax.cli.gin_config import OPERATIVE_CONFIG, bind, configured, is_bound, parse_gin, parse_workdir
 from mmjax.cli.values import integer, number
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ def run_config(workdir: pathlib.Path, arguments: BindingArguments | None = None)
     """
     arguments = arguments or BindingArguments()
     parse_workdir(workdir, arguments.gin)
+    if not is_bound("TrainConfig.dataset"):
+        raise UserError(
+            f"{workdir / OPERATIVE_CONFIG} describes no training run: it is empty or not whole; give the run's "
+            "configuration with --gin_file"
+        )
     return _configured_run(arguments)
 
 

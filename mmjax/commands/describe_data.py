@@ -9,6 +9,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
+from configs.whole_files import naming
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> No
         print_description(description, report_console())
     if arguments.page:
         title = f"Data of {', '.join(arguments.gin_file or (cli.QUICKSTART,))}"
-        pathlib.Path(arguments.page).write_text(html_page(description, title), encoding="utf-8")
+        with naming(arguments.page):
+            pathlib.Path(arguments.page).write_text(html_page(description, title), encoding="utf-8")
         if not arguments.json:
             print(f"Written to {arguments.page}")
 

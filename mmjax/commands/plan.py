@@ -10,6 +10,7 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from configs.errors import INTERRUPTED
+from configs.whole_files import naming
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
@@ -91,7 +92,8 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
     if arguments.json:
         print(json.dumps(document))
     if arguments.output:
-        pathlib.Path(arguments.output).write_text(chosen.to_json(), encoding="utf-8")
+        with naming(arguments.output):
+            pathlib.Path(arguments.output).write_text(chosen.to_json(), encoding="utf-8")
         if not arguments.json:
             print(f"Written to {arguments.output}")
     return 0

@@ -10,6 +10,7 @@ import itertools
 import pathlib
 from typing import TYPE_CHECKING, cast
 
+from configs.whole_files import naming
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
         measured = profile_model(
             config.model, batch.arrays, config.engine_settings, ranks, rows, recompute, arguments.steps, show
         )
-    pathlib.Path(arguments.output).write_text(measured.to_json(), encoding="utf-8")
+    with naming(arguments.output):
+        pathlib.Path(arguments.output).write_text(measured.to_json(), encoding="utf-8")
     if arguments.json:
         print(measured.to_json(), end="")
         return 0

@@ -7,6 +7,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
+from configs.whole_files import naming
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
@@ -71,7 +72,8 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
         (arguments.trace, lambda: perfetto_trace(timeline)),
     ):
         if path:
-            pathlib.Path(path).write_text(text(), encoding="utf-8")
+            with naming(path):
+                pathlib.Path(path).write_text(text(), encoding="utf-8")
             written.append(path)
     if arguments.json:
         print(json.dumps({"plan": json.loads(plan.to_json()), **timeline.summary()}))

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from configs.errors import UserError
+from configs.whole_files import write_whole
 from data.media.patches import to_uint8
 from mmjax.generation.held_out_prompts import HeldOutPrompt, held_out_descriptions, held_out_questions
 from mmjax.generation.image_generation import ImageGenerator
@@ -96,8 +97,7 @@ class SampleLog:
         self._is_off = True
         _LOG.warning("no sample answers: %s", reason)
         if jax.process_index() == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / NOT_TAKEN_FILE).write_text(reason + "\n")
+            write_whole(self._folder / NOT_TAKEN_FILE, reason + "\n")
 
     def _take(self, trainer: Trainer) -> None:
         model = self._update_model(model_of_trainer(trainer))
@@ -108,9 +108,7 @@ class SampleLog:
             return
         records = [*self._answers(model, self._prompts.questions), *self._generated(model, self._prompts.descriptions)]
         path = self._folder / f"step_{model.step:06d}.jsonl"
-        whole = path.with_suffix(".tmp")
-        whole.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-        whole.replace(path)
+        write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
     def _update_model(self, newer: TrainedModel) -> TrainedModel:
         """The model with newer parameters and the programs that are compiled already."""

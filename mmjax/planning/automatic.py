@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.clusters import CLUSTERS, ClusterConfig, cluster_of_device_kind
 from configs.errors import UserError
+from configs.whole_files import write_whole
 from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from mmjax.planning.problem import make_problem
@@ -150,8 +151,7 @@ def _load_or_measure_profile(
         raise UserError("plan = 'auto' measures in one process: run python -m mmjax.profile first and pass --profile")
     (batch,) = first_batches(config, 1)
     profile = measure_profile(config, batch)
-    workdir_profile.parent.mkdir(parents=True, exist_ok=True)
-    workdir_profile.write_text(profile.to_json(), encoding="utf-8")
+    write_whole(workdir_profile, profile.to_json())
     return profile
 
 

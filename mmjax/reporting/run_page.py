@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from configs.errors import UserError
 from configs.secret_values import masked_configuration
+from configs.whole_files import write_whole
 from mmjax.reporting.metrics_charts import loss_charts, other_charts
 from mmjax.reporting.plan_drawing import plan_drawing
 from mmjax.reporting.predicted_step import PredictedTimeline, predict_timeline
@@ -57,10 +58,7 @@ def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
 
 def write_run_page(run: Run, predicted: PredictedTimeline | str, path: str | os.PathLike[str]) -> None:
     """Writes the page to a file, which is replaced at once."""
-    whole = f"{os.fspath(path)}.tmp"
-    with open(whole, "w", encoding="utf-8") as file:
-        file.write(run_page(run, predicted))
-    os.replace(whole, path)
+    write_whole(path, run_page(run, predicted))
 
 
 def write_report(workdir: pathlib.Path, config: TrainConfig) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 
 from configs.errors import UserError
+from configs.whole_files import write_whole
 from mmjax.generation.sample_log import SampleLog
 from mmjax.planning.automatic import PredictedStep, compare_prediction
 from mmjax.reporting.run_page import write_report
@@ -84,7 +85,7 @@ class RunTrainer(Trainer):
                 "passed_over": list(self._passed_over),
             }
             try:
-                (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+                write_whole(workdir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
                 write_report(workdir, config)
             except OSError as error:
                 reason = error.strerror or error

@@ -4,6 +4,7 @@ import os
 import pathlib
 
 from configs.errors import UserError
+from configs.whole_files import write_whole
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 from sharding.plans.plan import Plan
@@ -25,7 +26,6 @@ def local_workdir(workdir: str | os.PathLike[str]) -> pathlib.Path:
 
 def write_run_files(workdir: pathlib.Path, plan: Plan, tokenizer: Tokenizer, prompt_format: PromptFormat) -> None:
     """Writes the plan, the tokenizer and the prompt format; makes the folder if it is not there."""
-    workdir.mkdir(parents=True, exist_ok=True)
     plan.save(workdir / PLAN_FILE)
-    (workdir / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf-8")
-    (workdir / PROMPT_FORMAT_FILE).write_text(prompt_format.to_json(), encoding="utf-8")
+    write_whole(workdir / TOKENIZER_FILE, tokenizer.to_json())
+    write_whole(workdir / PROMPT_FORMAT_FILE, prompt_format.to_json())

@@ -13,6 +13,7 @@ import jax
 
 from configs.errors import UserError
 from configs.strict_json import read_json_file
+from configs.whole_files import append_whole
 from mmjax.training.fitting import TrainResult
 from mmjax.training.metrics.step_report import padding_fractions
 from sharding.plans.plan import Plan
@@ -78,8 +79,7 @@ def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str, pass
     time = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     line = {"time": time, "step": step, "steps": steps, "processes": jax.process_count(), "remark": remark}
     line["passed_over"] = list(passed_over)
-    with (workdir / STARTS_FILE).open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(line | environment()) + "\n")
+    append_whole(workdir / STARTS_FILE, json.dumps(line | environment()) + "\n")
 
 
 def finished_steps(workdir: pathlib.Path) -> int | None:

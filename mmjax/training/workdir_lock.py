@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 from configs.errors import UserError
 from configs.strict_json import read_json_file
+from configs.whole_files import naming
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,9 +110,10 @@ def locked_workdir(workdir: pathlib.Path, takes: bool = True) -> Iterator[None]:
     descriptor, locked = _open_locked(path)
     try:
         _refuse_unless_stale(path, locked)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(dataclasses.asdict(LockHolder.this_process())).encode())
         try:
+            with naming(path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(dataclasses.asdict(LockHolder.this_process())).encode())
             yield
         finally:
             path.unlink(missing_ok=True)  # while it is locked, so that it is this run's file

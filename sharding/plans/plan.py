@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
 from typing import Any
 
 from configs.strict_json import parse_json
+from configs.whole_files import write_whole
 from sharding.plans.bounds import MAX_DEVICES, MAX_MICROBATCHES, MAX_UNITS, name_fault
 from sharding.plans.compiled_units import check_compiled_unit
 from sharding.plans.device_ranges import device_ranges, parse_ranges
@@ -144,8 +144,8 @@ class Plan:
         return read_file(path, Plan.from_json, PlanError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a plan file."""
-        pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Writes a plan file, which is replaced at once."""
+        write_whole(path, self.to_json())
 
 
 def as_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:

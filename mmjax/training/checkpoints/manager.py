@@ -34,6 +34,10 @@ from sharding.runtime.pipeline import TrainState
 _LOG = logging.getLogger(__name__)
 
 
+MOST_FAILED_SAVES = 3
+"""Saves in a row whose failure ends a run, which would otherwise train what it cannot keep."""
+
+
 class CheckpointNotWrittenError(UserError):
     """A checkpoint could not be written; those before it are as they were."""
 
@@ -75,24 +79,32 @@ class CheckpointManager:
         self._directory_is_ready = False
         self._saving: SaveInProgress | None = None
         self._failure: CheckpointNotWrittenError | None = None
+        self._failures_in_a_row = 0
 
     def save(self, step: int, engine: Engine, state: TrainState, host_state: dict[str, Any]) -> None:
         """Starts to save the state after `step` steps, and returns when it has been copied to the host.
 
         The next step, which donates the state, may then be dispatched at once; the files are written in the
         background. Waits for an earlier save that is still being written. Layers are arrays of their own, so a save
-        takes no device memory. Saving the newest step again does nothing. A failure is kept for `wait`.
+        takes no device memory. Saving the newest step again does nothing. A failure is kept for `wait`, and the next
+        save is tried, until `MOST_FAILED_SAVES` have failed.
 
         Args:
             step: Number of updates that made the state.
             engine: The engine that made the state.
             state: The state to save. Steps that are not finite leave it unchanged, so it is finite.
             host_state: What the host knows after as many steps: a small JSON value.
+
+        Raises:
+            CheckpointNotWrittenError: As many saves in a row have failed; in all processes.
         """
         self._end_save()
         if step == self._newest_saved:
             return
         if self._failure is not None:
+            if self._failures_in_a_row >= MOST_FAILED_SAVES:
+                failure, self._failure = self._failure, None
+                raise CheckpointNotWrittenError(f"{failure}; so ended {self._failures_in_a_row} saves in a row")
             if jax.process_index() == 0:
                 _LOG.warning("%s; the run goes on", self._failure)
             self._failure = None
@@ -177,7 +189,7 @@ class CheckpointManager:
     def _end_save(self) -> None:
         saving, self._saving = self._saving, None
         if saving is not None and not self._keep_failure(saving.wait()):
-            self._newest_whole = self._newest_saved
+            self._newest_whole, self._failures_in_a_row = self._newest_saved, 0
 
     def _keep_failure(self, failures: dict[int, str]) -> bool:
         """Keeps why the newest save failed, if it did, as all processes know it, for the next call."""
@@ -190,6 +202,7 @@ class CheckpointManager:
             f"the checkpoint of step {self._newest_saved} was not written to {self._directory}{where}: {reason}; {left}"
         )
         self._newest_saved = None
+        self._failures_in_a_row += 1
         return True
 
     # ------------------------------------------------------------------ the directory, by process 0

@@ -1,11 +1,12 @@
 """The held-out accuracy of the steps that were evaluated, in a file beside the checkpoints."""
 
+import json
 import logging
-import os
 import pathlib
 
 from configs.errors import UserError
-from mmjax.training.checkpoints.json_files import read_json_object, write_json_file
+from configs.whole_files import write_whole
+from mmjax.training.checkpoints.json_files import read_json_object
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,10 +29,7 @@ def read_scores(directory: pathlib.Path) -> dict[int, float]:
 def write_scores(directory: pathlib.Path, scores: dict[int, float]) -> None:
     """Replaces the file; a failure is a warning, for the metrics have the scores too."""
     path = directory / SCORE_FILE
-    new = path.with_suffix(".new")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json_file(new, {"accuracy": {str(step): score for step, score in sorted(scores.items())}})
-        os.replace(new, path)
+        write_whole(path, json.dumps({"accuracy": {str(step): score for step, score in sorted(scores.items())}}))
     except OSError as error:
         _LOG.warning("%s is not written: %s", path, error)

@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.strict_json import read_json_lines
+from configs.whole_files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -31,7 +32,5 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def drop_later_metrics(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
     """Leaves in `metrics.jsonl` only the whole lines up to a step, and returns them; the file is replaced at once."""
     kept = [line for line in read_metrics(workdir) if line["step"] <= step]
-    whole = workdir / f"{METRICS_FILE}.tmp"
-    whole.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    whole.replace(workdir / METRICS_FILE)
+    write_whole(workdir / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
     return kept

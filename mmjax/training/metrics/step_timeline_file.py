@@ -6,6 +6,7 @@ import pathlib
 
 from configs.errors import UserError
 from configs.strict_json import read_json_file
+from configs.whole_files import write_whole
 from sharding.simulation.timeline import Timeline
 from sharding.simulation.timeline_json import read_timeline, timeline_document
 
@@ -22,10 +23,7 @@ class MeasuredStep:
 
 def write_step_timeline(workdir: pathlib.Path, step: int, timeline: Timeline) -> None:
     """Writes the timeline of a step; the file is replaced at once."""
-    path = workdir / TIMELINE_FILE
-    whole = path.with_suffix(".tmp")
-    whole.write_text(json.dumps({"step": step, **timeline_document(timeline)}), encoding="utf-8")
-    whole.replace(path)
+    write_whole(workdir / TIMELINE_FILE, json.dumps({"step": step, **timeline_document(timeline)}))
 
 
 def read_step_timeline(workdir: pathlib.Path) -> MeasuredStep | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.strict_json import read_json_file
+from configs.whole_files import write_whole
 from data.extras import missing_extra
 from mmjax.training.metrics.interface import MetricsWriter, RunStart
 from mmjax.training.metrics.metrics_file import read_metrics
@@ -67,9 +68,7 @@ class TrackedRun:
     def save(self) -> None:
         """Writes the file, which is replaced at once."""
         state = {"run_id": self.run_id, "open_folder": self.open_folder}
-        whole = self._path.with_suffix(".tmp")
-        whole.write_text(json.dumps(state | {"step": self._step, "names": sorted(self._names)}))
-        whole.replace(self._path)
+        write_whole(self._path, json.dumps(state | {"step": self._step, "names": sorted(self._names)}))
 
 
 def write_earlier_metrics(writer: MetricsWriter, start: RunStart) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.errors import BadSampleError
+from data.host_faults import retried
 from data.media.video import read_frames, read_header
 from data.media.video_sampling import VideoHeader
 from data.records import Media
@@ -254,6 +255,6 @@ def test_damaged_files_give_frames_or_bad_sample_error(position, damage):
     start = int(position * (len(content) - len(damage)))
     content[start : start + len(damage)] = damage
     try:
-        numbers_at(bytes(content), range(8))
+        retried(lambda: numbers_at(bytes(content), range(8)), "a clip")  # FFmpeg runs out of memory for some headers
     except BadSampleError as error:
         assert error.where == "a clip"

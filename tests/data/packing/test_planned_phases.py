@@ -121,7 +121,7 @@ def test_places_of_a_sample_that_cannot_be_read_stay_empty_and_no_other_moves(pi
         assert [refusal.reason for refusal in part.refused] == ["damaged"]
         assert PHASES.digest(part.arrays) == PHASES.digest(whole.arrays)
         assert tables(part).keys() == tables(whole).keys()
-        assert (part.sample_ids[1][1:] == whole.sample_ids[1][1:]).all() and part.sample_ids[1][0] == -1
+        assert (part.sample_ids[1][1:] == whole.sample_ids[1][1:]).all() and part.sample_ids[1][0] == -2
         for module, numbers in (("backbone", "segments"), ("vision", "segments"), ("generator", "weights")):
             there, all_there = part.arrays[module][numbers] != 0, whole.arrays[module][numbers] != 0
             assert not (there & ~all_there).any()

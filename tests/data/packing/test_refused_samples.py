@@ -147,3 +147,21 @@ def test_the_limit_names_its_setting():
     log.add([Refusal("unreadable", "vqa", "a.png", "cut"), Refusal("oversized", "vqa", "b.png", "large")])
     assert log.counts() == {"unreadable_samples": 1, "oversized_samples": 1}
     assert "1 of 2 samples" in log.excess() and "more than DataConfig.max_refused_share = 25.00%; " in log.excess()
+
+
+@pytest.mark.parametrize(("found", "count"), [("missing", 99), ("missing", 100), ("damaged", 99), ("damaged", 180)])
+def test_a_hundred_unreadable_samples_in_a_row_end_a_run_whatever_the_share(tmp_path, found, count):
+    """In the order of the data set where headers show it, of the rows where decoding does."""
+    bad = range(20, 20 + count)
+    source = Missing(300, **{"missing": (), "damaged": (), found: bad})
+    iterator = evaluation_batches(dataclasses.replace(VQA, window=50, max_refused_share=0.9), MODEL, source)
+    iterator.list_refused_in(tmp_path)
+    if count < 100:
+        assert sum(len(ids_of(batch)) for batch in iterator) == 201
+    else:
+        with pytest.raises(DataError, match="100 samples in a row cannot be used, .*whatever .*the last: [0-9]+: "):
+            list(iterator)
+    iterator.close()
+    listed = keys_listed(tmp_path / "unreadable.jsonl")
+    assert len(listed) >= min(count, 100) and listed <= {str(number) for number in bad}
+    assert found == "damaged" or len(listed) == count

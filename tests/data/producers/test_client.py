@@ -9,7 +9,7 @@ import pyarrow.flight as flight
 import pytest
 
 from configs.errors import UserError
-from data.errors import DataError
+from data.errors import DataError, HostError
 from data.packing.batch_requirements import BatchRequirements
 from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.phases.needed_rows import NeededRows
@@ -18,6 +18,7 @@ from data.packing.row_order import RowOrderRequest
 from data.producers import client
 from data.producers.client import remote_batches
 from data.producers.connection import TOKEN_VARIABLE
+from data.producers.server import _refusal
 from data.producers.step_request import STATUS_ACTION
 from data.samples.sample_format import SampleFormat
 from sharding.plans.plan import single_device_plan
@@ -287,6 +288,26 @@ def test_a_step_that_ends_every_producer_is_an_error(remote, monkeypatch):
     monkeypatch.setattr(client, "MIN_PROBE_INTERVAL", 0.01)
     with Breaking("grpc://127.0.0.1:0") as server, pytest.raises(DataError, match="5 times, .* step 0 after"):
         next(remote(f"127.0.0.1:{server.port}", config=dataclasses.replace(CONFIG, prefetch=1)))
+
+
+class OutOfDescriptors(Breaking):
+    """Cannot open the files of any sample."""
+
+    def do_get(self, context, ticket):
+        error = HostError("picture.png", "Too many open files")
+        raise _refusal(str(error), type(error))
+
+
+def test_a_producer_whose_host_fails_is_as_one_that_is_away(remote, expected, monkeypatch):
+    monkeypatch.setattr(client, "MIN_PROBE_INTERVAL", 0.01)
+    one_ahead = dataclasses.replace(CONFIG, prefetch=1)
+    with OutOfDescriptors("grpc://127.0.0.1:0") as faulty:
+        with pytest.raises(DataError, match=r"5 times, .*picture\.png: Too many open files.* step 0 after"):
+            next(remote(f"127.0.0.1:{faulty.port}", config=one_ahead))
+        with serving() as (_, address):
+            batches = remote(f"127.0.0.1:{faulty.port}", address, config=one_ahead)
+            assert_same(expected[0][0], next(batches))
+            batches.close()
 
 
 @pytest.mark.parametrize(

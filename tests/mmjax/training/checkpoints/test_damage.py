@@ -127,7 +127,6 @@ def with_unreadable_list(checkpoint: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "name"),
     [(with_unreadable_host_file, HOST_FILE), (with_unreadable_list, FILE_LIST)],
-    ids=lambda of: str(of),
 )
 def test_a_newer_checkpoint_that_cannot_be_read_is_no_reason_to_take_an_older_one(checkpoint, tmp_path, spoil, name):
     copy = shutil.copytree(checkpoint[0], tmp_path / "copy")

@@ -106,3 +106,29 @@ def test_a_half_deleted_checkpoint_is_passed_over_and_one_of_another_format_is_r
         shutil.rmtree(half / "2")
         with pytest.raises(UserError, match="no checkpoint is whole; start anew"):
             CheckpointManager(half, runs.MODEL).restore(engine)
+
+
+def test_a_run_ends_when_three_saves_in_a_row_have_failed(tmp_path, state, caplog):
+    blocked = tmp_path / "checkpoints"
+    blocked.write_text("in the way")
+    checkpoints = CheckpointManager(blocked, runs.MODEL)
+
+    def save(step):
+        checkpoints.save(step, runs.engine("one"), state, {})
+
+    save(1)
+    save(2)
+    blocked.unlink()
+    save(3)  # a success in between
+    checkpoints.wait()
+    shutil.rmtree(blocked)
+    blocked.write_text("in the way")
+    for step in (4, 5, 6):
+        save(step)
+    with pytest.raises(
+        CheckpointNotWrittenError, match="step 6 was not written .*; so ended 3 saves in a row"
+    ) as error:
+        save(7)
+    assert error.value.exit_code == STORAGE_FAILED
+    assert re.findall(r"step (\d) was not .*the run goes on", caplog.text) == ["1", "2", "4", "5"]
+    checkpoints.close()

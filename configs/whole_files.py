@@ -1,0 +1,61 @@
+"""Files that are there whole or not at all, in the lowest import level, and errors of writing that name the file."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+
+def write_whole(path: str | os.PathLike[str], text: str, *, private: bool = False) -> None:
+    """Writes a text to a file, which is replaced at once; a failed or killed write leaves the earlier one as it was.
+
+    Args:
+        path: The file; its folder is made if it is not there.
+        text: All that it is to hold.
+        private: Whether only its owner may read it (mode 600).
+
+    Raises:
+        OSError: It cannot be written, for instance because the disk is full; the error names the file.
+    """
+    path = pathlib.Path(path)
+    whole = path.with_name(f"{path.name}.tmp")
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            whole.unlink(missing_ok=True)  # of a killed write, with a mode of its own
+            number = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            with open(number, "w", encoding="utf-8") as file:
+                file.write(text)
+            whole.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                whole.unlink()
+            raise
+
+
+def append_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Appends all of a text to a file, or nothing: what a full disk leaves of it is removed.
+
+    Raises:
+        OSError: It cannot be written; the error names the file.
+    """
+    with naming(path), open(path, "ab", buffering=0) as file:
+        size, rest = file.seek(0, os.SEEK_END), memoryview(text.encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # of a device
+                file.truncate(size)
+            raise
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Names a file in errors of the system inside, which those of writes do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -1,0 +1,115 @@
+"""Faults of the host while a sample is read: told from faults of its content, and tried again.
+
+Which samples form a step must not depend on the host. So only what is wrong with the content makes a bad sample; memory
+or descriptors that run out, permissions, I/O errors and time-outs are tried again, and then end the run.
+"""
+
+import errno
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from data.errors import BadSampleError, HostError
+
+_LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+PAUSES = (0.1, 1.0, 10.0)
+"""Seconds before what failed is tried again, once each."""
+
+MOST_MEMORY = 4 << 30
+"""Bytes within which a thread decodes the largest sample that is read."""
+
+# Of a file that is missing, is none, or is asked for what it does not have.
+_OF_CONTENT = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV),
+    *(errno.EINVAL, errno.ESPIPE, errno.EOVERFLOW, errno.EFBIG, errno.EILSEQ, errno.EDOM, errno.ERANGE),
+)
+_DESCRIBED = tuple(
+    os.strerror(number)
+    for number in (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOMEM, errno.ETIMEDOUT)
+)
+
+
+def host_fault(where: str | os.PathLike[str], error: Exception) -> HostError | None:
+    """The error that ends a run where an exception tells of the host, and None where it tells of the content."""
+    if isinstance(error, HostError):
+        return error
+    if _is_out_of_memory(error):
+        return HostError(where, "out of memory", memory=True)
+    if not isinstance(error, OSError):
+        return None
+    by_type = isinstance(error, PermissionError | TimeoutError | ConnectionError | BlockingIOError)
+    if by_type or (error.errno is not None and error.errno > 0 and error.errno not in _OF_CONTENT):
+        named = error.filename if isinstance(error.filename, str) else where
+        return HostError(named, error.strerror or str(error) or type(error).__name__)
+    return None
+
+
+def described_fault(where: str, error: Exception) -> HostError | None:
+    """As `host_fault`, for a library that has the system's words alone."""
+    said = next((words for words in _DESCRIBED if words in str(error)), None)
+    return host_fault(where, error) or (HostError(where, said) if said else None)
+
+
+def bad_sample(where: str | os.PathLike[str], error: Exception, reason: str = "") -> BadSampleError | HostError:
+    """What to raise for an exception of a library that read a sample.
+
+    Args:
+        where: Name of the sample or its file.
+        error: What the library raised.
+        reason: What is wrong with the content, if it is the content's; the exception itself by default.
+    """
+    return host_fault(where, error) or BadSampleError(where, reason or f"{type(error).__name__}: {error}")
+
+
+def retried(call: Callable[[], _Result], where: str) -> _Result:
+    """What a call returns that reads a sample; after a fault of the host it is called again, after `PAUSES`.
+
+    Out of memory every time although `MOST_MEMORY` is free, a sample is to blame: its header asks for more.
+
+    Args:
+        call: What to call.
+        where: Name of the sample, for an exception that names no file.
+
+    Raises:
+        BadSampleError: The sample is to blame.
+        HostError: The host fails every time.
+    """
+    for pause in (*PAUSES, None):
+        try:
+            return call()
+        except Exception as error:
+            fault = host_fault(where, error)
+            if fault is None:
+                raise
+        has_memory = fault.memory and _has_memory()
+        if pause is None:
+            raise BadSampleError(fault.where, "it asks for more memory than any valid one") if has_memory else fault
+        if not has_memory:
+            _LOG.warning("%s: %s; tried again in %g s", fault.where, fault.reason, pause)
+            time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception says so; Pillow and zlib do in words of their own."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM or (error.errno is None and "out of memory" in str(error))
+    return isinstance(error, zlib.error) and str(error).startswith("Error -4 ")
+
+
+def _has_memory() -> bool:
+    """Whether the largest sample could be decoded now; nothing of what is allocated is touched."""
+    try:
+        np.empty(MOST_MEMORY, np.uint8)
+    except MemoryError:
+        return False
+    return True
