@@ -120,7 +120,7 @@ def test_every_medium_and_every_text_is_kept_in_order(messages, data):
         assert found == [f"{name}{number}" for number in range(len(found))]
     assert sum(isinstance(part, ImagePart) for part in parts) == images
     kept = "".join(part.text for part in parts if isinstance(part, TextPart))
-    told = "".join(text for speaker, text in messages if text.strip() or speaker != "system")
+    told = "".join(text for _, text in messages if text.strip())  # a blank one may hold what has no placeholder
     assert kept == re.sub("<(image|audio|video)>", "", told)
 
 
