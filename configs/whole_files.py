@@ -22,9 +22,10 @@ def write_whole(path: str | os.PathLike[str], text: str, *, private: bool = Fals
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            whole.unlink(missing_ok=True)  # of a killed write, with a mode of its own
-            number = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            number = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
             with open(number, "w", encoding="utf-8") as file:
+                if private:
+                    os.fchmod(number, 0o600)  # one that a killed write left may have another mode
                 file.write(text)
             whole.replace(path)
         except BaseException:

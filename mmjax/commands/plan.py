@@ -111,7 +111,8 @@ def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyCom
 
         def add(result: "PolicyResult") -> None:
             results.append(result)
-            show(min(len(results), total - 1), total)
+            if len(results) < total:
+                show(len(results), total)
 
         show(0, total)
         try:

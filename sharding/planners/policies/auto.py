@@ -270,14 +270,17 @@ def why_untrainable(problem: PlanningProblem, plan: Plan) -> str:
 def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
     """The most economical of the plans that the trainer can run, if there are any; else of all.
 
-    Raises PlanError if no policy has a plan.
+    Raises PlanError if no policy has a plan, with the reason of one: `disaggregated` says which cluster would do.
     """
     with_plan = [result for result in results if result.simulated]
     if not with_plan:
         reasons: dict[str, list[str]] = {}
         for result in results:
             reasons.setdefault(result.reason, []).append(result.policy)
-        raise PlanError("; ".join(f"{', '.join(policies)}: {reason}" for reason, policies in reasons.items()))
+        reason, policies = max(reasons.items(), key=lambda item: ("disaggregated" in item[1], len(item[1])))
+        others = [result.policy for result in results if result.policy not in policies]
+        also = f". No other policy has a plan ({', '.join(others)}); --policy=NAME tells why" if others else ""
+        raise PlanError(f"{', '.join(policies)}: {reason}{also}")
     eligible = [result for result in with_plan if is_trainable(problem, result.plan)] or with_plan
     best = most_economical([result.simulated for result in eligible if result.simulated])
     return next(result for result in eligible if result.simulated is best)
