@@ -27,7 +27,7 @@ from tests.data.packing.test_planned_phases import NEEDED, PHASES
 from tests.producers import CONFIG, GIN, MODEL, address_of, end, running, serving, start_producer
 from tests.small_vqa import SmallVQA
 
-COUNT = 33
+COUNT = 34
 
 
 @pytest.fixture(scope="module")

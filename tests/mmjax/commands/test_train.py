@@ -81,7 +81,7 @@ def test_the_lock_is_given_back_when_everything_is_written(trained):
     files = (workdir.parent / "run.files").read_text().split()
     lock = len(files) - 1 - files[::-1].index("run.lock")
     assert not (workdir / "run.lock").exists()
-    assert {"summary.json", "report.html.tmp", "metrics.jsonl"} <= set(files[:lock]) and not files[lock + 1 :]
+    assert {"summary.json.tmp", "report.html.tmp", "metrics.jsonl"} <= set(files[:lock]) and not files[lock + 1 :]
 
 
 def test_the_summary_holds_what_was_measured(trained):
