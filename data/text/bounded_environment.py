@@ -276,7 +276,7 @@ def _count_format(form: str, values: Any) -> None:
     meter().make(len(form) + places * (1000 + meter().weigh(values)))
 
 
-def _check_numbers(operator: str, left: float, right: float) -> None:
+def _check_numbers(operator: str, left: int | float, right: int | float) -> None:
     for number in (left, right):
         if isinstance(number, int):
             require_small(number)

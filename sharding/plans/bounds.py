@@ -4,7 +4,7 @@ Without bounds a number of a few digits would take hours to schedule, or more me
 """
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 MAX_DEVICES = 1 << 20
 """Devices of the largest cluster that a plan may be for; their numbers are below it."""
@@ -31,9 +31,9 @@ _LARGEST: dict[str, float] = {
 """By key of a unit. Those that multiply devices, such as `dp`, are bounded by how many it lists."""
 
 
-def excess(key: str, value: float | Sequence[float]) -> str:
+def excess(key: str, value: int | tuple[int, ...] | tuple[float, ...]) -> str:
     """What is wrong with a number of a unit, or the largest of several; empty if nothing is."""
-    largest = max(value, default=0) if isinstance(value, Sequence) else value
+    largest = max(value, default=0) if isinstance(value, tuple) else value
     if largest > _LARGEST[key]:
         return f"{key} has {largest:g}; it may be at most {_LARGEST[key]:g}"
     return ""

@@ -7,7 +7,7 @@ import pytest
 from data.records import ImagePart, Media, Record, TextPart, Turn
 from data.text.chat_template import CHAT_TEMPLATES
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
-from data.text.rendering import ControlToken, MediaPlaceholder, TokenRun, render_conversation
+from data.text.rendering import ControlToken, ConversationTemplate, MediaPlaceholder, TokenRun, render_conversation
 from tests.data.text.tiny_tokenizer import SENTENCES, metaspace_bpe, prefixed_bytes_bpe, sentence_piece_bpe
 
 WORDS = " ".join(SENTENCES).split()  # so that no token goes on behind a word, where answers may begin
@@ -38,7 +38,7 @@ def flat(package, pieces):
     return [token for piece in pieces for token in (piece.ids if isinstance(piece, TokenRun) else image)]
 
 
-class Written:
+class Written(ConversationTemplate):
     """A template that writes one text, of which answers are in braces."""
 
     def __init__(self, text):
