@@ -21,8 +21,8 @@ _SHOWN = 60  # characters of a value in a message
 class _Range:
     """Numbers from `low` to `high`; `above` says that `low` itself is too low, `whole` that they have no fraction."""
 
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     above: bool = False
     whole: bool = True
 
@@ -81,7 +81,7 @@ class _Either:
 _Values = _Range | _Kind | _List | _Either
 
 
-def _numbers(low: float, high: float, above: bool = False) -> _Range:
+def _numbers(low: int | float, high: int | float, above: bool = False) -> _Range:
     return _Range(low, high, above, whole=False)
 
 
