@@ -4,7 +4,6 @@ Without bounds a number of a few digits would take hours to schedule, or more me
 """
 
 import reprlib
-from collections.abc import Iterable
 
 MAX_DEVICES = 1 << 20
 """Devices of the largest cluster that a plan may be for; their numbers are below it."""
@@ -20,7 +19,7 @@ MAX_MICROBATCHES = 1 << 14
 MAX_NAME = 100
 """Characters of the name of a unit, a module or a schedule."""
 
-_LARGEST: dict[str, float] = {
+LARGEST: dict[str, float] = {
     "layers": 1 << 16,
     "rows": MAX_ROWS,
     "capacities": 1 << 24,
@@ -34,14 +33,9 @@ _LARGEST: dict[str, float] = {
 def excess(key: str, value: int | tuple[int, ...] | tuple[float, ...]) -> str:
     """What is wrong with a number of a unit, or the largest of several; empty if nothing is."""
     largest = max(value, default=0) if isinstance(value, tuple) else value
-    if largest > _LARGEST[key]:
-        return f"{key} has {largest:g}; it may be at most {_LARGEST[key]:g}"
+    if largest > LARGEST[key]:
+        return f"{key} has {largest:g}; it may be at most {LARGEST[key]:g}"
     return ""
-
-
-def bounded_keys() -> Iterable[str]:
-    """The keys of a unit that `excess` checks."""
-    return _LARGEST
 
 
 def name_fault(name: str) -> str:

@@ -198,7 +198,7 @@ class UnitPlan:
                 raise PlanError(f"the plan's units: {fault}")
         if self.stage_count > bounds.MAX_STAGES:
             raise PlanError(f"unit {self.name}: {self.stage_count} stages in layers; give at most {bounds.MAX_STAGES}")
-        for key in bounds.bounded_keys():
+        for key in bounds.LARGEST:
             if fault := bounds.excess(key, getattr(self, key)):
                 raise PlanError(f"unit {self.name}: {fault}")
 

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from configs.whole_files import append_whole, naming, write_whole
-from tests.mmjax.training.checkpoints.failing_writes import read_only, small_files
+from tests.process_limits import read_only, small_files
 
 
 def test_a_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path):

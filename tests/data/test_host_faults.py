@@ -1,6 +1,5 @@
 """The host's faults while samples are read: tried again, then the end of the run, and never a bad sample."""
 
-import contextlib
 import dataclasses
 import errno
 import os
@@ -27,33 +26,12 @@ from data.packing.pipeline import evaluation_batches
 from data.records import Media, MediaFile
 from data.sources.parquet import ParquetTable
 from tests.data.first_samples import MODEL, VQA, First
-from tests.mmjax.training.checkpoints.failing_writes import NOBODY
+from tests.process_limits import as_nobody, limited
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(host_faults, "PAUSES", (0.0, 0.0))
-
-
-@contextlib.contextmanager
-def limited(kind, most):
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, (soft, hard))
-
-
-@contextlib.contextmanager
-def as_nobody():
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 def address_space():

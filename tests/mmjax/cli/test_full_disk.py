@@ -13,7 +13,7 @@ from mmjax.training.workdir_lock import LOCK_FILE, locked_workdir
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
 from tests.data.first_samples import First
-from tests.mmjax.training.checkpoints.failing_writes import small_files
+from tests.process_limits import small_files
 from tests.tiny_model import BACKBONE
 
 

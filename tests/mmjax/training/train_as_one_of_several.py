@@ -26,7 +26,7 @@ from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecord
 from sharding.runtime.pipeline import TrainState
 from sharding.simulation.timeline_json import timeline_document
 from tests.mmjax.training import short_runs as runs
-from tests.mmjax.training.checkpoints.failing_writes import small_files
+from tests.process_limits import small_files
 
 
 def main(rank: int, port: str, processes: int, directory: pathlib.Path) -> None:

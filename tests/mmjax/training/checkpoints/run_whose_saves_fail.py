@@ -17,8 +17,8 @@ from mmjax.training.checkpoints.discovery import saved_steps
 from mmjax.training.checkpoints.manager import CheckpointNotWrittenError
 from mmjax.training.metrics.progress import NullProgress
 from mmjax.training.trainer import Trainer
-from tests.mmjax.training.checkpoints.failing_writes import read_only, small_files
 from tests.mmjax.training.trainer_runs import CONFIG
+from tests.process_limits import read_only, small_files
 
 
 class Warnings(logging.Handler):
