@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import UserError
+from configs.shown_text import shortened
 from mmjax.weights import published as package
-from mmjax.weights.published.config_ranges import CheckedValues, shortened
+from mmjax.weights.published.config_ranges import CheckedValues, shown
 from mmjax.weights.published.rules import Config, PublishedArchitecture
 
 TYPE_KEYS = ("model_type", "_class_name", "architecture")
 """Keys that name the architecture in a config.json of transformers, diffusers and timm."""
-
-MAX_MESSAGE = 500
-"""Most characters of what is wrong with a config.json, which may quote values of any length."""
 
 
 @functools.cache
@@ -51,7 +49,7 @@ def find_architecture(model_type: str) -> PublishedArchitecture:
     relatives = sorted(name for name in known if model_family(name) == model_family(model_type))
     family = f"of its family {', '.join(relatives)} {'are' if relatives[1:] else 'is'}, and " if relatives else ""
     raise UserError(
-        f"the architecture {shortened(model_type)} is not known; {family}"
+        f"the architecture {shown(model_type)} is not known; {family}"
         f"docs/weights.md lists all {len(known)} that are known"
     )
 
@@ -86,13 +84,13 @@ def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitec
     try:
         return architecture, architecture.read_config(CheckedValues(config_json))
     except (ValueError, UserError) as error:
-        raise UserError(f"config.json of {model_type}: {str(error)[:MAX_MESSAGE]}") from error
+        raise UserError(f"config.json of {model_type}: {shortened(str(error))}") from error
     except KeyError as error:
         raise UserError(f"config.json of {model_type} has no key {error}") from error
     except (TypeError, AttributeError, ArithmeticError, IndexError) as error:  # of values that do not go together
         nulls = [key for key, value in config_json.items() if value is None]
         hint = f"; these are null, and may not all be: {', '.join(nulls)}" if nulls else ""
-        raise UserError(f"config.json of {model_type}: {f'{error}{hint}'[:MAX_MESSAGE]}") from error
+        raise UserError(f"config.json of {model_type}: {shortened(f'{error}{hint}')}") from error
 
 
 def write_architecture(architecture: PublishedArchitecture, config: Config) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from configs.shown_text import shortened
+
 MAX_ITEMS = 4096
 """Most items of a list: more than any model has layers or channels of a head."""
 
@@ -166,7 +168,7 @@ class CheckedValues(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
         if value is not None and key in RANGES and value not in RANGES[key]:
-            raise ValueError(f"{key} is {shortened(value)}; it must be {RANGES[key]}")
+            raise ValueError(f"{key} is {shown(value)}; it must be {RANGES[key]}")
         return CheckedValues(value) if isinstance(value, Mapping) else value
 
     def __iter__(self) -> Iterator[str]:
@@ -179,7 +181,6 @@ class CheckedValues(Mapping[str, Any]):
         return repr(self._values)
 
 
-def shortened(value: object) -> str:
-    """A value as a message shows it: its first characters."""
-    shown = repr(value[:_SHOWN] if isinstance(value, str | list | tuple) else value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+def shown(value: object) -> str:
+    """A value as a message shows it."""
+    return shortened(repr(value), _SHOWN)
