@@ -79,7 +79,7 @@ def test_a_refused_batch_ends_the_run_after_a_save_from_which_it_goes_on_with_a_
     assert str(refused.value) == (
         "step 4: microbatch 0 of unit vision: the 2 items of vision do not fit into 1 rows of 16 patches; raise the "
         "largest of the unit's capacities in the plan to at least 32 (64 suffices for any batch), or give it more "
-        "rows; samples with the most patches: 1 (16), 16 (16); the state after step 3 is saved"
+        "rows; samples with the most patches: 7 (16), 12 (16); the state after step 3 is saved"
     )
     assert caplog.text.count("unit vision: the largest of its capacities, 16 patches, does not suffice for any") == 1
     with (
