@@ -44,6 +44,7 @@ class DescribedItems:
     positions: Lognormal
 
     def __post_init__(self) -> None:
+        _take_lists(self, "counts")
         _require_probabilities("DescribedItems.counts", self.counts)
 
 
@@ -75,6 +76,7 @@ class SampleKind:
     items: tuple[DescribedItems, ...] = ()
 
     def __post_init__(self) -> None:
+        _take_lists(self, "image_counts", "clip_counts", "items")
         _require_probabilities("SampleKind.image_counts", self.image_counts)
         _require_probabilities("SampleKind.clip_counts", self.clip_counts)
         fields = [items.field for items in self.items]
@@ -82,6 +84,12 @@ class SampleKind:
             raise ValueError(f"SampleKind.items describes {', '.join(fields)}; describe each field once")
         if not 0 <= self.generated_share <= 1:
             raise ValueError(f"SampleKind.generated_share is {self.generated_share}; it is a share, from 0 to 1")
+
+
+def _take_lists(record: object, *names: str) -> None:
+    """Makes tuples of fields for which gin or JSON gave lists, so that the record can be hashed."""
+    for name in names:
+        object.__setattr__(record, name, tuple(getattr(record, name)))
 
 
 def _require_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
@@ -106,6 +114,7 @@ class SyntheticData:
     def __post_init__(self) -> None:
         if self.row_tokens < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
             raise ValueError("SyntheticData needs row_tokens of at least 1 and kinds with positive shares")
+        object.__setattr__(self, "kinds", tuple((kind, share) for kind, share in self.kinds))
 
 
 @dataclasses.dataclass(frozen=True)

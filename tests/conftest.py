@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_process_of_another_tier(request: pytest.FixtureRequest):
     yield
     started, tier = _STARTED.take(), tier_of(request.node)
-    if started and tier in ("default", "layouts"):
+    if started and tier in ("default", "layouts", "runs"):
         pytest.fail(f"a test of the tier {tier} started {started} Python processes: mark it processes")
 
 

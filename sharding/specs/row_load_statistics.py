@@ -53,8 +53,10 @@ class RowLoadStatistics:
         return {module: loads[order] for module, loads in self.loads.items()}
 
 
+# Planning and simulating draw the same rows again and again, for a second each time.
+@functools.lru_cache(maxsize=16)
 def draw_row_loads(data: SyntheticData, model: ModelConfig, rows: int, seed: int = 0) -> RowLoadStatistics:
-    """Draws rows of samples from a description of data.
+    """Draws rows of samples from a description of data; the arrays are read-only.
 
     Raises:
         UserError: The description says nothing of what an encoder reads.
@@ -91,7 +93,10 @@ def _draw_loads(
             )
     random = np.random.default_rng(seed)
     drawn = [draw(data, model, random) for _ in range(rows)]
-    return RowLoadStatistics({name: np.array([row[name] for row in drawn], float) for name in drawn[0]})
+    loads = {name: np.array([row[name] for row in drawn], float) for name in drawn[0]}
+    for array in loads.values():
+        array.flags.writeable = False
+    return RowLoadStatistics(loads)
 
 
 def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:

@@ -102,6 +102,7 @@ def test_a_producer_that_reads_the_gin_file_makes_them_too(config):
         end(producer)
 
 
+@pytest.mark.runs
 def test_a_resumed_run_repeats_the_losses_and_the_score(finished, tmp_path):
     config, workdir, metrics = finished
     (tmp_path / "checkpoints").mkdir()
@@ -115,6 +116,7 @@ def test_a_resumed_run_repeats_the_losses_and_the_score(finished, tmp_path):
         assert {line["step"]: line[name] for line in resumed if name in line} == {step: of_step[step] for step in steps}
 
 
+@pytest.mark.runs
 def test_a_request_with_a_file_is_the_sample_of_the_data_set(finished, tmp_path, capsys):
     config, workdir, _ = finished
     model = mmjax.load_model(workdir, config)
@@ -135,6 +137,7 @@ def test_a_request_with_a_file_is_the_sample_of_the_data_set(finished, tmp_path,
     assert capsys.readouterr().out == f"{answer}\n"
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("values", "prompt", "message"),
     [

@@ -19,6 +19,8 @@ from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
 from tests.small_vqa import SmallVQA
 
+pytestmark = pytest.mark.runs
+
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
     BackboneConfig(vocabulary=48, width=16, depth=1, heads=2, kv_heads=2, ffn=32),

@@ -59,6 +59,7 @@ def timed() -> TimedPlans:
     return mmjax.time_plans(CONFIG, PLANS, steps=STEPS)
 
 
+@pytest.mark.runs
 def test_every_plan_that_runs_trains_on_the_same_batches(timed):
     times = {plan.name: plan.times for plan in timed.plans}
     one, two = times["one stage"], times["two units"]
@@ -68,6 +69,7 @@ def test_every_plan_that_runs_trains_on_the_same_batches(timed):
     assert one.losses[0] != pytest.approx(one.losses[1], rel=1e-4)  # another batch
 
 
+@pytest.mark.runs
 def test_the_fastest_is_first_and_plans_that_cannot_run_are_last_with_the_reason(timed):
     first, second, *failed = timed.plans
     assert {first.name, second.name} == {"one stage", "two units"} and timed.fastest is first
@@ -81,6 +83,7 @@ def test_the_fastest_is_first_and_plans_that_cannot_run_are_last_with_the_reason
     assert [PLANS[plan.name] for plan in timed.plans] == [plan.plan for plan in timed.plans]
 
 
+@pytest.mark.runs
 def test_a_table_has_measured_beside_simulated_seconds(timed):
     frame = timed.to_frame()
     assert list(frame["name"]) == [plan.name for plan in timed.plans]

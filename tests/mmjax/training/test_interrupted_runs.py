@@ -15,7 +15,8 @@ from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import Trainer
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
 from tests.small_vqa import SmallVQA
-from tests.tiers import first_in_default
+
+pytestmark = pytest.mark.runs
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def uninterrupted(tmp_path_factory):
     return run(tmp_path_factory.mktemp("uninterrupted"))
 
 
-@pytest.mark.parametrize(("number", "name"), first_in_default([(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]))
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
 def test_a_signal_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_path, number, name):
     whole, losses = uninterrupted
     stop = Recorder(1, functools.partial(os.kill, os.getpid(), number))
@@ -74,14 +75,12 @@ def whole_lines(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("log_interval", "checkpoint_interval", "at", "then"),
-    first_in_default(
-        [
-            pytest.param(2, 3, 5, kill, id="a line after the checkpoint has a step before it"),
-            pytest.param(4, 3, 5, kill, id="a line after the checkpoint has all steps before it"),
-            pytest.param(2, 2, 3, kill, id="checkpoints after lines"),
-            pytest.param(4, 6, 2, functools.partial(os.kill, os.getpid(), signal.SIGTERM), id="stopped by a signal"),
-        ]
-    ),
+    [
+        pytest.param(2, 3, 5, kill, id="a line after the checkpoint has a step before it"),
+        pytest.param(4, 3, 5, kill, id="a line after the checkpoint has all steps before it"),
+        pytest.param(2, 2, 3, kill, id="checkpoints after lines"),
+        pytest.param(4, 6, 2, functools.partial(os.kill, os.getpid(), signal.SIGTERM), id="stopped by a signal"),
+    ],
 )
 def test_a_killed_and_resumed_run_writes_the_metrics_of_an_uninterrupted_one(
     tmp_path, whole_lines, log_interval, checkpoint_interval, at, then

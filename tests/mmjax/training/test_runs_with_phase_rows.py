@@ -12,7 +12,7 @@ from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
 
-pytestmark = pytest.mark.layouts
+pytestmark = pytest.mark.runs
 
 OWN_ROWS = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacities": (3,)}}
 

@@ -20,7 +20,6 @@ from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.data import mixed_sources
-from tests.tiers import first_in_default
 from tests.tiny_model import TRANSFORMER_GENERATOR
 
 MODEL = ModelConfig(
@@ -96,7 +95,8 @@ def test_layouts_agree_on_all_modalities(source, tmp_path):
         np.testing.assert_allclose(apart.losses[name], loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("grouping", first_in_default(GROUPING_POLICIES))
+@pytest.mark.runs
+@pytest.mark.parametrize("grouping", list(GROUPING_POLICIES))
 def test_every_grouping_policy_trains(source, tmp_path, grouping):
     result = trained(source, tmp_path / "run", single_device_plan(module_graph(MODEL)), grouping=grouping)
     assert result.step == 2 and np.isfinite(list(result.losses.values())).all()

@@ -44,6 +44,8 @@ from tests.mmjax.training.trainer_runs import (  # noqa: F401
 from tests.sharding.html.documents import parsed_page, words
 from tests.small_vqa import SmallVQA
 
+pytestmark = pytest.mark.runs
+
 OTHER_PLAN = Plan(
     (
         UnitPlan("trunk", ("vision", "backbone"), (4, 5), dp=2, layers=(3,)),

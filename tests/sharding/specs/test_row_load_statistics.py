@@ -1,5 +1,8 @@
 """Loads drawn from a description: rows are full, sizes and counts are as configured, rows are used equally often."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -90,10 +93,27 @@ def test_a_sample_longer_than_a_row_is_truncated():
 
 
 def test_the_same_seed_draws_the_same_rows():
-    a, b = (draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5, seed).loads["backbone"] for seed in (1, 1))
+    a = draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5, 1).loads["backbone"]
+    draw_row_loads.cache_clear()
+    b = draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5, 1).loads["backbone"]
     other = draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5, 2).loads["backbone"]
     np.testing.assert_array_equal(a, b)
     assert (a != other).any()
+
+
+def test_rows_are_drawn_once_and_cannot_be_changed():
+    description = SyntheticData(500, ((TEXT, 1.0),))
+    drawn = draw_row_loads(description, MODEL, 5)
+    assert draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5) is drawn
+    with pytest.raises(ValueError, match="read-only"):
+        drawn.loads["backbone"][0] = 0
+
+
+def test_lists_of_a_configuration_describe_what_tuples_do():
+    listed = dataclasses.replace(TEXT, image_counts=list(TEXT.image_counts), items=list(TEXT.items))
+    kinds: Any = [[listed, 1.0]]
+    loads = draw_row_loads(SyntheticData(500, kinds), MODEL, 5).loads["backbone"]
+    np.testing.assert_array_equal(loads, draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5).loads["backbone"])
 
 
 def test_a_global_batch_uses_every_row_as_often_as_any_other():

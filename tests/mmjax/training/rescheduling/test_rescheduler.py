@@ -24,6 +24,8 @@ from tests.mmjax.training.measured_steps import check_measured
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, shared_engine  # noqa: F401
 from tests.sharding.schedules.one_by_one import one_by_one
 
+pytestmark = pytest.mark.runs
+
 SECONDS = {"vision": (100.0, 0.1), "backbone": (0.1, 10.0), "generator": (0.1, 0.1)}
 """Forwards and backwards, made up."""
 
