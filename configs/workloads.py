@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.architectures import ModelConfig
+from configs.checks import require_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class DescribedItems:
     positions: Lognormal
 
     def __post_init__(self) -> None:
-        _take_lists(self, "counts")
+        require_types(self)
         _require_probabilities("DescribedItems.counts", self.counts)
 
 
@@ -76,7 +77,7 @@ class SampleKind:
     items: tuple[DescribedItems, ...] = ()
 
     def __post_init__(self) -> None:
-        _take_lists(self, "image_counts", "clip_counts", "items")
+        require_types(self)
         _require_probabilities("SampleKind.image_counts", self.image_counts)
         _require_probabilities("SampleKind.clip_counts", self.clip_counts)
         fields = [items.field for items in self.items]
@@ -84,12 +85,6 @@ class SampleKind:
             raise ValueError(f"SampleKind.items describes {', '.join(fields)}; describe each field once")
         if not 0 <= self.generated_share <= 1:
             raise ValueError(f"SampleKind.generated_share is {self.generated_share}; it is a share, from 0 to 1")
-
-
-def _take_lists(record: object, *names: str) -> None:
-    """Makes tuples of fields for which gin or JSON gave lists, so that the record can be hashed."""
-    for name in names:
-        object.__setattr__(record, name, tuple(getattr(record, name)))
 
 
 def _require_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
@@ -112,9 +107,9 @@ class SyntheticData:
     one_document: bool = False
 
     def __post_init__(self) -> None:
+        require_types(self)
         if self.row_tokens < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
             raise ValueError("SyntheticData needs row_tokens of at least 1 and kinds with positive shares")
-        object.__setattr__(self, "kinds", tuple((kind, share) for kind, share in self.kinds))
 
 
 @dataclasses.dataclass(frozen=True)

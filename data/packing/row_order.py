@@ -10,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from configs.architectures import ModelConfig
 from configs.clusters import CLUSTERS
 from data.errors import DataError
 from data.packing.global_batch import GlobalBatch
+from data.packing.planned_row_loads import planned_row_loads
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES, RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
-from sharding.specs.layer import make_loads
-from sharding.specs.local_attention import LocalAttention
-from sharding.specs.modules import module_graph
+from sharding.specs.modules import ModuleGraph, module_graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,45 +33,16 @@ class RowOrder:
     Attributes:
         reorderer: Orders row loads for one plan.
         sample_format: Names the encoders and the generator.
-        backbone: Name of the backbone.
-        local: By module with local attention, what that reads. Images count as squares.
+        graph: The modules.
     """
 
     reorderer: RowReorderer
     sample_format: SampleFormat
-    backbone: str
-    local: Mapping[str, LocalAttention] = dataclasses.field(default_factory=dict)
+    graph: ModuleGraph
 
     def __call__(self, rows: Sequence[Sequence[SampleSizes]]) -> Int[np.ndarray, " n"]:
         """The order of rows whose samples have these sizes."""
-        return self.reorderer.row_order(self.row_loads(rows))
-
-    def row_loads(self, rows: Sequence[Sequence[SampleSizes]]) -> dict[str, Float[np.ndarray, "n 4"]]:
-        """Loads of every row by module (`sharding.specs.layer.LoadColumn`)."""
-
-        def row_sums(name: str) -> Float[np.ndarray, " n"]:
-            return np.array([sum(getattr(sizes, name) for sizes in row) for row in rows], float)
-
-        tokens = [np.array([sizes.tokens for sizes in row], float) for row in rows]
-        pairs = self._local_pairs(self.backbone, tokens)
-        loads = {self.backbone: make_loads(row_sums("tokens"), row_sums("token_squares"), local_pairs=pairs)}
-        for field, encoder in self.sample_format.encoder_formats.items():
-            attended = [
-                np.array([encoder.attended_positions(each) for sizes in row for each in sizes.items[field]], float)
-                for row in rows
-            ]
-            lengths = np.array([sum(sizes.lengths[field] for sizes in row) for row in rows], float)
-            squares = np.array([np.square(of_row).sum() for of_row in attended])
-            pairs = self._local_pairs(encoder.module, attended)
-            loads[encoder.module] = make_loads(lengths / encoder.values_per_position, squares, local_pairs=pairs)
-        if self.sample_format.target_images:
-            loads[self.sample_format.target_images.module] = make_loads(items=row_sums("images"))
-        return loads
-
-    def _local_pairs(self, module: str, lengths: Sequence[Float[np.ndarray, " _"]]) -> Float[np.ndarray, " n"]:
-        """Pairs of each row's local attention, from the lengths of its items; zeros for a module without it."""
-        local = self.local.get(module)
-        return np.array([float(local.pairs(of_row).sum()) if local else 0.0 for of_row in lengths])
+        return self.reorderer.row_order(planned_row_loads(rows, self.sample_format, self.graph))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +66,7 @@ class RowOrderRequest:
         graph = module_graph(model)
         costs = AnalyticCostModel(CLUSTERS[self.cluster], element_bytes=model.element_bytes)
         reorderer = RowReorderer(self.plan, graph, costs, trained_parts(graph, self.trainable), self.policy)
-        local = {module.name: module.local for module in graph.modules if module.local}
-        return RowOrder(reorderer, sample_format, model.backbone.name, local)
+        return RowOrder(reorderer, sample_format, graph)
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON values."""

@@ -32,13 +32,23 @@ def default_data_file(model: ModelConfig) -> str:
 
 
 def workload_statistics(config: "Workload | TrainConfig", rows: int = SAMPLED_ROWS) -> RowLoadStatistics:
-    """Loads of some rows: drawn from the description of a workload, or taken from the data set of a training run."""
+    """Loads of some rows: drawn from the description of a workload, or of a training run's data set.
+
+    Samples of a data set are planned from their sizes, and not decoded.
+
+    Raises:
+        DataError: As of `data.packing.pipeline.training_batches`.
+    """
     if isinstance(config, Workload):
         return draw_row_loads(config.data, config.model, rows)
-    from mmjax.training.row_loads import batch_statistics, first_batches
+    # Their import takes seconds.
+    from data.packing.pipeline import training_pipeline
+    from data.packing.planned_row_loads import planned_row_loads, planned_rows
 
-    batches = first_batches(config, math.ceil(rows / config.data.rows))
-    return batch_statistics(batches, module_graph(config.model))
+    pipeline = training_pipeline(config.data, config.model, config.dataset("train"))
+    sizes = planned_rows(pipeline, math.ceil(rows / config.data.rows) * config.data.rows)
+    loads = planned_row_loads(sizes, pipeline.sample_index.sample_format, module_graph(config.model))
+    return RowLoadStatistics(loads)
 
 
 def make_problem(

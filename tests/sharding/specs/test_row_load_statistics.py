@@ -1,12 +1,12 @@
 """Loads drawn from a description: rows are full, sizes and counts are as configured, rows are used equally often."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
+from configs.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads, draw_sample_loads
 
@@ -109,11 +109,10 @@ def test_rows_are_drawn_once_and_cannot_be_changed():
         drawn.loads["backbone"][0] = 0
 
 
-def test_lists_of_a_configuration_describe_what_tuples_do():
-    listed = dataclasses.replace(TEXT, image_counts=list(TEXT.image_counts), items=list(TEXT.items))
-    kinds: Any = [[listed, 1.0]]
-    loads = draw_row_loads(SyntheticData(500, kinds), MODEL, 5).loads["backbone"]
-    np.testing.assert_array_equal(loads, draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5).loads["backbone"])
+def test_lists_are_refused_with_the_tuples_to_write():
+    kinds: Any = [[TEXT, 1.0]]
+    with pytest.raises(UserError, match=r"SyntheticData.kinds is .* it must be tuple"):
+        SyntheticData(500, kinds)
 
 
 def test_a_global_batch_uses_every_row_as_often_as_any_other():
