@@ -172,13 +172,14 @@ def _make_pipeline(
 ) -> BatchPipeline:
     capacity = capacity_for_model(config.capacity, sample_index.sample_format)
     policy = GROUPING_POLICIES[config.grouping]
+    samples = sum(sample_index.counts[kind] for kind in config.shares(sample_index.counts))
     planner = StepPlanner(
         sample_stream=sample_stream,
         sample_index=sample_index,
         capacity=capacity,
         rows_per_step=config.rows,
-        window_size=config.window,
-        epoch_length=_epoch_length(config, sample_index),
+        window_size=min(config.window, samples),  # a larger one would only mix more repetitions of samples
+        epoch_length=samples,
         group_samples=policy.make_algorithm(row_limits(capacity), config.rows),
         form_steps=policy.form_steps,
         seed=config.seed,
@@ -204,10 +205,3 @@ def _run_pipeline(pipeline: BatchPipeline, config: DataConfig, requirements: Bat
 
     refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)
     return BatchIterator(pipeline.sample_index, pipeline.fingerprint, refusals, start)
-
-
-def _epoch_length(config: DataConfig, sample_index: SampleIndex) -> int:
-    """Number of samples of the mixed stream until the first kind is exhausted; before that none is repeated."""
-    shares = config.shares(sample_index.counts)
-    total = sum(shares.values())
-    return max(1, int(min(sample_index.counts[kind] * total / share for kind, share in shares.items())))

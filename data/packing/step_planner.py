@@ -1,11 +1,14 @@
 """The step planner: which samples form step k, in which rows, from their sizes alone.
 
-The stream of samples is planned one window at a time. A plan depends on the configuration, the seed and the planner's
-state, never on hosts, workers or decoded data. Samples that fill no step at the end of a window are carried into the
-next one. `PlannerState` is the whole state: where the window starts, its number, the steps taken, the carried samples.
+The stream of samples is planned one window at a time. Where a window ends follows from the sizes of its samples
+(`WindowRule`), so it may hold samples of several epochs, and a sample more than once. A plan depends on the
+configuration, the seed and the planner's state, never on hosts, workers or decoded data. Samples that fill no step at
+the end of a window are carried into the next one. `PlannerState` is the whole state: where the window starts, its
+number, the steps taken, the carried samples.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +20,9 @@ from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.grouping.algorithms import GroupingAlgorithm
+from data.packing.grouping.grouping_policies import row_limits
 from data.packing.grouping.steps import FormSteps, form_window_steps
+from data.packing.grouping.windows import WindowRule
 from data.packing.refusals import Refusal, UnreadableInARow, call_or_refuse, oversized_refusal, too_many_in_a_row
 from data.samples.sample import SampleSizes
 
@@ -91,9 +96,8 @@ class StepPlanner:
         sample_index: Sizes of the samples.
         capacity: Capacity of a row.
         rows_per_step: Number of rows of a step.
-        window_size: Number of samples of the stream that are grouped at a time.
-        epoch_length: Number of samples of the stream before any is repeated. No window crosses a multiple of it, so
-            that the samples of an epoch precede those of the next one.
+        window_size: Number of samples of the stream that are grouped at a time, at least (`WindowRule.least`).
+        epoch_length: Number of consecutive samples of the stream of which at least one must be usable.
         group_samples: Groups samples into rows.
         form_steps: Groups rows into steps.
         seed: Seed of both.
@@ -120,8 +124,7 @@ class StepPlanner:
         """
         skipped_steps, unusable_samples, in_a_row = state.steps_taken, 0, UnreadableInARow()
         while True:
-            window = self._plan_window(state)
-            in_a_row.add(window.unreadable)
+            window = self._plan_window(state, in_a_row)
             if in_a_row.too_many:
                 yield StepPlan((), {}, window.next, window.refused)  # they are listed before the run ends
                 last = [refusal for refusal in window.refused if refusal.cause == "unreadable"][-1]
@@ -143,85 +146,119 @@ class StepPlanner:
                 return
             state, skipped_steps = window.next, 0
 
-    def _plan_window(self, state: PlannerState) -> "_PlannedWindow":
-        epoch_end = (state.window_start // self.epoch_length + 1) * self.epoch_length
-        end = min(state.window_start + self.window_size, epoch_end, len(self.sample_stream))
-        stream = list(self._read_stream(state.window_start, end))
-        sample_ids = [*state.carried_samples, *stream]
-        sizes, refused = self._read_sizes(sample_ids)
-        unreadable = [sample_id in refused and refused[sample_id].cause == "unreadable" for sample_id in stream]
-        usable = [sample_id for sample_id in sample_ids if sample_id in sizes]
+    @functools.cached_property
+    def window_rule(self) -> WindowRule:
+        """Where windows end."""
+        return WindowRule(limits=row_limits(self.capacity), rows=self.rows_per_step, least=self.window_size)
+
+    def _plan_window(self, state: PlannerState, in_a_row: UnreadableInARow) -> "_PlannedWindow":
+        read = self._read_window(state, in_a_row)
         random = np.random.default_rng((self.seed, state.window_number))
-        stream_ends = end == len(self.sample_stream)
-        steps, leftover = self._form_steps(usable, sizes, random, more_windows=not stream_ends)
+        stream_ends = read.end == len(self.sample_stream)
+        steps, leftover = self._form_steps(read, random, more_windows=not stream_ends)
         if stream_ends and leftover:
             steps.append(tuple((*leftover, *[()] * self.rows_per_step)[: self.rows_per_step]))
             leftover = leftover[self.rows_per_step :]
         carried = tuple(sample_id for row in leftover for sample_id in row)
-        next_state = PlannerState(end, state.window_number + 1, 0, carried)
+        next_state = PlannerState(read.end, state.window_number + 1, 0, carried)
         is_last = stream_ends and not carried
-        return _PlannedWindow(steps, sizes, tuple(refused.values()), unreadable, next_state, is_last)
+        return _PlannedWindow(steps, read.sizes, tuple(read.refused.values()), next_state, is_last)
 
-    def _read_stream(self, start: int, end: int) -> Iterator[int]:
-        for position in range(start, end):
-            sample_id = self.sample_stream[position]
+    def _read_window(self, state: PlannerState, in_a_row: UnreadableInARow) -> "_ReadWindow":
+        """The samples of a window; it ends early where too many in a row are unreadable, and with it the run."""
+        window = _ReadWindow(state.window_start, np.zeros(len(self.window_rule.limits), np.int64))
+        for sample_id in state.carried_samples:
+            self._add_sample(window, sample_id)
+        while (
+            window.end < len(self.sample_stream)
+            and not self.window_rule.is_full(window.end - state.window_start, window.content)
+            and not in_a_row.too_many
+        ):
+            sample_id = self.sample_stream[window.end]
             assert sample_id is not None  # a grain.MapDataset that was filtered would have gaps
-            yield int(sample_id)
+            self._add_sample(window, int(sample_id))
+            refusal = window.refused.get(int(sample_id))
+            in_a_row.add([refusal is not None and refusal.cause == "unreadable"])
+            window.end += 1
+        return window
 
-    def _read_sizes(self, sample_ids: Sequence[int]) -> tuple[dict[int, SampleSizes], dict[int, Refusal]]:
-        """The sizes of all usable samples, and the refusals of the others, by id."""
-        sizes: dict[int, SampleSizes] = {}
-        refused: dict[int, Refusal] = {}
-        for sample_id in dict.fromkeys(sample_ids):
-            sample_sizes = call_or_refuse(self.sample_index.sizes, self.sample_index, sample_id)
-            if isinstance(sample_sizes, Refusal):
-                refused[sample_id] = sample_sizes
-            elif oversized := oversized_refusal(sample_sizes, self.capacity, self.sample_index, sample_id):
-                if self.strict:
-                    raise DataError(f"sample {sample_id} ({oversized.kind}): {oversized.reason}")
-                refused[sample_id] = oversized
-            else:
-                sizes[sample_id] = sample_sizes
-        return sizes, refused
+    def _add_sample(self, window: "_ReadWindow", sample_id: int) -> None:
+        """Adds a sample to a window: its sizes if it is usable, otherwise its refusal."""
+        if sample_id in window.refused:
+            return
+        if sample_id not in window.sizes:
+            found = self._sizes_or_refusal(sample_id)
+            if isinstance(found, Refusal):
+                window.refused[sample_id] = found
+                return
+            window.sizes[sample_id] = found
+        row_units = window.sizes[sample_id].row_units
+        units = [*(row_units[name] for name in self._names_in_use), 1]
+        window.usable.append(sample_id)
+        window.units.append(units)
+        window.content += units
+
+    def _sizes_or_refusal(self, sample_id: int) -> SampleSizes | Refusal:
+        sizes = call_or_refuse(self.sample_index.sizes, self.sample_index, sample_id)
+        if isinstance(sizes, Refusal):
+            return sizes
+        oversized = oversized_refusal(sizes, self.capacity, self.sample_index, sample_id)
+        if oversized and self.strict:
+            raise DataError(f"sample {sample_id} ({oversized.kind}): {oversized.reason}")
+        return oversized or sizes
+
+    @functools.cached_property
+    def _names_in_use(self) -> tuple[str, ...]:
+        """Names of the quantities of which a row holds any: the columns of `row_limits`, but for the last."""
+        return tuple(name for name, capacity in self.capacity.units.items() if capacity)
 
     def _form_steps(
-        self,
-        sample_ids: list[int],
-        sizes: Mapping[int, SampleSizes],
-        random: np.random.Generator,
-        *,
-        more_windows: bool,
+        self, read: "_ReadWindow", random: np.random.Generator, *, more_windows: bool
     ) -> tuple[list[tuple[Row, ...]], list[Row]]:
         """Whole steps, and the leftover rows."""
-        if not sample_ids:
+        if not read.usable:
             return [], []
-        limits = np.array([*self.capacity.vector, self.capacity.samples])
-        in_use = limits > 0
-        sample_sizes = np.array(  # [samples, capacities]
-            [[*(sizes[sample_id].row_units[name] for name in self.capacity.names), 1] for sample_id in sample_ids],
-            float,
-        )
         window = form_window_steps(
-            sample_sizes[:, in_use],
-            limits[in_use],
+            np.array(read.units, float),
+            self.window_rule.limits,
             self.group_samples,
             self.form_steps,
             self.rows_per_step,
             random,
             more_windows=more_windows,
         )
-        rows = [tuple(sample_ids[member] for member in members) for members in window.groups]
+        rows = [tuple(read.usable[member] for member in members) for members in window.groups]
         steps = [tuple(rows[group] for group in step) for step in window.steps]
         return steps, [rows[group] for group in window.leftover]
 
 
+@dataclasses.dataclass(eq=False)
+class _ReadWindow:
+    """The samples of a window, those carried into it first.
+
+    Attributes:
+        end: Position in the stream behind the last one.
+        content: Sums of `units`.
+        usable: Ids of usable samples; one may be in it more than once.
+        units: What each takes of a row.
+        sizes: Sizes by id.
+        refused: Refusals of the others, by id.
+    """
+
+    end: int
+    content: Int[np.ndarray, " k"]
+    usable: list[int] = dataclasses.field(default_factory=list)
+    units: list[list[int]] = dataclasses.field(default_factory=list)
+    sizes: dict[int, SampleSizes] = dataclasses.field(default_factory=dict)
+    refused: dict[int, Refusal] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PlannedWindow:
-    """The steps of a window, and the state after it; `unreadable` says of each new sample whether it is."""
+    """The steps of a window, and the state after it."""
 
     steps: list[tuple[Row, ...]]
     sizes: Mapping[int, SampleSizes]
     refused: tuple[Refusal, ...]
-    unreadable: list[bool]
     next: PlannerState
     is_last: bool

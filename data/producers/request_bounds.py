@@ -41,7 +41,7 @@ class RequestBounds:
     Attributes:
         rows: Rows of a step.
         carried: Most samples that a planner carries into a window.
-        window: Samples of a window.
+        window: Most samples of a window.
         values: What a row of the global batch holds of the inputs of each encoder and generator.
         generators: Names of the generators.
         square_weights: By field, `DataConfig.square_weights`.
@@ -61,7 +61,7 @@ class RequestBounds:
         """The bounds of a pipeline and its configuration."""
         planner, model = pipeline.planner, pipeline.loader.model
         rows = planner.rows_per_step
-        carried = rows * planner.capacity.samples + planner.window_size
+        carried = 2 * rows * planner.capacity.samples  # a step of rows waits, and fewer than one are left over
         values = row_values(model, global_batch_spec(config, model).arrays)
         del values[model.backbone.name]
         numbers = carried + rows * (1 + MAX_ROWS_RATIO * len(values))
@@ -69,7 +69,7 @@ class RequestBounds:
         return cls(
             rows=rows,
             carried=carried,
-            window=planner.window_size,
+            window=planner.window_rule.most,
             values=values,
             generators=frozenset(generator.name for generator in model.generators),
             square_weights=dict(config.square_weights),

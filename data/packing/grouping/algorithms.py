@@ -12,6 +12,9 @@ from data.packing.grouping.bin_packing import as_columns, first_fit_decreasing, 
 from data.packing.grouping.groups import Groups, concatenate_groups, exceeds_capacity
 from data.packing.grouping.isf import sample_and_filter
 
+MIN_FILL = 0.5
+"""Groups that use less of their capacity are open to the samples of the next window."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupingAlgorithm(abc.ABC):
@@ -43,6 +46,15 @@ class GroupingAlgorithm(abc.ABC):
         if self.oversized == "refuse":
             return dataclasses.replace(groups, refused=oversized)
         return concatenate_groups([groups, Groups.from_lengths(oversized, np.ones_like(oversized))])
+
+    def open_groups(self, fill: Float[np.ndarray, " g"]) -> Int[np.ndarray, " o"]:
+        """Groups of a window that samples of the next one may fill further, the emptiest first.
+
+        Args:
+            fill: Largest share of the capacity, over modalities, that each group uses, in the order of the groups.
+        """
+        order = np.argsort(fill, kind="stable")
+        return order[fill[order] < MIN_FILL]
 
     @abc.abstractmethod
     def _group(
@@ -156,6 +168,11 @@ class DeviceBalancedGroups(FixedCountGroups):
         super().__post_init__()
         if self.devices < 1:
             raise DataError(f"{self.devices} devices; give at least 1")
+
+    def open_groups(self, fill):
+        """The step that was dealt last, because it ended with the samples."""
+        whole = len(fill) // self.devices * self.devices
+        return np.arange(max(whole - self.devices, 0), whole)
 
     def _group(self, sizes, capacity, samples, random):
         order = _by_size(sizes, samples, self.modality, random)

@@ -1,5 +1,6 @@
 """Comparison of grouping policies on the same samples: padding, idle replicas, and the waste of static shapes."""
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from data.packing.grouping.algorithms import DeviceBalancedGroups, GroupingAlgor
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.grouping.groups import Groups, concatenate_groups
 from data.packing.grouping.steps import FormSteps, consecutive_steps, form_window_steps
+from data.packing.grouping.windows import WindowRule
 
 PADDED_BASELINES: dict[str, Callable[[int, int], GroupingAlgorithm]] = {
     "random": lambda samples, rows: RandomGroups(samples=samples),
@@ -81,7 +83,7 @@ class GroupingSettings:
         modalities: Names of the columns of sizes.
         flops_per_unit: Cost of a unit of each modality; only their ratios matter.
         rows: Rows of a step.
-        window: Samples that are grouped at a time.
+        window: Samples that are grouped at a time, at least (`WindowRule`).
         seed: Seed of every policy.
     """
 
@@ -136,10 +138,10 @@ def packed_groups(
 def _evaluate_padding(
     name: str, samples: int, sizes: Float[np.ndarray, "n k"], limit_count: int, settings: GroupingSettings
 ) -> GroupingResult:
-    """Result of padded batches of a number of samples; without limits, so that no row waits to be filled."""
+    """Result of padded batches of a number of samples, whatever their sizes; no row waits to be filled."""
     algorithm = PADDED_BASELINES[name](samples, settings.rows)
-    no_limits = np.full(limit_count, np.inf)
-    rows = _rows_of_steps(algorithm, consecutive_steps, sizes, no_limits, settings, rows_wait=False)
+    limits = np.append(np.full(limit_count - 1, np.inf), samples)
+    rows = _rows_of_steps(algorithm, consecutive_steps, sizes, limits, settings, rows_wait=False)
     padded = rows.largest(sizes) * rows.lengths[:, None]
     shape = padded.max(axis=0, initial=0.0)
     return _summarize(name, rows, settings, rows.sums(sizes), padded, shape, pad_ratio(rows, sizes))
@@ -194,16 +196,23 @@ def _rows_of_steps(
 ) -> Groups:
     """The rows of all whole steps in order; rows that fill no step are carried into the next window."""
     units = np.concatenate([sizes, np.ones((len(sizes), 1))], axis=1)  # the last column counts samples
-    rows_of_windows, carried = [], np.arange(0)
-    for number, start in enumerate(range(0, len(sizes), settings.window)):
+    before = np.concatenate([np.zeros((1, units.shape[1])), np.cumsum(units, axis=0)])  # sums of those before each
+    rule = WindowRule(limits=limits, rows=settings.rows, least=settings.window)
+    rows_of_windows, carried, start, number = [], np.arange(0), 0, 0
+    while start < len(sizes):
+        content = units[carried].sum(axis=0) - before[start]
+        end = bisect.bisect_left(
+            range(len(sizes)), True, start, key=lambda end: rule.is_full(end - start, content + before[end])
+        )
         random = np.random.default_rng((settings.seed, number))
-        members = np.concatenate([carried, np.arange(start, min(start + settings.window, len(sizes)))])
+        members = np.concatenate([carried, np.arange(start, end)])
         window = form_window_steps(
             units[members], limits, algorithm, form_steps, settings.rows, random, more_windows=rows_wait
         )
         groups = dataclasses.replace(window.groups, members=members[window.groups.members])
         rows_of_windows.append(groups.take(window.steps.ravel()))
         carried = groups.take(window.leftover).members
+        start, number = end, number + 1
     return concatenate_groups(rows_of_windows)
 
 

@@ -33,6 +33,10 @@ class PostBalancedGroups(GroupingAlgorithm):
         if self.rows < 1:
             raise DataError(f"steps of {self.rows} groups; they need at least 1")
 
+    def open_groups(self, fill):
+        """The step that was dealt last, because it ended with the samples, not at its capacity."""
+        return np.arange(max(len(fill) - 1, 0) // self.rows * self.rows, len(fill))
+
     def _group(self, sizes, capacity, samples, random):
         order = random.permutation(samples)
         steps: list[Groups] = []

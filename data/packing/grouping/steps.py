@@ -15,9 +15,6 @@ FormSteps = Callable[
 ]
 """(groups, sizes of samples, rows of a step, random) -> the groups of every step, and those that fill no step."""
 
-MIN_FILL = 0.5
-"""Rows that use less of their capacity at the end of a window wait for the next one."""
-
 
 def consecutive_steps(
     groups: Groups, sizes: Float[np.ndarray, "n k"], rows: int, random: np.random.Generator
@@ -108,13 +105,12 @@ def form_window_steps(
         form_steps: Puts rows into steps.
         rows: Rows of a step.
         random: Source of random choices.
-        more_windows: Whether there is a next window, for which rows that are not well filled wait.
+        more_windows: Whether there is a next window, for which open rows wait (`GroupingAlgorithm.open_groups`).
     """
     groups = group_samples(units, limits, random)
     fill = (groups.sums(units) / limits).max(axis=1)
     # Rows stay open at the end of a window. At most one step of them waits for the next one.
-    waiting = np.argsort(fill, kind="stable")[: rows if more_windows else 0]
-    waiting = np.sort(waiting[fill[waiting] < MIN_FILL])
+    waiting = np.sort(group_samples.open_groups(fill)[: rows if more_windows else 0])
     chosen = np.setdiff1d(np.arange(len(groups)), waiting)
     steps, leftover = form_steps(groups.take(chosen), units, rows, random)
     return WindowSteps(groups, chosen[steps], np.concatenate([chosen[leftover], waiting]))

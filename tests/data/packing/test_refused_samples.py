@@ -101,7 +101,7 @@ def test_producers_report_all_refusals_of_the_window(tmp_path):
 
 def test_a_window_without_a_usable_sample_is_reported_and_passed_over(tmp_path):
     source = Missing(30, missing=range(10, 20), damaged=())
-    config = dataclasses.replace(VQA, window=10, max_refused_share=0.5)
+    config = dataclasses.replace(VQA, rows=1, samples=1, window=5, max_refused_share=0.5)
     iterator = evaluation_batches(config, MODEL, source)
     iterator.list_refused_in(tmp_path)
     seen = [number for batch in iterator for number in ids_of(batch)]
@@ -111,10 +111,11 @@ def test_a_window_without_a_usable_sample_is_reported_and_passed_over(tmp_path):
     assert keys_listed(tmp_path / "unreadable.jsonl") == {str(number) for number in range(10, 20)}
 
 
-def test_a_data_set_of_which_nothing_can_be_read_stops_after_one_window(tmp_path):
+@pytest.mark.parametrize(("window", "tried"), [(50, 50), (200, 100)])
+def test_a_data_set_of_which_nothing_can_be_read_stops_after_one_window_or_a_hundred(tmp_path, window, tried):
     source = Missing(200, missing=range(200), damaged=())
-    keys = list_until_it_stops(training_batches(dataclasses.replace(VQA, window=50), MODEL, source), tmp_path)
-    assert len(keys) == 50
+    config = dataclasses.replace(VQA, rows=1, samples=1, window=window)
+    assert len(list_until_it_stops(training_batches(config, MODEL, source), tmp_path)) == tried
 
 
 def test_oversized_samples_are_skipped_counted_and_listed_and_few_are_logged(train, tmp_path, caplog):
@@ -154,7 +155,8 @@ def test_a_hundred_unreadable_samples_in_a_row_end_a_run_whatever_the_share(tmp_
     """In the order of the data set where headers show it, of the rows where decoding does."""
     bad = range(20, 20 + count)
     source = Missing(300, **{"missing": (), "damaged": (), found: bad})
-    iterator = evaluation_batches(dataclasses.replace(VQA, window=50, max_refused_share=0.9), MODEL, source)
+    config = dataclasses.replace(VQA, rows=3, samples=4, window=50, max_refused_share=0.9)
+    iterator = evaluation_batches(config, MODEL, source)
     iterator.list_refused_in(tmp_path)
     if count < 100:
         assert sum(len(ids_of(batch)) for batch in iterator) == 201

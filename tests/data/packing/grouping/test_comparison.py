@@ -28,9 +28,10 @@ def outcomes(sizes=SIZES, limits=LIMITS, rows=2, window=8):
 
 
 def test_padding_of_two_samples_per_row():
-    for (_, padded), each in outcomes().items():
-        assert (each.rows, each.samples_per_row, each.max_samples) == (4, 2.0, 2)
-        if not padded:
+    for (policy, padded), each in outcomes().items():
+        waits = policy in FOR_STEPS and not padded  # the step that was dealt last, with two rows
+        assert (each.rows, each.samples_per_row, each.max_samples) == (2 if waits else 4, 2.0, 2)
+        if not padded and not waits:
             assert each.padding_share == {"tokens": pytest.approx(1 / 3), "patches": 0.5}
             assert each.pad_ratio == {"tokens": 0.0, "patches": 0.0}
             assert each.wasted_flops_share == pytest.approx(1 - (4 + 2 * 2) / (6 + 2 * 4))
@@ -52,7 +53,7 @@ def test_ratios_of_one_step_are_those_of_the_paper():
     # A row takes one sample, so the step's two instances have 1 and 3 tokens, and the batches are not padded.
     both = outcomes(SIZES[:2], np.array([3.0, 4.0, 1.0]))
     for (policy, _), each in both.items():
-        if policy != "device_group":
+        if policy not in FOR_STEPS:  # whose only step waits for more samples
             assert each.dist_ratio == {"tokens": pytest.approx((3 - 1) / (3 * 2)), "patches": 0.0}
             assert each.pad_ratio == {"tokens": 0.0, "patches": 0.0}
     # One row takes both, and pads the smaller by 2 of 6 tokens.
@@ -60,10 +61,11 @@ def test_ratios_of_one_step_are_those_of_the_paper():
 
 
 def test_rows_that_fill_no_step_are_carried_and_dropped_at_the_end():
-    assert {each.rows for each in outcomes(window=4).values()} == {4}
-    # Steps of three rows: a window's two pairs fill none, both windows' four fill one.
-    three = [each for (policy, _), each in outcomes(rows=3, window=4).items() if policy not in FOR_STEPS]
-    assert {each.rows for each in three} == {3}
+    # A window of four steps is larger, and takes all eight samples.
+    assert outcomes(window=4) == outcomes(window=8)
+    # 64 samples in windows of 28, 28 and 8: 14 pairs are 4 steps of 3 rows and 2 rows, which make 16 of the next 14.
+    three = outcomes(np.tile(SIZES, (8, 1)), rows=3, window=28)
+    assert {each.rows for (policy, _), each in three.items() if policy not in FOR_STEPS} == {12 + 15 + 3}
     few = outcomes(SIZES[:4], rows=3)
     none = [each for (policy, padded), each in few.items() if not padded and policy not in FOR_STEPS]
     assert {(each.rows, each.wasted_flops_share) for each in none} == {(0, None)}

@@ -1,0 +1,40 @@
+"""Windows: how many samples are grouped at a time, so that what stays open at the end of a window matters little."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Int
+
+WINDOW_STEPS = 4
+"""Steps whose content a window has at least: at most one of them waits for the next window, and one is left over."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class WindowRule:
+    """Where a window of the stream ends: it follows from the sizes of its samples, not from epochs.
+
+    Attributes:
+        limits: Capacity of a row in every quantity in use; the last is the number of samples (`row_limits`).
+        rows: Rows of a step.
+        least: Samples that a window has at least, unless the stream ends.
+    """
+
+    limits: Float[np.ndarray, " k"]
+    rows: int
+    least: int
+
+    @property
+    def most(self) -> int:
+        """Samples that a window has at most: only unusable ones can keep so many from being full."""
+        return max(self.least, int(WINDOW_STEPS * self.rows * self.limits[-1]))
+
+    def is_full(self, samples: int, content: Float[np.ndarray, " k"] | Int[np.ndarray, " k"]) -> bool:
+        """Whether a window ends.
+
+        Args:
+            samples: Its samples of the stream.
+            content: Sums of the sizes of its samples, those carried into it included.
+        """
+        if samples < self.least:
+            return False
+        return samples >= self.most or bool((content >= WINDOW_STEPS * self.rows * self.limits).any())
