@@ -99,7 +99,7 @@ def test_layouts_of_the_default_list_agree(tmp_path):
     result = verify(tmp_path, "--json", "--steps=1", *(f"--plan={name}" for name in chosen))
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
-    assert set(found) == {"ok", "layouts"} and found["ok"] is True
+    assert set(found) == {"ok", "stopped", "layouts"} and (found["ok"], found["stopped"]) == (True, False)
     assert [layout["layout"] for layout in found["layouts"]] == list(chosen) and len(chosen) == 2
     for layout in found["layouts"]:
         assert layout["ok"] is True and set(layout["modules"]) == {*MODULES, "all modules"}
