@@ -1,10 +1,14 @@
-"""Fields of an architecture that say how it trains, and not what its weights mean."""
+"""Fields of an architecture that say how it trains, and those that a run may change of published weights."""
 
 import dataclasses
 from typing import Any
 
 TRAINING_CHOICES = ("loss", "balance_weight", "condition_dropout", "logit_mean", "logit_std")
-"""Names of these fields: loss functions and their weights, dropout, and at which noise levels a generator trains."""
+"""Fields that do not change what weights mean: losses and their weights, dropout, and a generator's noise levels."""
+
+PRETRAINED_CHANGES = ("vocabulary", "rope_base", "local_rope_base")
+"""Fields of a backbone that may differ from those of published weights, where a run names them
+(`TrainConfig.pretrained_changes`): more rows of the vocabulary, and other rotary frequencies."""
 
 
 def without_training_choices(config: Any) -> Any:

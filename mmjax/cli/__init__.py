@@ -31,6 +31,7 @@ from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag 
 from mmjax.cli.gin_config import (  # noqa: E402
     CONFIGS,
     OPERATIVE_CONFIG,
+    bound_value,
     configuration_text,
     configured,
     is_bound,
@@ -55,6 +56,7 @@ __all__ = [
     "JsonArguments",
     "UserError",
     "Work",
+    "bound_value",
     "configuration_text",
     "configured",
     "exit_code",

@@ -199,6 +199,11 @@ def is_bound(parameter: str) -> bool:
     return True
 
 
+def bound_value(parameter: str, default: Any) -> Any:
+    """The value that the configuration binds to a parameter, such as `TrainConfig.steps`; else a default."""
+    return gin.query_parameter(parameter) if is_bound(parameter) else default
+
+
 def configuration_text() -> str:
     """Everything that the configuration binds, as text."""
     return gin.config_str()

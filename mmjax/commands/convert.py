@@ -70,20 +70,23 @@ def _prepare_check(arguments: ConvertArguments) -> cli.Work:
     parts = (WHOLE_MODEL,) if isinstance(config, ModelConfig) else checkpoint_parts(checkpoint)
     if arguments.print:
         return lambda: print(gin_text(config, tuple((part, str(folder)) for part in parts)))
-    model = as_model(config)
+    model, changes = as_model(config), ()
     if arguments.part:
         cli.parse_gin(arguments.gin_file or ("quickstart.gin",), arguments.gin)
         parts, model = (arguments.part,), cli.configured(ModelConfig)
-    return functools.partial(check, checkpoint, model, parts)
+        changes = cli.bound_value("TrainConfig.pretrained_changes", ())
+    return functools.partial(check, checkpoint, model, parts, changes)
 
 
-def check(checkpoint: "PublishedCheckpoint", model: "ModelConfig", parts: "Sequence[str]") -> None:
+def check(
+    checkpoint: "PublishedCheckpoint", model: "ModelConfig", parts: "Sequence[str]", changes: "Sequence[str]"
+) -> None:
     """Compares a published checkpoint with the parts of a model, and prints all that does not fit."""
     from mmjax.weights.compatibility import IncompatibleCheckpointError, compatible_matches
 
     for part in parts:
         try:
-            matches = compatible_matches(checkpoint, model, part)
+            matches = compatible_matches(checkpoint, model, part, changes)
         except IncompatibleCheckpointError as error:
             if len(error.problems) < 2:
                 raise

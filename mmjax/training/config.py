@@ -10,6 +10,7 @@ from configs.architectures import ModelConfig
 from configs.checks import require_types
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
+from configs.training_choices import PRETRAINED_CHANGES
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.text.byte_tokenizer import ByteTokenizer
@@ -43,6 +44,9 @@ class TrainConfig:
         pretrained_weights: What starts from published weights and not from the seed: pairs (part, folder), where a part
             is one that trains by name, such as `backbone`, or `model` for all that the folder has (docs/weights.md). A
             resumed run starts from its checkpoint instead.
+        pretrained_changes: Fields of the backbone that differ on purpose from those of published weights, of
+            `PRETRAINED_CHANGES`: `vocabulary`, for more rows, which start as the mean of the published ones, and
+            `rope_base` and `local_rope_base`.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: What sends the arrays of hops: `auto`, `device_put` or `ppermute`.
         reordering: Policy that orders the rows of a step for the plan, a key of `REORDERING_POLICIES`; `none` keeps the
@@ -82,6 +86,7 @@ class TrainConfig:
     steps: int = 1000
     seed: int = 0
     pretrained_weights: tuple[tuple[str, str], ...] = ()
+    pretrained_changes: tuple[str, ...] = ()
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
     reordering: str = "none"
@@ -127,6 +132,11 @@ class TrainConfig:
         if self.reordering not in REORDERING_POLICIES:
             raise UserError(
                 f"TrainConfig.reordering is {self.reordering!r}; choose one of {', '.join(REORDERING_POLICIES)}"
+            )
+        if unknown := [name for name in self.pretrained_changes if name not in PRETRAINED_CHANGES]:
+            raise UserError(
+                f"TrainConfig.pretrained_changes names {', '.join(unknown)}; what may differ from published weights is "
+                f"{', '.join(PRETRAINED_CHANGES)}"
             )
         check_remote_folder(self.remote_checkpoints)
         if self.keep_best_checkpoints and not self.evaluation_interval:

@@ -121,9 +121,8 @@ class Trainer:
         if folder and not resume:
             refuse_existing_checkpoints(folder, remote)
         self._refused_folder: pathlib.Path | None = None
-        self._initializer = (
-            None if resume else parameter_initializer(config.model, config.seed, config.pretrained_weights)
-        )
+        published = (config.pretrained_weights, config.pretrained_changes)
+        self._initializer = None if resume else parameter_initializer(config.model, config.seed, *published)
         dataset = config.dataset("train")
         self.tokenizer, self.prompt_format = dataset.tokenizer, dataset.prompt_format
         batch_spec = global_batch_spec(config.data, config.model)

@@ -6,9 +6,11 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
+from configs.training_choices import PRETRAINED_CHANGES
 from mmjax.weights.published.rules import Config, TensorMatch
 from mmjax.weights.published.tensor_layouts import Shape
 from mmjax.weights.published_checkpoint import (
+    WHOLE_MODEL,
     PublishedCheckpoint,
     checkpoint_matches,
     config_differences,
@@ -19,6 +21,8 @@ from mmjax.weights.published_checkpoint import (
     parameter_shapes,
     parts_by_piece,
     parts_of_matches,
+    published_backbone,
+    with_published_values,
 )
 
 COMPARED_ROWS = 4096
@@ -40,20 +44,25 @@ class IncompatibleCheckpointError(UserError):
         self.problems = tuple(problems)
 
 
-def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part: str) -> tuple[TensorMatch, ...]:
+def compatible_matches(
+    checkpoint: PublishedCheckpoint, model: ModelConfig, part: str, changes: Sequence[str] = ()
+) -> tuple[TensorMatch, ...]:
     """Matches the tensors of a checkpoint with the parameters of a part of a model.
 
     Args:
         checkpoint: The published checkpoint.
         model: The model.
         part: Name of a part of it, such as `backbone` or `vision_projector`; or `model`.
+        changes: Fields of the backbone that may differ, of `PRETRAINED_CHANGES`. The matches are those of a model with
+            the checkpoint's values of them, so that tables of a larger vocabulary have more rows than their matches.
 
     Raises:
         IncompatibleCheckpointError: The architectures differ, or tensors are missing, extra, or of another shape or
             type.
     """
-    path = checkpoint.folder.path
+    path, ours = checkpoint.folder.path, model.backbone.vocabulary
     module = module_of_part(model, part)
+    model = with_published_values(model, checkpoint.config, changes)
     try:
         config = config_in_published_form(checkpoint.architecture, checkpoint.config, model, module)
         differences = config_differences(checkpoint.architecture, checkpoint.config, config)
@@ -67,6 +76,8 @@ def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part
             f"{path} has no weights of {part!r}; it has those of {', '.join(parts_of_matches(all_matches, described))}"
         )
     problems = [f"config.json: {difference}" for difference in differences]
+    if module in (WHOLE_MODEL, model.backbone.name) and ours < (theirs := model.backbone.vocabulary):
+        problems.append(f"vocabulary: {theirs} rows in the checkpoint and {ours} in the model; rows can only be added")
     problems += tensor_problems(checkpoint, matches, parameter_shapes(model))
     problems += _extra_tensors(checkpoint, all_matches, config)
     problems += _differing_copies(checkpoint, matches, config)
@@ -76,9 +87,23 @@ def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part
             "gin file of the model"
         )
         raise IncompatibleCheckpointError(
-            f"{path} does not fit {part!r}: {problems[0]}{others if problems[1:] else ''}", problems
+            f"{path} does not fit {part!r}: {problems[0]}{_changes_to_name(checkpoint, model, module)}"
+            f"{others if problems[1:] else ''}",
+            problems,
         )
     return matches
+
+
+def _changes_to_name(checkpoint: PublishedCheckpoint, model: ModelConfig, module: str) -> str:
+    """What allows differences that a run may want, if there are some."""
+    published = published_backbone(checkpoint.config)
+    if published is None or module not in (WHOLE_MODEL, model.backbone.name):
+        return ""
+    ours = model.backbone
+    fields = [name for name in PRETRAINED_CHANGES if getattr(published, name) != getattr(ours, name)]
+    if not fields or ours.vocabulary < published.vocabulary:
+        return ""
+    return f"; if this is meant, name {', '.join(fields)} in TrainConfig.pretrained_changes"
 
 
 def tensor_problems(

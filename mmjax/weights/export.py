@@ -1,5 +1,6 @@
 """Export of a model's parameters as a published checkpoint, one layer at a time."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -12,6 +13,7 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
+from configs.training_choices import PRETRAINED_CHANGES
 from mmjax.models.layers.lora import merge_layer_adapters
 from mmjax.models.model import model_modules
 from mmjax.weights.folder import CONFIG_FILE, write_checkpoint_folder
@@ -19,13 +21,15 @@ from mmjax.weights.published.rules import Config, PublishedArchitecture, TensorM
 from mmjax.weights.published_checkpoint import (
     WHOLE_MODEL,
     PublishedCheckpoint,
+    changed_values,
     checkpoint_matches,
     config_differences,
     config_in_published_form,
     is_ignored_tensor,
     module_of_part,
+    with_published_values,
 )
-from mmjax.weights.registry import find_architecture, write_architecture
+from mmjax.weights.registry import find_architecture, read_architecture, write_architecture
 from mmjax.weights.safetensors_file import DTYPES, TensorHeader, contiguous_copy
 from sharding.trees import Tree, get_leaf
 
@@ -68,7 +72,7 @@ class ExportTarget:
 
 
 def export_target_like(original: PublishedCheckpoint, model: ModelConfig, part: str, dtype: str = "") -> ExportTarget:
-    """A checkpoint like an existing one.
+    """A checkpoint like an existing one, with the model's own vocabulary and rotary bases (`PRETRAINED_CHANGES`).
 
     Args:
         original: The existing checkpoint.
@@ -85,12 +89,14 @@ def export_target_like(original: PublishedCheckpoint, model: ModelConfig, part: 
         config = config_in_published_form(architecture, original.config, model, module)
         if issubclass(architecture.config_type, ModelConfig) and module != WHOLE_MODEL:
             raise UserError(f"it holds a whole model, and {part} is only a part of one; name the model type to write")
-        differences = config_differences(architecture, original.config, config)
+        compared = with_published_values(model, original.config, PRETRAINED_CHANGES)
+        compared_config = config_in_published_form(architecture, original.config, compared, module)
+        differences = config_differences(architecture, original.config, compared_config)
+        config_json = _with_changes(original, compared_config, config)
     except UserError as error:
         raise UserError(f"{part!r} can't be written like {path}: {error}") from error
     if differences:
         raise UserError(f"{part!r} can't be written like {path}, whose {CONFIG_FILE} differs: {'; '.join(differences)}")
-    config_json = dict(original.config_json)
     if dtype:
         config_json |= _dtype_entry(config_json, dtype)
     return ExportTarget(
@@ -101,6 +107,48 @@ def export_target_like(original: PublishedCheckpoint, model: ModelConfig, part: 
         dtype=dtype,
         original=original,
     )
+
+
+def _with_changes(original: PublishedCheckpoint, before: Config, config: Config) -> dict[str, Any]:
+    """The original's config.json with the values of another configuration.
+
+    A value is replaced where the file has it, which depends on the version of transformers that wrote it: in the
+    mapping that the key names or below, else anywhere.
+
+    Raises:
+        UserError: The file would then say something else of the backbone than the configuration.
+    """
+    config_json, architecture = copy.deepcopy(dict(original.config_json)), original.architecture
+    changed = changed_values(architecture, before, config)
+    for key, (old, new) in changed.items():
+        *parents, name = key.split(".")
+        scope: dict[str, Any] = functools.reduce(
+            lambda mapping, parent: mapping.get(parent) or {}, parents, config_json
+        )
+        if not (_replace_value(scope, name, old, new) or _replace_value(config_json, name, old, new)):
+            scope = config_json
+            for parent in parents:
+                scope[parent] = scope.get(parent) or {}
+                scope = scope[parent]
+            scope[name] = new
+    if changed:
+        read = read_architecture(config_json)[1]
+        if isinstance(config, ModelConfig):
+            read = dataclasses.replace(config, backbone=read.backbone)
+        if wrong := config_differences(architecture, config, read):
+            raise UserError(f"its {CONFIG_FILE} would read as another model's, {wrong[0]}; name a model type instead")
+    return config_json
+
+
+def _replace_value(mapping: dict[str, Any], name: str, old: Any, new: Any) -> bool:
+    """Replaces a value under a name in nested mappings; whether it is there."""
+    found = False
+    for key, value in mapping.items():
+        if key == name and value == old:
+            mapping[key], found = new, True
+        elif isinstance(value, dict):
+            found |= _replace_value(value, name, old, new)
+    return found
 
 
 def export_target_of_type(model_type: str, model: ModelConfig, part: str, dtype: str) -> ExportTarget:

@@ -11,14 +11,17 @@ import numpy as np
 from configs.architectures import ModelConfig
 from configs.errors import UserError
 from mmjax.models.structure.module import Module, Piece
-from mmjax.models.structure.parameters import init_layer_parameters, layer_name
+from mmjax.models.structure.parameters import init_layer_parameters, layer_name, piece_definition
 from mmjax.weights.compatibility import compatible_matches
 from mmjax.weights.published.rules import TensorMatch
+from mmjax.weights.published.tensor_layouts import Shape
 from mmjax.weights.published_checkpoint import WHOLE_MODEL, PublishedCheckpoint, module_of_part, open_checkpoint
 from mmjax.weights.safetensors_file import contiguous_copy
 from sharding.trees import Tree, get_leaf, set_leaf
 
 _SHOWN = 3  # names of tensors in a message
+ROWS_OF_MEAN = 4096
+"""Rows of a table that are read at once for their mean."""
 
 
 @runtime_checkable
@@ -81,11 +84,15 @@ class CheckpointInitializer:
         key = (module.name, piece.name, layer_name(layer))
         if key not in self._by_layer:
             return self._fallback.init_layer(module, piece, layer, shardings)
-        tree: Tree = {}
+        tree, shapes = {}, piece_definition(piece).shapes
         for checkpoint, match in self._by_layer[key]:
             paths = match.paths_in_layer
             match_shardings = [None if shardings is None else get_leaf(shardings, path) for path in paths]
-            for path, array in zip(paths, read_match(checkpoint, match, match_shardings), strict=True):
+            if match.parameter_shapes != (wanted := tuple(get_leaf(shapes, path).shape for path in paths)):
+                arrays = [read_more_rows(checkpoint, match, *wanted, *match_shardings)]
+            else:
+                arrays = read_match(checkpoint, match, match_shardings)
+            for path, array in zip(paths, arrays, strict=True):
                 tree = set_leaf(tree, path, array)
         return tree
 
@@ -114,20 +121,68 @@ def read_match(
     ]
 
 
+def read_more_rows(
+    checkpoint: PublishedCheckpoint, match: TensorMatch, shape: Shape, sharding: jax.sharding.Sharding | None
+) -> np.ndarray | jax.Array:
+    """Reads a table in float32 that has more rows than the published one: those behind it are the mean of all of its.
+
+    So does transformers' `resize_token_embeddings`, but for noise of a 30,000th of their deviation.
+
+    Args:
+        checkpoint: The published checkpoint.
+        match: The match of the table, of as many rows as are published.
+        shape: Shape of the table `[v, d]`.
+        sharding: Its sharding; None for a NumPy array.
+    """
+    name, (published, _) = checkpoint.tensor_names[match.tensor_names[0]], match.parameter_shapes[0]
+
+    def read(rows: slice, columns: slice) -> np.ndarray:
+        return _read_slice(checkpoint, name, match, (rows, columns))
+
+    @functools.cache
+    def mean_row(first: int, last: int) -> np.ndarray:
+        total = np.zeros(last - first)
+        for row in range(0, published, ROWS_OF_MEAN):
+            rows = slice(row, min(row + ROWS_OF_MEAN, published))
+            total += np.sum(read(rows, slice(first, last)), axis=0, dtype=np.float64)
+        return (total / published).astype(np.float32)
+
+    def read_slice(index: Any) -> np.ndarray:
+        rows, columns = _bounds(index, shape)
+        values = np.empty((rows.stop - rows.start, columns.stop - columns.start), np.float32)
+        old = slice(min(rows.start, published), min(rows.stop, published))
+        values[: old.stop - old.start] = read(old, columns)
+        if rows.stop > published:
+            values[old.stop - old.start :] = mean_row(columns.start, columns.stop)
+        return values
+
+    if sharding is None:
+        return read_slice((slice(None), slice(None)))
+    return jax.make_array_from_callback(shape, sharding, read_slice)
+
+
 def _read_slices(
     checkpoint: PublishedCheckpoint, name: str, match: TensorMatch, sharding: jax.sharding.Sharding
 ) -> jax.Array:
     """Reads one parameter, each device's slice by itself."""
     (shape,) = match.parameter_shapes
+    return jax.make_array_from_callback(
+        shape, sharding, lambda index: _read_slice(checkpoint, name, match, _bounds(index, shape))
+    )
 
-    def read_slice(index: Any) -> np.ndarray:
-        bounds = tuple(slice(*bound.indices(size)[:2]) for bound, size in zip(index, shape, strict=True))
-        tensor = checkpoint.folder.read(name, match.layout.published_slice(bounds))
-        slice_shape = tuple(bound.stop - bound.start for bound in bounds)
-        (parameter,) = match.layout.to_parameters((tensor,), (slice_shape,))
-        return _to_finite_float32(checkpoint, [name], parameter)
 
-    return jax.make_array_from_callback(shape, sharding, read_slice)
+def _bounds(index: Any, shape: Shape) -> tuple[slice, ...]:
+    """The slices of an index with their starts and stops as numbers."""
+    return tuple(slice(*bound.indices(size)[:2]) for bound, size in zip(index, shape, strict=True))
+
+
+def _read_slice(
+    checkpoint: PublishedCheckpoint, name: str, match: TensorMatch, bounds: tuple[slice, ...]
+) -> np.ndarray:
+    """Reads a slice of a parameter that is one tensor."""
+    tensor = checkpoint.folder.read(name, match.layout.published_slice(bounds))
+    (parameter,) = match.layout.to_parameters((tensor,), (tuple(bound.stop - bound.start for bound in bounds),))
+    return _to_finite_float32(checkpoint, [name], parameter)
 
 
 def _place(
@@ -159,7 +214,7 @@ def _to_finite_float32(checkpoint: PublishedCheckpoint, names: Sequence[str], ar
 
 
 def parameter_initializer(
-    config: ModelConfig, seed: int, weights: tuple[tuple[str, str], ...] = ()
+    config: ModelConfig, seed: int, weights: tuple[tuple[str, str], ...] = (), changes: Sequence[str] = ()
 ) -> ParameterInitializer:
     """The initializer of a run. Checkpoints are checked here and read when layers are initialised.
 
@@ -168,6 +223,7 @@ def parameter_initializer(
         seed: Seed of everything that no checkpoint gives.
         weights: (part, folder) pairs: a part that trains by name, such as `backbone`, or `model` for everything that
             the folder has; a later pair has precedence.
+        changes: Fields of the backbone that may differ from the folders' (`TrainConfig.pretrained_changes`).
 
     Raises:
         UserError: A folder is not a checkpoint.
@@ -180,5 +236,5 @@ def parameter_initializer(
     for part, folder in weights:
         reads_media = module_of_part(config, part) in (WHOLE_MODEL, *(encoder.name for encoder in config.encoders))
         checkpoint = open_checkpoint(pathlib.Path(folder), reads_media)
-        matches.append((checkpoint, compatible_matches(checkpoint, config, part)))
+        matches.append((checkpoint, compatible_matches(checkpoint, config, part, changes)))
     return CheckpointInitializer(matches, seed_initializer)

@@ -183,18 +183,43 @@ def _encoder_kinds(model: ModelConfig) -> list[str]:
     return [type(encoder).__name__ for encoder in model.encoders]
 
 
+def published_backbone(published_config: Config) -> BackboneConfig | None:
+    """The backbone that a checkpoint's configuration describes; None if it has none."""
+    backbone = published_config.backbone if isinstance(published_config, ModelConfig) else published_config
+    return backbone if isinstance(backbone, BackboneConfig) else None
+
+
+def with_published_values(model: ModelConfig, published_config: Config, fields: Iterable[str]) -> ModelConfig:
+    """The model with a checkpoint's values of some fields of its backbone; itself if the checkpoint has no backbone."""
+    published = published_backbone(published_config)
+    if published is None:
+        return model
+    values = {field: getattr(published, field) for field in fields}
+    return dataclasses.replace(model, backbone=dataclasses.replace(model.backbone, **values))
+
+
 def config_differences(architecture: PublishedArchitecture, published_config: Config, config: Config) -> list[str]:
     """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values.
 
     Keys that say how a model trains are not compared: they do not change what weights mean.
     """
+    return [
+        f"{key} is {published!r} in the checkpoint and {ours!r} in the model"
+        for key, (published, ours) in changed_values(architecture, published_config, config).items()
+    ]
+
+
+def changed_values(
+    architecture: PublishedArchitecture, published_config: Config, config: Config
+) -> dict[str, tuple[Any, Any]]:
+    """The published value and the model's by the keys of config.json that differ, such as `text_config.vocab_size`."""
     compared = map(without_training_choices, (published_config, config))
     published_values, model_values = (_flatten(write_architecture(architecture, each)) for each in compared)
-    return [
-        f"{key} is {published_values.get(key)!r} in the checkpoint and {model_values.get(key)!r} in the model"
+    return {
+        key: (published_values.get(key), model_values.get(key))
         for key in {**published_values, **model_values}
         if published_values.get(key) != model_values.get(key)
-    ]
+    }
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -54,10 +54,3 @@ def _check_module(where: str, unit: UnitPlan, graph: ModuleGraph) -> None:
             f"{where}: the layers of {backbone.name} are unlike ({', '.join(unlike)}), but its stages are one program; "
             'use the executor "dispatched"'
         )
-    ranks = unit.pp * unit.tp
-    vocabulary = dict(backbone.tensor_splits)["vocabulary"]
-    if vocabulary % ranks:
-        raise PlanError(
-            f"{where}: its pp {unit.pp} x tp {unit.tp} = {ranks} ranks do not divide the vocabulary of "
-            f"{backbone.name}, {vocabulary}; pad it to a multiple of {ranks}, or use other ranks"
-        )

@@ -89,7 +89,6 @@ def _backbone_spec(model: ModelConfig) -> ModuleSpec:
             ("heads", config.heads),
             ("kv_heads", config.kv_heads),
             *expert_splits(config),
-            ("vocabulary", config.vocabulary),
         ),
         leading_layers=leading,
         layer=layer,

@@ -15,7 +15,7 @@ def test_label_smoothing_and_z_loss_equal_their_definitions():
     random = np.random.default_rng(0)
     logits, targets = 3 * random.normal(size=(2, 4, 6)), random.integers(0, 6, (2, 4))
     loss = load_example("custom_loss").SmoothedCrossEntropy(smoothing=0.2, z_weight=0.5)
-    terms = loss(token_predictions(jnp.asarray(logits, jnp.float32), jnp.asarray(targets, jnp.int32), Axes()))
+    terms = loss(token_predictions(jnp.asarray(logits, jnp.float32), 6, jnp.asarray(targets, jnp.int32), Axes()))
     log_normalizer = np.log(np.sum(np.exp(logits), axis=-1))
     smoothed_targets = 0.8 * np.eye(6)[targets] + 0.2 / 6
     expected = -np.sum(smoothed_targets * (logits - log_normalizer[..., None]), axis=-1)

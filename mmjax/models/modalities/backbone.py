@@ -256,6 +256,7 @@ class LanguageHead(PieceModule):
         self.generators = tuple(generator.name for generator in config.generators)
         self.batch_keys = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
         self.loss, self.softcap = config.backbone.loss or cross_entropy, config.backbone.logit_softcap
+        self.vocabulary = config.backbone.vocabulary
         self.norm = build_norm(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
@@ -269,7 +270,7 @@ class LanguageHead(PieceModule):
         """The language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
         targets, weights = (context_positions(batch[name], axes) for name in ("targets", "weights"))
-        predictions = token_predictions(self.logits(hidden, axes), targets, axes)
+        predictions = token_predictions(self.logits(hidden, axes), self.vocabulary, targets, axes)
         loss, auxiliary_losses = weighted_loss(self.loss, predictions, weights, axes)
         hidden = all_gather_sequence(hidden, axes) if self.generators else hidden  # [r, s / cp, d]
         length = batch["targets"].shape[1]

@@ -40,9 +40,12 @@ class TokenPredictions:
     """The backbone's predictions of the target tokens, whose vocabulary may be split over the tensor ranks.
 
     All `[r, s]` fields are those of the whole vocabulary, on every rank. Positions without a target have weight 0.
+    Tensor ranks have equally many logits: where they do not divide the vocabulary, the last ones have padding, whose
+    `token_ids` are no tokens and which has probability 0.
 
     Attributes:
         logits: This rank's part of the logits, float32; the whole vocabulary on one device.
+        vocabulary: Size of the whole vocabulary.
         targets: Next tokens, as numbers in the whole vocabulary.
         target_logits: Logit of each target.
         log_normalizer: log of the sum of exp(logit) over the vocabulary.
@@ -52,6 +55,7 @@ class TokenPredictions:
     """
 
     logits: Float[Array, "r s v"]
+    vocabulary: int
     targets: Int[Array, "r s"]
     target_logits: Float[Array, "r s"]
     log_normalizer: Float[Array, "r s"]
@@ -60,14 +64,9 @@ class TokenPredictions:
     axes: Axes
 
     @property
-    def vocabulary(self) -> int:
-        """Size of the whole vocabulary."""
-        return self.logits.shape[-1] * (rank_count(self.axes.tensor) if self.axes.tensor else 1)
-
-    @property
     def token_ids(self) -> Int[Array, " v"]:
-        """The tokens that `logits` are of, as numbers in the whole vocabulary."""
-        return first_vocabulary_row(self.logits.shape[-1], self.axes) + jnp.arange(self.logits.shape[-1])
+        """The tokens that `logits` are of, as numbers in the whole vocabulary; padding has numbers behind it."""
+        return _token_ids(self.logits.shape[-1], self.axes)
 
     @property
     def log_probabilities(self) -> Float[Array, "r s v"]:
@@ -80,7 +79,7 @@ class TokenPredictions:
         return self.sum_over_vocabulary(self.logits) / self.vocabulary
 
     def sum_over_vocabulary(self, values: jax.Array) -> Float[Array, "r s"]:
-        """Sums values `[r, s, v]`, in the shape of `logits`, over the whole vocabulary.
+        """Sums values `[r, s, v]`, in the shape of `logits`, over the whole vocabulary, padding left out.
 
         Raises:
             UserError: The values have another shape.
@@ -89,7 +88,7 @@ class TokenPredictions:
             raise UserError(
                 f"sum_over_vocabulary takes values of the shape of the logits, {self.logits.shape}, not {values.shape}"
             )
-        total = jnp.sum(values, axis=-1)
+        total = jnp.sum(_replace_padding(values, self.vocabulary, 0.0, self.axes), axis=-1)
         return lax.psum(total, self.axes.tensor) if self.axes.tensor else total
 
 
@@ -137,14 +136,34 @@ def mean_squared_error(predictions: DenoisingPredictions) -> Float[Array, " b"]:
     return predictions.mean_squared_errors
 
 
-def token_predictions(logits: Float[Array, "r s v"], targets: Int[Array, "r s"], axes: Axes) -> TokenPredictions:
+_PADDING_LOGIT = -1e9
+"""Its exponential is 0 beside any other, and losses that compute with it stay finite."""
+
+
+def _token_ids(local_rows: int, axes: Axes) -> Int[Array, " v"]:
+    return first_vocabulary_row(local_rows, axes) + jnp.arange(local_rows)
+
+
+def _replace_padding(values: jax.Array, vocabulary: int, by: float, axes: Axes) -> jax.Array:
+    """Values `[r, s, v]` of this rank's part of the vocabulary, with others where it is padding."""
+    local_rows = values.shape[-1]
+    if local_rows * (rank_count(axes.tensor) if axes.tensor else 1) == vocabulary:
+        return values
+    return jnp.where(_token_ids(local_rows, axes) < vocabulary, values, jnp.asarray(by, values.dtype))
+
+
+def token_predictions(
+    logits: Float[Array, "r s v"], vocabulary: int, targets: Int[Array, "r s"], axes: Axes
+) -> TokenPredictions:
     """Compares logits, of which each tensor rank has a part of the vocabulary, with targets.
 
     Args:
-        logits: This rank's part, in float32.
+        logits: This rank's part, in float32; whatever is behind the vocabulary is padding.
+        vocabulary: Size of the whole vocabulary.
         targets: Next tokens, as numbers in the whole vocabulary.
         axes: Mesh axes.
     """
+    logits = _replace_padding(logits, vocabulary, _PADDING_LOGIT, axes)
     local = targets - first_vocabulary_row(logits.shape[-1], axes)
     is_local = (local >= 0) & (local < logits.shape[-1])
     largest = lax.stop_gradient(jnp.max(logits, axis=-1))  # [r, s]
@@ -157,6 +176,7 @@ def token_predictions(logits: Float[Array, "r s v"], targets: Int[Array, "r s"],
     log_total = jnp.log(total)
     return TokenPredictions(
         logits=logits,
+        vocabulary=vocabulary,
         targets=targets,
         target_logits=target_logits,
         log_normalizer=largest + log_total,

@@ -22,8 +22,8 @@ from jax import lax
 
 from pallas_kernels.varying import match_cotangent
 from sharding.axes import Axes
-from sharding.runtime.stages.master_weights import fully_sharded_dimension, is_partition_spec
 from sharding.runtime.stages.residuals import split_vjp
+from sharding.runtime.stages.weight_specs import fully_sharded_dimension, is_partition_spec
 from sharding.trees import Tree
 
 Layer = Callable[[Tree, Any, Any], Any]

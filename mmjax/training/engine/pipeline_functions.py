@@ -13,7 +13,7 @@ from mmjax.training.engine.stage_functions import Arrays, run_pieces
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
 from sharding.axes import Axes
 from sharding.runtime.stages.definition import PipelineDefinition, StageOutput
-from sharding.runtime.stages.master_weights import is_partition_spec
+from sharding.runtime.stages.weight_specs import is_partition_spec
 from sharding.trees import Tree
 
 _AxesByModule = Mapping[str, Axes]

@@ -62,6 +62,8 @@ def make_tied_parameter(
     weight = get_leaf(owner.compute_shapes[owner_key], owner_path)
     owner_sharding = NamedSharding(owner.mesh, get_leaf(owner.compute_specs[owner_key], owner_path))
     borrower_sharding = NamedSharding(borrower.mesh, get_leaf(borrower.compute_specs[borrower_key], borrower_path))
+    gradient = get_leaf(owner.layer_stacks[owner_key].shapes, owner_path)
+    gradient_sharding = NamedSharding(borrower.mesh, borrower.tied_gradient_specs[borrower_key][borrower_path])
     (owner_layer,) = owner.shardings[owner_key]
     master_sharding = get_leaf(owner.shardings[owner_key][owner_layer], owner_path)
     return TiedParameter(
@@ -71,5 +73,5 @@ def make_tied_parameter(
         borrower_path=parameter.borrower_path,
         owner_layer=owner_layer,
         weight_hop=make_hop(owner_sharding, borrower_sharding, weight.shape, weight.dtype, transport),
-        gradient_hop=make_hop(borrower_sharding, master_sharding, weight.shape, np.dtype(np.float32), transport),
+        gradient_hop=make_hop(gradient_sharding, master_sharding, gradient.shape, np.dtype(np.float32), transport),
     )

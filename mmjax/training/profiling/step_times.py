@@ -76,7 +76,7 @@ def time_steps(
     device_kind = jax.devices()[0].device_kind
     orders = {name: row_order_request(config, plan, device_kind) for name, plan in plans.items()}
     batches = {order: _first_batches(config, order, steps) for order in dict.fromkeys(orders.values())}
-    initializer = parameter_initializer(config.model, config.seed, config.pretrained_weights)
+    initializer = parameter_initializer(config.model, config.seed, config.pretrained_weights, config.pretrained_changes)
     runs = {name: _PlanRun(config, plan, initializer) for name, plan in plans.items()}
     callback(0, steps * len(runs))
     for step in range(steps):

@@ -141,7 +141,6 @@ def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
 
 
 def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:
-    smallest_vocabulary = math.ceil(vocabulary / config.heads) * config.heads
     sections = ROPE_SECTIONS if config.rope_sections else ()
     heads_width = config.heads * (2 * sum(sections) or HEAD_WIDTH)
     width = heads_width if sections else min(config.width, heads_width)
@@ -157,7 +156,7 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
         **_partial_rotary(config, (attention_width or width) // config.heads),
         latent_attention=_latent_attention(config.latent_attention) if config.latent_attention else None,
         ffn=_ffn(config.ffn, config.heads),
-        vocabulary=min(config.vocabulary, smallest_vocabulary),
+        vocabulary=min(config.vocabulary, vocabulary),
         experts=_experts(shallow.experts, config.heads) if shallow.experts else None,
     )
 

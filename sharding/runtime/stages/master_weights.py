@@ -5,10 +5,14 @@ arXiv 1910.02054), so that a checkpoint can store them as they are. `gather` cas
 program of `make_reduce` brings gradients back to the same layout. Experts are split over some of the data axes, the
 expert axes, and are gathered and reduced over the others alone. Likewise fully sharded weights: between layers' uses
 they stay divided over the axes `Axes.fsdp`.
+
+Compute weights alone are padded: a dimension that its tensor ranks do not divide evenly, a vocabulary, gets rows of
+zeros behind it. Master weights, reduced gradients and optimizer state have the shape of one device on every plan, and
+tensor ranks divide another dimension of theirs.
 """
 
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,10 +25,16 @@ from sharding.axes import Axes
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.stages.definition import module_of
 from sharding.runtime.stages.named_programs import named_jit
-from sharding.trees import Tree, get_leaf, set_leaf
-
-Split = tuple[str | None, ...]
-"""For every dimension of a parameter what divides it: "tensor", "expert" or None."""
+from sharding.runtime.stages.weight_specs import (
+    Split,
+    axis_names,
+    compute_spec,
+    is_partition_spec,
+    master_spec,
+    padded_shape,
+    unpadded_spec,
+)
+from sharding.trees import Tree, set_leaf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,85 +57,6 @@ class LayerStackShapes:
     tied_splits: Mapping[str, Split] = dataclasses.field(default_factory=dict)
 
 
-def _mesh_axes(split: Split, axes: Axes) -> tuple[Any, ...]:
-    axes_by_purpose = {"tensor": axes.tensor, "expert": axes.expert, None: None}
-    return tuple(axes_by_purpose[purpose] for purpose in split)
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of an entry of a spec."""
-    return entry if isinstance(entry, tuple) else (entry,) if entry else ()
-
-
-def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
-    """The axes of `Axes.replicas` along which every rank holds the same part of a parameter: those not in its spec."""
-    used = {name for entry in spec for name in _names(entry)}
-    return tuple(name for name in axes.replicas if name not in used)
-
-
-def compute_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
-    """The spec of a parameter's compute weights outside of the layers that use them.
-
-    Dimensions that the module splits stay split; of the others, the axes of `Axes.fsdp` divide the largest that they
-    divide evenly, if there is one.
-    """
-    return P(*_compute_entries(shape, split, mesh, axes))
-
-
-def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
-    """The spec of a parameter's master weights.
-
-    They are divided as the compute weights are. The remaining data axes divide the same dimension further, or the
-    largest that nothing divides, where they divide it evenly. So do pipeline axes, which divide the layers of a stack:
-    each layer's master weights are on all pipeline ranks.
-    """
-    spec = _compute_entries(shape, split, mesh, axes)
-    data_axes = replicated_data_axes(P(*spec), axes)
-    further = [names for names in ((*data_axes, *axes.pipeline), data_axes, axes.pipeline) if names]
-    sharded = fully_sharded_dimension(P(*spec), axes)
-    if sharded is not None:
-        dim, own_axes = sharded
-        for names in further:
-            if shape[dim] % device_count_along(mesh, (*own_axes, *names)) == 0:
-                spec[dim] = (*own_axes, *names)
-                return P(*spec)
-    divided = (_with_largest_divided(shape, list(spec), mesh, names) for names in further)
-    return P(*next((each for each in divided if each != spec), spec))
-
-
-def _compute_entries(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> list[Any]:
-    """The entries of `compute_spec`; one that the module splits over no axis is an empty tuple, not None."""
-    spec = list(_mesh_axes(split, axes))
-    sharding_axes = tuple(name for name in axes.fsdp if name in replicated_data_axes(P(*spec), axes))
-    return _with_largest_divided(shape, spec, mesh, sharding_axes)
-
-
-def _with_largest_divided(shape: tuple[int, ...], spec: list[Any], mesh: Mesh, axes: tuple[str, ...]) -> list[Any]:
-    """The entries with the largest dimension that nothing divides divided over `axes`, if one can be."""
-    ranks = device_count_along(mesh, axes)
-    divisible = [dim for dim, entry in enumerate(spec) if entry is None and shape[dim] % ranks == 0]
-    if divisible and ranks > 1:
-        spec[max(divisible, key=lambda dim: shape[dim])] = axes
-    return spec
-
-
-def fully_sharded_dimension(spec: P, axes: Axes) -> tuple[int, tuple[str, ...]] | None:
-    """The dimension of a parameter that its compute spec divides over axes of `Axes.fsdp`, and these; None for none.
-
-    A dimension of experts, which the expert axes alone divide, is not meant.
-    """
-    for dim, entry in enumerate(spec):
-        names = entry if isinstance(entry, tuple) else (entry,)
-        if set(names) & (set(axes.fsdp) - set(axes.expert)):
-            return dim, names
-    return None
-
-
-def device_count_along(mesh: Mesh, names: tuple[str, ...]) -> int:
-    """Number of devices along some mesh axes together."""
-    return math.prod(mesh.shape[name] for name in names)
-
-
 class StageMasterWeights:
     """Shardings of a stage's master weights, and the programs between master weights, compute weights and gradients.
 
@@ -139,7 +70,8 @@ class StageMasterWeights:
     Attributes:
         shardings: Of all master weights: `{key: {layer: {...}}}`.
         compute_specs: Specs of all compute weights, tied ones included: `{key: {...}}`.
-        compute_shapes: Shape and precision of all compute weights, tied ones included.
+        compute_shapes: Shape, padding included, and precision of all compute weights, tied ones included.
+        tied_gradient_specs: By key and path, specs of the reduced gradients of tied weights, which have no padding.
         gather: The program from master weights to the compute weights that are the stage's own.
     """
 
@@ -164,13 +96,15 @@ class StageMasterWeights:
         own_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), own_specs, is_leaf=is_partition_spec)
         self.gather = named_jit(self._stack_layers, stage_id, "gather", out_shardings=own_shardings)
         self.compute_specs = dict(own_specs)
-        self.compute_shapes = {key: self._own_compute_shapes(stack) for key, stack in layer_stacks.items()}
+        self.compute_shapes = {key: self._own_compute_shapes(key, stack) for key, stack in layer_stacks.items()}
+        self.tied_gradient_specs: dict[str, dict[str, P]] = {key: {} for key in layer_stacks}
         for key, stack in layer_stacks.items():
             for path, shape in stack.tied_shapes.items():
-                spec = compute_spec(shape.shape, stack.tied_splits[path], mesh, axes_of[key])
-                struct = jax.ShapeDtypeStruct(shape.shape, dtype)
-                self.compute_specs[key] = set_leaf(self.compute_specs[key], path, spec)
+                of_parameter = shape.shape, stack.tied_splits[path], mesh, axes_of[key]
+                struct = jax.ShapeDtypeStruct(padded_shape(*of_parameter), dtype)
+                self.compute_specs[key] = set_leaf(self.compute_specs[key], path, compute_spec(*of_parameter))
                 self.compute_shapes[key] = set_leaf(self.compute_shapes[key], path, struct)
+                self.tied_gradient_specs[key][path] = unpadded_spec(*of_parameter)
 
     def _master_shardings(self, stack: LayerStackShapes, axes: Axes) -> Tree:
         def sharding(shape: jax.ShapeDtypeStruct, split: Split) -> NamedSharding:
@@ -200,18 +134,25 @@ class StageMasterWeights:
 
         return jax.tree.map(spec, stack.shapes, stack.splits)
 
-    def _own_compute_shapes(self, stack: LayerStackShapes) -> Tree:
+    def _own_compute_shapes(self, key: str, stack: LayerStackShapes) -> Tree:
         leading = (len(stack.layers),) if stack.stacked else ()
-        return jax.tree.map(lambda shape: jax.ShapeDtypeStruct((*leading, *shape.shape), self.dtype), stack.shapes)
+
+        def struct(shape: jax.ShapeDtypeStruct, split: Split) -> jax.ShapeDtypeStruct:
+            padded = padded_shape(shape.shape, split, self.mesh, self._axes_of[key])
+            return jax.ShapeDtypeStruct((*leading, *padded), self.dtype)
+
+        return jax.tree.map(struct, stack.shapes, stack.splits)
 
     def _stack_layers(self, masters: Tree) -> Tree:
-        """Compute weights: cast, gathered over the data axes, equal layers stacked."""
+        """Compute weights: cast, padded, gathered over the data axes, equal layers stacked."""
         cast = jax.tree.map(lambda leaf: leaf.astype(self.dtype), masters)
 
         def stack_one(key: str, stack: LayerStackShapes) -> Tree:
+            pad = functools.partial(self._pad, self._axes_of[key])
+            layers = [jax.tree.map(pad, cast[key][name], stack.splits) for name in stack.layers]
             if not stack.stacked:
-                return cast[key][stack.layers[0]]
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(cast[key][name] for name in stack.layers))
+                return layers[0]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
             return self._exchange_layers(key, stacked, to_pipeline=True)
 
         return {key: stack_one(key, stack) for key, stack in self.layer_stacks.items()}
@@ -226,7 +167,7 @@ class StageMasterWeights:
             return stacked
 
         def exchange(sharding: NamedSharding, leaf: jax.Array) -> jax.Array:
-            on_ranks = (tuple(name for name in _names(entry) if name not in pipeline) for entry in sharding.spec)
+            on_ranks = (tuple(name for name in axis_names(entry) if name not in pipeline) for entry in sharding.spec)
             specs = [P(None, *sharding.spec), P(pipeline, *on_ranks)]
             for spec in specs if to_pipeline else reversed(specs):
                 leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
@@ -234,19 +175,50 @@ class StageMasterWeights:
 
         return jax.tree.map(exchange, next(iter(self.shardings[key].values())), stacked)
 
+    def _pad(self, axes: Axes, leaf: jax.Array, split: Split) -> jax.Array:
+        """Appends rows of zeros to a dimension of a parameter that its ranks do not divide evenly."""
+        padded = padded_shape(leaf.shape, split, self.mesh, axes)
+        if padded == leaf.shape:
+            return leaf
+        leaf = self._as_unpadded(leaf, leaf.shape, split, axes)
+        return jnp.pad(leaf, [(0, after - before) for before, after in zip(leaf.shape, padded, strict=True)])
+
+    def _without_padding(self, key: str, gradients: Tree) -> Tree:
+        """The gradients of a layer's parameters, or of those that it borrows, without the rows of `_pad`."""
+        stack, axes = self.layer_stacks[key], self._axes_of[key]
+        shapes, splits = stack.shapes, stack.splits
+        for path in stack.tied_shapes:
+            shapes = set_leaf(shapes, path, stack.tied_shapes[path])
+            splits = set_leaf(splits, path, stack.tied_splits[path])
+
+        def cut(leaf: jax.Array, shape: jax.ShapeDtypeStruct, split: Split) -> jax.Array:
+            if leaf.shape == shape.shape:
+                return leaf
+            return self._as_unpadded(leaf, shape.shape, split, axes)[tuple(slice(size) for size in shape.shape)]
+
+        return jax.tree.map(cut, gradients, shapes, splits)
+
+    def _as_unpadded(self, leaf: jax.Array, shape: tuple[int, ...], split: Split, axes: Axes) -> jax.Array:
+        """Divides an array by ranks as if it had no padding: from or to compute weights, that is one all-to-all.
+
+        Without this step between them and master weights, XLA gathers the whole array on every device.
+        """
+        sharding = NamedSharding(self.mesh, unpadded_spec(shape, split, self.mesh, axes))
+        return jax.lax.with_sharding_constraint(leaf, sharding)
+
     def make_reduce(self, trained_keys: frozenset[str]) -> Callable[[Tree], Tree]:
         """The program that sums gradients over replicas and unstacks them by layer, sharded like the master weights.
 
         Gradients of experts are summed over the replicas that hold the same experts. Gradients of tied weights are
-        summed too, but keep the sharding of the compute weights: they go on to the stage that owns the weight.
+        summed too, but are not divided further than the compute weights: they go on to the stage that owns the weight.
+        Those of padding, which are zeros, are left out.
         """
         shardings = {}
         for key in sorted(trained_keys):
             by_layer = dict(self.shardings[key])
-            for path in self.layer_stacks[key].tied_shapes:
+            for path, spec in self.tied_gradient_specs[key].items():
                 (layer,) = by_layer
-                as_computed = NamedSharding(self.mesh, get_leaf(self.compute_specs[key], path))
-                by_layer[layer] = set_leaf(by_layer[layer], path, as_computed)
+                by_layer[layer] = set_leaf(by_layer[layer], path, NamedSharding(self.mesh, spec))
             shardings[key] = by_layer
 
         def unstack(stack: LayerStackShapes, gradients: Tree) -> Tree:
@@ -259,14 +231,13 @@ class StageMasterWeights:
 
         def reduce(gradients: Tree) -> Tree:
             summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), gradients)  # [replicas, ...] -> [...]
-            return {
+            by_layer = {
                 key: unstack(self.layer_stacks[key], self._exchange_layers(key, tree, to_pipeline=False))
                 for key, tree in summed.items()
             }
+            return {
+                key: {layer: self._without_padding(key, tree) for layer, tree in layers.items()}
+                for key, layers in by_layer.items()
+            }
 
         return named_jit(reduce, self.stage_id, "reduce", out_shardings=shardings)
-
-
-def is_partition_spec(leaf: Any) -> bool:
-    """Whether a node of a tree is a PartitionSpec; for `is_leaf`."""
-    return isinstance(leaf, P)

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
 from sharding.runtime.stages.definition import Arrays, Microbatches, StageInterface, module_of
-from sharding.runtime.stages.master_weights import device_count_along, is_partition_spec, replicated_data_axes
 from sharding.runtime.stages.named_programs import named_jit
+from sharding.runtime.stages.weight_specs import device_count_along, is_partition_spec, replicated_data_axes
 from sharding.trees import Tree
 
 

@@ -121,6 +121,10 @@ def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
     said = run(f"--folder={llama}", "--part=backbone", f"--gin_file={tmp_path / 'mine.gin'}", code=2)
     assert "vocab_size is 48 in the checkpoint and 50 in the model" in said
     assert "shape: lm_head.weight is [48, 16], and backbone/head/000/embedding needs [50, 16]" in said
+    named = "from mmjax.training import config\nconfig.TrainConfig.pretrained_changes = ('vocabulary',)\n"
+    (tmp_path / "named.gin").write_text(GIN_OF_ANOTHER + named)
+    said = run(f"--folder={llama}", "--part=backbone", f"--gin_file={tmp_path / 'named.gin'}")
+    assert "21 tensors give backbone all that it needs" in said
 
 
 @pytest.mark.parametrize(

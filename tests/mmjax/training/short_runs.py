@@ -17,7 +17,9 @@ from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
 from tests.tiny_model import BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
-MODEL = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), (TRANSFORMER_GENERATOR,))
+# Two tensor ranks do not divide the vocabulary.
+ODD = dataclasses.replace(BACKBONE, vocabulary=23, tie_embeddings=True)
+MODEL = ModelConfig((VISION,), ODD, (TRANSFORMER_GENERATOR,))
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, max_grad_norm=1.0), steps=20, seed=1)
 
 

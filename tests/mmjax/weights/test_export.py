@@ -3,17 +3,25 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from configs.architectures import LoraConfig
+from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.model import model_modules
+from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.checkpoints.restoring import layer_reader
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
 from mmjax.weights.export import export_checkpoint, export_target_like, export_target_of_type, with_merged_adapters
-from mmjax.weights.initialization import parameter_initializer
+from mmjax.weights.initialization import SeedInitializer, parameter_initializer
 from mmjax.weights.published_checkpoint import open_checkpoint
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.trees import set_leaf
 from tests.mmjax.weights.llama_checkpoint import BACKBONE, bits, model, random_tensors, write_llama
+from tests.tiny_model import tiny_batch
 
 LARGE_FILES = 10**9
 
@@ -100,6 +108,47 @@ def test_export_of_a_model_type_without_an_original(tmp_path):
     )
     assert tensors_of(tmp_path / "out") == tensors_of(path)
     assert open_checkpoint(tmp_path / "out").config == open_checkpoint(path).config == BACKBONE
+
+
+ODD = BackboneConfig(
+    vocabulary=23,
+    width=16,
+    depth=2,
+    heads=4,
+    kv_heads=4,
+    ffn=24,
+    norm="layernorm",
+    activation="gelu_tanh",
+    gated=False,
+    positions="learned",
+    max_positions=32,
+    biases=("query", "key", "value", "output", "mlp"),
+    tie_embeddings=True,
+)
+"""As GPT-2, whose vocabulary of 50,257 no even number of tensor ranks divides."""
+
+
+def test_a_vocabulary_that_tensor_ranks_do_not_divide_is_imported_and_exported_with_its_rows(tmp_path):
+    ours = ModelConfig((), ODD, ())
+    (module,) = model_modules(ours)
+    pieces, values = {piece.name: piece for piece in module.pieces}, SeedInitializer(1)
+
+    def drawn(_: str, piece: str, layer: str):
+        return values.init_layer(module, pieces[piece], int(layer))
+
+    export_checkpoint(export_target_of_type("gpt2", ours, "backbone", "float32"), drawn, tmp_path / "a", LARGE_FILES)
+    published = open_checkpoint(tmp_path / "a")
+    assert published.folder.tensors["transformer.wte.weight"].shape == (23, 16)
+
+    unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,))
+    engine = Engine(ours, Plan((unit,)), tiny_batch(ours), EngineSettings(steps=4, seed=3))
+    state = engine.initial_state(parameter_initializer(ours, 0, (("backbone", str(tmp_path / "a")),)))
+    checkpoints = CheckpointManager(tmp_path / "run", ours)
+    checkpoints.save(1, engine, state, {})
+    checkpoints.close()
+    read, _ = layer_reader(tmp_path / "run", ours, jax.devices()[0])
+    export_checkpoint(export_target_like(published, ours, "backbone"), read, tmp_path / "b", LARGE_FILES)
+    assert tensors_of(tmp_path / "b") == tensors_of(tmp_path / "a")
 
 
 def test_adapters_are_merged_before_export(tmp_path):

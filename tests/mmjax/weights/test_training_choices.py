@@ -1,9 +1,7 @@
 """Weights mean the same however a run trains: its loss and balancing loss are not compared with config.json."""
 
 import dataclasses
-import json
 
-import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig
@@ -11,11 +9,10 @@ from configs.training_choices import without_training_choices
 from mmjax.models.modalities.losses import cross_entropy
 from mmjax.weights.compatibility import IncompatibleCheckpointError, compatible_matches
 from mmjax.weights.export import export_target_like, export_target_of_type
-from mmjax.weights.folder import write_checkpoint_folder
-from mmjax.weights.published_checkpoint import as_model, checkpoint_matches, open_checkpoint
+from mmjax.weights.published_checkpoint import as_model
 from mmjax.weights.registry import find_architecture, read_architecture
-from mmjax.weights.safetensors_file import TensorHeader
 from tests.mmjax.weights.published.small_checkpoints import DECODERS, TEXT
+from tests.mmjax.weights.zero_checkpoint import write_zeros
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 DEEPSEEK = {**TEXT, **EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2}
@@ -35,15 +32,7 @@ def config_of(family: str, **others) -> BackboneConfig:
 
 
 def write(path, family: str):
-    """A checkpoint of zeros."""
-    architecture, config = read_architecture({"model_type": family, **FAMILIES[family]})
-    matches = checkpoint_matches(architecture, config, as_model(config))
-    shapes = {name: of for match in matches for name, of in zip(match.tensor_names, match.tensor_shapes, strict=True)}
-    arrays = ((name, np.zeros(shape, np.float32)) for name, shape in shapes.items())
-    headers = {name: TensorHeader("F32", shape) for name, shape in shapes.items()}
-    texts = {"config.json": json.dumps({"model_type": family, **FAMILIES[family]})}
-    write_checkpoint_folder(path, "model", headers, arrays, 10**9, texts)
-    return open_checkpoint(path)
+    return write_zeros(path, {"model_type": family, **FAMILIES[family]})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -52,7 +52,6 @@ def in_one_unit():
         pytest.param(lambda: check(change(extra_in_flight=1)), ["extra_in_flight 1"], id="in flight"),
         pytest.param(in_one_unit, ["vision, backbone"], id="two modules"),
         pytest.param(lambda: check(schedule="colocated"), ["colocated"], id="bundles"),
-        pytest.param(lambda: with_backbone(vocabulary=26), ["pp 2 x tp 2 = 4", "26"], id="vocabulary"),
         pytest.param(
             lambda: with_backbone(experts=ExpertsConfig(count=2, dense_layers=1)), ["unlike"], id="dense first layers"
         ),

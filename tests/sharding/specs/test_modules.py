@@ -24,7 +24,7 @@ def test_encoders_feed_the_backbone_which_feeds_the_generators():
 def test_splits_are_what_tensor_parallelism_divides():
     graph = module_graph(ModelConfig())
     assert dict(graph["vision"].tensor_splits) == {"heads": 4, "ffn": 256, "projector width": 128}
-    assert dict(graph["backbone"].tensor_splits) == {"heads": 4, "kv_heads": 2, "ffn": 256, "vocabulary": 64}
+    assert dict(graph["backbone"].tensor_splits) == {"heads": 4, "kv_heads": 2, "ffn": 256}
     widths = {"widths[0]": 32, "widths[1]": 64, "projector width": 2 * ModelConfig().generators[0].condition_width}
     assert dict(graph["generator"].tensor_splits) == {**widths, "groups": 8, "heads[1]": 4}
 

@@ -23,7 +23,7 @@ from sharding.axes import Axes
 from tests.tiers import first_in_default
 
 TENSOR = Axes(tensor=("model",))
-WEIGHT, SMOOTHING, RARE = 0.3, 0.1, (1, 6)
+WEIGHT, SMOOTHING, RARE = 0.3, 0.1, (1, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,35 +62,53 @@ def formulas(logits, targets, weights, xp=np):
     return {name: xp.sum(weights * values) for name, values in terms.items()}
 
 
-def operands():
+def operands(vocabulary=8):
     random = np.random.default_rng(0)
-    logits = random.normal(size=(2, 5, 8)) * 4
-    targets = random.integers(0, 8, (2, 5)).astype(np.int32)
+    logits = random.normal(size=(2, 5, vocabulary)) * 4
+    targets = random.integers(0, vocabulary, (2, 5)).astype(np.int32)
     weights = random.random((2, 5))
     weights[0, 1] = 0.0
     return logits.astype(np.float32), targets, weights.astype(np.float32)
 
 
-def losses_of(loss, logits, targets, weights, axes):
-    total, auxiliary = weighted_loss(loss, token_predictions(logits, targets, axes), weights, axes)
+def losses_of(loss, logits, targets, weights, axes, vocabulary=None):
+    predictions = token_predictions(logits, vocabulary or logits.shape[-1], targets, axes)
+    total, auxiliary = weighted_loss(loss, predictions, weights, axes)
     return {"loss": total, **auxiliary}
 
 
 def split(loss, devices):
-    """`(logits, targets, weights) -> losses by name`; on so many devices that divide the vocabulary, or on one."""
-    run = functools.partial(losses_of, loss, axes=TENSOR if devices else Axes())
+    """`(logits, targets, weights) -> losses by name`; on so many devices that divide the vocabulary, or on one.
+
+    Where they do not divide it evenly, padding of large logits follows it.
+    """
     if not devices:
-        return jax.jit(run)
+        return jax.jit(functools.partial(losses_of, loss, axes=Axes()))
     mesh = jax.make_mesh((devices,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(None, None, "model"), P(), P()), out_specs=P()))
+
+    @jax.jit
+    def run(logits, targets, weights):
+        vocabulary = logits.shape[-1]
+        padded = jnp.pad(logits, [(0, 0), (0, 0), (0, -vocabulary % devices)], constant_values=50.0)
+        of_rank = functools.partial(losses_of, loss, axes=TENSOR, vocabulary=vocabulary)
+        in_specs = P(None, None, "model"), P(), P()
+        return jax.shard_map(of_rank, mesh=mesh, in_specs=in_specs, out_specs=P())(padded, targets, weights)
+
+    return run
 
 
-@pytest.mark.parametrize("devices", first_in_default([None, 1, 2, 4]))
-def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(devices):
-    logits, targets, weights = operands()
+DIVISIONS = [(7, 2), (8, None), (8, 1), (8, 2), (8, 4), pytest.param(5, 4, id="a rank of padding alone")]
+"""Vocabulary and devices."""
+
+
+@pytest.mark.parametrize(("vocabulary", "devices"), first_in_default(DIVISIONS))
+def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(vocabulary, devices):
+    logits, targets, weights = operands(vocabulary)
     run = split(EveryTerm(), devices)
     losses = run(logits, targets, weights)
-    expected = formulas(*(array.astype(float) if array.dtype == np.float32 else array for array in operands()))
+    expected = formulas(
+        *(array.astype(float) if array.dtype == np.float32 else array for array in operands(vocabulary))
+    )
     assert losses.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(losses[name], value, rtol=1e-5, err_msg=name)
@@ -104,9 +122,9 @@ def reference_loss(logits, targets, weights):
     return -jnp.sum(weights * likelihood)
 
 
-@pytest.mark.parametrize("devices", [None, 1, 2, 4])
-def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(devices):
-    logits, targets, weights = map(jnp.asarray, operands())
+@pytest.mark.parametrize(("vocabulary", "devices"), DIVISIONS)
+def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(vocabulary, devices):
+    logits, targets, weights = map(jnp.asarray, operands(vocabulary))
     loss, gradient = jax.value_and_grad(lambda logits: split(cross_entropy, devices)(logits, targets, weights)["loss"])(
         logits
     )
@@ -118,9 +136,8 @@ def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients
 def test_large_logits_do_not_overflow_and_the_most_likely_targets_are_marked():
     logits, targets, weights = map(jnp.asarray, operands())
     assert np.isfinite(losses_of(cross_entropy, logits * 1e4, targets, weights, Axes())["loss"])
-    predictions = token_predictions(logits, targets, Axes())
+    predictions = token_predictions(logits, 8, targets, Axes())
     np.testing.assert_array_equal(predictions.is_most_likely, jnp.argmax(logits, axis=-1) == targets)
-    assert predictions.vocabulary == 8
 
 
 @pytest.mark.parametrize(

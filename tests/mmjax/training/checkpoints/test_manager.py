@@ -89,6 +89,28 @@ def test_another_plan_continues_with_the_same_losses(saved):
     np.testing.assert_allclose(again, losses[2:], rtol=1e-5)
 
 
+def test_a_padded_vocabulary_has_its_real_rows_in_a_checkpoint(saved):
+    """Two tensor ranks wrote it."""
+    parameters, _ = restore_parameters(saved[0], runs.MODEL, jax.devices()[0])
+    assert parameters["backbone"]["embed"]["000"]["embedding"].shape == (23, 16)
+
+
+@pytest.mark.layouts
+def test_more_tensor_ranks_continue_with_the_same_bits(tmp_path):
+    """From one, without padding, to two that do not divide the vocabulary."""
+    one, spread = runs.engine("one"), runs.engine("spread")
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    state, _ = runs.run(one, one.initial_state(), range(2))
+    checkpoints.save(2, one, state, {})
+    checkpoints.wait()
+    restored, _, _ = checkpoints.restore(spread)
+    checkpoints.close()
+    runs.assert_same(runs.assembled(runs.local_arrays(restored)), runs.assembled(runs.local_arrays(state)))
+    _, losses = runs.run(one, state, range(2, 4))
+    _, again = runs.run(spread, restored, range(2, 4))
+    np.testing.assert_allclose(again, losses, rtol=1e-5)
+
+
 def test_the_data_iterator_continues_with_the_batches_that_remain(tmp_path):
     source, config = EasyVQA("train"), DataConfig(rows=2)
     engine = runs.engine("one")

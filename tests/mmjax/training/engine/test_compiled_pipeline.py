@@ -15,7 +15,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
-from sharding.runtime.stages.master_weights import is_partition_spec
+from sharding.runtime.stages.weight_specs import is_partition_spec
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import (
     SETTINGS,

@@ -62,7 +62,7 @@ def test_a_large_model_becomes_small_and_keeps_its_kinds():
     small = shrink_model(LARGE, 40)
     assert size(small) < 2e7 < 1e10 < size(LARGE)
     assert (small.encoders[0].heads, small.backbone.heads, small.backbone.kv_heads) == (25, 64, 8)
-    assert small.backbone.tie_embeddings and small.backbone.vocabulary == 64
+    assert small.backbone.tie_embeddings and small.backbone.vocabulary == 40
     assert small.generators[0].widths == (16, 32, 64, 64) and small.encoders[0].patch == 14
 
     def paths(model, at):

@@ -10,13 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_axes import STAGE_AXES
-from sharding.runtime.stages.master_weights import (
-    LayerStackShapes,
-    StageMasterWeights,
-    compute_spec,
-    fully_sharded_dimension,
-    master_spec,
-)
+from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
+from sharding.runtime.stages.weight_specs import compute_spec, fully_sharded_dimension, master_spec
 from tests.sharding.runtime.submeshes import stage_mesh
 
 LAYERS = ("003", "004")
@@ -36,9 +31,9 @@ STACKS = {
     "m/head": LayerStackShapes(
         layers=("000",),
         stacked=False,
-        shapes={"norm": shape(6)},
-        splits={"norm": (None,)},
-        tied_shapes={"table": shape(4, 6)},
+        shapes={"norm": shape(6), "rows": shape(5, 8)},
+        splits={"norm": (None,), "rows": ("tensor", None)},
+        tied_shapes={"table": shape(3, 6)},
         tied_splits={"table": ("tensor", None)},
     ),
 }
@@ -51,7 +46,10 @@ STACKS = {
         ((8, 4), (None, None), P(STAGE_AXES.data, None)),
         ((4, 8), (None, "tensor"), P(STAGE_AXES.data, ("tensor",))),
         ((3, 5), (None, None), P(None, None)),
-        ((3, 8), ("tensor", None), P(("tensor",), STAGE_AXES.data)),
+        ((4, 8), ("tensor", None), P(("tensor",), STAGE_AXES.data)),
+        ((3, 8), ("tensor", None), P(None, ("tensor", *STAGE_AXES.data))),
+        ((3, 6), ("tensor", None), P(None, ("tensor",))),
+        ((3, 7), ("tensor", None), P(None, None)),
         ((7,), (None,), P(None)),
         ((6,), (None,), P(STAGE_AXES.data)),
     ],
@@ -136,7 +134,11 @@ def test_gather_casts_and_stacks_layers_in_order():
     np.testing.assert_array_equal(weights["m/blocks"]["up"], expected)
     assert weights["m/blocks"]["up"].sharding.spec == of.compute_specs["m/blocks"]["up"] == P(None, None, ("tensor",))
     assert weights["m/head"]["norm"].shape == (6,)  # a single layer is not stacked
-    assert set(weights["m/head"]) == {"norm"}  # the tied parameter comes from its owner
+    padded = np.pad(host["m/head"]["000"]["rows"].astype(jnp.bfloat16), ((0, 1), (0, 0)))
+    np.testing.assert_array_equal(weights["m/head"]["rows"], padded)  # tensor ranks do not divide 5 rows
+    assert weights["m/head"]["rows"].sharding.spec == of.compute_specs["m/head"]["rows"] == P(("tensor",), None)
+    assert of.compute_shapes["m/head"]["rows"].shape == padded.shape
+    assert set(weights["m/head"]) == {"norm", "rows"}  # the tied parameter comes from its owner
     assert of.compute_shapes["m/head"]["table"] == jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)
     assert of.compute_specs["m/head"]["table"] == P(("tensor",), None)
 
@@ -146,7 +148,11 @@ def test_reduce_sums_replicas_and_unstacks_layers_to_the_shardings_of_the_master
     random = np.random.default_rng(1)
     host = {
         "m/blocks": {"up": random.normal(size=(2, 2, 4, 8)), "norm": random.normal(size=(2, 2, 3))},
-        "m/head": {"norm": random.normal(size=(2, 6)), "table": random.normal(size=(2, 4, 6))},
+        "m/head": {
+            "norm": random.normal(size=(2, 6)),
+            "rows": random.normal(size=(2, 6, 8)),
+            "table": random.normal(size=(2, 4, 6)),
+        },
     }
     host = jax.tree.map(lambda leaf: leaf.astype(np.float32), host)
     specs = jax.tree.map(lambda spec: P(STAGE_AXES.data, *spec), of.compute_specs, is_leaf=lambda s: isinstance(s, P))
@@ -161,8 +167,9 @@ def test_reduce_sums_replicas_and_unstacks_layers_to_the_shardings_of_the_master
             got = reduced["m/blocks"][layer][name]
             np.testing.assert_allclose(got, host["m/blocks"][name].sum(axis=0)[at], rtol=1e-6, atol=1e-6)
             assert got.sharding.is_equivalent_to(of.shardings["m/blocks"][layer][name], got.ndim)
-    table = reduced["m/head"]["000"]["table"]
-    np.testing.assert_allclose(table, host["m/head"]["table"].sum(axis=0), rtol=1e-6, atol=1e-6)
-    assert table.sharding.spec == P(("tensor",), None)
+    head = reduced["m/head"]["000"]
+    for name, rows, spec in (("rows", 5, P(None, ("tensor", *STAGE_AXES.data))), ("table", 3, P(None, ("tensor",)))):
+        np.testing.assert_allclose(head[name], host["m/head"][name].sum(axis=0)[:rows], rtol=1e-6, atol=1e-6)
+        assert head[name].sharding.spec == spec
     only = of.make_reduce(frozenset({"m/blocks"}))({"m/blocks": placed["m/blocks"]})
     assert set(only) == {"m/blocks"}
