@@ -17,8 +17,13 @@ from tests.sharding.planners.problems import BACKBONE, build_problem, problem, r
 @given(recipes())
 @settings(max_examples=8, deadline=None)
 def test_one_microbatch_alone_takes_its_estimate(recipe):
-    """Without a second microbatch nothing waits for a device: only hops are left out."""
+    """Without a second microbatch nothing waits for a device: only hops are left out.
+
+    All devices are in one node: an estimate does not know which units are placed across two.
+    """
     of = uniform(build_problem({**recipe, "chunks": (1,)}))
+    node = dataclasses.replace(of.cluster, devices_per_node=of.devices)
+    of = dataclasses.replace(of, cluster=node, costs=AnalyticCostModel(node))
     for layout in search_layouts(of, 6):
         if layout.microbatches == 1:
             timeline = of.simulate(plan_of_layout(of, layout))
