@@ -95,8 +95,8 @@ class DataConfig:
             the data set, each in proportion to its number of samples.
         seed: Seed of the order of the samples.
         grouping: Policy that decides which samples share a row (`GroupingPolicyName`).
-        window: Samples of the stream that are grouped at a time, at least: as many more as fill four steps. All
-            samples of the data set if it has fewer.
+        window: Samples of the stream that are grouped at a time: more of them where these do not fill four steps, fewer
+            where the data set has fewer.
         language_weight: Weight of the language loss in the total loss.
         generator_weight: Weight of the generator's loss in the total loss.
         max_refused_share: Largest fraction of the samples of a kind that may be unreadable. They are skipped; more
