@@ -34,29 +34,40 @@ _MACRO_REFERENCE = re.compile(r"%([A-Za-z_][\w/]*)")
 _referenced_macros: set[str] = set()  # gin passes the configuration alone to its hooks
 
 
-def _resolve(gin_file: str) -> str:
-    """The path of a configuration file: as given, else in the configs package."""
-    for path in (pathlib.Path(gin_file), CONFIGS / gin_file):
-        with contextlib.suppress(OSError, ValueError):  # a name that no file can have
-            if path.is_file():
-                return str(path)
-    names = _gin_files()
+def configuration_file(name: str, folder: str = "") -> str:
+    """The path of a configuration file; every flag that takes one finds it here.
+
+    Args:
+        name: A path, else the name of a file in a folder of the configs package, or in the package; `.gin` at its end
+            may be left out.
+        folder: The folder of the configs package; empty for the package itself.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    for ending in ("", ".gin"):
+        for path in (pathlib.Path(name + ending), CONFIGS / folder / (name + ending), CONFIGS / (name + ending)):
+            with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+                if path.is_file():
+                    return str(path)
+    names = _gin_files(folder)
+    where = f"configs/{folder}" if folder else "the configs package"
     raise UserError(
-        f"there is no gin file {gin_file}, neither here ({pathlib.Path.cwd()}) nor in the configs package"
-        + (nearest(gin_file, names) or f", which has {', '.join(name for name in names if '/' not in name)}")
+        f"there is no gin file {name}, neither here ({pathlib.Path.cwd()}) nor in {where}"
+        + (nearest(name, names) or f", which has {', '.join(name for name in names if '/' not in name)}")
     )
 
 
-def is_packaged(gin_file: str) -> bool:
-    """Whether a name of a configuration file is that of a file in the configs package."""
+def is_packaged(name: str, folder: str = "") -> bool:
+    """Whether what `configuration_file` finds by a name is a file of the configs package."""
     with contextlib.suppress(UserError):
-        return pathlib.Path(_resolve(gin_file)).resolve().is_relative_to(CONFIGS.resolve())
+        return pathlib.Path(configuration_file(name, folder)).resolve().is_relative_to(CONFIGS.resolve())
     return False
 
 
-def _gin_files() -> list[str]:
-    """Names of the configuration files in the configs package."""
-    return sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin"))
+def _gin_files(folder: str = "") -> list[str]:
+    """Names of the configuration files in a folder of the configs package."""
+    return sorted(str(path.relative_to(CONFIGS / folder)) for path in (CONFIGS / folder).rglob("*.gin"))
 
 
 def parse_workdir(workdir: pathlib.Path, bindings: Sequence[str] = ()) -> None:
@@ -88,7 +99,7 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = ()) -> None:
     gin.clear_config()
     _referenced_macros.clear()
     logging.getLogger().addFilter(_is_not_a_search_by_gin)
-    paths = [_resolve(gin_file) for gin_file in files]
+    paths = [configuration_file(gin_file) for gin_file in files]
     if str(pathlib.Path.cwd()) not in sys.path:  # python -m adds it, a console script does not
         sys.path.append(str(pathlib.Path.cwd()))
     folders = [*(str(pathlib.Path(path).parent) for path in paths), str(CONFIGS)]

@@ -85,13 +85,11 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     return _print_reports(reports, len(layouts), arguments.json)
 
 
-def _plan_files(arguments: VerifyArguments, config: "TrainConfig") -> "dict[str, str | pathlib.Path]":
+def _plan_files(arguments: VerifyArguments, config: "TrainConfig") -> "dict[str, pathlib.Path]":
     """The plan files to verify, by name."""
     from mmjax.training.config import find_plan_file
 
-    if arguments.plan:
-        return {path: path for path in arguments.plan}
-    return {config.plan: find_plan_file(config.plan)} if config.plan else {}
+    return {name: find_plan_file(name) for name in arguments.plan or filter(None, [config.plan])}
 
 
 def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool) -> int:

@@ -1,13 +1,14 @@
 """Flags that `mmjax.plan` and `mmjax.simulate` share, and the planning problem that they describe."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from configs.secret_values import masked_configuration
 from mmjax import cli
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, cluster_file, configured_cluster
-from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, MODEL_FLAGS, flags_from_plan, taken_flags
+from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, DESCRIBED_DATA, MODEL_FLAGS, flags_from_plan, taken_flags
 
 if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
@@ -29,7 +30,7 @@ class ProblemArguments(cli.GinArguments):
 
     cluster: str = cli.flag(
         "",
-        "Name of a cluster (configs/clusters.py), or a gin file that describes one, such as configs/hardware has; "
+        "Name of a cluster (configs/clusters.py), or a gin file that describes one, or its name in configs/hardware; "
         f"without the flag, {DEFAULT_CLUSTER}.",
         metavar="CLUSTER",
     )
@@ -38,8 +39,9 @@ class ProblemArguments(cli.GinArguments):
     )
     data: str = cli.flag(
         "",
-        "Described data for a model: a file of configs/data; without the flag, one that suits it.",
-        metavar="NAME",
+        "Described data for a model: a gin file, or the name of one of configs/data; without the flag, one that suits "
+        "it.",
+        metavar="FILE",
     )
     batch_rows: int | None = cli.flag(
         None,
@@ -167,7 +169,7 @@ def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile"
 
 
 def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Workload, str]":
-    """The workload that the configuration binds, and the name of its data unless a gin file says it.
+    """The workload that the configuration binds, and the name or file of its data unless a gin file says it.
 
     A model becomes a workload with described data.
     """
@@ -179,8 +181,9 @@ def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Wor
 
     model, name = cli.configured(architectures.ModelConfig), ""
     if not cli.is_bound("SyntheticData.kinds"):
-        name = arguments.data or default_data_file(model)
-        cli.parse_gin((f"data/{name}.gin", *files), arguments.gin)
+        file = cli.configuration_file(arguments.data or default_data_file(model), DESCRIBED_DATA)
+        name = pathlib.Path(file).stem if cli.is_packaged(file) else file
+        cli.parse_gin((file, *files), arguments.gin)
         model = cli.configured(architectures.ModelConfig)
     data = cli.configured(workloads.SyntheticData)
     rows, trainable = arguments.batch_rows or MODEL_ROWS, arguments.trainable or ("all",)

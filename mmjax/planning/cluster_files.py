@@ -9,7 +9,9 @@ from mmjax import cli
 
 DEFAULT_CLUSTER = "a800"
 
-_FOLDER = "hardware"
+HARDWARE = "hardware"
+"""Folder of the configs package whose files describe clusters."""
+
 _LEAST = {"peak_flops": 1e9, "memory": 1e6, "memory_bandwidth": 1e6, "host_memory": 1e6}
 _UNITS = {
     "peak_flops": "FLOP/s: 312 TFLOP/s are 312e12",
@@ -24,28 +26,22 @@ def cluster_file(cluster: str) -> str:
     """The gin file that describes a cluster; empty for a name of configs/clusters.py, and for an empty name.
 
     Args:
-        cluster: A name, or a gin file: a path, or the name of a file of configs/hardware without its ending.
+        cluster: A name, or a gin file: a path, or the name of a file of configs/hardware.
 
     Raises:
         UserError: There is no such cluster.
     """
     if not cluster or cluster in CLUSTERS:
         return ""
-    if cluster.endswith(".gin"):
-        return cluster
-    if is_described_here(cluster):
-        return f"{_FOLDER}/{cluster}.gin"
-    described = sorted(path.stem for path in (cli.CONFIGS / _FOLDER).glob("*.gin"))
-    known = (*CLUSTERS, *described)
-    raise cli.UserError(
-        f"there is no cluster {cluster!r}; choose from {', '.join(known)}, or give a gin file that describes one"
-        f"{cli.nearest(cluster, known)}"
-    )
-
-
-def is_described_here(cluster: str) -> bool:
-    """Whether a name is that of a file of configs/hardware."""
-    return cli.is_packaged(f"{_FOLDER}/{cluster}.gin")
+    try:
+        return cli.configuration_file(cluster, HARDWARE)
+    except cli.UserError as error:
+        described = sorted(path.stem for path in (cli.CONFIGS / HARDWARE).glob("*.gin"))
+        known = (*CLUSTERS, *described)
+        raise cli.UserError(
+            f"there is no cluster {cluster!r}; choose from {', '.join(known)}, or give a gin file that describes one"
+            f"{cli.nearest(cluster, known)}"
+        ) from error
 
 
 def read_cluster(cluster: str) -> ClusterConfig:
@@ -70,7 +66,7 @@ def configured_cluster(cluster: str, file: str, default: ClusterConfig | None = 
     bound = [field.name for field in fields if cli.is_bound(f"ClusterConfig.{field.name}")]
     if not bound:
         if file:
-            raise cli.UserError(f"{file} describes no cluster; bind clusters.ClusterConfig as configs/{_FOLDER} does")
+            raise cli.UserError(f"{file} describes no cluster; bind clusters.ClusterConfig as configs/{HARDWARE} does")
         return default if default and not cluster else find_cluster(cluster or DEFAULT_CLUSTER)
     if cluster and not file:
         raise cli.UserError(
@@ -112,7 +108,6 @@ def _check_units(cluster: ClusterConfig, where: str) -> None:
 
 def _place(file: str) -> str:
     """A file, and the line in which it begins to describe a cluster."""
-    path = pathlib.Path(file) if pathlib.Path(file).is_file() else cli.CONFIGS / file
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
     found = [number for number, line in enumerate(lines, 1) if re.match(r"[\w./]*\bClusterConfig\b", line)]
     return f"{file}, line {found[0]}" if found else file

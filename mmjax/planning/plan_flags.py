@@ -18,6 +18,9 @@ CONFIGURATION_FLAGS = ("gin_file", "cluster", "devices", "profile")
 MODEL_FLAGS = ("data", "batch_rows", "trainable")
 """Flags of a model without a workload that a plan may give; another configuration has these values itself."""
 
+DESCRIBED_DATA = "data"
+"""Folder of the configs package whose files describe data."""
+
 
 def flags_from_plan(
     arguments: "ProblemArguments", made_for: "PlanPurpose | None", names: Sequence[str]
@@ -25,8 +28,8 @@ def flags_from_plan(
     """A command line on which flags of these names that it leaves out have the values that a plan was made for.
 
     Raises:
-        UserError: It leaves out `--gin_file`, and the plan names none or files that may run any program; or the profile
-            or cluster, which are not here.
+        UserError: It leaves out `--gin_file` or `--data`, and the plan names none or files that may run any program;
+            or the profile or cluster, which are not here.
     """
     if made_for is None:
         return arguments
@@ -38,7 +41,12 @@ def flags_from_plan(
     }
     if "gin_file" in names and not arguments.gin_file:
         _require_own_files(made_for.configuration)
-    if not cli.is_packaged(f"data/{offered['data']}.gin"):  # the name of a training run's data set
+    if "data" in names and not arguments.data and offered["data"].endswith(".gin"):
+        raise cli.UserError(
+            "--data is missing: the plan was made with described data of your own, which may run any program, so it is "
+            f"read only by the flag: --data={shlex.quote(offered['data'])}"
+        )
+    if not cli.is_packaged(offered["data"], DESCRIBED_DATA):  # the name of a training run's data set
         offered["data"] = ""
     taken = {name: offered[name] for name in names if offered[name] and not getattr(arguments, name)}
     _require_known(taken, made_for)
@@ -48,10 +56,15 @@ def flags_from_plan(
 def _require_known(taken: dict[str, Any], made_for: "PlanPurpose") -> None:
     """Raises UserError if the profile or the cluster of a plan is not here."""
     from configs.clusters import CLUSTERS
-    from mmjax.planning.cluster_files import is_described_here
+    from mmjax.planning.cluster_files import HARDWARE
 
     cluster = taken.get("cluster")
-    if cluster and not made_for.described_cluster and cluster not in CLUSTERS and not is_described_here(cluster):
+    if (
+        cluster
+        and not made_for.described_cluster
+        and cluster not in CLUSTERS
+        and not cli.is_packaged(cluster, HARDWARE)
+    ):
         raise cli.UserError(
             f"the plan was made for the cluster {cluster!r}, which configs/clusters.py does not have; give --cluster, "
             f"one of {', '.join(CLUSTERS)}, or a gin file that describes one"

@@ -182,7 +182,7 @@ def find_plan_file(name: str) -> pathlib.Path:
     """The path of a plan file: as given, else in the configs package; raises UserError if neither exists."""
     for path in (pathlib.Path(name), pathlib.Path(configs.__file__).parent / name):
         with contextlib.suppress(OSError, ValueError):  # a name that no file can have
-            if path.is_file():
+            if path.exists():  # what is no file is refused by name when it is read
                 return path
     raise UserError(f"there is no plan file {name}, neither here ({pathlib.Path.cwd()}) nor in the configs package")
 

@@ -25,7 +25,7 @@ class NamedConfiguration:
     Attributes:
         gin_file: Configuration files.
         gin: Parameters and macros set over them.
-        data: Name of the described data, or of the training run's data set.
+        data: Name or file of the described data, or name of the training run's data set.
         trainable: Parts that train.
         profile: Profile by which layers are costed; the analytic costs of the cluster without one.
     """
