@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from configs.tables import print_table, report_table
 from data.report.capacity_advice import SuggestedIsfCapacity
 from data.report.description import DatasetDescription
 from data.report.length_distribution import PERCENTILES
@@ -41,41 +41,33 @@ def print_description(description: DatasetDescription, console: Console) -> None
     for sentence in in_words(description):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print()
-    console.print(_kinds_table(description))
-    console.print(_units_table(description))
+    print_table(_kinds_table(description), console)
+    print_table(_units_table(description), console)
     shares = ", ".join(f"{name} {share:.1%}" for name, share in description.token_shares.items())
     console.print(f"Backbone tokens by modality: {shares}\n", soft_wrap=True)
     _print_refused(description, console)
     limits = ", ".join(f"{size:,} {name}" for name, size in description.capacity.items())
     console.print(f"As configured: {description.rows:,} rows a step, a row of at most {limits}", soft_wrap=True)
-    console.print(_grouping_table(description, padded=True))
-    console.print(_grouping_table(description, padded=False))
+    print_table(_grouping_table(description, padded=True), console)
+    print_table(_grouping_table(description, padded=False), console)
     console.print(_LEGEND, soft_wrap=True)
-    console.print(_isf_table(description))
+    print_table(_isf_table(description), console)
     if isinstance(description.searched_isf, str):
         console.print(f"By search: {description.searched_isf}\n", soft_wrap=True, markup=False)
-    console.print(_row_capacity_table(description))
+    print_table(_row_capacity_table(description), console)
     if description.remark:
         console.print(f"{description.remark}\n", soft_wrap=True)
-    console.print(_buckets_table(description))
+    print_table(_buckets_table(description), console)
     if description.phase_capacities:
-        console.print(_phase_table(description))
+        print_table(_phase_table(description), console)
         console.print(_PHASE_LEGEND, soft_wrap=True)
     if description.gin:
         console.print("# To paste: rows of the configured tokens that waste the fewest FLOPs")
         console.print("\n".join(description.gin), soft_wrap=True)
 
 
-def _table(title: str, *columns: str) -> Table:
-    """A narrow table whose headings break at spaces."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, name in enumerate(columns):
-        table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
-    return table
-
-
 def _kinds_table(description: DatasetDescription) -> Table:
-    table = _table("Samples as training draws them", "kind", "available", "drawn", "share")
+    table = report_table("Samples as training draws them", "kind", "available", "drawn", "share")
     for kind in description.kinds:
         table.add_row(kind.name, f"{kind.available:,}", f"{kind.drawn:,}", f"{kind.share:.1%}")
     return table
@@ -83,7 +75,7 @@ def _kinds_table(description: DatasetDescription) -> Table:
 
 def _units_table(description: DatasetDescription) -> Table:
     columns = ("units", "have any", "mean", "minimum", *(f"{percent}%" for percent in PERCENTILES), "maximum")
-    table = _table("Units of a sample that has any; N% are percentiles", *columns)
+    table = report_table("Units of a sample that has any; N% are percentiles", *columns)
     for distribution in description.distributions:
         numbers = (
             distribution.mean,
@@ -116,7 +108,7 @@ def _grouping_table(description: DatasetDescription, padded: bool) -> Table:
     modalities = [name for name in description.capacity if name != "samples"]
     results = [result for result in description.grouping_results if result.padded == padded]
     title = "Before balancing: batches padded to their longest sample" if padded else "After: packed rows"
-    table = _table(title, "policy", "samples a row", "waste")
+    table = report_table(title, "policy", "samples a row", "waste")
     ratios = ("PadRatio", "DistRatio", "static") if padded else ("DistRatio", "static")
     for ratio in ratios:
         table.add_column(f"{ratio} in %\n{_align(modalities)}", justify="right", no_wrap=True)
@@ -141,7 +133,7 @@ def _isf_table(description: DatasetDescription) -> Table:
     modalities = list(suggestions[0][1].capacity) if suggestions else []
     sizes = [f"{quantity} {name}" for quantity in ("Q", "Q'") for name in modalities]
     columns = ("suggested", *sizes, "samples a group", "too large")
-    table = _table("Q and Q' for iterative sampling and filtering (OmniBal)", *columns)
+    table = report_table("Q and Q' for iterative sampling and filtering (OmniBal)", *columns)
     for label, suggestion in suggestions:
         values = [
             f"{quantity[name]:,.0f}" for quantity in (suggestion.capacity, suggestion.threshold) for name in modalities
@@ -155,7 +147,7 @@ def _row_capacity_table(description: DatasetDescription) -> Table:
     suggestions = description.row_suggestions
     modalities = [name for name in (suggestions[0].capacity if suggestions else ()) if name != "samples"]
     columns = (*modalities, "samples at most", "samples a row", "too large", "waste")
-    table = _table("Suggested capacities of a row", *columns)
+    table = report_table("Suggested capacities of a row", *columns)
     for ratio in ("DistRatio", "static"):
         table.add_column(f"{ratio} in %\n{_align(modalities)}", justify="right", no_wrap=True)
     for row in suggestions:
@@ -168,7 +160,9 @@ def _row_capacity_table(description: DatasetDescription) -> Table:
 
 
 def _buckets_table(description: DatasetDescription) -> Table:
-    table = _table("Buckets: sizes to which single samples are padded", "units", "buckets", "padding", "sizes")
+    table = report_table(
+        "Buckets: sizes to which single samples are padded", "units", "buckets", "padding", "sizes", texts=("sizes",)
+    )
     for name, choices in description.buckets.items():
         for buckets in choices:
             sizes = "  ".join(
@@ -182,7 +176,9 @@ def _buckets_table(description: DatasetDescription) -> Table:
 def _phase_table(description: DatasetDescription) -> Table:
     rows = next(iter(description.phase_capacities.values())).rows
     title = f"Capacities of rows of its own, {rows} a microbatch"
-    table = _table(title, "units", "microbatches without", "square weight", "saves", "padding", "capacities")
+    table = report_table(
+        title, "units", "microbatches without", "square weight", "saves", "padding", "capacities", texts=("capacities",)
+    )
     for name, suggested in description.phase_capacities.items():
         for number, (capacities, padding) in enumerate(zip(suggested.capacities, suggested.padding, strict=True)):
             label, without = ("", "") if number else (_unit_label(name), f"{suggested.without_items:.1%}")

@@ -50,11 +50,11 @@ def prepare(arguments: DescribeDataArguments) -> cli.Work:
 
 def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> None:
     """Draws samples, reads their metadata, and shows a description."""
+    from configs.console import plain_console
     from data.report.console import print_description
     from data.report.html_page import html_page
     from data.report.json_document import description_json
     from mmjax.api import data
-    from mmjax.planning.report import report_console
 
     description = data.describe_data(
         config,
@@ -66,7 +66,7 @@ def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> No
     if arguments.json:
         print(json.dumps(description_json(description)))
     else:
-        print_description(description, report_console())
+        print_description(description, plain_console())
     if arguments.page:
         title = f"Data of {', '.join(arguments.gin_file or (cli.QUICKSTART,))}"
         with naming(arguments.page):

@@ -74,13 +74,14 @@ def prepare(arguments: PlanArguments) -> cli.Work:
 
 def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
-    from mmjax.planning.report import plan_document, print_comparison, report_console
+    from configs.console import plain_console
+    from mmjax.planning.report import plan_document, print_comparison
 
     problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
     comparison = _compare(problem, arguments)
     document, chosen = plan_document(comparison) if arguments.json else {}, comparison.plan
     if not arguments.json:
-        print_comparison(comparison, report_console())
+        print_comparison(comparison, plain_console())
     if comparison.stopped:  # a plan that others might have beaten is not written
         if arguments.json:
             print(json.dumps(document))
@@ -160,14 +161,14 @@ def _check_is_training(arguments: PlanArguments, inputs: ProblemInputs) -> None:
 
 def _time_plans(arguments: PlanArguments, config: "TrainConfig", problem: "PlanningProblem") -> "TimedPlans":
     """Times the best candidates of the policies, and prints what they take unless the output is JSON."""
+    from configs.console import plain_console
     from mmjax.planning.candidate_plans import best_candidates
-    from mmjax.planning.report import report_console
     from mmjax.planning.timed_plans import print_timed_plans, time_on_devices
     from mmjax.training.metrics.activity import TIMING, display_activity, progress_console
 
     candidates = best_candidates(problem, arguments.timed_plans, arguments.policy)
     plans = {name: candidate.plan for name, candidate in candidates.items()}
-    console = report_console()
+    console = plain_console()
     with display_activity(TIMING, progress_console(console, arguments.json)) as show:
         timed = time_on_devices(config, problem, plans, TIMED_STEPS, show)
     if not arguments.json:

@@ -67,6 +67,7 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     import jax
 
     from configs.console import plain_console
+    from configs.tables import print_table
     from mmjax.training.metrics.activity import MEASURING, display_activity, progress_console
     from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
     from mmjax.training.row_loads import first_batches
@@ -86,18 +87,17 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     if arguments.json:
         print(measured.to_json(), end="")
         return 0
-    console.print(layer_table(measured))
+    print_table(layer_table(measured), console, keys=5)
     console.print(f"Written to {arguments.output}")
     return 0
 
 
 def layer_table(profile: "Profile") -> "Table":
     """The times of a stack of one layer, by layer, ranks and load."""
-    from rich.table import Table
+    from configs.tables import report_table
 
-    table = Table(title=f"Milliseconds on one {profile.device_kind}")
-    for name in ("layer", "tp", "cp", "recompute", "tokens or items", "forward", "backward"):
-        table.add_column(name, justify="left" if name == "layer" else "right")
+    columns = ("layer", "tp", "cp", "recompute", "tokens or items", "forward", "backward")
+    table = report_table(f"Milliseconds on one {profile.device_kind}", *columns)
     for layer in profile.layers:
         cp = f"{layer.cp} {layer.context_transfer}" if layer.cp > 1 else "1"
         times = zip(layer.sizes, layer.forward.single_layer, layer.backward.single_layer, strict=True)

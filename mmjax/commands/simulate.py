@@ -41,10 +41,11 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
         raise cli.UserError(
             "--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes"
         )
+    from mmjax.training.config import find_plan_file
     from sharding.plans.plan import Plan, check_layout
     from sharding.specs.modules import module_graph
 
-    plan = Plan.load(arguments.plan)
+    plan = Plan.load(find_plan_file(arguments.plan))
     inputs = read_problem(arguments, plan.made_for)
     devices = inputs.devices or 1 + max(device for unit in plan.units for device in unit.devices)
     check_layout(plan, module_graph(inputs.config.model), devices)
@@ -53,7 +54,8 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
 
 def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:
     """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
-    from mmjax.planning.report import print_timeline, report_console
+    from configs.console import plain_console
+    from mmjax.planning.report import print_timeline
     from sharding.planners.infeasible import check_gathered_layers
     from sharding.plans.unit_checks import check_positions
     from sharding.simulation.html_page import html_page
@@ -78,7 +80,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     if arguments.json:
         print(json.dumps({"plan": json.loads(plan.to_json()), **timeline.summary()}))
         return 0
-    print_timeline(timeline, plan, problem, report_console())
+    print_timeline(timeline, plan, problem, plain_console())
     if written:
         print(f"Written to {', '.join(written)}")
     return 0

@@ -6,13 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
-from configs.console import plain_console
+from configs.tables import print_table, report_table
 from mmjax.planning.choice import explain_choice
 from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.policies.auto import PolicyResult
@@ -28,17 +25,10 @@ from sharding.simulation.timeline import Timeline
 _SMALLEST_SHARE = 0.0005
 """Share of a step below which a table shows a dot."""
 
-_MIN_WIDTH = 120
-_ANY_WIDTH = 10_000
-"""A width at which no table is narrowed."""
+_UNITS_TITLE = "Placement of modules; layers: of one stage, over all modules of its unit"
 
 _TEXT_COLUMNS = ("unit", "recompute", "capacities")
 """Headings of columns whose cells may take several lines."""
-
-
-def report_console() -> Console:
-    """The console for reports. A terminal narrower than the tables wraps their lines, and no column is lost."""
-    return plain_console(width=max(plain_console().width, _MIN_WIDTH))
 
 
 def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
@@ -87,7 +77,7 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     )
     print_table(_policies(comparison, simulated, title), console)
     print_table(_idle(simulated), console)
-    print_table(_units(simulated), console)
+    print_table(_units(simulated), console, keys=2)
     for result in results:
         if not result.simulated:
             console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
@@ -103,28 +93,6 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     console.print(explain_choice(comparison), soft_wrap=True)
     if comparison.stopped:
         console.print(f"Stopped: only {len(results)} policies were compared.", soft_wrap=True)
-
-
-def report_table(title: str, *columns: str) -> Table:
-    """A table with narrow columns, of numbers but for the first and `_TEXT_COLUMNS`; headings break at spaces."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, name in enumerate(columns):
-        is_text = name in _TEXT_COLUMNS
-        justify = "right" if number and not is_text else "left"
-        table.add_column(name.replace(" ", "\n"), justify=justify, no_wrap=not is_text)
-    return table
-
-
-def print_table(table: Table, console: Console) -> None:
-    """Prints a table of `report_table` whole: text breaks between words, and a table too wide even so stays wide."""
-    for column in table.columns:
-        lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
-        words = lines if column.no_wrap else [word for line in lines for word in line.split()]
-        column.min_width = max((cell_len(word) for word in words), default=0)
-    least = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).minimum
-    if least > console.width:
-        table.width = least
-    console.print(table, crop=False)
 
 
 def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], title: str) -> Table:
@@ -197,7 +165,7 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
         "memory",
         "MFU",
     )
-    table = report_table("Placement of modules; layers are those of a stage", *columns)
+    table = report_table(_UNITS_TITLE, *columns, texts=_TEXT_COLUMNS)
     for result in simulated:
         timeline = result.timeline
         for unit in result.plan.units:
@@ -268,7 +236,8 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]
     copies = ("copy",) if any(lane.copies > 1 for lane in timeline.lanes) else ()
-    table = report_table("Stages; shares of the step", "unit", *copies, "stage", "devices", "busy", "memory", *causes)
+    columns = ("unit", *copies, "stage", "devices", "busy", "memory", *causes)
+    table = report_table("Stages; shares of the step", *columns, texts=_TEXT_COLUMNS)
     for lane in timeline.lanes:
         idle = timeline.lane_idle(lane)
         table.add_row(
@@ -280,7 +249,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
             _bytes(timeline.lane_peak_memory(lane)),
             *(f"{idle.get(cause, 0.0) / timeline.step:.1%}" for cause in causes),
         )
-    print_table(table, console)
+    print_table(table, console, keys=2 + len(copies))
     for filled in timeline.filled_idle:
         _print_filled(filled, timeline, console)
     for lane in timeline.lanes:
@@ -304,7 +273,8 @@ def _print_filled(of: FilledIdle, timeline: Timeline, console: Console) -> None:
             table.add_row(cause, f"{idle / timeline.step:.1%}", f"{of.filled[cause] / idle:.1%}")
     table.add_row("all", f"{sum(of.idle.values()) / timeline.step:.1%}", f"{of.filled_share:.1%}")
     print_table(table, console)
-    console.print(efficiency_in_words(of), soft_wrap=True)
+    if said := efficiency_in_words(of):
+        console.print(said, soft_wrap=True)
 
 
 def _seconds(seconds: float) -> str:

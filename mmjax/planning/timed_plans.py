@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from rich.console import Console
 
+from configs.tables import print_table, report_table
 from mmjax.planning.automatic import remark_on_devices
-from mmjax.planning.report import print_table, report_table
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes, time_steps
 from sharding.frames import make_frame

@@ -14,6 +14,7 @@ from sharding.simulation.timeline import Timeline
 
 _BAR = 110  # pixels of a whole step
 _NAMED_CAUSES = 2
+_SMALLEST_EFFICIENCY = 0.0005  # shown as 0.1%
 _ROUNDING = 1e-9  # share of a step below which idle time is an error of rounding
 
 
@@ -111,8 +112,8 @@ def filled_table(timeline: Timeline) -> Html:
         ]
         rows.append(_filled_row("all", sum(of.idle.values()), sum(of.filled.values()), timeline.step, GREY))
         tables.append(table(("", "#share of the step", "#filled", ""), rows, filled_title(of)))
-        if of.scheduling_efficiency is not None:
-            tables.append(element("p", efficiency_in_words(of)))
+        if said := efficiency_in_words(of):
+            tables.append(element("p", said))
     return join(tables)
 
 
@@ -122,10 +123,12 @@ def filled_title(of: FilledIdle) -> str:
 
 
 def efficiency_in_words(of: FilledIdle) -> str:
-    """The scheduling efficiency of a simulated step, and what it means."""
+    """The scheduling efficiency of a simulated step, and what it means; nothing where all work lengthens the step."""
+    if not of.scheduling_efficiency or of.scheduling_efficiency < _SMALLEST_EFFICIENCY:
+        return ""
     return (
-        f"{percent(of.scheduling_efficiency or 0.0)} of the work of {' and '.join(of.others)} on the devices of "
-        f"{of.unit} makes the step no longer than it would be without that work (scheduling efficiency)."
+        f"Scheduling efficiency: {percent(of.scheduling_efficiency)} of the work of {' and '.join(of.others)} on the "
+        f"devices of {of.unit} runs in time that these would otherwise idle, and adds nothing to the step."
     )
 
 

@@ -8,22 +8,23 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 from rich.text import Text
 
 from configs.console import plain_console
+from configs.tables import print_table, report_table
 from mmjax.training.metrics.activity import Activity, ActivityLine
 from mmjax.training.metrics.step_report import StepReport
+
+_TEXT_COLUMNS = ("modules", "devices", "capacities", "layers", "recompute")
+"""Headings of columns of a plan's table whose cells may take several lines."""
 
 
 def print_plan(rows: Sequence[Mapping[str, object]], console: Console | None = None) -> None:
     """Prints the rows of `Plan.table()`: one row per unit, one column per key."""
-    table = Table(title="plan")
-    for name in rows[0]:
-        table.add_column(name)
+    table = report_table("plan", *rows[0], texts=_TEXT_COLUMNS)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    (console or plain_console()).print(table)
+    print_table(table, console or plain_console())
 
 
 def describe_step(report: StepReport) -> str:

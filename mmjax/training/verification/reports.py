@@ -8,6 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from configs.tables import print_table, report_table
+
+_REMARKS = "worst parameter"
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
@@ -110,7 +114,7 @@ class LayoutReport:
 
 def print_report(report: LayoutReport, console: Console) -> None:
     """Prints the table of a layout: the worst differences of each module, and the tolerances that are exceeded."""
-    console.print(_table(report))
+    print_table(_table(report), console)
 
 
 def print_verdict(reports: Sequence[LayoutReport], console: Console) -> None:
@@ -123,10 +127,8 @@ def print_verdict(reports: Sequence[LayoutReport], console: Console) -> None:
 
 
 def _table(report: LayoutReport) -> Table:
-    table = Table(title=report.layout, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("module", "loss", "evaluation", "gradient", "update", ""):
-        table.add_column(name, no_wrap=True)
-    table.add_column("worst parameter", overflow="fold")
+    columns = ("module", "loss", "evaluation", "gradient", "update", "", _REMARKS)
+    table = report_table(report.layout, *columns, texts=(_REMARKS,))
     for name, module in report.modules.items():
         errors = [_error(each) for each in (module.loss, module.evaluation, module.gradient, module.update)]
         table.add_row(name, *errors, "ok" if module.ok else "WRONG", "; ".join(_remarks(module)))

@@ -1,5 +1,6 @@
 """Idle time that other units fill: by hand, and what must add up on any devices."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.ops import PASSES, OpKind, PipelineOp, Schedule
+from sharding.simulation.figures import efficiency_in_words
 from sharding.simulation.filled_idle import units_on_shared_devices
 from sharding.simulation.html_page import html_page
 from sharding.simulation.timeline import Timeline
@@ -133,10 +135,13 @@ def test_the_page_and_the_summary_say_what_is_filled():
     root = parsed_page(html_page(timeline, "colocated"))
     told, data = words(root), embedded_data(root)
     assert "Idle time of backbone if it were alone on its devices, filled by encoder" in told
-    assert "100.0% of the work of encoder on the devices of backbone makes the step no longer" in told
+    assert "Scheduling efficiency: 100.0% of the work of encoder on the devices of backbone runs in time that" in told
     assert "forward of encoder" in told and "forward of backbone" not in told
     assert [lane["name"] for lane in data["lanes"]] == ["backbone 0", "backbone 1"]
     assert [rank["name"] for rank in data["lanes"][1]["ranks"]] == ["backbone 1", "encoder 0"]
     (found,) = json.loads(json.dumps(timeline.summary()))["filled_idle"]
     assert found["unit"] == "backbone" and found["scheduling_efficiency"] == 1.0
+    (of,) = timeline.filled_idle
+    for nothing in (None, 0.0, 0.0004):  # measured; all of the work lengthens the step; as good as all
+        assert efficiency_in_words(dataclasses.replace(of, scheduling_efficiency=nothing)) == ""
     assert found["idle"]["cool-down"] == {"seconds": 1.0, "filled_seconds": 0.5, "filled_share": 0.5}

@@ -80,9 +80,7 @@ def test_the_plan_is_a_table():
     screen = console(terminal=False)
     rows = [{"unit": "vision", "devices": "0-1", "dp": "2"}, {"unit": "backbone", "devices": "2-7", "dp": "3"}]
     print_plan(rows, screen)
-    lines = [
-        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in text(screen).splitlines()
-    ]
+    lines = [line.split() for line in text(screen).splitlines()]
     assert ["unit", "devices", "dp"] in lines
     assert ["vision", "0-1", "2"] in lines and ["backbone", "2-7", "3"] in lines
 
