@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import select
+import signal
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -25,9 +26,13 @@ from mmjax.cli.gin_errors import without_call_chain
 from mmjax.distributed.devices import ensure_cpu_devices
 from mmjax.distributed.joining import initialize_distributed
 from mmjax.training.heartbeat.leaving import leave_at_once
+from mmjax.training.interrupt_answers import answered_interrupts
 from sharding.runtime.compilation_cache import enable_compilation_cache
 
 _STORAGE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
+
+_STOPPING = "stopping when the program that runs or compiles now ends; Ctrl-C again leaves at once"
+_PATIENCE = 1.0  # seconds in which most commands have stopped
 
 Work = Callable[[], int | None]
 """What a command does after its checks: returns the exit code, or None for 0."""
@@ -86,7 +91,8 @@ def run(command: Command, argv: Sequence[str] | None = None, program: str = "") 
             atexit.register(leave_after_error)
         return command.prepare(arguments)()
 
-    code = exit_code(work)
+    with answered_interrupts(_STOPPING, _PATIENCE, _is_interrupted_by_default):
+        code = exit_code(work)
     sys.exit(code)
 
 
@@ -120,6 +126,11 @@ def exit_code(work: Work) -> int:
             code = 0
     closed = _flush_output()
     return code or closed
+
+
+def _is_interrupted_by_default() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt; a training run, a launcher and a server handle it themselves."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _is_output_closed() -> bool:

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from configs.errors import INTERRUPTED
-
-_SHOW_CURSOR = "\x1b[?25h"
+from mmjax.training.interrupt_answers import answered_interrupts
 
 _ASKED = itertools.count(1)  # how often this process has asked; jax's preemption service wants rising numbers
 
@@ -27,8 +24,7 @@ class StoppedBeforeFirstStepError(KeyboardInterrupt):
 class StopSignals:
     """Watches for SIGTERM and SIGINT (Ctrl-C) while it is entered.
 
-    Python runs signal handlers between bytecodes only, and compiling one program may take seconds. So a thread reads
-    the signals too: it answers at once, and ends the process at the second SIGINT.
+    The first SIGINT is answered at once, and the second ends the process (`answered_interrupts`).
 
     Across processes jax's preemption service, which watches for SIGTERM, agrees on when all stop. Outside
     the main thread, where Python cannot handle signals, nothing is watched for.
@@ -39,28 +35,21 @@ class StopSignals:
         self._agreed = False
         self._leave_at_once = False
         self._previous_handlers: dict[signal.Signals, Any] = {}
-        self._previous_wakeup = -1
-        self._pipe: tuple[int, int] | None = None
+        self._answers = contextlib.ExitStack()
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is not threading.main_thread():
             return self
-        read_end, write_end = self._pipe = os.pipe()
-        os.set_blocking(write_end, False)
         for number in self._watched():
             self._previous_handlers[number] = signal.signal(number, self._receive)
-        self._previous_wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        threading.Thread(target=_answer_signals, args=(read_end,), name="stop signals", daemon=True).start()
+        self._answers.enter_context(answered_interrupts("stopping after this step; Ctrl-C again leaves at once"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe is None:
-            return
-        signal.set_wakeup_fd(self._previous_wakeup)
+        self._answers.close()
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        os.close(self._pipe[1])  # the thread reads the end of the pipe, and closes the other end
-        self._pipe = None
+        self._previous_handlers.clear()
 
     def requested(self) -> bool:
         """Whether to save and stop now; every process asks equally often, before every step and batch to evaluate."""
@@ -97,16 +86,3 @@ class StopSignals:
         if self._leave_at_once:
             self._leave_at_once = False  # what follows must not be interrupted again
             raise StoppedBeforeFirstStepError
-
-
-def _answer_signals(read_end: int) -> None:
-    """Says what a signal does, and ends the process at the second SIGINT; returns when the pipe is closed."""
-    with open(read_end, "rb", buffering=0) as pipe:
-        interrupts = 0
-        while numbers := pipe.read(1):
-            interrupts += numbers[0] == signal.SIGINT
-            if interrupts > 1:
-                os.write(sys.stderr.fileno(), f"{_SHOW_CURSOR * sys.stderr.isatty()}\nleft at once\n".encode())
-                os._exit(INTERRUPTED)
-            if interrupts:
-                os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again leaves at once\n")
