@@ -24,6 +24,7 @@ from configs.shown_text import one_line
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
 from mmjax.distributed.devices import ensure_cpu_devices
+from mmjax.distributed.gloo_lines import hide_gloo_lines
 from mmjax.distributed.joining import initialize_distributed
 from mmjax.training.heartbeat.leaving import leave_at_once
 from mmjax.training.interrupt_answers import answered_interrupts
@@ -89,6 +90,7 @@ def run(command: Command, argv: Sequence[str] | None = None, program: str = "") 
         if command.distributed and initialize_distributed():
             # At exit the last that was registered comes first: this one after the heartbeat's, and before jax's.
             atexit.register(leave_after_error)
+            hide_gloo_lines()
         return command.prepare(arguments)()
 
     with answered_interrupts(_STOPPING, _PATIENCE, _is_interrupted_by_default):

@@ -182,7 +182,7 @@ def _print_outcome(console: "Console", workdir: pathlib.Path) -> None:
     if not summary["stopped_by"]:
         accuracy = ""
         if summary["accuracy"] is not None:
-            accuracy = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
+            accuracy = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['counted']}, "
         console.print(f"{accuracy}{summary['steps']} steps in {summary['wall_seconds']:.0f} s")
     elif summary["steps"]:
         console.print(

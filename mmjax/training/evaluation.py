@@ -1,4 +1,7 @@
-"""Held-out accuracy: the share of questions whose answer the model gets right, word for word."""
+"""Held-out accuracy: the share of questions whose answer the model gets right, word for word.
+
+A conversation of several turns counts as one question, which is right if all of its answers are.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -9,23 +12,41 @@ from jax.experimental import multihost_utils
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
-from mmjax.training.metrics.activity import ActivityCallback
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import StageEvaluation
 from sharding.runtime.pipeline import TrainState
 
+EvaluationCallback = Callable[[int, int | None, "AnswerScore"], None]
+"""Called with the number of batches that are evaluated, that of all or None if it is unknown, and the score so far."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AnswerScore:
-    """Questions answered correctly, and all questions."""
+    """Questions answered correctly, and all questions.
+
+    Attributes:
+        correct: Questions answered correctly.
+        questions: All questions; a conversation is one.
+        answers: All answers, more than questions if there are conversations.
+    """
 
     correct: int
     questions: int
+    answers: int
 
     @property
     def accuracy(self) -> float:
         """Share of questions answered correctly; 0 without questions."""
         return self.correct / self.questions if self.questions else 0.0
+
+    def counted(self) -> str:
+        """What is counted, in words."""
+        if self.answers == self.questions:
+            return f"{self.questions:,} questions"
+        return f"{self.questions:,} conversations ({self.answers:,} answers, of a conversation all must be right)"
+
+    def __add__(self, other: "AnswerScore") -> "AnswerScore":
+        return AnswerScore(*map(sum, zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
 
 class EvaluationStoppedError(Exception):
@@ -36,7 +57,7 @@ def evaluate_answers(
     engine: Engine,
     state: TrainState,
     batches: Iterable[GlobalBatch],
-    callback: ActivityCallback = lambda done, total: None,
+    callback: EvaluationCallback = lambda done, total, score: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> AnswerScore:
     """Scores every question of the batches.
@@ -48,29 +69,28 @@ def evaluate_answers(
         engine: The model on its plan.
         state: The parameters.
         batches: One pass over the questions, on whose items all processes agree.
-        callback: Called with the number of batches evaluated, whose total is known at the end only.
+        callback: Called with the number of batches evaluated, whose total is known at the end only, and the score so
+            far, of this process alone until the end.
         stop_requested: Asked before every batch, and in all processes with the same answer.
 
     Raises:
         EvaluationStoppedError: A stop was requested.
     """
-    callback(0, None)
-    done = 0
+    score, done = AnswerScore(0, 0, 0), 0
+    callback(0, None, score)
     weights = engine.executor.compute_weights(state)
-    correct = questions = 0
     for batch in batches:
         if stop_requested():
             raise EvaluationStoppedError
         evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0, batch.exchange_tables))
-        local = local_score(evaluations, batch, engine.config.backbone.name)
-        correct, questions = correct + local.correct, questions + local.questions
+        score += local_score(evaluations, batch, engine.config.backbone.name)
         done += 1
-        callback(done, None)
-    callback(done, done)
+        callback(done, None, score)
     if jax.process_count() > 1:
-        counts = multihost_utils.process_allgather(np.array([correct, questions]))
-        correct, questions = (int(count) for count in np.asarray(counts).sum(0))
-    return AnswerScore(correct, questions)
+        counts = multihost_utils.process_allgather(np.array(dataclasses.astuple(score)))
+        score = AnswerScore(*np.asarray(counts).sum(0).tolist())
+    callback(done, done, score)
+    return score
 
 
 def local_score(
@@ -91,7 +111,7 @@ def local_score(
         if metric in evaluation.auxiliary_metrics
     }
     arrays = batch.arrays[backbone]
-    return AnswerScore(*count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape)))
+    return count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape))
 
 
 def _local_rows(microbatches: Mapping[int, jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -111,10 +131,11 @@ def _local_rows(microbatches: Mapping[int, jax.Array], shape: tuple[int, ...]) -
     return correct, is_local
 
 
-def count_answers(arrays: dict[str, np.ndarray], correct: np.ndarray, is_local: np.ndarray) -> tuple[int, int]:
-    """How many answers are correct, and how many there are, in some rows of a batch.
+def count_answers(arrays: dict[str, np.ndarray], correct: np.ndarray, is_local: np.ndarray) -> AnswerScore:
+    """The score on some rows of a batch.
 
-    An answer is one branch of one sample of one row; it is correct if all of its target tokens are.
+    A question is one branch of one sample of one row, and correct if all of its target tokens are. Its answers are the
+    runs of target tokens, which the turns of a conversation divide.
 
     Args:
         arrays: The backbone's arrays of the batch, [n, s] each.
@@ -122,7 +143,8 @@ def count_answers(arrays: dict[str, np.ndarray], correct: np.ndarray, is_local: 
         is_local: [n], the rows to count.
     """
     rows, positions = np.nonzero((arrays["weights"] > 0) & is_local[:, None])
-    answer_of_token = np.stack([rows, arrays["segments"][rows, positions], arrays["branches"][rows, positions]])
-    answers, answer_numbers = np.unique(answer_of_token, axis=1, return_inverse=True)
-    wrong_tokens = np.bincount(answer_numbers.reshape(-1), ~correct[rows, positions], minlength=answers.shape[1])
-    return int(np.sum(wrong_tokens == 0)), answers.shape[1]
+    question_of_token = np.stack([rows, arrays["segments"][rows, positions], arrays["branches"][rows, positions]])
+    questions, question_numbers = np.unique(question_of_token, axis=1, return_inverse=True)
+    wrong_tokens = np.bincount(question_numbers.reshape(-1), ~correct[rows, positions], minlength=questions.shape[1])
+    is_next = (np.diff(question_of_token, axis=1) == 0).all(0) & (np.diff(positions) == 1)
+    return AnswerScore(int(np.sum(wrong_tokens == 0)), questions.shape[1], len(positions) - int(is_next.sum()))

@@ -48,6 +48,7 @@ def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> 
         "losses": result.losses,
         "accuracy": None if score is None else round(score.accuracy, 4),
         "questions": None if score is None else score.questions,
+        "counted": None if score is None else score.counted(),
         "stopped_by": result.stopped_by,
         "order_swaps": [dataclasses.asdict(swap) for swap in result.order_swaps],
         "data": result.data_counters,

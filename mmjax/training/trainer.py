@@ -268,9 +268,10 @@ class Trainer:
             ItemDisagreementError: Processes have dealt the items of a batch otherwise.
         """
 
-        def show(activity: Activity, done: int, total: int | None) -> None:
+        def show(activity: Activity, done: int, total: int | None, score: AnswerScore | None = None) -> None:
             self.heartbeat.progressed()
-            (progress or NullProgress()).show(activity, done, total)
+            remark = f"{score.accuracy:.1%} right of {score.counted()}" if score and score.questions else ""
+            (progress or NullProgress()).show(activity, done, total, remark)
 
         dataset = self.config.dataset("test")
         if not dataset.evaluated_kinds:

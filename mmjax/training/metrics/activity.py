@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from configs.console import plain_console
+from mmjax.training.metrics.live_logs import log_to_current_stderr
 
 ActivityCallback = Callable[[int, int | None], None]
 """Called with the number of items that are done and that of all, or None if that is not known."""
@@ -44,14 +45,21 @@ class ActivityLine:
     def __init__(self, estimate: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._estimate, self._clock, self._begin = estimate, clock, clock()
         self._activity: Activity | None = None
-        self._done, self._total = 0, None
+        self._done, self._total, self._remark = 0, None, ""
         self._finished_in: float | None = None
 
-    def show(self, activity: Activity, done: int, total: int | None) -> None:
-        """Takes the state of an activity, which ends when all items are done; the clock starts with its first."""
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
+        """Takes the state of an activity, which ends when all items are done; the clock starts with its first.
+
+        Args:
+            activity: What is done.
+            done: Items that are done.
+            total: All items; None if that is not known.
+            remark: What was found so far.
+        """
         if activity != self._activity or self._finished_in is not None:
             self._activity, self._begin, self._finished_in = activity, self._clock(), None
-        self._done, self._total = done, total
+        self._done, self._total, self._remark = done, total, remark
         if done == total:
             self._finished_in = self._clock() - self._begin
 
@@ -61,6 +69,9 @@ class ActivityLine:
 
     def text(self) -> str:
         """Such as `compiling 12 of 58 programs, 0:14`, and in the end `compiled 58 programs in 0:47`."""
+        return ", ".join(filter(None, (self._state(), self._remark))) if self._activity else ""
+
+    def _state(self) -> str:
         words = self._activity
         if words is None:
             return ""
@@ -97,6 +108,7 @@ def display_activity(activity: Activity, console: Console) -> Iterator[ActivityC
     """
     line = ActivityLine(estimate=True)
     live = Live(line, console=console, refresh_per_second=4) if console.is_terminal else None
+    log_to_current_stderr()
 
     def show(done: int, total: int | None) -> None:
         line.show(activity, done, total)

@@ -13,6 +13,7 @@ from rich.text import Text
 from configs.console import plain_console
 from configs.tables import print_table, report_table
 from mmjax.training.metrics.activity import Activity, ActivityLine
+from mmjax.training.metrics.live_logs import log_to_current_stderr
 from mmjax.training.metrics.step_report import StepReport
 
 _TEXT_COLUMNS = ("modules", "devices", "capacities", "layers", "recompute")
@@ -49,8 +50,11 @@ class ProgressDisplay(Protocol):
     def update(self, report: StepReport) -> None:
         """Shows a window of steps."""
 
-    def show(self, activity: Activity, done: int, total: int | None) -> None:
-        """Shows how far work is that belongs to no step: so many items of so many, or of a number not known."""
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
+        """Shows how far work is that belongs to no step: so many items of so many, or of a number not known.
+
+        A remark says what was found so far.
+        """
 
     def close(self) -> None:
         """Ends the display, so that other output can follow."""
@@ -62,7 +66,7 @@ class NullProgress(ProgressDisplay):
     def update(self, report: StepReport) -> None:
         """Does nothing."""
 
-    def show(self, activity: Activity, done: int, total: int | None) -> None:
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -87,9 +91,9 @@ class PlainProgress(ProgressDisplay):
         time_left = estimated_time_left(report, self._total)
         self._print(f"step {report.step}/{self._total} | {describe_step(report)} | {time_left} left")
 
-    def show(self, activity: Activity, done: int, total: int | None) -> None:
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
         """Prints a line at the start and one at the end."""
-        self._activity.show(activity, done, total)
+        self._activity.show(activity, done, total, remark)
         if done in (0, total):
             self._print(self._activity.text())
 
@@ -112,6 +116,7 @@ class LiveProgress(ProgressDisplay):
         self._task = self._bar.add_task("train", total=total, completed=first_step, left="-:--:--")
         self._numbers, self._activity = Text(), ActivityLine()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._lines)
+        log_to_current_stderr()
         self._live.start()
 
     def update(self, report: StepReport) -> None:
@@ -120,9 +125,9 @@ class LiveProgress(ProgressDisplay):
         self._numbers = Text(describe_step(report))
         self._activity.hide()
 
-    def show(self, activity: Activity, done: int, total: int | None) -> None:
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
         """Redraws the line of the activity."""
-        self._activity.show(activity, done, total)
+        self._activity.show(activity, done, total, remark)
 
     def _lines(self) -> Group:
         return Group(self._bar, *(line for line in (self._numbers, Text(self._activity.text())) if line.plain))

@@ -175,7 +175,7 @@ def _local_results(engine: Engine, inputs: StepInputs, number: int) -> Iterator[
             if f"{backbone}/correct" in evaluation.auxiliary_metrics:
                 yield ("correct", str(microbatch)), evaluation.auxiliary_metrics[f"{backbone}/correct"]
     score = local_score(evaluations, inputs.batch, backbone)
-    yield ("answers", str(jax.process_index())), np.array([score.correct, score.questions])
+    yield ("answers", str(jax.process_index())), np.array(dataclasses.astuple(score))
     for name, leaf in _leaves_of_stages(gradients):
         yield ("gradients", *name), leaf
     state, _ = executor.update(state, gradients)

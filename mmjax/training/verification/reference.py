@@ -276,7 +276,7 @@ def _train(
             losses=losses,
             gradients=gradients,
             perturbed_gradients=(),
-            score=AnswerScore(*count_answers(answers, correct, np.ones(len(correct), bool))),
+            score=count_answers(answers, correct, np.ones(len(correct), bool)),
             targets=in_rows(answers["targets"], packed_targets),
             correct=in_rows(correct, np.zeros(packed_targets.shape, bool)),
             margins=in_rows(margins, np.full(packed_targets.shape, -1.0)),

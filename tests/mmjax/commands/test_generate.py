@@ -156,14 +156,15 @@ def str_path(leaf) -> str:
 
 
 def count_correct(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
-    """(answers whose every word is the argmax of the whole model, answers) of one sample, by teacher forcing."""
+    """(questions whose every word is the argmax of the whole model, questions) of one sample, by teacher forcing."""
     form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     batch: GlobalBatch = build_global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
     arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
     correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].auxiliary_metrics["correct"])(
         masters, arrays
     )
-    return count_answers(batch.arrays["backbone"], np.asarray(correct), np.ones(1, bool))
+    score = count_answers(batch.arrays["backbone"], np.asarray(correct), np.ones(1, bool))
+    return score.correct, score.questions
 
 
 @pytest.mark.parametrize("question", [QUESTION, "is there a blue circle?", "what is the red shape?"])

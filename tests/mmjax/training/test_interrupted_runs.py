@@ -107,7 +107,7 @@ class StopsWhileEvaluating(Recorder):
         super().__init__()
         self._number = number
 
-    def show(self, activity, done, total) -> None:
+    def show(self, activity, done, total, remark="") -> None:
         if activity is EVALUATING and done == 0:
             self._number -= 1
             if not self._number:

@@ -76,7 +76,7 @@ class Recorder:
         if report.step == self._at:
             self._then()
 
-    def show(self, activity, done, total) -> None:
+    def show(self, activity, done, total, remark="") -> None:
         pass
 
     def close(self) -> None:

@@ -36,6 +36,8 @@ def test_the_clock_starts_with_an_activity_and_stops_when_it_is_done():
     line.show(VERIFYING, 4, 4)
     now[0] = 900.0
     assert line.text() == "verified 4 layouts in 0:40"
+    line.show(VERIFYING, 3, 4, "two are wrong")
+    assert line.text() == "verifying 3 of 4 layouts, 0:00, about 0:00 left, two are wrong"
     line.show(COMPILING, 0, 28)
     assert line.text() == "compiling 0 of 28 programs, 0:00"
     line.hide()

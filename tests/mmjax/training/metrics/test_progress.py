@@ -1,6 +1,7 @@
 """What a terminal shows of a run, rendered by rich into text."""
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,19 @@ def test_a_terminal_gets_a_live_bar_with_every_number():
     for number in (*NUMBERS, "40/100", "MFU 41.5%", "0:02:00 left"):
         assert number in text(screen)
     assert "\x1b[" in text(screen), "it is redrawn in place"
+
+
+def test_a_log_appears_above_the_bar_and_not_in_it(monkeypatch):
+    logged = io.StringIO()
+    monkeypatch.setattr("sys.stderr", logged)
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])  # keeps the file of this moment
+    screen = console(terminal=True)
+    progress = make_progress(total=100, console=screen)
+    logging.getLogger("mmjax").warning("a remark")
+    assert "a remark\n" in text(screen) and not logged.getvalue()
+    progress.close()
+    logging.getLogger("mmjax").warning("another")
+    assert logged.getvalue() == "another\n"
 
 
 def test_an_unknown_peak_shows_no_utilization():
@@ -109,10 +123,10 @@ def test_a_pipe_gets_a_line_when_compilation_begins_and_one_when_it_ends():
         progress.show(COMPILING, done, 58)
     progress.show(EVALUATING, 0, None)
     progress.show(EVALUATING, 3, None)
-    progress.show(EVALUATING, 3, 3)
+    progress.show(EVALUATING, 3, 3, "20.0% right of 5 questions")
     assert text(pipe).splitlines() == [
         "compiling 0 of 58 programs, 0:00",
         "compiled 58 programs in 0:00",
         "evaluating 0 batches, 0:00",
-        "evaluated 3 batches in 0:00",
+        "evaluated 3 batches in 0:00, 20.0% right of 5 questions",
     ]

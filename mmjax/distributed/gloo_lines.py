@@ -1,0 +1,54 @@
+"""Keeps what Gloo prints for every group of processes off standard output, where it would break a progress bar.
+
+Gloo, by which jax lets the CPU devices of several processes communicate, prints there from C++, and nothing turns it
+off. Standard error, where errors go, is left alone.
+"""
+
+import atexit
+import contextlib
+import io
+import os
+import sys
+import threading
+
+_BEGINNING = b"[Gloo] Rank "
+_BLOCK = 65536
+
+
+def hide_gloo_lines() -> None:
+    """From now on drops lines that Gloo prints; what else native code prints is passed on line by line.
+
+    Python's own output goes to standard output as before, past the filter.
+    """
+    sys.stdout.flush()
+    shown = os.dup(1)
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 1)
+    os.close(write_end)
+    sys.stdout = io.TextIOWrapper(
+        open(shown, "wb", closefd=False),  # noqa: SIM115  (it lives as long as the process)
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+        line_buffering=sys.stdout.line_buffering,
+    )
+    threading.Thread(target=_pass_on, args=(read_end, shown), name="gloo lines", daemon=True).start()
+    atexit.register(os.dup2, shown, 1)  # what native code prints when no thread runs any more
+
+
+def _pass_on(read_end: int, shown: int) -> None:
+    """Copies lines but Gloo's from one file to another, until nobody writes any more."""
+    rest = b""
+    while block := os.read(read_end, _BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        kept = b"".join(line + b"\n" for line in lines if not line.startswith(_BEGINNING))
+        if not _BEGINNING.startswith(rest[: len(_BEGINNING)]):  # it cannot become a line of Gloo's
+            kept, rest = kept + rest, b""
+        _write(shown, kept)
+    if not rest.startswith(_BEGINNING):
+        _write(shown, rest)
+
+
+def _write(shown: int, text: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads standard output; what writes there must not wait for this thread
+        while text:
+            text = text[os.write(shown, text) :]

@@ -1,0 +1,25 @@
+"""Logs while a live display is on the terminal: they appear above it, as what is printed does."""
+
+import logging
+import sys
+
+
+def log_to_current_stderr() -> None:
+    """Lets logs that go to standard error go to what `sys.stderr` is when they are written.
+
+    A live display of rich puts an object of its own there, which prints above the display. A log handler keeps the file
+    that it was made with, and would write into the display, which is then drawn twice.
+    """
+    for handler in logging.root.handlers:
+        if type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__):
+            handler.setStream(_CurrentStderr())
+
+
+class _CurrentStderr:
+    """A file that writes to what `sys.stderr` is at the time."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
