@@ -54,6 +54,7 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     max_tokens: int | None = None,
     stop: str | Sequence[str] = (),
 ) -> str:
@@ -73,6 +74,8 @@ def generate(
         top_p: Nucleus sampling: probability of the candidate tokens together; 1 for all.
         top_k: How many of the most likely tokens are candidates; 0 for all.
         min_p: Least share of the most likely token's probability that a candidate has; 0 for all.
+        repetition_penalty: What divides the positive logits of tokens that prompt or answer have already, and
+            multiplies negative ones; 1 for none.
         max_tokens: Tokens of the answer at most; None for as many as a row has room for.
         stop: One text or several, at the first of which the answer ends.
 
@@ -87,7 +90,7 @@ def generate(
         "video": _file_media(video),
     }
     trained = _as_model(model)
-    sampling = Sampling(temperature, top_p, top_k, min_p)
+    sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty)
     (answer,) = trained.answers(
         [Prompt(prompt, media, seed)], sampling, max_tokens, (stop,) if isinstance(stop, str) else stop
     )

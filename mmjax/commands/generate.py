@@ -85,6 +85,13 @@ class GenerateArguments(cli.BindingArguments):
         metavar="X",
         parse=cli.number(0, 1),
     )
+    repetition_penalty: float = cli.flag(
+        1.0,
+        "What divides the positive logits of tokens that prompt or answer have already, and multiplies negative ones; "
+        "1 for none.",
+        metavar="X",
+        parse=cli.number(0),
+    )
     max_tokens: int = cli.flag(
         0, "Tokens of an answer at most; 0 for as many as a row has room for.", metavar="N", parse=cli.integer(0)
     )
@@ -107,7 +114,9 @@ def prepare(arguments: GenerateArguments) -> cli.Work:
 
     requests = _read_requests(arguments)
     settings = GenerationSettings(
-        Sampling(arguments.temperature, arguments.top_p, arguments.top_k, arguments.min_p),
+        Sampling(
+            arguments.temperature, arguments.top_p, arguments.top_k, arguments.min_p, arguments.repetition_penalty
+        ),
         max_tokens=arguments.max_tokens,
         stop=arguments.stop,
         sampling_steps=arguments.sampling_steps,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from mmjax.generation.kv_cache import CachedBackbone, DecodeState
-from mmjax.generation.sampling import Sampling, sample_tokens
+from mmjax.generation.sampling import Sampling, penalise_repetition, sample_tokens
 from mmjax.models.structure.module import ModuleInputs
 from sharding.trees import Tree
 
@@ -31,6 +31,7 @@ class _LoopState(NamedTuple):
     state: DecodeState
     token: Int[Array, " b"]
     decoded: DecodedTokens
+    seen: Bool[Array, "b v"]  # which tokens prompt and answer have
 
 
 def decode_answers(
@@ -65,6 +66,13 @@ def decode_answers(
     def keys(number: jax.Array) -> jax.Array:
         return jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), number))(seeds)
 
+    def choose(logits: jax.Array, number: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The token with this number of every answer, and the tokens seen then."""
+        if sampling.repetition_penalty != 1:
+            logits = penalise_repetition(logits, seen, sampling.repetition_penalty)
+        token = sample_tokens(logits, keys(number), sampling, allowed_tokens).astype(jnp.int32)
+        return token, seen.at[jnp.arange(rows), token].set(True)
+
     def append(decoded: DecodedTokens, token: jax.Array, number: jax.Array) -> DecodedTokens:
         """Adds the token with this number to every answer that has not ended."""
         is_active = ~decoded.ended & (number < row_max_tokens)
@@ -77,14 +85,17 @@ def decode_answers(
 
     def step(loop: _LoopState) -> _LoopState:
         state, logits = backbone.decode(parameters, loop.state, loop.token)
-        token = sample_tokens(logits, keys(loop.number), sampling, allowed_tokens).astype(jnp.int32)
-        return _LoopState(loop.number + 1, state, token, append(loop.decoded, token, loop.number))
+        token, seen = choose(logits, loop.number, loop.seen)
+        return _LoopState(loop.number + 1, state, token, append(loop.decoded, token, loop.number), seen)
 
     state, hidden = backbone.prefill(parameters, arrays, lengths)
     logits = backbone.logits_at(parameters, hidden, lengths - 1)
-    token = sample_tokens(logits, keys(jnp.int32(0)), sampling, allowed_tokens).astype(jnp.int32)
+    prompts = arrays[backbone.name]["tokens"]  # [b, s]
+    is_prompt = jnp.arange(prompts.shape[1])[None] < lengths[:, None]
+    seen = jnp.zeros(logits.shape, jnp.bool_).at[jnp.arange(rows)[:, None], prompts].max(is_prompt)
+    token, seen = choose(logits, jnp.int32(0), seen)
     empty = DecodedTokens(
         jnp.zeros((rows, max_tokens), jnp.int32), jnp.zeros((rows,), jnp.int32), jnp.zeros((rows,), jnp.bool_)
     )
-    start = _LoopState(jnp.int32(1), state, token, append(empty, token, jnp.int32(0)))
+    start = _LoopState(jnp.int32(1), state, token, append(empty, token, jnp.int32(0)), seen)
     return jax.lax.while_loop(is_unfinished, step, start).decoded

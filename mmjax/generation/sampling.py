@@ -25,12 +25,15 @@ class Sampling:
         top_k: Only so many of the most likely tokens are candidates; 0 for all.
         min_p: Only tokens with at least this share of the most likely token's probability are candidates (arXiv
             2407.01082); 0 for all.
+        repetition_penalty: What divides the positive logits of tokens that the prompt or the answer has already, and
+            multiplies their negative ones (arXiv 1909.05858), greedily too; 1 for none.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -43,6 +46,10 @@ class Sampling:
             raise UserError(f"top_k is {self.top_k}; it must be 0 (for all tokens) or a number of tokens")
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p is {self.min_p}; it must be a share from 0 to 1")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise UserError(
+                f"repetition_penalty is {self.repetition_penalty}; it must be 1 (for none) or another positive number"
+            )
 
 
 def sample_tokens(
@@ -58,6 +65,11 @@ def sample_tokens(
     if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
         logits = jnp.where(candidate_mask(logits, sampling), logits, -jnp.inf)
     return jax.vmap(jax.random.categorical)(keys, logits)
+
+
+def penalise_repetition(logits: Float[Array, "b v"], seen: Bool[Array, "b v"], penalty: float) -> Float[Array, "b v"]:
+    """The logits with `Sampling.repetition_penalty` on the tokens of each row that it has seen."""
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def candidate_mask(logits: Float[Array, "b v"], sampling: Sampling) -> Bool[Array, "b v"]:

@@ -32,6 +32,7 @@ generate --workdir={folder}/run --prompt=circle --temperature=1 --seed=3 --step=
 generate --workdir={folder}/run --requests={folder}/requests.jsonl
 generate --workdir={folder}/run --prompt=why --item=windows={folder}/token --top_p=0.5
 generate --workdir={folder}/run --prompt=why --temperature=1 --top_k=3 --min_p=0.1 --stop=a --stop=b
+generate --workdir={folder}/run --prompt=why --repetition_penalty=1.1
 launch --processes=2 --devices=4 --restarts=1 --restart_window=60 -- train --gin_file=tiny.gin --workdir=run
 launch --restarts=1 --min_processes=1 -- train --workdir=run --plan=auto --profile={folder}/profile.json
 launch -- verify --gin_file=tiny.gin

@@ -125,7 +125,9 @@ def written(lengths: np.ndarray, rows: slice = slice(None), sampling: Sampling |
     return [np.asarray(of) for of in jax.jit(write)(parameters, asked, jnp.asarray(lengths[rows]), seeds)]
 
 
-@pytest.mark.parametrize("sampling", first_in_default([Sampling(), Sampling(1.5, 0.9)]))
+@pytest.mark.parametrize(
+    "sampling", first_in_default([Sampling(repetition_penalty=1.5), Sampling(), Sampling(1.5, 0.9)])
+)
 def test_an_answer_depends_on_its_own_prompt_and_seed_alone(sampling):
     lengths = np.array([3, 7, 5])
     together = written(lengths, sampling=sampling)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from mmjax.generation.sampling import Sampling, candidate_mask, sample_tokens
+from mmjax.generation.sampling import Sampling, candidate_mask, penalise_repetition, sample_tokens
 from mmjax.generation.trained_model import Answer
 
 LOGITS = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
@@ -69,6 +69,11 @@ def test_a_large_temperature_samples_all_tokens_alike():
     np.testing.assert_allclose(drawn(Sampling(1e30)), [0.25] * 4, atol=0.03)
 
 
+def test_the_repetition_penalty_weakens_what_was_seen_whatever_its_sign():
+    logits, seen = jnp.array([[2.0, -2.0, 2.0, -2.0]]), jnp.array([[True, True, False, False]])
+    assert penalise_repetition(logits, seen, 4.0).tolist() == [[0.5, -8.0, 2.0, -2.0]]
+
+
 def test_samples_follow_the_probabilities():
     error = 4 * np.sqrt(0.25 / DRAWS)
     np.testing.assert_allclose(drawn(Sampling(1.0)), [0.5, 0.3, 0.15, 0.05], atol=error)
@@ -85,6 +90,7 @@ def test_samples_follow_the_probabilities():
         ((1.0, 0.0), "top_p is 0.0"),
         ((1.0, 1.0, -1), "top_k is -1"),
         ((1.0, 1.0, 0, 1.5), "min_p is 1.5"),
+        ((1.0, 1.0, 0, 0.0, 0.0), "repetition_penalty is 0.0"),
     ],
 )
 def test_invalid_sampling_is_refused(values, message):
