@@ -1,9 +1,10 @@
 """Batches from producers on other hosts (`python -m mmjax.serve_data`), equal to those made in this process.
 
 Requests are sent ahead and batches returned in order. Step i is requested from producer i mod n. The steps of a
-producer that is unavailable are requested from the others, and it is probed at growing intervals. A step is requested
-until it has arrived and is returned once, so a failing producer loses and repeats nothing. The number of requested
-steps is bounded, so producers never run ahead of the trainer.
+producer that is unavailable are requested from the others, and it is probed at growing intervals. A step that broke off
+at one producer is left to the others that are available, until it broke off there too. A step is requested until it has
+arrived and is returned once, so a failing producer loses and repeats nothing. The number of requested steps is bounded,
+so producers never run ahead of the trainer.
 """
 
 import collections
@@ -30,10 +31,11 @@ from data.producers.connection import TOKEN_VARIABLE, ProducerConnection, Produc
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 
 MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 0.1, 10.0
-"""Seconds before an unavailable producer is probed again: doubled each time, up to the maximum."""
+"""Seconds before an unavailable producer is probed again: doubled until it makes a step, up to the maximum."""
 
 EXTRA_ATTEMPTS = 4
-"""A step that broke off more often than there are producers, by this number, is taken to be the cause."""
+"""A step that broke off more often than there are producers, by this number, and at each that is available, is taken to
+be the cause."""
 
 CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` waits for pending requests."""
@@ -97,7 +99,7 @@ class _ProducerStatus:
         address: Its address.
         unavailable_since: Since when it does not answer; None while it does.
         reason: Its last error.
-        probe_interval: Seconds between the last probe and the next.
+        probe_interval: Seconds before the next probe, if it fails now.
         next_probe: When it is probed next.
         probing: Whether a probe is pending.
     """
@@ -105,28 +107,35 @@ class _ProducerStatus:
     address: str
     unavailable_since: float | None = None
     reason: str = ""
-    probe_interval: float = MIN_PROBE_INTERVAL
+    probe_interval: float = dataclasses.field(default_factory=lambda: MIN_PROBE_INTERVAL)
     next_probe: float = 0.0
     probing: bool = False
 
     def step_failed(self, reason: str) -> None:
         """Records that a step broke off."""
         if self.unavailable_since is None:
-            self.unavailable_since, self.probe_interval = time.monotonic(), MIN_PROBE_INTERVAL
-            self.next_probe = self.unavailable_since + self.probe_interval
+            self.unavailable_since = time.monotonic()
+            self._wait_for_probe()
             _LOG.warning("producer %s is unavailable (%s); the others make its steps", self.address, reason)
         self.reason = reason
 
     def probe_failed(self, reason: str) -> None:
         """Records that a probe failed."""
         self.probing, self.reason = False, reason
-        self.probe_interval = min(2 * self.probe_interval, MAX_PROBE_INTERVAL)
-        self.next_probe = time.monotonic() + self.probe_interval
+        self._wait_for_probe()
 
     def probe_succeeded(self) -> None:
         """Records that it answers again."""
         self.probing, self.unavailable_since = False, None
         _LOG.warning("producer %s is available again", self.address)
+
+    def step_succeeded(self) -> None:
+        """Records that it made a step."""
+        self.probe_interval = MIN_PROBE_INTERVAL
+
+    def _wait_for_probe(self) -> None:
+        self.next_probe = time.monotonic() + self.probe_interval
+        self.probe_interval = min(2 * self.probe_interval, MAX_PROBE_INTERVAL)
 
 
 class RemoteBatches(Iterator[GlobalBatch]):
@@ -157,7 +166,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
         self._next_request, self._next = first_request, 0  # of the step to return
         self._requested: set[int] = set()  # pending or arrived
         self._arrived: dict[int, GlobalBatch | PhaseCapacityError] = {}
-        self._attempts: collections.Counter[int] = collections.Counter()
+        self._broken: dict[int, collections.Counter[int]] = {}  # by step, how often it broke off at which producer
         self._error: Exception | None = None
         self._closed = False
         self._logged_outage: float | None = None
@@ -230,14 +239,14 @@ class RemoteBatches(Iterator[GlobalBatch]):
                     connection.probe()
                     self._record_recovery(number)
                 else:
-                    self._record_batch(step, self._prepare(connection.fetch(request, self._timeout)))
+                    self._record_batch(number, step, self._prepare(connection.fetch(request, self._timeout)))
             except ProducerUnavailableError as error:
                 if connection:
                     connection.close()
                 connection = None
                 self._record_failure(number, step if request else None, str(error))
             except PhaseCapacityError as error:  # of this step; the steps before it are trained
-                self._record_batch(step, error)
+                self._record_batch(number, step, error)
             except Exception as error:  # the thread that waits for a batch raises it
                 self._record_error(error)
         if connection:
@@ -264,19 +273,31 @@ class RemoteBatches(Iterator[GlobalBatch]):
         return None
 
     def _unrequested_step(self, number: int) -> int | None:
-        """The first step that is not requested and belongs to this producer or to one that is unavailable."""
-        for step in range(self._next, self._next + self._ahead):
-            owner = step % len(self._producers)
-            if step not in self._requested and (
-                owner == number or self._producers[owner].unavailable_since is not None
-            ):
-                return step
-        return None
+        """The first step that is not requested and that this producer may make."""
+        steps = range(self._next, self._next + self._ahead)
+        return next((step for step in steps if step not in self._requested and self._may_make(number, step)), None)
 
-    def _record_batch(self, step: int, batch: GlobalBatch | PhaseCapacityError) -> None:
+    def _may_make(self, number: int, step: int) -> bool:
+        """Whether a step is this producer's, or of one that is unavailable or failed at it, and no other should try."""
+        owner, broken = step % len(self._producers), self._broken.get(step, {})
+        if number in broken:
+            return not self._untried(step)
+        return owner in (number, *broken) or self._producers[owner].unavailable_since is not None
+
+    def _untried(self, step: int) -> list[int]:
+        """The available producers at which a step has not broken off."""
+        broken = self._broken.get(step, {})
+        return [
+            number
+            for number, producer in enumerate(self._producers)
+            if producer.unavailable_since is None and number not in broken
+        ]
+
+    def _record_batch(self, number: int, step: int, batch: GlobalBatch | PhaseCapacityError) -> None:
         with self._changed:
+            self._producers[number].step_succeeded()
             self._arrived[step] = batch
-            self._attempts.pop(step, None)
+            self._broken.pop(step, None)
             self._changed.notify_all()
 
     def _record_recovery(self, number: int) -> None:
@@ -293,10 +314,11 @@ class RemoteBatches(Iterator[GlobalBatch]):
             else:
                 producer.step_failed(reason)
                 self._requested.remove(step)
-                self._attempts[step] += 1
-                if self._attempts[step] == len(self._producers) + EXTRA_ATTEMPTS:
+                broken = self._broken.setdefault(step, collections.Counter())
+                broken[number] += 1
+                if broken.total() >= len(self._producers) + EXTRA_ATTEMPTS and not self._untried(step):
                     self._error = DataError(
-                        f"a step broke off {self._attempts[step]} times, last at {producer.address} ({reason}): look "
+                        f"a step broke off {broken.total()} times, last at {producer.address} ({reason}): look "
                         f"for what ends producers in step {step - self._next} after the state "
                         f"{self._next_request.planner_state.to_json()}"
                     )

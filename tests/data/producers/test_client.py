@@ -298,16 +298,52 @@ class OutOfDescriptors(Breaking):
         raise _refusal(str(error), type(error))
 
 
-def test_a_producer_whose_host_fails_is_as_one_that_is_away(remote, expected, monkeypatch):
+def test_a_step_that_no_host_of_a_producer_can_make_is_an_error(remote, monkeypatch):
     monkeypatch.setattr(client, "MIN_PROBE_INTERVAL", 0.01)
     one_ahead = dataclasses.replace(CONFIG, prefetch=1)
-    with OutOfDescriptors("grpc://127.0.0.1:0") as faulty:
-        with pytest.raises(DataError, match=r"5 times, .*picture\.png: Too many open files.* step 0 after"):
-            next(remote(f"127.0.0.1:{faulty.port}", config=one_ahead))
-        with serving() as (_, address):
-            batches = remote(f"127.0.0.1:{faulty.port}", address, config=one_ahead)
-            assert_same(expected[0][0], next(batches))
-            batches.close()
+    said = r"5 times, .*picture\.png: Too many open files.* step 0 after"
+    with OutOfDescriptors("grpc://127.0.0.1:0") as faulty, pytest.raises(DataError, match=said):
+        next(remote(f"127.0.0.1:{faulty.port}", config=one_ahead))
+
+
+class Faulty(OutOfDescriptors):
+    """Says when it failed as often as ends a run that leaves a step to it."""
+
+    def __init__(self) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.failures, self.failed_often = 0, threading.Event()
+
+    def do_get(self, context, ticket):
+        self.failures += 1
+        if self.failures == 2 + client.EXTRA_ATTEMPTS:
+            self.failed_often.set()
+        return super().do_get(context, ticket)
+
+
+class Slow(flight.FlightServerBase):
+    """Passes requests on to another producer, and gives a faulty one time to fail often before the first."""
+
+    def __init__(self, address: str, faulty: Faulty) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._client, self._faulty, self._patience = flight.FlightClient(f"grpc://{address}"), faulty, 0.5
+
+    def do_get(self, context, ticket):
+        self._faulty.failed_often.wait(self._patience)
+        self._patience = 0.0
+        return flight.RecordBatchStream(self._client.do_get(ticket).read_all())
+
+
+def test_a_step_of_a_producer_whose_host_fails_is_made_by_one_that_is_slow(remote, expected, monkeypatch):
+    """The faulty producer answers every probe, and could fail again each time while the other makes a step."""
+    for name in ("MIN_PROBE_INTERVAL", "MAX_PROBE_INTERVAL"):
+        monkeypatch.setattr(client, name, 0.001)
+    one_ahead = dataclasses.replace(CONFIG, prefetch=1)
+    with serving() as (_, address), Faulty() as faulty, Slow(address, faulty) as slow:
+        batches = remote(f"127.0.0.1:{faulty.port}", f"127.0.0.1:{slow.port}", config=one_ahead)
+        for made in expected[0][:3]:
+            assert_same(made, next(batches))
+        batches.close()
+        assert 1 <= faulty.failures <= 3, "a step is left to the other after it broke off once"
 
 
 @pytest.mark.parametrize(
