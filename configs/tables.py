@@ -42,9 +42,11 @@ def print_table(table: Table, console: Console, keys: int = 1) -> None:
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
         words = lines if column.no_wrap else [word for line in lines for word in line.split()]
         column.min_width = max((cell_len(word) for word in words), default=0)
-    if _is_too_wide(table, console):
+    parts = list(_parts(table, console, keys))
+    if len(parts) > 1:
         table.padding = 0  # one space between columns
-    for part in _parts(table, console, keys):
+        parts = min(parts, list(_parts(table, console, keys)), key=len)
+    for part in parts:
         part.width = _least_width(part, console) if _is_too_wide(part, console) else None
         console.print(part, crop=False)
 
