@@ -13,6 +13,7 @@ import threading
 
 _BEGINNING = b"[Gloo] Rank "
 _BLOCK = 65536
+_LAST_LINES = 1.0  # seconds for lines that are under way at exit; children may hold the pipe for longer
 
 
 def hide_gloo_lines() -> None:
@@ -29,10 +30,16 @@ def hide_gloo_lines() -> None:
         open(shown, "wb", closefd=False),  # noqa: SIM115  (it lives as long as the process)
         encoding=sys.stdout.encoding,
         errors=sys.stdout.errors,
-        line_buffering=sys.stdout.line_buffering,
+        line_buffering=bool(sys.stdout.line_buffering),
     )
-    threading.Thread(target=_pass_on, args=(read_end, shown), name="gloo lines", daemon=True).start()
-    atexit.register(os.dup2, shown, 1)  # what native code prints when no thread runs any more
+    reader = threading.Thread(target=_pass_on, args=(read_end, shown), name="gloo lines", daemon=True)
+    reader.start()
+
+    def end() -> None:
+        os.dup2(shown, 1)  # for what native code prints when no thread runs any more
+        reader.join(_LAST_LINES)
+
+    atexit.register(end)
 
 
 def _pass_on(read_end: int, shown: int) -> None:
@@ -40,12 +47,8 @@ def _pass_on(read_end: int, shown: int) -> None:
     rest = b""
     while block := os.read(read_end, _BLOCK):
         *lines, rest = (rest + block).split(b"\n")
-        kept = b"".join(line + b"\n" for line in lines if not line.startswith(_BEGINNING))
-        if not _BEGINNING.startswith(rest[: len(_BEGINNING)]):  # it cannot become a line of Gloo's
-            kept, rest = kept + rest, b""
-        _write(shown, kept)
-    if not rest.startswith(_BEGINNING):
-        _write(shown, rest)
+        _write(shown, b"".join(line + b"\n" for line in lines if not line.startswith(_BEGINNING)))
+    _write(shown, rest)
 
 
 def _write(shown: int, text: bytes) -> None:
