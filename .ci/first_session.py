@@ -105,15 +105,13 @@ def follow(document: pathlib.Path, before: "concurrent.futures.Future[str] | Non
 
     Args:
         document: The document.
-        before: Returns the folder that is copied for it; without one, it is a new one with examples/ and configs/.
+        before: Returns the folder that is copied for it; without one, it is a new one with examples/.
     """
     folder = pathlib.Path("documents") / document.stem
     if before:
         shutil.copytree(before.result(), folder)
     else:
-        folder.mkdir(parents=True)
-        for name in ("examples", "configs"):
-            shutil.copytree(HOME / name, folder / name)
+        shutil.copytree(HOME / "examples", folder / "examples")
     program = ""
     for block in read_blocks(document, HOME):
         if not block.is_run:

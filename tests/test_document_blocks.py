@@ -65,7 +65,6 @@ def check_flags(name: str, flags: list[str]) -> None:
 def scratch(tmp_path, monkeypatch):
     """A folder with examples/ and all files of the documents, as a reader has who has come to the end."""
     (tmp_path / "examples").symlink_to(HOME / "examples")
-    (tmp_path / "configs").symlink_to(HOME / "configs")
     for block in BLOCKS:
         if block.file and not block.file.startswith("examples/"):
             (tmp_path / block.file).write_text(block.text)
