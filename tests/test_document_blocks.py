@@ -103,6 +103,17 @@ def test_the_commands_of_a_block_have_the_flags_that_it_names(block, monkeypatch
         check_flags(name, flags)
 
 
+def test_no_two_runs_of_the_documents_share_a_workdir():
+    workdirs = []
+    for block in BLOCKS:
+        if block.is_run and block.language == "python":
+            workdirs += re.findall(r"Trainer\(.*workdir=\"([^\"]+)\"", block.text)
+        elif block.is_run and block.language == "bash":
+            begun = [flags for name, flags in mmjax_commands(block.text) if name == "train" and "--resume" not in flags]
+            workdirs += [flag for flags in begun for flag in flags if flag.startswith("--workdir=")]
+    assert len(workdirs) > 5 and len({name.removeprefix("--workdir=") for name in workdirs}) == len(workdirs)
+
+
 @of("bash")
 def test_the_files_of_the_repository_that_a_block_names_exist(block):
     named = re.findall(r"(?<![\w/.])(?:examples|configs|tests)/[\w./-]*\w", block.text)
