@@ -2,8 +2,9 @@
 
     python .ci/first_session.py
 
-It trains, presses Ctrl-C and resumes, mistypes and breaks things, looks at data, plans and pages, and runs all examples
-and notebooks, in a folder of its own. It fails at the first traceback, wrong exit code or error of more than a line.
+It trains, presses Ctrl-C and resumes, mistypes and breaks things, runs all examples and notebooks, and does what
+README.md and docs/ show, block by block as it stands (`document_blocks`), in a folder of its own. It fails at the first
+traceback, wrong exit code or error of more than a line.
 """
 
 import concurrent.futures
@@ -18,6 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+
+from document_blocks import Block, documents, read_blocks
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -63,18 +67,75 @@ MISTAKES = {
 """Command lines with one mistake, and what their error must name."""
 
 
+PAGES = {
+    "README.md": ("data.html", "timeline.html", "runs/short/report.html"),
+    "docs/data.md": ("data.html",),
+}
+"""Pages that the blocks of a document write."""
+
+
 def main() -> None:
-    """Runs the session, each part in the same folder."""
+    """Runs all parts, two at a time: most of each is planning, tracing and compiling, which one core does.
+
+    The README comes first, because the pages of docs/ go on in what it has left, each in a copy.
+    """
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        os.chdir(folder)
-        (folder / "picture.png").write_bytes(bytes(range(256)) * 4)
-        for part in PARTS:
-            part_begin = time.monotonic()
-            part()
-            print(f"{part.__name__}: {time.monotonic() - part_begin:.0f} s", flush=True)
+    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        os.chdir(name)
+        pathlib.Path("picture.png").write_bytes(bytes(range(256)) * 4)
+        for folder in ("notebooks", "examples"):
+            shutil.copytree(HOME / folder, folder)
+        readme, *pages = documents(HOME)
+        read = pool.submit(follow, readme)
+        parts = [
+            read,
+            *(pool.submit(timed, part.__name__, part) for part in (train_and_resume, make_mistakes, read_help)),
+        ]
+        parts += [pool.submit(run_program, *program) for program in programs()]
+        parts += [pool.submit(follow, page, read) for page in pages]
+        for part in concurrent.futures.as_completed(parts):
+            if part.exception():
+                pool.shutdown(cancel_futures=True)
+            part.result()
     print(f"first session: {time.monotonic() - begin:.0f} s")
+
+
+def follow(document: pathlib.Path, before: "concurrent.futures.Future[str] | None" = None) -> str:
+    """Runs the blocks of a document in order, as they stand, then its Python as one program; returns its folder.
+
+    Args:
+        document: The document.
+        before: Returns the folder that is copied for it; without one, it is a new one with examples/.
+    """
+    folder = pathlib.Path("documents") / document.stem
+    if before:
+        shutil.copytree(before.result(), folder)
+    else:
+        shutil.copytree(HOME / "examples", folder / "examples")
+    program = ""
+    for block in read_blocks(document, HOME):
+        if not block.is_run:
+            continue
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "bash":
+            run_block(block, ["bash", "-euo", "pipefail", "-c", block.text], folder)
+        else:
+            program += block.text
+    if program:
+        (folder / "program.py").write_text(program)
+        timed(f"{document.name}, Python", lambda: run([sys.executable, "program.py"], folder=str(folder)))
+    for page in PAGES.get(str(document.relative_to(HOME)), ()):
+        assert "</html>" in (folder / page).read_text()
+    return str(folder)
+
+
+def run_block(block: Block, command: list[str], folder: pathlib.Path) -> None:
+    """Runs the commands of a block; what fails is told with its place."""
+    try:
+        timed(block.where, lambda: run(command, folder=str(folder)))
+    except AssertionError as error:
+        raise AssertionError(f"{block.where}: {error}") from error
 
 
 def read_help() -> None:
@@ -120,58 +181,32 @@ def train_and_resume() -> None:
     assert contents(pathlib.Path("run")) == finished
 
 
-def look() -> None:
-    """Plans, pages and verification."""
-    mmjax("plan --gin_file=models/mllm_9b.gin --devices=32 --policy=disaggregated --output=plan.json")
-    mmjax("simulate --gin_file=models/mllm_9b.gin --plan=plan.json --page=timeline.html")
-    mmjax("describe_data --gin_file=tiny.gin --samples=256 --page=data.html")
-    mmjax("report --workdir=run")
-    for page in ("timeline.html", "data.html", "run/report.html"):
-        assert "</html>" in pathlib.Path(page).read_text()
-
-
-def ask() -> None:
-    """The trained model answers and draws."""
-    mmjax("generate --workdir=run --prompt='a blue circle' --output=circle.png --sampling_steps=2")
-    assert mmjax("generate --workdir=run --image=circle.png --prompt='what color is the shape?' --max_tokens=2")
-
-
-def run_programs() -> None:
-    """The README's program, every notebook, and every example, as a program or by the command that it is for.
-
-    Two at a time: most of each is planning, tracing and compiling, which one core does.
-    """
-    (program,) = re.findall(r"```python\n(.*?)```", (HOME / "README.md").read_text(), re.DOTALL)
-    pathlib.Path("readme.py").write_text(program)
-    pathlib.Path("circle.png").unlink()  # that `ask` drew
-    programs = [(".", [sys.executable, "readme.py"])]
-    for folder in ("notebooks", "examples"):
-        shutil.copytree(HOME / folder, folder)
-    for notebook in pathlib.Path("notebooks").glob("*.ipynb"):
-        programs.append(("notebooks", [sys.executable, "-m", "jupyter", "execute", notebook.name]))
-    programs += [("examples", command) for command in example_commands()]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(run_timed, *zip(*programs, strict=True)))
-    assert pathlib.Path("circle.png").stat().st_size > 0 and pathlib.Path("runs/first/metrics.jsonl").exists()
-
-
-def example_commands() -> list[list[str]]:
-    """What runs each example, in its folder."""
+def programs() -> list[tuple[str, list[str]]]:
+    """The folder and the command of every notebook, and of every example: a program, or the command that it is for."""
+    found = [
+        ("notebooks", [sys.executable, "-m", "jupyter", "execute", path.name])
+        for path in sorted(pathlib.Path("notebooks").glob("*.ipynb"))
+    ]
     commands = [mmjax_command("plan --gin_file=custom_policy.gin --devices=8 --policy=replicated")]
-    for path in pathlib.Path("examples").glob("*.py"):
+    for path in sorted(pathlib.Path("examples").glob("*.py")):
         text = path.read_text()
         if '__name__ == "__main__"' in text:
             commands.append([sys.executable, path.name])
         if "mmjax.train --gin_file" in text and "plan.json" not in text:
             commands.append(mmjax_command(f"train --gin_file={path.stem}.gin --steps=3 --workdir=runs/{path.stem}"))
-    return commands
+    return found + [("examples", command) for command in commands]
 
 
-def run_timed(folder: str, command: list[str]) -> None:
+def run_program(folder: str, command: list[str]) -> None:
     """Runs a program, and prints how long it took."""
+    timed(shlex.join(command[1:]), lambda: run(command, folder=folder))
+
+
+def timed(name: str, work: Callable[[], object]) -> None:
+    """Does work, and prints the seconds that it took."""
     begin = time.monotonic()
-    run(command, folder=folder)
-    print(f"  {time.monotonic() - begin:4.0f} s  {shlex.join(command[1:])}", flush=True)
+    work()
+    print(f"  {time.monotonic() - begin:4.0f} s  {name}", flush=True)
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -197,8 +232,6 @@ def run(command: list[str], code: int = 0, folder: str = ".") -> str:
     )
     return done.stderr if code else done.stdout
 
-
-PARTS = (read_help, make_mistakes, train_and_resume, look, ask, run_programs)
 
 if __name__ == "__main__":
     main()

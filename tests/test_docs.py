@@ -14,7 +14,9 @@ from sharding.specs.modules import module_graph
 HOME = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
 FOLDERS = ("benchmarks", "configs", "data", "docs", "mmjax", "pallas_kernels", "sharding", "tests")
-PLANS = re.findall(r"```json\n(.*?)```", (HOME / "docs" / "plans.md").read_text(), re.DOTALL)
+SHOWN = re.findall(r"```json\n(.*?)```", (HOME / "docs" / "plans.md").read_text(), re.DOTALL)
+PLANS = [text for text in SHOWN if '"units"' in text]
+UNITS = [text for text in SHOWN if '"units"' not in text]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +25,14 @@ def quickstart() -> TrainConfig:
     return cli.configured(TrainConfig)
 
 
-def test_the_documents_show_five_plans():
-    assert len(PLANS) == 5
+def test_the_documents_show_five_plans_and_four_units():
+    assert (len(PLANS), len(UNITS)) == (5, 4)
+
+
+@pytest.mark.parametrize("text", UNITS)
+def test_a_unit_of_the_documents_is_one_of_a_plan(text):
+    plan = Plan.from_json(f'{{"microbatches": 4, "units": [{text}]}}')
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("text", PLANS)
@@ -36,6 +44,12 @@ def test_a_plan_of_the_documents_holds_the_quickstart(quickstart, text):
 
 def test_the_documents_show_the_quickstarts_plan(quickstart):
     assert Plan.load(find_plan_file(quickstart.plan)) in [Plan.from_json(text) for text in PLANS]
+
+
+def test_the_plan_of_the_examples_holds_the_tiny_model():
+    cli.parse_gin(("tiny.gin",))
+    tiny = cli.configured(TrainConfig)
+    check_plan(Plan.load(HOME / "examples" / "files" / "plan.json"), module_graph(tiny.model), tiny.data.rows, 2)
 
 
 def links(text: str) -> set[str]:

@@ -3,6 +3,9 @@
 sphinx-build -W --keep-going -c docs/site . build/site
 """
 
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
 import mmjax
 
 project = "mmjax"
@@ -30,3 +33,8 @@ autodoc_typehints = "signature"
 autodoc_mock_imports: list[str] = []
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
+
+
+def setup(app: Sphinx) -> None:
+    """Shows gin, for which Pygments has no lexer, without colours."""
+    app.add_lexer("gin", TextLexer)

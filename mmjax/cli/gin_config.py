@@ -30,6 +30,20 @@ OPERATIVE_CONFIG = "operative.gin"
 Configured = typing.TypeVar("Configured")
 Parsed = typing.TypeVar("Parsed")
 
+
+def _is_packaged_resource(path: str) -> bool:
+    """Whether a path names a file in a package, `package.part/name.gin`.
+
+    gin's own check raises TypeError for a folder without `__init__.py`, which is any folder of configurations.
+    """
+    with contextlib.suppress(TypeError):
+        return resource_reader.system_path_file_exists(path)
+    return False
+
+
+del gin.config._FILE_READERS[1:]  # all but that of plain files
+gin.config.register_file_reader(resource_reader.system_path_reader, _is_packaged_resource)
+
 _MACRO_REFERENCE = re.compile(r"%([A-Za-z_][\w/]*)")
 _referenced_macros: set[str] = set()  # gin passes the configuration alone to its hooks
 

@@ -14,6 +14,7 @@ from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.json_text import json_text
 from sharding.plans.plan_html import plan_html
 from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
+from sharding.plans.plan_table import PlanTable, plan_table
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import ModuleGraph
@@ -87,34 +88,9 @@ class Plan:
                 return unit
         raise PlanError(f"module {module} is in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
-    def table(self) -> list[dict[str, str]]:
-        """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {
-            "module_tp": (),
-            "cp": 1,
-            "context_transfer": "ring",
-            "ep": 1,
-            "expert_transfer": "cheaper",
-            "fsdp": 1,
-            "chunks": 1,
-        }
-        defaults |= {"collectives": "reduce", "extra_in_flight": 0, "copies": 1, "rows": 0, "capacities": ()}
-        defaults |= {"executor": "dispatched"}
-        shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
-        return [
-            {
-                "unit": unit.name,
-                "modules": " > ".join(unit.modules),
-                "devices": device_ranges(unit.devices),
-                "dp": str(unit.dp),
-                "tp": str(unit.tp),
-                "pp": str(unit.pp),
-                **{key: _in_cell(getattr(unit, key)) for key in shown},
-                "layers": " ".join(map(str, unit.layers)),
-                "recompute": _recompute_cell(unit.recompute),
-            }
-            for unit in self.units
-        ]
+    def table(self) -> PlanTable:
+        """One row per unit, for people, who can print it; options at their default in all units are left out."""
+        return plan_table(self.units)
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
@@ -151,16 +127,6 @@ class Plan:
 def as_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
     """A plan, or that of a plan file."""
     return plan if isinstance(plan, Plan) else Plan.load(plan)
-
-
-def _recompute_cell(recompute: tuple[str, ...]) -> str:
-    """Recomputation of all stages in the table; once where it is the same."""
-    return recompute[0] if len(set(recompute)) == 1 else "; ".join(recompute)
-
-
-def _in_cell(value: int | str | tuple[int, ...]) -> str:
-    """A value of a unit in the table; numbers of a list are separated by spaces."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_sizes(document: Any) -> None:

@@ -1,5 +1,7 @@
 """Metrics writers for experiment trackers: Weights & Biases and MLflow. Each needs an extra of mmjax.
 
+    from __gin__ import dynamic_registration
+    from mmjax.training import config
     from mmjax.training.metrics import trackers
     config.TrainConfig.writers = (@trackers.WandbWriter, @trackers.MlflowWriter)
     trackers.WandbWriter.project = "shapes"

@@ -1,0 +1,18 @@
+"""A plan's table, as it is printed."""
+
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+
+
+def test_a_printed_table_has_a_line_of_aligned_columns_for_each_unit():
+    plan = Plan(
+        (
+            UnitPlan("eyes", ("vision",), (0, 1), dp=2, layers=(2,)),
+            UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 3), recompute=("none", "full")),
+        )
+    )
+    assert str(plan.table()) == (
+        "unit  modules   devices  dp  tp  pp  layers  recompute\n"
+        "eyes  vision    0-1      2   1   1   2       none\n"
+        "mind  backbone  2-5      1   2   2   1 3     none; full"
+    )
