@@ -135,7 +135,7 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
 @pytest.mark.parametrize(
     ("text", "culprit"),
     [
-        (None, "plan.json cannot be read"),
+        (None, "there is no plan file"),
         ("{", "plan.json: the plan is not JSON"),
         (Plan((UnitPlan("all", ("vision",), (0,), layers=(3,)),)).to_json(), "module backbone is in no unit"),
     ],
