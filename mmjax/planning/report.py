@@ -3,7 +3,7 @@
 import collections
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from sharding.simulation.figures import efficiency_in_words, filled_title
 from sharding.simulation.filled_idle import FilledIdle
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
 from sharding.simulation.timeline import Timeline
+from sharding.specs.modules import ModuleGraph
 
 _SMALLEST_SHARE = 0.0005
 """Share of a step below which a table shows a dot."""
@@ -78,6 +79,8 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     print_table(_policies(comparison, simulated, title), console)
     print_table(_idle(simulated), console)
     print_table(_units(simulated), console, keys=2)
+    for remark in layer_remarks(problem.graph):
+        console.print(remark, soft_wrap=True)
     for result in results:
         if not result.simulated:
             console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
@@ -185,6 +188,16 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
             )
         table.add_section()
     return table
+
+
+def layer_remarks(graph: ModuleGraph) -> Iterator[str]:
+    """What counts as a layer of modules that have blocks which no plan divides."""
+    for module in graph.modules:
+        if early := module.early_blocks:
+            yield (
+                f"{module.name} has {early + module.layer_count} blocks: the first {early} take features of an encoder "
+                f"and belong to the first stage, and the other {module.layer_count} count as layers"
+            )
 
 
 def _recompute(unit: UnitPlan) -> str:

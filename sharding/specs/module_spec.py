@@ -13,6 +13,9 @@ _NO_LAYER = LayerSpec(
     name="", part="", kernels=(), parameters=0, replicated_parameters=0, saved={}, output_elements=ZERO
 )
 
+EARLY_BLOCK = "early_"
+"""How the names of blocks begin that take features of an encoder (DeepStack): they are on the first stage."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSpec:
@@ -71,6 +74,11 @@ class ModuleSpec:
     def supports_cp(self) -> bool:
         """Whether context-parallel ranks can divide its tokens: its attention sends keys and values around a ring."""
         return any(kernel.ring_elements != ZERO for layer, _ in self.all_layers for kernel in layer.kernels)
+
+    @property
+    def early_blocks(self) -> int:
+        """How many blocks that take features of an encoder stand before the stack, whose layers are counted alone."""
+        return sum(layer.name.startswith(EARLY_BLOCK) for layer in self.leading_layers)
 
     @property
     def stack(self) -> tuple[tuple[LayerSpec, int], ...]:

@@ -9,7 +9,7 @@ from sharding.specs.generator import generator_spec
 from sharding.specs.layer import LayerSpec
 from sharding.specs.local_attention import local_attention
 from sharding.specs.lora import adapter_layer
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.module_spec import EARLY_BLOCK, ModuleSpec
 from sharding.specs.transformer import backbone_layers
 
 ModuleConfig = EncoderConfig | BackboneConfig | GeneratorConfig
@@ -73,7 +73,7 @@ def _with_adapters(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -
 
     leading: list[LayerSpec] = []
     for layer in spec.leading_layers:
-        leading += (adapters_of(layer), layer) if layer.name.startswith("early_") else (layer,)
+        leading += (adapters_of(layer), layer) if layer.name.startswith(EARLY_BLOCK) else (layer,)
     adapters = tuple(adapters_of(layer) for layer, _ in spec.stack)
     return dataclasses.replace(spec, leading_layers=tuple(leading), adapters=adapters)
 

@@ -22,6 +22,7 @@ from sharding.specs.layer import (
     saved_by_policy,
 )
 from sharding.specs.local_attention import is_local_layer
+from sharding.specs.module_spec import EARLY_BLOCK
 
 
 class BackboneLayers(NamedTuple):
@@ -49,7 +50,7 @@ def backbone_layers(config: ModelConfig) -> BackboneLayers:
     for number in range(early):
         layer = block if has_experts_at(backbone.experts, number) else dense
         layer = with_local_attention(layer) if is_local_layer(backbone, number) else layer
-        first.append(_with_feature(layer, f"early_{number}", width, early - number))
+        first.append(_with_feature(layer, f"{EARLY_BLOCK}{number}", width, early - number))
     runs: list[tuple[LayerSpec, int]] = []
     for run in backbone.block_runs(early):
         layer = dataclasses.replace(block if run.has_experts else dense, name=run.name)

@@ -8,9 +8,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import mmjax
-from mmjax.planning.report import print_comparison
+from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.report import layer_remarks, print_comparison
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.plans.plan import Plan
+from sharding.specs.modules import module_graph
 from tests.commands import call_command, run_command, run_without_jax
 
 ON_FOUR_DEVICES = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
@@ -77,6 +79,15 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
             )
             words = (*unit.modules, *numbers, f"{result.timeline.mfu_by_unit[unit.name]:.0%}")
             assert set(words) <= set(cells), (unit.name, words)
+
+
+def test_blocks_that_no_plan_divides_are_said():
+    def remarks(model: str) -> list[str]:
+        return list(layer_remarks(module_graph(read_problem(ProblemArguments(gin_file=(model,))).config.model)))
+
+    assert remarks("models/llava_1_6_7b.gin") == []
+    (said,) = remarks("models/qwen3_vl_8b.gin")
+    assert said.startswith("backbone has 36 blocks: the first 3 take features") and "the other 33 count as" in said
 
 
 @pytest.mark.processes
