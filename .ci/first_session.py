@@ -26,24 +26,6 @@ from document_blocks import Block, documents, read_blocks
 HOME = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
-SCREEN = (40, 100)
-"""Lines and columns of a screen that the help of a command fits."""
-
-COMMANDS = (
-    "convert",
-    "describe_data",
-    "generate",
-    "launch",
-    "plan",
-    "profile",
-    "report",
-    "serve_data",
-    "simulate",
-    "synthesize_speech",
-    "train",
-    "verify",
-)
-
 MISTAKES = {
     "train --gin_file=tinny.gin": "tiny.gin",
     "train --gin_file=tiny.gin --gin.TrainConfg.steps=3": "TrainConfig",
@@ -89,7 +71,7 @@ def main() -> None:
         read = pool.submit(follow, readme)
         parts = [
             read,
-            *(pool.submit(timed, part.__name__, part) for part in (train_and_resume, make_mistakes, read_help)),
+            *(pool.submit(timed, part.__name__, part) for part in (train_and_resume, make_mistakes)),
         ]
         parts += [pool.submit(run_program, *program) for program in programs()]
         parts += [pool.submit(follow, page, read) for page in pages]
@@ -136,15 +118,6 @@ def run_block(block: Block, command: list[str], folder: pathlib.Path) -> None:
         timed(block.where, lambda: run(command, folder=str(folder)))
     except AssertionError as error:
         raise AssertionError(f"{block.where}: {error}") from error
-
-
-def read_help() -> None:
-    """The help of every command fits a screen."""
-    lines, columns = SCREEN
-    assert set(COMMANDS) <= set(mmjax("--help").split())
-    for command in COMMANDS:
-        text = mmjax(f"{command} --help").splitlines()
-        assert len(text) <= lines and max(map(len, text)) <= columns, f"{command}: {len(text)} lines"
 
 
 def make_mistakes() -> None:

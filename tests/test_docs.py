@@ -46,10 +46,10 @@ def test_the_documents_show_the_quickstarts_plan(quickstart):
     assert Plan.load(find_plan_file(quickstart.plan)) in [Plan.from_json(text) for text in PLANS]
 
 
-def test_the_plan_of_the_examples_holds_the_tiny_model():
-    cli.parse_gin(("tiny.gin",))
-    tiny = cli.configured(TrainConfig)
-    check_plan(Plan.load(HOME / "examples" / "files" / "plan.json"), module_graph(tiny.model), tiny.data.rows, 2)
+def test_the_plan_of_the_examples_holds_their_model():
+    cli.parse_gin((str(HOME / "examples" / "shapes.gin"),))
+    shapes = cli.configured(TrainConfig)
+    check_plan(Plan.load(HOME / "examples" / "files" / "plan.json"), module_graph(shapes.model), shapes.data.rows, 2)
 
 
 def links(text: str) -> set[str]:

@@ -36,26 +36,25 @@ class GenerateArguments(cli.BindingArguments):
     )
     image: tuple[str, ...] = cli.flag(
         (),
-        "Image file that the question is about. Repeatable, in the order of placeholders.",
+        "Image file of the question. Repeatable, in the order of placeholders.",
         metavar="FILE",
         repeatable=True,
     )
     audio: tuple[str, ...] = cli.flag(
         (),
-        "Audio file that the question is about. Repeatable, in the order of placeholders.",
+        "Audio file of the question. Repeatable, in the order of placeholders.",
         metavar="FILE",
         repeatable=True,
     )
     video: tuple[str, ...] = cli.flag(
         (),
-        "Video file that the question is about. Repeatable, in the order of placeholders.",
+        "Video file of the question. Repeatable, in the order of placeholders.",
         metavar="FILE",
         repeatable=True,
     )
     item: tuple[tuple[str, str], ...] = cli.flag(
         (),
-        "File for an encoder of your own, with the field that the encoder reads, such as windows=a.npy. Repeatable, in "
-        "the order of placeholders such as <windows>.",
+        "File for an encoder of your own that reads FIELD, whose placeholder is <FIELD>. Repeatable.",
         metavar="FIELD=FILE",
         parse=_item,
         repeatable=True,
@@ -72,7 +71,7 @@ class GenerateArguments(cli.BindingArguments):
     )
     top_p: float = cli.flag(
         1.0,
-        "Nucleus sampling: probability of the candidate tokens together; 1 for all.",
+        "Probability of the candidates together (nucleus); 1 for all.",
         metavar="X",
         parse=cli.number(0, 1),
     )
@@ -93,7 +92,7 @@ class GenerateArguments(cli.BindingArguments):
         parse=cli.number(0),
     )
     max_tokens: int = cli.flag(
-        0, "Tokens of an answer at most; 0 for as many as a row has room for.", metavar="N", parse=cli.integer(0)
+        0, "Most tokens of an answer; 0 for all that a row has room for.", metavar="N", parse=cli.integer(0)
     )
     stop: tuple[str, ...] = cli.flag((), "Text at which an answer ends. Repeatable.", metavar="TEXT", repeatable=True)
     sampling_steps: int = cli.flag(50, "DDIM steps of an image.", metavar="N", parse=cli.integer(1))
