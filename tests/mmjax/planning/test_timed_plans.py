@@ -66,7 +66,8 @@ def test_every_plan_that_runs_trains_on_the_same_batches(timed):
     assert len(one.losses) == len(two.losses) == len(one.seconds) == len(two.seconds) == STEPS
     for step in range(STEPS):
         assert one.losses[step] == pytest.approx(two.losses[step], rel=1e-5)
-    assert one.losses[0] != pytest.approx(one.losses[1], rel=1e-4)  # another batch
+    # Another batch, whose loss before any training differs little, but by more than that of another plan may.
+    assert one.losses[0] != pytest.approx(one.losses[1], rel=2e-5)
 
 
 @pytest.mark.runs
