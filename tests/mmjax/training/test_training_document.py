@@ -1,5 +1,6 @@
 """The configuration that docs/training.md shows."""
 
+import ast
 import pathlib
 import re
 
@@ -15,15 +16,24 @@ DOCUMENT = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "training.md"
 def code_blocks(heading: str) -> list[str]:
     """The blocks of code of a section."""
     section = re.split(r"^#{2,3} ", DOCUMENT.partition(f"\n{heading}")[2], flags=re.MULTILINE)[0]
-    return re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```(?:gin|python)\n(.*?)```", section, re.DOTALL)
+
+
+def value_of(program: str) -> object:
+    """The value of the expression that a program ends with."""
+    *statements, last = ast.parse(program).body
+    assert isinstance(last, ast.Expr)
+    names: dict[str, object] = {}
+    exec(compile(ast.Module(statements, []), "<document>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<document>", "eval"), names)
 
 
 def test_the_learning_rates_by_part_are_those_of_gin_and_of_python(tmp_path):
     gin_text, python_text = code_blocks("### Learning rates by part")
     (tmp_path / "llava_stage_2.gin").write_text(gin_text)
     cli.parse_gin((str(tmp_path / "llava_stage_2.gin"),))
-    expected = eval(python_text, {"OptimizerConfig": OptimizerConfig, "PartOptimizer": PartOptimizer})
-    assert cli.configured(TrainConfig).optimizer == expected
+    expected = value_of(python_text)
+    assert isinstance(expected, OptimizerConfig) and cli.configured(TrainConfig).optimizer == expected
     assert expected.parts[1] == ("vision", PartOptimizer(learning_rate=2e-6))
 
 
