@@ -37,4 +37,5 @@ class WindowRule:
         """
         if samples < self.least:
             return False
-        return samples >= self.most or bool((content >= WINDOW_STEPS * self.rows * self.limits).any())
+        full = WINDOW_STEPS * self.rows * self.limits
+        return bool(samples >= full[-1] or (content >= full).any())

@@ -28,6 +28,11 @@ def test_a_window_of_unusable_samples_ends_at_as_many_as_would_fill_it():
     assert WindowRule(limits=RULE.limits, rows=2, least=41).most == 41
 
 
+def test_rows_of_any_number_of_samples_end_a_window_by_the_other_quantities():
+    rule = WindowRule(limits=np.array([100.0, np.inf]), rows=2, least=7)
+    assert not rule.is_full(10_000, np.array([799, 10_000])) and rule.is_full(7, np.array([800, 7]))
+
+
 @given(st.sampled_from(sorted(GROUPING_POLICIES)), st.integers(1, 4), st.integers(1, 40), st.integers(0, 9), st.data())
 @settings(max_examples=25, deadline=None)
 def test_what_is_carried_is_less_than_two_steps_of_rows(policy, rows, window, seed, drawn):
