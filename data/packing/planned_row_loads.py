@@ -43,7 +43,7 @@ def planned_row_loads(
         backbone.name: make_loads(
             _row_sums(rows, "tokens"),
             _row_sums(rows, "token_squares"),
-            [len(row) for row in rows],
+            np.array([len(row) for row in rows], float),
             _local_pairs(backbone, ([sizes.tokens for sizes in row] for row in rows)),
         )
     }
@@ -53,8 +53,8 @@ def planned_row_loads(
         ]
         loads[encoder.module] = make_loads(
             np.array([sum(sizes.lengths[field] for sizes in row) for row in rows]) / encoder.values_per_position,
-            [np.square(np.array(lengths, float)).sum() for lengths in attended],
-            [len(lengths) for lengths in attended],
+            np.array([np.square(np.array(lengths, float)).sum() for lengths in attended]),
+            np.array([len(lengths) for lengths in attended], float),
             _local_pairs(graph[encoder.module], attended),
         )
     if sample_format.target_images:
