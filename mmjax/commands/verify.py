@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from configs.errors import INTERRUPTED
+from configs.errors import INTERRUPTED, UserError
 from mmjax import cli
 
 if TYPE_CHECKING:
     import pathlib
 
     from mmjax.training.config import TrainConfig
+    from mmjax.training.verification.layout_kinds import NamedLayout
     from mmjax.training.verification.reports import LayoutReport
     from sharding.plans.plan import Plan
 
@@ -38,6 +39,12 @@ class VerifyArguments(cli.GinArguments, cli.JsonArguments):
         parse=cli.one_of("float32", "bfloat16"),
     )
     shrink: bool = cli.flag(False, "Shrinks widths and depths; kinds of layers and stages stay.")
+    only: tuple[str, ...] = cli.flag(
+        (),
+        "Compares only the layouts whose names, as printed, contain this text. Repeatable.",
+        metavar="TEXT",
+        repeatable=True,
+    )
     random: int = cli.flag(
         0, "Number of random plans to verify too, drawn with TrainConfig.seed.", metavar="N", parse=cli.integer(0)
     )
@@ -76,6 +83,7 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     rows = GlobalRows.from_data(model, data)
     plans |= random_plans(module_graph(model), rows, jax.device_count(), config.seed, arguments.random)
     layouts, refused = layouts_to_verify(plans, model, rows, with_defaults=not arguments.plan)
+    layouts = _named(layouts, arguments.only)
     reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)
     if jax.process_index():  # process 0 prints the reports, which are the same in all processes
         finished = list(reports)
@@ -90,6 +98,20 @@ def _plan_files(arguments: VerifyArguments, config: "TrainConfig") -> "dict[str,
     from mmjax.training.config import find_plan_file
 
     return {name: find_plan_file(name) for name in arguments.plan or filter(None, [config.plan])}
+
+
+def _named(layouts: "list[NamedLayout]", texts: tuple[str, ...]) -> "list[NamedLayout]":
+    """The layouts whose names contain one of some texts; all without texts.
+
+    Raises:
+        UserError: None of them contains one.
+    """
+    for text in texts:
+        if not any(text in layout.name for layout in layouts):
+            raise UserError(
+                f"--only={text}: none of the {len(layouts)} layouts has this in its name, such as {layouts[0].name!r}"
+            )
+    return [layout for layout in layouts if not texts or any(text in layout.name for text in texts)]
 
 
 def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool) -> int:

@@ -1,6 +1,7 @@
 """Batches of producers equal those made in this process, even if a producer is killed; real processes."""
 
 import dataclasses
+import itertools
 import json
 import threading
 
@@ -11,10 +12,12 @@ import pytest
 from configs.errors import UserError
 from data.errors import DataError, HostError
 from data.packing.batch_requirements import BatchRequirements
+from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.phases.needed_rows import NeededRows
-from data.packing.pipeline import training_batches
+from data.packing.pipeline import training_batches, training_pipeline
 from data.packing.row_order import RowOrderRequest
+from data.packing.step_planner import PlannerState, StepPlan
 from data.producers import client
 from data.producers.client import remote_batches
 from data.producers.connection import TOKEN_VARIABLE
@@ -229,19 +232,30 @@ def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
         next(batches)
 
 
+def is_refused(phases: DealtPhases, plan: StepPlan) -> bool:
+    try:
+        phases.plan(plan.rows, plan.sizes)
+    except PhaseCapacityError:
+        return True
+    return False
+
+
 @pytest.mark.processes
-def test_steps_before_one_that_is_refused_arrive(pair, remote, expected):
-    """Of the first steps, the thirty-second alone has images that fit into rows of 112 patches."""
+def test_steps_before_one_that_is_refused_arrive(pair, remote, expected, source):
+    """The images of few steps fit into rows of 112 patches: one that does comes before one that does not."""
     made, states = expected
     vision = dataclasses.replace(PHASES.phases["vision"], capacities=(28,))
     phases = dataclasses.replace(PHASES, phases={"vision": vision})
+    steps = training_pipeline(CONFIG, MODEL, source).steps(PlannerState())
+    refused = [is_refused(phases, plan) for plan, _ in zip(steps, range(COUNT), strict=False)]
+    last = next(step for step, both in enumerate(itertools.pairwise(refused)) if both == (False, True))
     batches = remote(*(address for _, address in pair), requirements=BatchRequirements(phases=phases))
-    batches.set_state(states[31])
-    np.testing.assert_array_equal(next(batches).sample_ids, made[31].sample_ids)
+    batches.set_state(states[last])
+    np.testing.assert_array_equal(next(batches).sample_ids, made[last].sample_ids)
     for _ in range(2):
         with pytest.raises(PhaseCapacityError, match="microbatch . of unit vision"):
             next(batches)
-        assert batches.get_state() == states[32]
+        assert batches.get_state() == states[last + 1]
 
 
 def test_other_configurations_are_refused_and_the_log_of_the_producer_has_the_difference(remote, caplog):
