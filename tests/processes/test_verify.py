@@ -1,4 +1,4 @@
-"""Layouts in several processes, by the command: default ones in two, and a pipeline as one program in up to eight.
+"""Layouts in several processes, by the command: default ones in two, and a pipeline as one program in two and eight.
 
 Every process compiles the programs of its own devices, half a minute a layout on two cores. All default layouts are
 compared in one process (tier `layouts`); here are as many of them as have everything that any has.
@@ -44,7 +44,7 @@ ONE_PROGRAM = Plan(
     ),
     microbatches=3,
 )
-"""Of two processes, and of four, some have ranks of the pipeline and some none; the generator is in the first."""
+"""Of two processes both have ranks of the pipeline, of eight some have none; the generator is in the first or second."""
 
 
 def verify(folder, processes, *arguments):
@@ -96,7 +96,7 @@ def test_layouts_with_all_that_default_ones_have_agree_in_two(tmp_path):
     assert f"all {len(chosen)} layouts agree with the single-device reference" in said
 
 
-@pytest.mark.parametrize("processes", [2, 4, 8], ids="in_{}".format)
+@pytest.mark.parametrize("processes", [2, 8], ids="in_{}".format)
 def test_a_pipeline_as_one_program_with_context_parallel_ranks_agrees(processes, tmp_path):
     """No default layout has both."""
     (tmp_path / "plan.json").write_text(ONE_PROGRAM.to_json())

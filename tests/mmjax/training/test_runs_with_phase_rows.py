@@ -2,12 +2,15 @@
 
 import dataclasses
 import logging
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from data.packing.phases.item_tables import PhaseCapacityError
+from data.packing.pipeline import training_batches
+from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
@@ -20,6 +23,25 @@ OWN_ROWS = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacities": (3,)}}
 def with_own_rows(fields: dict[str, dict[str, Any]]) -> Plan:
     units = (dataclasses.replace(unit, **fields.get(unit.name, {})) for unit in PLAN.units)
     return dataclasses.replace(PLAN, units=tuple(units))
+
+
+def rows_of_steps(config: TrainConfig, module: str, name: str, first: int, last: int) -> np.ndarray:
+    """An array of a module in the steps after `first`, up to `last`: [microbatches of all, rows, ...]."""
+    batches = training_batches(config.data, config.model, config.dataset("train"))
+    arrays = [next(batches).arrays[module][name] for _ in range(last)][first:]
+    batches.close()
+    whole = np.stack(arrays)
+    return whole.reshape(-1, whole.shape[1] // PLAN.microbatches, *whole.shape[2:])
+
+
+def seen_images(config: TrainConfig, first: int, last: int) -> np.ndarray:
+    """Images that the encoder reads in each microbatch."""
+    return rows_of_steps(config, "vision", "segments", first, last).max(axis=-1).sum(axis=-1)
+
+
+def drawn_images(config: TrainConfig, first: int, last: int) -> np.ndarray:
+    """Images to generate in each microbatch."""
+    return (rows_of_steps(config, "generator", "weights", first, last) > 0).sum(axis=(-2, -1))
 
 
 def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
@@ -35,11 +57,13 @@ def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
         result, seen = run(tmp_path / "with", plan, resume=shorter is weighted, config=shorter)
         for step, of in seen.items():
             for name, loss in of.items():
-                assert abs(loss / losses[step][name] - 1) < 1e-5, (step, name)
+                assert loss == pytest.approx(losses[step][name], rel=1e-5), (step, name)
     assert result.score == whole.score and result.step == 6
-    # Of the last three steps' microbatches, one has fewer images than the others, and two have none to draw.
-    assert result.counts["vision"] == (5 * 64 + 48, 5 * 64 + 48)
-    assert result.counts["generator"] == (10, 4 * 9)
+    # A microbatch takes the smallest capacity that holds its images, and one without any to generate takes none.
+    patches, drawn = (16 * seen_images(config, 3, 6)), drawn_images(config, 3, 6)
+    assert result.counts["vision"] == (patches.sum(), np.where(patches > 48, 64, 48)[patches > 0].sum())
+    assert result.counts["generator"] == (drawn.sum(), 9 * (drawn > 0).sum())
+    assert len(set(patches)) > 1 and not drawn_images(config, 0, 6).all()
 
 
 def test_tables_of_exchanges_are_made_ahead_of_their_step():
@@ -76,18 +100,23 @@ def test_a_refused_batch_ends_the_run_after_a_save_from_which_it_goes_on_with_a_
     before = Recorder()
     with pytest.raises(PhaseCapacityError) as refused:
         run(tmp_path / "refused", small, config=config, recorder=before)
-    assert str(refused.value) == (
-        "step 4: microbatch 0 of unit vision: the 2 items of vision do not fit into 1 rows of 16 patches; raise the "
-        "largest of the unit's capacities in the plan to at least 32 (64 suffices for any batch), or give it more "
-        "rows; samples with the most patches: 7 (16), 12 (16); the state after step 3 is saved"
+    told = re.fullmatch(
+        r"step (\d): microbatch 0 of unit vision: the 2 items of vision do not fit into 1 rows of 16 patches; raise "
+        r"the largest of the unit's capacities in the plan to at least 32 \(64 suffices for any batch\), or give it "
+        r"more rows; samples with the most patches: (\d+) \(16\), (\d+) \(16\); the state after step (\d) is saved",
+        str(refused.value),
     )
+    assert told
+    step, *samples, saved = map(int, told.groups())
+    assert 2 <= step <= 6 and saved == step - 1 and len(set(samples)) == 2
     assert caplog.text.count("unit vision: the largest of its capacities, 16 patches, does not suffice for any") == 1
     with (
         Trainer(config, small, tmp_path / "refused", resume=True) as trainer,
-        pytest.raises(PhaseCapacityError, match="step 4: .* step 3 is saved"),
+        pytest.raises(PhaseCapacityError, match=f"step {step}: .* step {saved} is saved"),
     ):
         trainer.step()
     result, after = run(tmp_path / "refused", large, resume=True, config=config)
-    assert before.losses | after == losses and sorted(before.losses) == [1, 2, 3] and sorted(after) == [4, 5, 6]
+    assert before.losses | after == losses
+    assert sorted(before.losses) == [*range(1, step)] and sorted(after) == [*range(step, 7)]
     assert result.data_counters == undisturbed.data_counters
     assert written(tmp_path / "refused") == written(tmp_path / "undisturbed")
