@@ -44,7 +44,7 @@ ONE_PROGRAM = Plan(
     ),
     microbatches=3,
 )
-"""Of two processes both have ranks of the pipeline, of eight some have none; the generator is in the first or second."""
+"""Of two processes both have ranks of the pipeline, of eight some have none."""
 
 
 def verify(folder, processes, *arguments):
