@@ -1,5 +1,6 @@
 """Loads that rows bring to each module, from the planned sizes of their samples: what planning and reordering read."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -23,7 +24,7 @@ def planned_rows(pipeline: BatchPipeline, count: int) -> list[list[SampleSizes]]
     Raises:
         DataError: As of `data.packing.step_planner.StepPlanner.steps`.
     """
-    return [row for _, row in zip(range(count), _rows(pipeline), strict=False)]
+    return list(itertools.islice(_rows(pipeline), count))
 
 
 def _rows(pipeline: BatchPipeline) -> Iterator[list[SampleSizes]]:

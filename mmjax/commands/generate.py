@@ -54,7 +54,7 @@ class GenerateArguments(cli.BindingArguments):
     )
     item: tuple[tuple[str, str], ...] = cli.flag(
         (),
-        "File for an encoder of FIELD, whose placeholder is <FIELD>. Repeatable.",
+        "File for an encoder of your own that reads FIELD, whose placeholder is <FIELD>. Repeatable.",
         metavar="FIELD=FILE",
         parse=_item,
         repeatable=True,
@@ -62,7 +62,8 @@ class GenerateArguments(cli.BindingArguments):
     output: str = cli.flag("", "File to write a generated image to; its suffix gives the format.", metavar="FILE")
     requests: str = cli.flag(
         "",
-        'JSONL file of many requests with these names: {"prompt": ..., "image": [...], "seed": ..., ...}.',
+        'JSONL file of many requests: {"prompt": ..., "image": [...], "audio": [...], "video": [...], '
+        '"items": {FIELD: [...]}, "output": ..., "seed": ...}.',
         metavar="FILE",
     )
     temperature: float = cli.flag(
@@ -79,13 +80,13 @@ class GenerateArguments(cli.BindingArguments):
     )
     min_p: float = cli.flag(
         0.0,
-        "Least share of the highest probability; 0 for all.",
+        "Least probability of a candidate, as a share of the highest; 0 for all.",
         metavar="X",
         parse=cli.number(0, 1),
     )
     repetition_penalty: float = cli.flag(
         1.0,
-        "Factor against tokens that were there before; 1 for none.",
+        "Divides positive and multiplies negative logits of tokens of the prompt or the answer so far; 1 for none.",
         metavar="X",
         parse=cli.number(0),
     )

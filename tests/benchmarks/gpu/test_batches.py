@@ -10,9 +10,9 @@ from benchmarks.gpu.mmjax_step import fitting_engines, host_batches, needed_byte
 from benchmarks.gpu.sizes import FULL, TINY
 from configs.workloads import SyntheticData
 from mmjax import cli
-from mmjax.training.row_loads import filled_row_loads
 from pallas_kernels.collective_matmul.mosaic_support import unsupported_shape_reason
 from sharding.specs.modules import module_graph
+from tests.filled_row_loads import filled_row_loads
 
 
 @pytest.mark.parametrize("sizes", [FULL, TINY])

@@ -15,9 +15,9 @@ from data.packing.planned_row_loads import planned_row_loads, planned_rows
 from data.samples.encoder_format import EncoderInputs
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
-from mmjax.training.row_loads import batch_statistics
 from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import module_graph
+from tests.filled_row_loads import filled_row_loads
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model
 
@@ -56,9 +56,10 @@ def test_loads_of_planned_rows_are_those_of_the_batches(model, exactly_local):
     planned = planned_row_loads(rows, pipeline.sample_index.sample_format, graph)
     batches = training_batches(DATA, model, SmallVQA("train"))
     try:
-        decoded = batch_statistics([next(batches) for _ in range(BATCHES)], graph).loads
+        by_batch = [filled_row_loads(next(batches).arrays, graph) for _ in range(BATCHES)]
     finally:
         batches.close()
+    decoded = {name: np.concatenate([loads[name] for loads in by_batch]) for name in graph.names}
     assert planned.keys() == decoded.keys() == set(graph.names)
     for name, loads in decoded.items():
         assert loads[:, LoadColumn.ITEMS].any()

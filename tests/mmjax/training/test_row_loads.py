@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from mmjax.training.row_loads import filled_row_loads
 from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import module_graph
+from tests.filled_row_loads import filled_row_loads
 from tests.tiny_model import BACKBONE, VISION
 
 

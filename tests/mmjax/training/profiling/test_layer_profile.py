@@ -14,13 +14,14 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.profiling.divisions import divide_modules
 from mmjax.training.profiling.layer_profile import profile_model, separate_layer_times
 from mmjax.training.profiling.line_fits import fit_line
-from mmjax.training.row_loads import batch_statistics, capacity_row_loads
+from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel, ProfileError, TimedRanks
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import single_device_plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
+from tests.filled_row_loads import filled_row_loads
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import TRANSFORMER_GENERATOR, tiny_model
 
@@ -130,13 +131,13 @@ def test_fits_have_no_negative_coefficient():
     assert fit_line([]) == LinearFit(0.0, 0.0, 0.0) and fit_line([(1, 1.0, 0.0), (1, 2.0, 4.0)]).fixed == 0.0
 
 
-def test_capacity_loads_follow_shapes_and_statistics_follow_samples(batch):
-    capacity, filled = capacity_row_loads(batch.arrays, GRAPH), batch_statistics([batch], GRAPH)
+def test_capacity_loads_follow_shapes_and_filled_loads_follow_samples(batch):
+    capacity, filled = capacity_row_loads(batch.arrays, GRAPH), filled_row_loads(batch.arrays, GRAPH)
     assert capacity["backbone"].tolist() == [[160.0, 160.0**2, 0.0, 0.0]] * 2
     for module, (real, _) in batch.counts.items():
-        loads = filled.loads[module]
+        loads = filled[module]
         assert loads[:, 2 if module == "generator" else 0].sum() == real
         assert (loads <= capacity[module])[:, :2].all()
-    tokens, squares, samples, local_pairs = filled.loads["backbone"].T
+    tokens, squares, samples, local_pairs = filled["backbone"].T
     assert not local_pairs.any()  # no layer of this backbone attends locally
     assert (squares >= tokens**2 / np.maximum(samples, 1)).all() and (squares <= tokens**2).all()
