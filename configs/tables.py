@@ -18,7 +18,7 @@ def report_table(title: str, *columns: str, texts: Sequence[str] = ()) -> Table:
     Args:
         title: What stands above it.
         *columns: The headings.
-        texts: Those of columns whose cells may take several lines.
+        texts: Headings of the columns whose cells may take several lines.
     """
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
