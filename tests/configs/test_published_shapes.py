@@ -6,6 +6,7 @@ import json
 import pytest
 
 from configs.architectures import VisionConfig
+from configs.training_choices import without_training_choices
 from mmjax.weights import registry
 from mmjax.weights.published_checkpoint import checkpoint_matches, is_ignored_tensor, replace_alias
 from sharding.specs.modules import module_graph
@@ -154,15 +155,16 @@ def published(name):
     return json.loads(json.dumps(config.to_dict(), default=str)), {n: tuple(t.shape) for n, t in tensors.items()}
 
 
-def without_pixels(config):
-    """A model whose encoders do not normalise pixels: that is in a file of its own."""
+def described(config):
+    """What config.json describes of a model: how it trains is the run's choice, and what normalises pixels is in a file
+    of its own."""
     encoders = (
         dataclasses.replace(encoder, pixel_mean=(0.0,) * 3, pixel_std=(1.0,) * 3)
         if isinstance(encoder, VisionConfig)
         else encoder
         for encoder in config.encoders
     )
-    return dataclasses.replace(config, encoders=tuple(encoders))
+    return without_training_choices(dataclasses.replace(config, encoders=tuple(encoders)))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -179,7 +181,7 @@ def test_every_parameter_has_the_shape_of_its_published_tensors(name):
     assert {tensor: shapes.get(tensor) for tensor in expected} == expected
     left = {tensor for tensor in shapes if tensor not in expected}
     assert all(is_ignored_tensor(architecture, config, tensor) for tensor in left), sorted(left)[:9]
-    assert without_pixels(model(name)) == dataclasses.replace(without_pixels(config), dtype="bfloat16")
+    assert described(model(name)) == dataclasses.replace(described(config), dtype="bfloat16")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
