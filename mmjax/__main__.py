@@ -1,9 +1,8 @@
-"""`mmjax NAME` and `python -m mmjax NAME` run the command `python -m mmjax.NAME`; without a name they list them all."""
+"""`mmjax NAME` and `python -m mmjax NAME` run the command `python -m mmjax.NAME`; without one they list all."""
 
 import importlib
 import os
 import pathlib
-import pkgutil
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,12 +18,11 @@ def main() -> NoReturn:
 
     script = pathlib.Path(sys.argv[0]).name
     program = "python -m mmjax" if script == "__main__.py" else script
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
     name, *argv = sys.argv[1:] or ["--help"]
-    if name == "--help":
-        sys.exit(cli.exit_code(lambda: print(_overview(program, names))))
-    if name not in names:
-        proposal = cli.nearest(name, names) or f"; {program} --help lists the commands"
+    if name in ("--help", "-h", "help"):
+        sys.exit(cli.exit_code(lambda: print(_overview(program))))
+    if name not in commands.NAMES:
+        proposal = cli.nearest(name, commands.NAMES) or f"; {program} --help lists the commands"
         print(f"error: there is no command {name}{proposal}", file=sys.stderr)
         sys.exit(cli.USAGE_ERROR)
     cli.run(_command(name), argv, f"{program} {name}")
@@ -34,17 +32,17 @@ def _command(name: str) -> "Command":
     return importlib.import_module(f"mmjax.commands.{name}").COMMAND
 
 
-def _overview(program: str, names: list[str]) -> str:
-    """The commands, a sentence each."""
-    width = max(map(len, names)) + 2
-    return "\n".join(
-        [
-            f"usage: {program} COMMAND [--name=value ...]",
-            "\ncommands:",
-            *(f"  {name:{width}}{_command(name).summary}" for name in names),
-            f"\n{program} COMMAND --help describes the flags of a command.",
-        ]
-    )
+def _overview(program: str) -> str:
+    """The commands by task, a sentence each, and command lines to begin with."""
+    from mmjax import commands
+
+    width = max(map(len, commands.NAMES)) + 2
+    lines = [f"usage: {program} COMMAND [--name=value ...]"]
+    for task, names in commands.TASKS.items():
+        lines += [f"\n{task}:", *(f"  {name:{width}}{_command(name).summary}" for name in names)]
+    lines += ["\nto begin with:", *(f"  {program} {line}" for line in commands.FIRST_LINES)]
+    lines += [f"\n{program} COMMAND --help describes the flags of a command."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

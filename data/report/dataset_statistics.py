@@ -1,7 +1,7 @@
 """Dataset statistics: what the samples of a data set hold, read from metadata without decoding, and what they cost."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +62,12 @@ class DatasetStatistics:
 
 
 def collect_statistics(
-    sample_index: SampleIndex, capacity: RowCapacity, shares: Mapping[str, float], samples: int, seed: int
+    sample_index: SampleIndex,
+    capacity: RowCapacity,
+    shares: Mapping[str, float],
+    samples: int,
+    seed: int,
+    callback: Callable[[int, int], None] = lambda done, total: None,
 ) -> DatasetStatistics:
     """Reads the metadata of samples of every kind in proportion to its share, in random order.
 
@@ -74,6 +79,7 @@ def collect_statistics(
         shares: Weights of the kinds.
         samples: Number of samples to draw.
         seed: Seed of the drawing.
+        callback: Called with the number of different samples that are read, and that of all.
 
     Raises:
         DataError: None of the samples can be read.
@@ -87,7 +93,9 @@ def collect_statistics(
     units_of_samples: dict[int, dict[str, int]] = {}
     sizes_of_samples: dict[int, SampleSizes] = {}
     refused: dict[int, Refusal] = {}
-    for sample_id in dict.fromkeys(sample_ids):
+    different = list(dict.fromkeys(sample_ids))
+    for done, sample_id in enumerate(different):
+        callback(done, len(different))
         metadata = call_or_refuse(sample_index.metadata, sample_index, sample_id)
         if isinstance(metadata, Refusal):
             refused[sample_id] = metadata
@@ -96,6 +104,7 @@ def collect_statistics(
         sizes_of_samples[sample_id] = metadata.sizes
         if oversized := oversized_refusal(metadata.sizes, capacity, sample_index, sample_id):
             refused[sample_id] = oversized
+    callback(len(different), len(different))
     readable = [sample_id for sample_id in sample_ids if sample_id in units_of_samples]
     if not readable:
         first = next(iter(refused.values()))

@@ -1,5 +1,7 @@
 """Descriptions of data sets, for programs and notebooks."""
 
+import functools
+
 from data.datasets.dataset import SampleIndex
 from data.packing.global_batch import capacity_for_model
 from data.report.dataset_statistics import (
@@ -12,12 +14,15 @@ from data.report.description import DatasetDescription, describe_dataset
 from data.report.examples import decode_examples
 from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig
+from mmjax.training.metrics.activity import GROUPING, READING, display_call
 
 
 def describe_data(
     config: TrainConfig, samples: int = 4096, buckets: int = 4, examples: bool = True, microbatch_rows: int = 0
 ) -> DatasetDescription:
     """What a run's samples hold, how grouping balances them, and what rows should hold.
+
+    After two seconds it says on standard error how far it is.
 
     Args:
         config: The run.
@@ -33,15 +38,18 @@ def describe_data(
     sample_index = SampleIndex(config.dataset("train"), sample_format)
     capacity = capacity_for_model(config.data.capacity, sample_format)
     shares = config.data.shares(sample_index.counts)
-    statistics = collect_statistics(sample_index, capacity, shares, samples, config.data.seed)
-    return describe_dataset(
-        statistics,
-        config.data,
-        capacity,
-        flops_per_unit(config.model, sample_format),
-        modules_of_units(config.model, sample_format),
-        square_weights(config.model, sample_format),
-        buckets,
-        microbatch_rows,
-        decode_examples(sample_index, statistics) if examples else (),
-    )
+    with display_call() as display:
+        callback = functools.partial(display.show, READING)
+        statistics = collect_statistics(sample_index, capacity, shares, samples, config.data.seed, callback)
+        display.show(GROUPING, 0, len(statistics.sample_ids))
+        return describe_dataset(
+            statistics,
+            config.data,
+            capacity,
+            flops_per_unit(config.model, sample_format),
+            modules_of_units(config.model, sample_format),
+            square_weights(config.model, sample_format),
+            buckets,
+            microbatch_rows,
+            decode_examples(sample_index, statistics) if examples else (),
+        )

@@ -16,6 +16,7 @@ from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
 from mmjax.generation.trained_model import Prompt, TrainedModel, load_trained_model, model_of_trainer
 from mmjax.training.config import TrainConfig
+from mmjax.training.metrics.activity import ANSWERING, display_call
 from mmjax.training.trainer import Trainer
 
 Path = str | os.PathLike[str]
@@ -89,11 +90,12 @@ def generate(
         "audio": _file_media(audio),
         "video": _file_media(video),
     }
-    trained = _as_model(model)
     sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty)
-    (answer,) = trained.answers(
-        [Prompt(prompt, media, seed)], sampling, max_tokens, (stop,) if isinstance(stop, str) else stop
-    )
+    with display_call() as display:
+        display.show(ANSWERING, 0, 1)
+        (answer,) = _as_model(model).answers(
+            [Prompt(prompt, media, seed)], sampling, max_tokens, (stop,) if isinstance(stop, str) else stop
+        )
     return answer.text
 
 
@@ -114,7 +116,9 @@ def draw(
     Raises:
         UserError: There is no such model, or it has no generator.
     """
-    (pixels,) = ImageGenerator(_as_model(model)).generate([description], [seed], sampling_steps, guidance)
+    with display_call() as display:
+        display.show(ANSWERING, 0, 1)
+        (pixels,) = ImageGenerator(_as_model(model)).generate([description], [seed], sampling_steps, guidance)
     return Image.fromarray(to_uint8(np.asarray(jax.device_get(pixels))))
 
 

@@ -10,8 +10,10 @@ from mmjax.planning.arguments import ProblemArguments, read_problem
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
+from mmjax.training.metrics.activity import COMPARING, display_call
 from sharding.planners.infeasible import check_gathered_layers
-from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
+from sharding.planners.policies.auto import PolicyResult
+from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies, compared_policies
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, as_plan, check_layout
 from sharding.plans.plan_purpose import PlanPurpose
@@ -37,6 +39,8 @@ def plan(
         comparison.plan.save("plan.json")
         comparison.timeline
 
+    After two seconds it says on standard error how far it is.
+
     Args:
         subject: What is planned. A model of a gin file is planned on described data that suits it (configs/data).
         cluster: Name of a cluster (configs/clusters.py), or a gin file that describes one (configs/hardware).
@@ -50,7 +54,16 @@ def plan(
         PlanError: No policy has a plan that fits.
     """
     problem = dataclasses.replace(_problem(subject, cluster, devices, rows), rendezvous=rendezvous)
-    return compare_policies(problem, policy)
+    results: list[PolicyResult] = []
+    total = len(compared_policies(policy))
+    with display_call() as display:
+
+        def add(result: PolicyResult) -> None:
+            results.append(result)
+            display.show(COMPARING, len(results), total)
+
+        display.show(COMPARING, 0, total)
+        return compare_policies(problem, policy, add)
 
 
 def simulate(

@@ -1,5 +1,6 @@
 """Plans timed on devices, for programs and notebooks."""
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from mmjax.planning.candidate_plans import best_candidates
 from mmjax.planning.problem import make_problem, workload_statistics
 from mmjax.planning.timed_plans import TimedPlans, time_on_devices
 from mmjax.training.config import TrainConfig
+from mmjax.training.metrics.activity import COLLECTING, TIMING, display_call
 from sharding.plans.plan import Plan, as_plan
 
 
@@ -27,7 +29,8 @@ def time_plans(
     In every step each plan has a turn, so that a machine that slows down does so for all alike. A turn begins with the
     initial state and trains twice on one batch, which is the same for all plans; only the second time is measured,
     because programs compile in the first. One state is alive at a time, and nothing is written. A plan that cannot run,
-    for want of memory for example, is in the result with its error.
+    for want of memory for example, is in the result with its error. After two seconds it says on standard error how far
+    it is.
 
     Args:
         config: The run: its model, data, seed, optimizer, parts that train, transport of hops and order of rows.
@@ -43,11 +46,13 @@ def time_plans(
     check_arguments(config, plans, steps)
     cluster = cluster_of_devices(jax.devices()[0].device_kind)
     problem = make_problem(config, workload_statistics(config), cluster, jax.device_count())
-    if isinstance(plans, int):
-        timed = {name: candidate.plan for name, candidate in best_candidates(problem, plans).items()}
-    else:
-        timed = {name: as_plan(plan) for name, plan in plans.items()}
-    return time_on_devices(config, problem, timed, steps)
+    with display_call() as display:
+        if isinstance(plans, int):
+            candidates = best_candidates(problem, plans, callback=functools.partial(display.show, COLLECTING))
+            timed = {name: candidate.plan for name, candidate in candidates.items()}
+        else:
+            timed = {name: as_plan(plan) for name, plan in plans.items()}
+        return time_on_devices(config, problem, timed, steps, functools.partial(display.show, TIMING))
 
 
 def check_arguments(config: Any, plans: Any, steps: Any) -> None:

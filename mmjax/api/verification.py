@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
+import jax
+
 from mmjax.training.config import TrainConfig
+from mmjax.training.metrics.activity import VERIFYING, display_call
 from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.reports import LayoutReport
@@ -14,6 +17,8 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
 
         reports = mmjax.verify(mmjax.load("tiny.gin"), {"mine": plan})
         assert all(report.ok for report in reports)
+
+    After two seconds it says on standard error how far it is.
 
     Args:
         config: The run: its model, data, seed, parts that train, optimizer, and transport of hops. A model in
@@ -27,4 +32,10 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
     model, data, dataset = config.model, config.data, config.dataset("train")
     rows = GlobalRows.from_data(model, data)
     layouts, _ = layouts_to_verify(plans or {}, model, rows, with_defaults=plans is None)
-    return list(verify_run(model, data, dataset, layouts, config.engine_settings, steps))
+    reports: list[LayoutReport] = []
+    with display_call(jax.process_index() == 0) as display:
+        display.show(VERIFYING, 0, len(layouts))
+        for report in verify_run(model, data, dataset, layouts, config.engine_settings, steps):
+            reports.append(report)
+            display.show(VERIFYING, len(reports), len(layouts))
+    return reports

@@ -1,1 +1,20 @@
 """The commands, one a file: `python -m mmjax.train` runs `mmjax.commands.train`."""
+
+TASKS = {
+    "train and look": ("train", "report", "generate", "verify"),
+    "data": ("describe_data", "serve_data", "synthesize_speech", "draw_clips"),
+    "plan and simulate": ("plan", "simulate", "profile"),
+    "several processes": ("launch",),
+    "weights": ("convert",),
+}
+"""The names of all commands by the task that they are for, in the order in which they are listed."""
+
+NAMES = tuple(name for names in TASKS.values() for name in names)
+"""The names of all commands."""
+
+FIRST_LINES = (
+    "train --gin_file=tiny.gin --steps=10 --workdir=runs/short",
+    "report --workdir=runs/short",
+    "describe_data --gin_file=tiny.gin --page=data.html",
+)
+"""Command lines to begin with."""

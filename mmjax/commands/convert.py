@@ -130,11 +130,14 @@ def export(
     """Writes the parameters of a run as a published checkpoint."""
     import jax
 
+    from configs.console import plain_console
     from mmjax.training.checkpoints.restoring import layer_reader
+    from mmjax.training.metrics.activity import WRITING, display_activity, progress_console
     from mmjax.weights.export import export_checkpoint, with_merged_adapters
 
     read_layer, found = layer_reader(workdir / "checkpoints", config.model, jax.local_devices()[0], step)
-    files = export_checkpoint(target, with_merged_adapters(read_layer, config.model), output, limit)
+    with display_activity(WRITING, progress_console(plain_console())) as show:
+        files = export_checkpoint(target, with_merged_adapters(read_layer, config.model), output, limit, show)
     print(f"Written to {output}: {target.architecture.name}, step {found}; config.json, {', '.join(files)}")
 
 
@@ -157,7 +160,7 @@ def _export_target(arguments: ConvertArguments, config: "TrainConfig") -> "Expor
 
 COMMAND = cli.Command(
     name="mmjax.convert",
-    summary="Checks a published checkpoint, or writes a run's parameters as one.",
+    summary="Checks a published checkpoint, or writes a run's as one.",
     examples=(
         "--folder=FOLDER --print",
         "--folder=FOLDER --part=backbone --gin_file=mine.gin",

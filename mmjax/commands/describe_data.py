@@ -77,7 +77,7 @@ def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> No
 
 COMMAND = cli.Command(
     name="mmjax.describe_data",
-    summary="Says what a run's samples hold, how grouping balances them, and what rows should hold.",
+    summary="Describes a run's samples, their balance and their rows.",
     examples=("--gin_file=quickstart.gin --samples=4096 --page=data.html",),
     arguments=DescribeDataArguments,
     prepare=prepare,

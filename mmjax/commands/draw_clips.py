@@ -29,16 +29,19 @@ def prepare(arguments: DrawClipsArguments) -> cli.Work:
 
 def draw(arguments: DrawClipsArguments) -> None:
     """Writes the clips, and prints a summary."""
-    from rich.progress import track
-
     from configs.console import plain_console
     from data.datasets.moving_shapes import write_moving_shapes
+    from mmjax.training.metrics.activity import DRAWING, display_activity, progress_console
 
     counts = {"train": arguments.train, "test": arguments.test}
     files = write_moving_shapes(arguments.folder, counts)
     total = sum(counts.values()) + len(counts)
-    shown = track(files, "Drawing", total, console=plain_console(stderr=True))
-    size = sum(file.stat().st_size for file in shown)
+    size = 0
+    with display_activity(DRAWING, progress_console(plain_console())) as show:
+        show(0, total)
+        for done, file in enumerate(files, start=1):
+            size += file.stat().st_size
+            show(done, total)
     print(
         f"{arguments.train} clips for training and {arguments.test} held out; {size / 2**20:.1f} MiB\n"
         f"Written to {arguments.folder}: clips/, train.json, test.json"

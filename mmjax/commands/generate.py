@@ -137,18 +137,24 @@ def generate(
     """
     from mmjax.generation.requests import serve_requests
     from mmjax.generation.trained_model import load_trained_model
+    from mmjax.training.metrics.activity import ANSWERING, display_call
 
-    model = load_trained_model(workdir, config, step)
-    _warn_of_unknown_words(model.tokenizer, [request.prompt for request in requests])
-    if settings.guidance != 1 and any(not generator.condition_dropout for generator in model.config.generators):
-        _warn("--guidance needs GeneratorConfig.condition_dropout in training; this model was always given conditions")
-    for result in serve_requests(model, requests, settings):
-        if as_json:
-            print(json.dumps(result, ensure_ascii=False), flush=True)
-        elif "answer" in result:
-            if not result["ended"]:
-                _warn("the answer was cut off where the row was full or --max_tokens was reached")
-            print(result["answer"])
+    with display_call() as display:
+        display.show(ANSWERING, 0, len(requests))
+        model = load_trained_model(workdir, config, step)
+        _warn_of_unknown_words(model.tokenizer, [request.prompt for request in requests])
+        if settings.guidance != 1 and any(not generator.condition_dropout for generator in model.config.generators):
+            _warn(
+                "--guidance needs GeneratorConfig.condition_dropout in training; this model was always given conditions"
+            )
+        for done, result in enumerate(serve_requests(model, requests, settings), start=1):
+            if as_json:
+                print(json.dumps(result, ensure_ascii=False), flush=True)
+            elif "answer" in result:
+                if not result["ended"]:
+                    _warn("the answer was cut off where the row was full or --max_tokens was reached")
+                print(result["answer"])
+            display.show(ANSWERING, done, len(requests))
     return 0
 
 
@@ -190,7 +196,7 @@ def _warn(message: str) -> None:
 
 COMMAND = cli.Command(
     name="mmjax.generate",
-    summary="Asks a trained model about images and other media, or lets it generate images.",
+    summary="Asks a trained model about media, or lets it draw images.",
     examples=(
         '--workdir=runs/short --image=shape.png --prompt="what color is it?"',
         '--workdir=runs/clips --video=clip.mp4 --prompt="which way does it move?"',

@@ -5,7 +5,6 @@ import functools
 import importlib
 import os
 import pathlib
-import pkgutil
 import sys
 import tempfile
 from typing import TYPE_CHECKING, cast
@@ -90,7 +89,7 @@ def _find_command(name: str) -> cli.Command:
     """The command of a name; raises UserError if there is none."""
     from mmjax import commands
 
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__) if module.name != "launch"]
+    names = [each for each in commands.NAMES if each != "launch"]
     if name not in names:
         what = f"there is no command {name!r}{cli.nearest(name, names)}" if name else "no command follows --"
         raise cli.UserError(f"{what}: write mmjax launch --processes=2 {REST} train --workdir=FOLDER, for example")
@@ -143,7 +142,7 @@ def launch(arguments: LaunchArguments, workdir: pathlib.Path | None) -> int:
 
 COMMAND = cli.Command(
     name="mmjax.launch",
-    summary="Runs a command in several processes on this host, and supervises them.",
+    summary="Runs and supervises a command in several local processes.",
     examples=(
         "--processes=2 --devices=4 -- train --workdir=runs/two",
         "--processes=8 --devices=1 --restarts=3 -- train --workdir=runs/eight",

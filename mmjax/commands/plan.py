@@ -164,11 +164,12 @@ def _time_plans(arguments: PlanArguments, config: "TrainConfig", problem: "Plann
     from configs.console import plain_console
     from mmjax.planning.candidate_plans import best_candidates
     from mmjax.planning.timed_plans import print_timed_plans, time_on_devices
-    from mmjax.training.metrics.activity import TIMING, display_activity, progress_console
+    from mmjax.training.metrics.activity import COLLECTING, TIMING, display_activity, progress_console
 
-    candidates = best_candidates(problem, arguments.timed_plans, arguments.policy)
-    plans = {name: candidate.plan for name, candidate in candidates.items()}
     console = plain_console()
+    with display_activity(COLLECTING, progress_console(console, arguments.json)) as show:
+        candidates = best_candidates(problem, arguments.timed_plans, arguments.policy, show)
+    plans = {name: candidate.plan for name, candidate in candidates.items()}
     with display_activity(TIMING, progress_console(console, arguments.json)) as show:
         timed = time_on_devices(config, problem, plans, TIMED_STEPS, show)
     if not arguments.json:
@@ -197,7 +198,7 @@ def _ranks(flag: str, entries: tuple[str, ...]) -> dict[str, int]:
 
 COMMAND = cli.Command(
     name="mmjax.plan",
-    summary="Plans a configured model on a cluster by every policy, without that cluster.",
+    summary="Plans a model on a cluster, which need not be at hand.",
     examples=("--gin_file=models/mllm_72b.gin --devices=1296 --output=plan.json",),
     arguments=PlanArguments,
     prepare=prepare,

@@ -138,7 +138,7 @@ def _sizes(flag: str, values: tuple[int, ...], most: int, what: str) -> list[int
 
 COMMAND = cli.Command(
     name="mmjax.profile",
-    summary="Times the layers of a configured model on this machine, for planning and simulation.",
+    summary="Times a model's layers on this machine, for planning.",
     examples=(
         "--gin_file=easy_vqa.gin --tp=1,2 --output=profile.json",
         "--gin_file=easy_vqa.gin --cp=1,2 --context_transfer=ring,all_to_all",

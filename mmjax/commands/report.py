@@ -58,7 +58,7 @@ def _predicted(run: "Run") -> "PredictedTimeline | str":
 
 COMMAND = cli.Command(
     name="mmjax.report",
-    summary="Writes the page of a run, whether it is finished, going on, or was killed.",
+    summary="Writes the page of a run, finished, going on, or killed.",
     examples=("--workdir=runs/short",),
     arguments=ReportArguments,
     prepare=prepare,

@@ -56,6 +56,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
     from configs.console import plain_console
     from mmjax.planning.report import print_timeline
+    from mmjax.training.metrics.activity import SIMULATING, display_call
     from sharding.planners.infeasible import check_gathered_layers
     from sharding.plans.unit_checks import check_positions
     from sharding.simulation.html_page import html_page
@@ -65,7 +66,9 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     check_positions(plan.units, problem.row_positions)
     check_gathered_layers(problem, plan)
     _print_purpose(arguments.plan, plan, inputs, problem)
-    timeline = problem.simulate(plan, arguments.rendezvous)
+    with display_call() as display:
+        display.show(SIMULATING, 0, 1)
+        timeline = problem.simulate(plan, arguments.rendezvous)
     where = f"{plan.device_count:,} devices of {problem.cluster.name}"
     title = f"{problem.configuration.title}: {where}, plan {pathlib.Path(arguments.plan).name}"
     written = []
@@ -99,7 +102,7 @@ def _print_purpose(path: str, plan: "Plan", inputs: ProblemInputs, problem: "Pla
 
 COMMAND = cli.Command(
     name="mmjax.simulate",
-    summary="Simulates a step of a plan: how long it takes, where devices idle and why, as a page.",
+    summary="Simulates a plan's step: its time, and why devices idle.",
     examples=("--plan=plan.json --page=timeline.html", "--plan=plan.json --cluster=h100"),
     arguments=SimulateArguments,
     prepare=prepare,

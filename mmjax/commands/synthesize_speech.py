@@ -51,19 +51,23 @@ def prepare(arguments: SynthesizeSpeechArguments) -> cli.Work:
 
 def synthesize(arguments: SynthesizeSpeechArguments, espeak: "Espeak") -> None:
     """Synthesizes the clips that do not exist yet, and prints a summary."""
-    from rich.progress import track
-
     from configs.console import plain_console
     from data.datasets.easy_vqa import EasyVQA
     from data.datasets.spoken_clips import MANIFEST, write_spoken_clips
     from data.media.mel import SAMPLE_RATE
+    from mmjax.training.metrics.activity import SPEAKING, display_activity, progress_console
 
     speeds = arguments.speeds
     texts = sorted({question for split in ("train", "test") for question, _ in EasyVQA(split).questions})
     voices = {"train": arguments.voices, "test": arguments.held_out_voices}
     total = len(texts) * len(speeds) * sum(map(len, voices.values()))
     clips = write_spoken_clips(arguments.folder, texts, voices, speeds, espeak.synthesize, espeak.version)
-    samples = sum(clip.samples for clip in track(clips, "Speaking", total, console=plain_console(stderr=True)))
+    samples = 0
+    with display_activity(SPEAKING, progress_console(plain_console())) as show:
+        show(0, total)
+        for done, clip in enumerate(clips, start=1):
+            samples += clip.samples
+            show(done, total)
     print(
         f"{total} clips: {len(texts)} questions at {' and '.join(map(str, speeds))} words per minute, by "
         f"{len(voices['train'])} voices for training and {len(voices['test'])} held out; "
@@ -74,7 +78,7 @@ def synthesize(arguments: SynthesizeSpeechArguments, espeak: "Espeak") -> None:
 
 COMMAND = cli.Command(
     name="mmjax.synthesize_speech",
-    summary="Lets espeak-ng speak the questions of easy-VQA, for spoken_vqa.gin.",
+    summary="Speaks the questions of easy-VQA, for spoken_vqa.gin.",
     examples=("--folder=speech",),
     arguments=SynthesizeSpeechArguments,
     prepare=prepare,

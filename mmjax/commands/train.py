@@ -200,7 +200,7 @@ def _print_outcome(console: "Console", workdir: pathlib.Path) -> None:
 
 COMMAND = cli.Command(
     name="mmjax.train",
-    summary="Trains a configured model on its plan; without flags, the quickstart on this machine.",
+    summary="Trains a configured model; without flags, the quickstart.",
     examples=(
         "--gin_file=easy_vqa.gin --workdir=runs/short",
         "--gin_file=easy_vqa.gin --workdir=runs/short --resume",

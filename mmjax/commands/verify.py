@@ -149,7 +149,7 @@ def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool)
 
 COMMAND = cli.Command(
     name="mmjax.verify",
-    summary="Compares losses, gradients, update and evaluation of every layout with plain jax on one device.",
+    summary="Checks that every layout computes what one device does.",
     examples=("--gin_file=tiny.gin", "--gin_file=tiny.gin --plan=my-plan.json", "--gin_file=tiny.gin --random=20"),
     arguments=VerifyArguments,
     prepare=prepare,

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable, why_untrainable
 from sharding.planners.policies.policy_comparison import AUTO
@@ -12,7 +12,12 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError
 
 
-def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) -> dict[str, SimulatedPlan]:
+def best_candidates(
+    problem: PlanningProblem,
+    count: int,
+    policy: str = AUTO,
+    callback: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, SimulatedPlan]:
     """The plans with the shortest simulated steps of those that fit the memory and can be trained, shortest first.
 
     A policy may propose many plans, `balanced` its partitions of several layouts; each layout is taken once. Plans are
@@ -22,6 +27,7 @@ def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) ->
         problem: The problem.
         count: How many plans, at most.
         policy: The policy that proposes them; `auto` for all.
+        callback: Called with the number of policies that have proposed theirs, and that of all.
 
     Returns:
         By name, that of the policy: `balanced`, its second best `balanced 2`. Each names what it was made for.
@@ -31,9 +37,11 @@ def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) ->
     """
     policies = tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
     proposed: dict[Plan, tuple[str, Plan]] = {}
-    for name in policies:
+    for done, name in enumerate(policies):
+        callback(done, len(policies))
         for plan in _proposed_plans(problem, name):
             proposed.setdefault(_layout(plan), (name, plan))
+    callback(len(policies), len(policies))
     trainable = [(name, plan) for name, plan in proposed.values() if is_trainable(problem, plan)]
     if proposed and not trainable:
         name, plan = next(iter(proposed.values()))

@@ -12,9 +12,12 @@ from mmjax.generation.sample_log import SampleLog
 from mmjax.planning.automatic import PredictedStep, compare_prediction
 from mmjax.reporting.run_page import write_report
 from mmjax.training.config import TrainConfig
+from mmjax.training.evaluation import AnswerScore
 from mmjax.training.fitting import TrainResult
+from mmjax.training.metrics.activity import COMPILING_STEP, ShowsActivities, display_call
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
+from mmjax.training.steps import StepResult
 from mmjax.training.summary import SUMMARY_FILE, record_start, run_summary
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
@@ -55,7 +58,23 @@ class RunTrainer(Trainer):
     ) -> None:
         super().__init__(config, plan, workdir, resume)
         self._remark, self._prediction = remark, prediction
+        self._has_stepped = False
         self._resumed_from = self.steps_done if resume else None
+
+    def step(self) -> StepResult:
+        """See `mmjax.training.trainer.Trainer.step`; if the first takes long, it says on standard error why."""
+        with display_call(not self._has_stepped and jax.process_index() == 0) as display:
+            display.show(COMPILING_STEP, 0, 1)
+            result = super().step()
+        self._has_stepped = True
+        return result
+
+    def evaluate(
+        self, progress: ShowsActivities | None = None, stop_requested: Callable[[], bool] = lambda: False
+    ) -> AnswerScore | None:
+        """See `mmjax.training.trainer.Trainer.evaluate`; shows progress on standard error unless told otherwise."""
+        with display_call(jax.process_index() == 0) as display:
+            return super().evaluate(progress or display, stop_requested)
 
     def fit(
         self,

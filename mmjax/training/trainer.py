@@ -31,7 +31,7 @@ from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError, evalu
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.heartbeat.heartbeat import Heartbeat
 from mmjax.training.item_agreement import agreed_batch_and_state, agreed_batches
-from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity
+from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity, ShowsActivities
 from mmjax.training.metrics.flops import value_flops
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.parameters import flat_parameters
@@ -255,7 +255,7 @@ class Trainer:
             return recorder.timeline()
 
     def evaluate(
-        self, progress: ProgressDisplay | None = None, stop_requested: Callable[[], bool] = lambda: False
+        self, progress: ShowsActivities | None = None, stop_requested: Callable[[], bool] = lambda: False
     ) -> AnswerScore | None:
         """The score on the split `test`; None where the data set has no questions to score.
 

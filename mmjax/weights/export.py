@@ -182,7 +182,13 @@ def _dtype_entry(config_json: Mapping[str, Any], dtype: str) -> dict[str, str]:
     return {"dtype" if "dtype" in config_json else "torch_dtype": dtype}
 
 
-def export_checkpoint(target: ExportTarget, read_layer: ReadLayer, output: pathlib.Path, limit: int) -> list[str]:
+def export_checkpoint(
+    target: ExportTarget,
+    read_layer: ReadLayer,
+    output: pathlib.Path,
+    limit: int,
+    callback: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
     """Writes a checkpoint. The host never holds more than one layer of the model and the tensors of one match.
 
     Args:
@@ -190,6 +196,7 @@ def export_checkpoint(target: ExportTarget, read_layer: ReadLayer, output: pathl
         read_layer: Reads the model's parameters.
         output: The folder; it must not exist, or be empty.
         limit: Bytes of tensors in a file at most.
+        callback: Called with the number of tensors that are written, and that of all.
 
     Returns:
         Names of the files with tensors.
@@ -209,15 +216,26 @@ def export_checkpoint(target: ExportTarget, read_layer: ReadLayer, output: pathl
     ignored_arrays = ((name, read()) for name, (_, read) in ignored.items())
     arrays = itertools.chain(_converted_tensors(target, matches, read_layer), ignored_arrays)
     file_names = {} if target.original is None else target.original.tensor_names
-    return write_checkpoint_folder(
+    files = write_checkpoint_folder(
         output,
         target.architecture.file_stem,
         {file_names.get(name, name): header for name, header in headers.items()},
-        ((file_names.get(name, name), array) for name, array in arrays),
+        ((file_names.get(name, name), array) for name, array in _counted(arrays, len(headers), callback)),
         limit,
         {CONFIG_FILE: json.dumps(target.config_json, indent=2) + "\n"},
         _files_to_copy(target),
     )
+    callback(len(headers), len(headers))
+    return files
+
+
+def _counted(
+    arrays: Iterator[tuple[str, np.ndarray]], total: int, callback: Callable[[int, int], None]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays; calls back before each, with the number of those before it."""
+    for done, named in enumerate(arrays):
+        callback(done, total)
+        yield named
 
 
 def with_merged_adapters(read_layer: ReadLayer, config: ModelConfig) -> ReadLayer:

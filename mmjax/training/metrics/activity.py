@@ -3,8 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -23,15 +27,35 @@ class Activity:
 
     present: str
     past: str
+    item: str
     items: str
 
+    def counted(self, count: int | None) -> str:
+        """Such as `1 program` and `28 programs`."""
+        return f"{count} {self.item if count == 1 else self.items}"
 
-COMPARING = Activity("comparing", "compared", "planning policies")
-COMPILING = Activity("compiling", "compiled", "programs")
-EVALUATING = Activity("evaluating", "evaluated", "batches")
-MEASURING = Activity("measuring", "measured", "shallow models")
-TIMING = Activity("timing", "timed", "steps")
-VERIFYING = Activity("verifying", "verified", "layouts")
+
+ANSWERING = Activity("answering", "answered", "request", "requests")
+COLLECTING = Activity("collecting plans of", "collected plans of", "planning policy", "planning policies")
+COMPARING = Activity("comparing", "compared", "planning policy", "planning policies")
+COMPILING = Activity("compiling", "compiled", "program", "programs")
+COMPILING_STEP = Activity("compiling and training", "trained", "step", "steps")
+DRAWING = Activity("drawing", "drew", "file", "files")
+EVALUATING = Activity("evaluating", "evaluated", "batch", "batches")
+MEASURING = Activity("measuring", "measured", "shallow model", "shallow models")
+GROUPING = Activity("grouping", "grouped", "sample", "samples")
+READING = Activity("reading the sizes of", "read the sizes of", "sample", "samples")
+SIMULATING = Activity("simulating", "simulated", "step", "steps")
+SPEAKING = Activity("speaking", "spoke", "clip", "clips")
+TIMING = Activity("timing", "timed", "step", "steps")
+VERIFYING = Activity("verifying", "verified", "layout", "layouts")
+WRITING = Activity("writing", "wrote", "tensor", "tensors")
+
+PATIENCE = 2.0
+"""Seconds that a call from Python may take before it says how far it is."""
+
+_LINES = 100
+"""How many lines an activity has in a file at most, but for the first."""
 
 
 class ActivityLine:
@@ -76,10 +100,10 @@ class ActivityLine:
         if words is None:
             return ""
         if self._finished_in is not None:
-            return f"{words.past} {self._total} {words.items} in {clock_time(self._finished_in)}"
+            return f"{words.past} {words.counted(self._total)} in {clock_time(self._finished_in)}"
         elapsed = self._clock() - self._begin
-        count = f"{self._done}" if self._total is None else f"{self._done} of {self._total}"
-        line = f"{words.present} {count} {words.items}, {clock_time(elapsed)}"
+        count = words.counted(self._done) if self._total is None else f"{self._done} of {words.counted(self._total)}"
+        line = f"{words.present} {count}, {clock_time(elapsed)}"
         if self._estimate and self._done and self._total is not None:
             line += f", about {clock_time(elapsed / self._done * (self._total - self._done))} left"
         return line
@@ -95,30 +119,96 @@ def clock_time(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds))) if minutes >= 60 else f"{minutes}:{second:02d}"
 
 
+class ShowsActivities(Protocol):
+    """Shows how far work is that belongs to no step."""
+
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
+        """As `ActivityLine.show`."""
+
+
+class ActivityDisplay(contextlib.AbstractContextManager["ActivityDisplay"]):
+    """Shows activities with the time left: a line redrawn in a terminal, and at most a hundred lines elsewhere.
+
+    Args:
+        console: Where to show them; what else is printed there meanwhile appears above the line.
+        after: Seconds in which nothing is shown; if there are any, nothing stays in a terminal.
+    """
+
+    def __init__(self, console: Console, after: float = 0.0) -> None:
+        self._console, self._line = console, ActivityLine(estimate=True)
+        self._live = None
+        if console.is_terminal:
+            # Live would write what is printed to its console, which is standard error if standard output is a file.
+            printed_there = sys.stdout is not None and sys.stdout.isatty()
+            self._live = Live(
+                self._line, console=console, refresh_per_second=4, transient=after > 0, redirect_stdout=printed_there
+            )
+        self._printed = -1  # hundredths of the activity that have a line
+        self._is_begun = self._is_closed = False
+        self._lock = threading.RLock()
+        self._timer = threading.Timer(after, self._begin) if after else None
+
+    def __enter__(self) -> "ActivityDisplay":
+        if self._timer:
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            self._begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._is_closed = True
+        if self._timer:
+            self._timer.cancel()
+        if self._live and self._is_begun:
+            self._live.stop()
+
+    def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
+        """Shows how far an activity is (`ActivityLine.show`)."""
+        with self._lock:
+            self._line.show(activity, done, total, remark)
+            hundredth = (done * _LINES // total if total else 0) if done else -1
+            if done in (0, total) or hundredth > self._printed:
+                self._printed = hundredth
+                self._print()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_begun = True
+            log_to_current_stderr()
+            if self._live:
+                self._live.start()
+            self._print()
+
+    def _print(self) -> None:
+        text = self._line.text()
+        if self._is_begun and not self._live and text:
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def display_activity(activity: Activity, console: Console) -> Iterator[ActivityCallback]:
-    """Shows an activity with the time left: a line redrawn in a terminal, one line for every item elsewhere.
+    """Shows one activity (`ActivityDisplay`): gives a function of the items that are done and of all.
 
         with display_activity(VERIFYING, console) as show:
             show(0, len(layouts))
 
     Args:
         activity: What is done.
-        console: Where to show it; what else is printed there meanwhile appears above the line.
+        console: Where to show it.
     """
-    line = ActivityLine(estimate=True)
-    live = Live(line, console=console, refresh_per_second=4) if console.is_terminal else None
-    log_to_current_stderr()
-
-    def show(done: int, total: int | None) -> None:
-        line.show(activity, done, total)
-        if live is None:
-            console.print(line.text(), highlight=False, soft_wrap=True)
-
-    with live or contextlib.nullcontext():
-        yield show
+    with ActivityDisplay(console) as display:
+        yield functools.partial(display.show, activity)
 
 
-def progress_console(output: Console, as_json: bool) -> Console:
+def display_call(first_process: bool = True) -> ActivityDisplay:
+    """Shows on standard error how far a call from Python is, if it takes long; nothing on other processes."""
+    return ActivityDisplay(plain_console(stderr=True, quiet=not first_process), PATIENCE)
+
+
+def progress_console(output: Console, as_json: bool = False) -> Console:
     """Where a command shows its progress: with its output in a terminal, else, and with --json, on standard error."""
     return output if output.is_terminal and not as_json else plain_console(stderr=True)

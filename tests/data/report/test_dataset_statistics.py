@@ -60,7 +60,9 @@ def test_kinds_are_drawn_by_share_without_early_repetition():
     assert found.counts == {"short": 3, "long": 40, "idle": 2}
     assert len(found.fits) == 10 and {len(units) for units in found.units.values()} == {10}
     assert found.fits.all() and found.refused == ()
-    only = surveyed(Texts({"short": 3}), ROOMY, {"short": 1.0}, 7)
+    seen, index = [], SampleIndex(Texts({"short": 3}), SampleFormat())
+    only = collect_statistics(index, ROOMY, {"short": 1.0}, 7, 0, lambda *counts: seen.append(counts))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert sorted(np.unique(only.columns("tokens"), return_counts=True)[1].tolist()) == [2, 2, 3]
 
 

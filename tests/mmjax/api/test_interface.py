@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 import mmjax
 from configs.errors import UserError
+from mmjax.training.metrics import activity
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.commands import call_command
@@ -105,3 +107,36 @@ def test_a_training_run_is_planned_on_its_own_data():
 def test_a_data_set_is_described():
     description = mmjax.describe_data(mmjax.load("tiny.gin"), samples=64)
     assert description.samples == 64
+
+
+@pytest.fixture
+def no_patience(monkeypatch):
+    """Lets calls say from their start how far they are."""
+    monkeypatch.setattr(activity, "PATIENCE", 0.0)
+
+
+def without_times(said: str) -> list[str]:
+    """Lines of progress up to their times."""
+    return [re.split(r", | in \d", line)[0] for line in said.splitlines()]
+
+
+def test_a_plan_that_takes_long_says_how_many_policies_are_compared(no_patience, capsys):
+    mmjax.plan("models/mllm_9b.gin", cluster="h100", devices=8, rows=16, policy="rigid")
+    assert without_times(capsys.readouterr().err) == [
+        "comparing 0 of 1 planning policy",
+        "compared 1 planning policy",
+    ]
+
+
+def test_a_description_that_takes_long_says_what_it_does(no_patience, capsys):
+    mmjax.describe_data(mmjax.load("tiny.gin"), samples=3)
+    assert without_times(capsys.readouterr().err) == [
+        *(f"reading the sizes of {done} of 3 samples" for done in range(3)),
+        *("read the sizes of 3 samples", "grouping 0 of 3 samples"),
+    ]
+
+
+def test_a_call_that_is_short_says_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(activity, "PATIENCE", 3600.0)
+    mmjax.describe_data(mmjax.load("tiny.gin"), samples=3)
+    assert capsys.readouterr().err == ""

@@ -3,7 +3,6 @@
 import importlib
 import os
 import pathlib
-import pkgutil
 import random
 import shlex
 import subprocess
@@ -19,7 +18,7 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.weights.llama_checkpoint import BACKBONE, random_tensors, write_llama
 from tests.profiles import synthetic_profile
 
-NAMES = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+NAMES = list(commands.NAMES)
 LINES_PER_COMMAND = 20
 
 # Command lines that pass all checks; {folder} holds the files that the fixture writes.

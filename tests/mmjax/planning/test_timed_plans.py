@@ -119,7 +119,9 @@ def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, co
 
 
 def test_several_partitions_of_the_balanced_policy_are_candidates():
-    found = best_candidates(problem(devices=8), 3, "balanced")
+    seen = []
+    found = best_candidates(problem(devices=8), 3, "balanced", lambda *counts: seen.append(counts))
+    assert seen == [(0, 1), (1, 1)]
     assert list(found) == ["balanced", "balanced 2", "balanced 3"]
     assert len({(each.plan.units, each.plan.microbatches) for each in found.values()}) == 3
 

@@ -147,7 +147,10 @@ def test_a_vocabulary_that_tensor_ranks_do_not_divide_is_imported_and_exported_w
     checkpoints.save(1, engine, state, {})
     checkpoints.close()
     read, _ = layer_reader(tmp_path / "run", ours, jax.devices()[0])
-    export_checkpoint(export_target_like(published, ours, "backbone"), read, tmp_path / "b", LARGE_FILES)
+    seen, target = [], export_target_like(published, ours, "backbone")
+    export_checkpoint(target, read, tmp_path / "b", LARGE_FILES, lambda *counts: seen.append(counts))
+    written = len(open_checkpoint(tmp_path / "b").folder.tensors)
+    assert seen == [(done, written) for done in range(written + 1)]
     assert tensors_of(tmp_path / "b") == tensors_of(tmp_path / "a")
 
 

@@ -1,13 +1,16 @@
 """The line of work that is not a training step, by a clock of the test."""
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
 from mmjax.training.metrics.activity import (
     COMPILING,
+    EVALUATING,
     VERIFYING,
+    ActivityDisplay,
     ActivityLine,
     clock_time,
     display_activity,
@@ -55,6 +58,62 @@ def test_without_a_terminal_every_item_has_a_line():
         "verifying 1 of 2 layouts, 0:00, about 0:00 left",
         "verified 2 layouts in 0:00",
     ]
+
+
+def test_one_item_is_named_in_the_singular():
+    line = ActivityLine(clock=lambda: 0.0)
+    line.show(EVALUATING, 1, None)
+    assert line.text() == "evaluating 1 batch, 0:00"
+    line.show(EVALUATING, 1, 1)
+    assert line.text() == "evaluated 1 batch in 0:00"
+
+
+def test_many_items_have_a_line_a_hundredth_and_those_of_no_known_number_the_first():
+    pipe = Console(file=io.StringIO(), width=40)
+    with ActivityDisplay(pipe) as display:
+        for done in range(1001):
+            display.show(VERIFYING, done, 1000)
+        for done in range(7):
+            display.show(EVALUATING, done, None)
+        display.show(EVALUATING, 7, 7)
+    lines = [line.partition(",")[0] for line in pipe.file.getvalue().splitlines()]
+    verifying = [f"verifying {done} of 1000 layouts" for done in (0, 1, *range(10, 1000, 10))]
+    assert lines == [
+        *verifying,
+        "verified 1000 layouts in 0:00",
+        *("evaluating 0 batches", "evaluating 1 batch", "evaluated 7 batches in 0:00"),
+    ]
+
+
+def test_a_call_that_ends_before_the_patience_says_nothing():
+    for console in (Console(file=io.StringIO(), width=40), Console(file=io.StringIO(), force_terminal=True)):
+        with ActivityDisplay(console, after=3600.0) as display:
+            display.show(VERIFYING, 0, 2)
+            display.show(VERIFYING, 2, 2)
+        display._begin()  # the timer, too late
+        assert console.file.getvalue() == ""
+
+
+def test_a_call_that_takes_longer_says_where_it_is_when_the_patience_ends():
+    pipe = Console(file=io.StringIO(), width=40)
+    with ActivityDisplay(pipe, after=3600.0) as display:
+        display.show(VERIFYING, 0, 3)
+        display.show(VERIFYING, 1, 3)
+        display._begin()  # what the timer calls
+        display.show(VERIFYING, 2, 3)
+    assert [line.partition(",")[0] for line in pipe.file.getvalue().splitlines()] == [
+        "verifying 1 of 3 layouts",
+        "verifying 2 of 3 layouts",
+    ]
+
+
+def test_what_is_printed_stays_in_the_file_that_standard_output_is(monkeypatch):
+    terminal, file = Console(file=io.StringIO(), force_terminal=True), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    with ActivityDisplay(terminal) as display:
+        display.show(VERIFYING, 0, 2)
+        print("an answer")
+    assert file.getvalue() == "an answer\n" and "an answer" not in terminal.file.getvalue()
 
 
 def test_progress_is_never_among_json():
