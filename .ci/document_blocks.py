@@ -25,7 +25,7 @@ class Block:
     """A fenced block.
 
     Attributes:
-        where: The document and the line of the fence, such as `docs/runs.md:71`.
+        where: The document and the line of the fence, such as `docs/how_to/runs.md:71`.
         language: The first word of the info string.
         reason: Why it is not run; empty where it is.
         text: What stands between the fences.
@@ -49,8 +49,9 @@ class Block:
 
 
 def documents(home: pathlib.Path) -> list[pathlib.Path]:
-    """README.md, then the pages of docs/."""
-    return [home / "README.md", *sorted((home / "docs").glob("*.md"))]
+    """README.md, then the pages of docs/, tutorials first; docs/site is that of the site alone."""
+    pages = sorted(path for path in (home / "docs").glob("*/*.md") if path.parent.name != "site")
+    return [home / "README.md", *sorted(pages, key=lambda path: path.parent.name != "tutorials")]
 
 
 def read_blocks(document: pathlib.Path, home: pathlib.Path) -> list[Block]:

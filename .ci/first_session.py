@@ -51,7 +51,7 @@ MISTAKES = {
 
 PAGES = {
     "README.md": ("data.html", "timeline.html", "runs/short/report.html"),
-    "docs/data.md": ("data.html",),
+    "docs/how_to/data.md": ("data.html",),
 }
 """Pages that the blocks of a document write."""
 
@@ -89,7 +89,7 @@ def follow(document: pathlib.Path, before: "concurrent.futures.Future[str] | Non
         document: The document.
         before: Returns the folder that is copied for it; without one, it is a new one with examples/.
     """
-    folder = pathlib.Path("documents") / document.stem
+    folder = pathlib.Path("documents") / document.relative_to(HOME).with_suffix("")
     if before:
         shutil.copytree(before.result(), folder)
     else:

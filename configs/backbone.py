@@ -67,7 +67,7 @@ class BackboneConfig(TransformerConfig):
         experts: A mixture of experts in place of the feed-forward layer of all blocks, or of some (`dense_layers` and
             `interval`), so that the others alone have the width `ffn`; None for none. Experts are gated.
         loss: Computes the loss of every target token from `mmjax.models.modalities.losses.TokenPredictions`
-            (docs/extending.md); None for cross-entropy.
+            (docs/how_to/extending.md); None for cross-entropy.
     """
 
     name: str = "backbone"

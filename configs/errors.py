@@ -1,4 +1,4 @@
-"""Errors that a user can fix, and the exit codes of commands (docs/commands.md), in the lowest import level.
+"""Errors that a user can fix, and the exit codes of commands (docs/reference/commands.md), in the lowest import level.
 
 All packages raise the errors, and training ends processes too.
 """

@@ -25,7 +25,7 @@ class GeneratorConfig:
         condition_width: Width to which the output projector maps them.
         condition_dropout: Share of training images whose conditions are set to zero, for guidance (arXiv 2207.12598).
         loss: Computes the loss of every image from `mmjax.models.modalities.losses.DenoisingPredictions`
-            (docs/extending.md); None for the kind's own.
+            (docs/how_to/extending.md); None for the kind's own.
     """
 
     name: str = "generator"

@@ -12,9 +12,9 @@ from sharding.plans.plan import Plan, check_plan
 from sharding.specs.modules import module_graph
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*/*.md"))]
 FOLDERS = ("benchmarks", "configs", "data", "docs", "mmjax", "pallas_kernels", "sharding", "tests")
-SHOWN = re.findall(r"```json\n(.*?)```", (HOME / "docs" / "plans.md").read_text(), re.DOTALL)
+SHOWN = re.findall(r"```json\n(.*?)```", (HOME / "docs" / "reference" / "plans.md").read_text(), re.DOTALL)
 PLANS = [text for text in SHOWN if '"units"' in text]
 UNITS = [text for text in SHOWN if '"units"' not in text]
 

@@ -1,4 +1,4 @@
-"""The import levels of docs/architecture.md, read from the imports of every file.
+"""The import levels of docs/reference/source_map.md, read from the imports of every file.
 
 A module imports only from levels below its own, and no folder imports another that imports it, directly or through
 other folders.

@@ -18,8 +18,7 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "docs/*.md",
-    "docs/site/*.md",
+    "docs/*/*.md",
     "benchmarks/results/*.md",
 ]
 html_theme = "furo"

@@ -23,7 +23,7 @@ def load(gin_file: str | os.PathLike[str] = "quickstart.gin", *bindings: str, **
         mmjax.load("easy_vqa.gin", "OptimizerConfig.learning_rate = 1e-3", "STEPS = 100")
 
     Later calls do not change the result. Programs that are compiled afterwards are kept in the user's cache folder, as
-    those of commands are (docs/commands.md).
+    those of commands are (docs/reference/commands.md).
 
     Args:
         gin_file: A path, or the name of a file in the configs package.

@@ -1,4 +1,4 @@
-"""`python -m mmjax.convert`: reads published checkpoints, and writes a run's parameters as one (docs/weights.md)."""
+"""`python -m mmjax.convert`: reads published checkpoints, and writes a run's as one (docs/how_to/weights.md)."""
 
 import dataclasses
 import functools

@@ -97,7 +97,7 @@ def remark_on_devices(cluster: ClusterConfig) -> str:
         return ""
     return (
         f"mmjax does not know {kind}: simulated steps assume devices with {cluster.memory / 1e9:.1f} GB of memory each "
-        "and all other figures of the cluster cpu; describe them in a gin file for --cluster (docs/planning.md)"
+        "and all other figures of the cluster cpu; describe them in a gin file for --cluster (docs/how_to/planning.md)"
     )
 
 

@@ -32,8 +32,9 @@ class RunTrainer(Trainer):
         trainer.gradients()      # of the next batch, which stays the next
         trainer.fit()            # all steps that are left, then the evaluation
 
-    With a workdir, `fit` leaves there what `python -m mmjax.train` leaves (docs/runs.md): metrics, sample answers, the
-    timeline of a step, checkpoints, a summary and the page `report.html`. Only the gin configuration is missing.
+    With a workdir, `fit` leaves there what `python -m mmjax.train` leaves (docs/how_to/runs.md): metrics, sample
+    answers, the timeline of a step, checkpoints, a summary and the page `report.html`. Only the gin configuration is
+    missing.
 
     Args:
         config: The run.

@@ -42,8 +42,8 @@ class TrainConfig:
         steps: Steps of the whole run.
         seed: Seed of initial values, and of noise and diffusion times; the order of samples has `DataConfig.seed`.
         pretrained_weights: What starts from published weights and not from the seed: pairs (part, folder), where a part
-            is one that trains by name, such as `backbone`, or `model` for all that the folder has (docs/weights.md). A
-            resumed run starts from its checkpoint instead.
+            is one that trains by name, such as `backbone`, or `model` for all that the folder has
+            (docs/how_to/weights.md). A resumed run starts from its checkpoint instead.
         pretrained_changes: Fields of the backbone that differ on purpose from those of published weights, of
             `PRETRAINED_CHANGES`: `vocabulary`, for more rows, which start as the mean of the published ones, and
             `rope_base` and `local_rope_base`.

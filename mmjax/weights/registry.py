@@ -50,7 +50,7 @@ def find_architecture(model_type: str) -> PublishedArchitecture:
     family = f"of its family {', '.join(relatives)} {'are' if relatives[1:] else 'is'}, and " if relatives else ""
     raise UserError(
         f"the architecture {shown(model_type)} is not known; {family}"
-        f"docs/weights.md lists all {len(known)} that are known"
+        f"docs/how_to/weights.md lists all {len(known)} that are known"
     )
 
 

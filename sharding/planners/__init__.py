@@ -12,6 +12,6 @@
 - The error where nothing fits: `infeasible.py`.
 
 A new policy is a function from `PlanningProblem` to plans, passed to `policies.auto.register_policy`; no file here
-changes (docs/extending.md). Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the costs
-and the runtime need that field too.
+changes (docs/how_to/extending.md). Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the
+costs and the runtime need that field too.
 """

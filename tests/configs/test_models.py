@@ -23,7 +23,7 @@ from tests.configs.published import MODELS, PARTS, TOLERANCE, Published
 
 FOLDER = pathlib.Path(configs.__file__).parent / "models"
 FILES = sorted(FOLDER.glob("*.gin"))
-DOCUMENT = FOLDER.parents[1] / "docs" / "models.md"
+DOCUMENT = FOLDER.parents[1] / "docs" / "reference" / "models.md"
 SMALL = BackboneConfig(depth=4)
 SCOPE = re.compile(r"^(\w+)/architectures\.(\w+):$", re.MULTILINE)
 BINDING_OF_A_MODEL = ("name", "merge", "image_size")  # what a model may set of a part
@@ -213,4 +213,4 @@ def model_rows() -> str:
 
 @pytest.mark.parametrize("rows", [part_rows, model_rows])
 def test_the_document_has_these_numbers(rows):
-    assert rows() in DOCUMENT.read_text(), f"docs/models.md has another table than\n{rows()}"
+    assert rows() in DOCUMENT.read_text(), f"docs/reference/models.md has another table than\n{rows()}"

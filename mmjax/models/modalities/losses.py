@@ -3,7 +3,7 @@
 A loss is a sum over tokens or images of a value times a weight that the host knows before the step: the weight has the
 normalizer of the whole global batch in it. A loss function computes the values alone, each from its own token or image,
 so the sum is the same on every plan. It is a field of the module's configuration (`BackboneConfig.loss`,
-`GeneratorConfig.loss`); docs/extending.md describes how to write one.
+`GeneratorConfig.loss`); docs/how_to/extending.md describes how to write one.
 """
 
 import dataclasses

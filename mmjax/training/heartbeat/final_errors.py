@@ -18,7 +18,7 @@ def may_come_from_another(error: BaseException | None) -> bool:
 
 
 def final_exit_code(error: BaseException) -> int:
-    """The exit code of a process that an error ends: as commands have it (docs/commands.md), 1 for all others."""
+    """The exit code of a process that an error ends: as of commands (docs/reference/commands.md), 1 for all others."""
     if isinstance(error, UserError):
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:

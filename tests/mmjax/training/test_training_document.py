@@ -1,4 +1,4 @@
-"""The configuration that docs/training.md shows."""
+"""The configuration that docs/how_to/training.md shows."""
 
 import ast
 import pathlib
@@ -10,7 +10,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.rescheduling.settings import Rescheduling
 from tests.small_vqa import SmallVQA
 
-DOCUMENT = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+DOCUMENT = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "how_to" / "training.md").read_text(encoding="utf-8")
 
 
 def code_blocks(heading: str) -> list[str]:

@@ -95,7 +95,10 @@ def test_parts_without_weights_in_the_checkpoint_are_refused(tmp_path):
             {"model_type": "gemma3n"},
             "of its family gemma, gemma2, gemma3, gemma3_text are, and",
         ),
-        ({"model_type": "vit_mae"}, "'vit_mae' is not known; of its family vit is, and docs/weights.md lists all"),
+        (
+            {"model_type": "vit_mae"},
+            "'vit_mae' is not known; of its family vit is, and docs/how_to/weights.md lists all",
+        ),
         ({"model_type": None}, "names no architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ({"vocab_size": None, "hidden_act": "tanh"}, "hidden_act is 'tanh'"),
@@ -140,12 +143,16 @@ def test_an_architecture_of_no_known_family_is_not_mistaken_for_another(model_ty
         registry.find_architecture(model_type)
     said = str(refused.value)
     known = {name for architecture in registry.all_architectures() for name in architecture.model_types}
-    assert len(said) < 500 and "\x1b" not in said and f"docs/weights.md lists all {len(known)} that are known" in said
+    assert (
+        len(said) < 500
+        and "\x1b" not in said
+        and f"docs/how_to/weights.md lists all {len(known)} that are known" in said
+    )
     if not model_type.startswith("Qwen"):
         assert "family" not in said and not any(name in said.partition("; ")[2] for name in known)
 
 
 def test_the_documentation_lists_all_architectures():
-    listed = re.findall(r"`([^`]*)`", (HOME / "docs" / "weights.md").read_text())
+    listed = re.findall(r"`([^`]*)`", (HOME / "docs" / "how_to" / "weights.md").read_text())
     names = {name for architecture in registry.all_architectures() for name in architecture.model_types}
     assert sorted(name for name in names if name.partition("/")[0] not in listed) == []

@@ -201,7 +201,7 @@ def test_another_architecture_is_refused(tmp_path):
         export_target_like(open_checkpoint(path), model(dataclasses.replace(BACKBONE, depth=3)), "backbone")
     with pytest.raises(UserError, match="can't compute"):
         export_target_of_type("llama", model(dataclasses.replace(BACKBONE, gated=False)), "backbone", "float32")
-    with pytest.raises(UserError, match="is not known; docs/weights.md lists all"):
+    with pytest.raises(UserError, match="is not known; docs/how_to/weights.md lists all"):
         export_target_of_type("llamma", model(), "backbone", "float32")
 
 
