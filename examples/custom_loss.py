@@ -35,16 +35,16 @@ class SmoothedCrossEntropy:
 
 @dataclasses.dataclass(frozen=True)
 class MinSNR:
-    """Weights of noisy images by min(SNR, gamma) (arXiv 2303.09556, section 3.4), for what the U-Net predicts."""
+    """Weights of noisy images by min(SNR, gamma) (arXiv 2303.09556, section 3.4), for what the generator predicts."""
 
     gamma: float = 5.0
 
     def __call__(self, predictions: DenoisingPredictions) -> jax.Array:
         """The value of every image."""
         ratio = predictions.signal_to_noise
-        of_image = jnp.minimum(ratio, self.gamma)  # the weight if the U-Net predicted the image itself
+        of_image = jnp.minimum(ratio, self.gamma)  # the weight if the generator predicted the image itself
         of_noise = of_image / ratio
-        of_velocity = of_image * jnp.square(predictions.noise_scale)
+        of_velocity = of_image * jnp.square(predictions.noise_scale)  # of a rectified flow too
         return (of_noise if predictions.prediction == "epsilon" else of_velocity) * predictions.mean_squared_errors
 
 

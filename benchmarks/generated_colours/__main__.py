@@ -9,9 +9,12 @@ import itertools
 import json
 import pathlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmjax import cli
+
+if TYPE_CHECKING:  # reads the questions of the package
+    from data.datasets.easy_vqa import EasyVQA
 
 MIN_CLASSIFIER_ACCURACY = 0.97
 """Least share of held-out colours that the classifier must get right before its results are trusted."""
@@ -39,7 +42,8 @@ def main(arguments: GeneratedColoursArguments) -> int:
 
     model = load_trained_model(workdir, config)
     sampling = Sampling(arguments.sampling_steps, arguments.guidance, arguments.seed)
-    result = measure(ImageGenerator(model), model.step, arguments.images, sampling)
+    splits = tuple(easy_vqa_of(config.dataset(split)) for split in ("train", "test"))
+    result = measure(ImageGenerator(model), model.step, splits, arguments.images, sampling)
     print(json.dumps(result) if arguments.json else format_result(result))
     return 0 if result["judge"]["colour"] > MIN_CLASSIFIER_ACCURACY else 1
 
@@ -59,8 +63,32 @@ class Sampling:
     seed: int = 0
 
 
-def measure(drawer: Any, trained_steps: int, images: int, sampling: Sampling) -> dict[str, Any]:
-    """How many of the pictures that an `ImageGenerator` draws have the colour and the shape asked for."""
+def easy_vqa_of(dataset: Any) -> "EasyVQA":
+    """The easy-VQA that a data set is, or reads its pictures from.
+
+    Raises:
+        UserError: It is another data set.
+    """
+    from data.datasets.easy_vqa import EasyVQA
+
+    source = getattr(dataset, "easy_vqa", dataset)
+    if not isinstance(source, EasyVQA):
+        raise cli.UserError(f"TrainConfig.dataset makes a {type(dataset).__name__}; the judge knows easy-VQA alone")
+    return source
+
+
+def measure(
+    drawer: Any, trained_steps: int, splits: "tuple[EasyVQA, EasyVQA]", images: int, sampling: Sampling
+) -> dict[str, Any]:
+    """How many of the pictures that an `ImageGenerator` draws have the colour and the shape asked for.
+
+    Args:
+        drawer: The `ImageGenerator`.
+        trained_steps: Steps that its model was trained for.
+        splits: The train split, from whose pictures the judge learns, and the test split, on which it is tried.
+        images: Pictures to draw.
+        sampling: How they are drawn.
+    """
     import numpy as np
 
     from benchmarks.generated_colours.classifier import labelled_images, train_classifier
@@ -68,8 +96,9 @@ def measure(drawer: Any, trained_steps: int, images: int, sampling: Sampling) ->
 
     side = drawer.config.image_size
     begin = time.perf_counter()
-    judge = train_classifier(labelled_images("train", side))
-    held_out = labelled_images("test", side)
+    train, test = splits
+    judge = train_classifier(labelled_images(train, side))
+    held_out = labelled_images(test, side)
     trusted = judge.accuracies(held_out.images, held_out.labels)
     judged = time.perf_counter()
 

@@ -37,15 +37,14 @@ class LabelledImages:
     labels: np.ndarray
 
 
-def labelled_images(split: str, side: int) -> LabelledImages:
-    """The pictures whose questions and answers tell both colour and shape, resized as the generator's targets are."""
-    source = EasyVQA(split)
+def labelled_images(source: EasyVQA, side: int) -> LabelledImages:
+    """The generator's targets whose questions and answers tell both colour and shape."""
     colours, shapes = (tuple(sorted(names)) for names in colours_and_shapes())
     images, labels = [], []
     for image_id in source.image_ids:
         colour, shape = known_colour_and_shape(source.pairs[image_id])
         if colour and shape:
-            images.append(resize_to_square(source.image(image_id), side))
+            images.append(resize_to_square(source.generated_image(image_id), side))
             labels.append((colours.index(colour), shapes.index(shape)))
     return LabelledImages(np.stack(images), (colours, shapes), np.array(labels, np.int32))
 

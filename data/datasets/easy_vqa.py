@@ -4,12 +4,14 @@ import collections
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import easy_vqa
 import numpy as np
 
 from data.datasets.dataset import LazySamples
 from data.errors import DataError
+from data.media.foreground import crop_to_foreground
 from data.media.images import read_image
 from data.media.patches import resize_to_square
 from data.records import Media
@@ -31,6 +33,10 @@ _PLACEHOLDERS = {"patches": IMAGE}
 
 QuestionAnswer = tuple[str, str]
 
+GeneratedPart = Literal["picture", "shape"]
+"""What a description's image shows: a whole picture, or the square around its shape (`crop_to_foreground`)."""
+_GENERATED_PARTS = ("picture", "shape")
+
 
 class EasyVQA:
     """One split of easy-VQA (`data.datasets.dataset.Dataset`) as three kinds of samples.
@@ -44,6 +50,7 @@ class EasyVQA:
 
     Attributes:
         split: `train` or `test`.
+        generated_part: What the image of a description shows.
         tokenizer: Knows every word of the train split's questions, answers and descriptions.
         image_ids: Ids of the split's images, ascending; `vqa` and `description` number samples in this order.
         pairs: (question, answer) of every image id.
@@ -51,23 +58,36 @@ class EasyVQA:
         prompt_format: The default one.
 
     Raises:
-        DataError: An unknown split, a question about a missing image, or a word that the train split does not have.
+        DataError: An unknown split or part of a picture, a question about a missing image, or a word that the train
+            split does not have.
     """
 
     prompt_format = PromptFormat()
 
-    def __init__(self, split: str, image_paths: Mapping[int, str | os.PathLike[str]] | None = None) -> None:
+    def __init__(
+        self,
+        split: str,
+        image_paths: Mapping[int, str | os.PathLike[str]] | None = None,
+        generated_part: GeneratedPart = "picture",
+    ) -> None:
         """Reads the questions; images are read on access.
 
         Args:
             split: `train` or `test`.
             image_paths: File of every image id; the package's own by default.
+            generated_part: What the image of a description shows: the whole `picture`, or the square around its
+                `shape`, which a small generator learns in minutes.
         """
         if split not in _READERS:
             raise DataError(f"EasyVQA.split is {split!r}; choose one of {', '.join(_READERS)}")
+        if generated_part not in _GENERATED_PARTS:
+            raise DataError(
+                f"EasyVQA.generated_part is {generated_part!r}; choose one of {', '.join(_GENERATED_PARTS)}"
+            )
         read_questions, read_image_paths = _READERS[split]
         texts, answers, image_ids = read_questions()
         self.split = split
+        self.generated_part = generated_part
         self.tokenizer = _train_tokenizer()
         self.questions: tuple[QuestionAnswer, ...] = tuple(zip(texts, answers, strict=True))
         self.pairs: dict[int, list[QuestionAnswer]] = collections.defaultdict(list)
@@ -106,7 +126,7 @@ class EasyVQA:
             image_id, size = self.image_ids[index], target_format.size
             text = self.description(image_id)
             return description_sample(
-                text, lambda: resize_to_square(self.image(image_id), size), self.tokenizer, sample_format
+                text, lambda: resize_to_square(self.generated_image(image_id), size), self.tokenizer, sample_format
             )
 
         def text(index: int) -> SampleMetadata:
@@ -122,6 +142,11 @@ class EasyVQA:
         if image_id not in self._images:
             self._images[image_id] = read_image(Media.from_file(self._image_paths[image_id]))
         return self._images[image_id]
+
+    def generated_image(self, image_id: int) -> np.ndarray:
+        """What is to be generated of an image, as uint8[height, width, 3]."""
+        image = self.image(image_id)
+        return crop_to_foreground(image) if self.generated_part == "shape" else image
 
     def description(self, image_id: int) -> str:
         """What the questions and answers say of an image: "a blue circle", "a circle", "a blue shape" or "a shape"."""

@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -115,10 +116,16 @@ def draw(
 
     Raises:
         UserError: There is no such model, or it has no generator.
+
+    Warns:
+        UserWarning: The generator was trained on too few images to draw more than noise.
     """
     with display_call() as display:
         display.show(ANSWERING, 0, 1)
-        (pixels,) = ImageGenerator(_as_model(model)).generate([description], [seed], sampling_steps, guidance)
+        trained = _as_model(model)
+        (pixels,) = ImageGenerator(trained).generate([description], [seed], sampling_steps, guidance)
+    if trained.drawing_warning:
+        warnings.warn(trained.drawing_warning, stacklevel=2)
     return Image.fromarray(to_uint8(np.asarray(jax.device_get(pixels))))
 
 

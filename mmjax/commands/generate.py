@@ -143,6 +143,8 @@ def generate(
         display.show(ANSWERING, 0, len(requests))
         model = load_trained_model(workdir, config, step)
         _warn_of_unknown_words(model.tokenizer, [request.prompt for request in requests])
+        if model.drawing_warning and any(request.output for request in requests):
+            _warn(model.drawing_warning)
         if settings.guidance != 1 and any(not generator.condition_dropout for generator in model.config.generators):
             _warn(
                 "--guidance needs GeneratorConfig.condition_dropout in training; this model was always given conditions"

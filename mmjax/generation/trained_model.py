@@ -38,6 +38,9 @@ from sharding.trees import Tree
 MIN_ROW_TOKENS = 32
 """Rows are as long as powers of two from here on, so that few programs serve prompts of all lengths."""
 
+FEW_IMAGES = 10_000
+"""Images of training below which even the quickstart's generator, of small pictures of one shape, draws noise."""
+
 Arrays = dict[str, dict[str, np.ndarray]]
 
 
@@ -87,6 +90,8 @@ class TrainedModel:
         prompt_format: How its samples were laid out.
         parameters: `{module: {piece: {layer: {...}}}}` in compute precision.
         step: Number of steps that it was trained for.
+        generator_images: The most images that its generators can have been trained on: the room of all rows so far;
+            None where published weights were their start.
     """
 
     config: ModelConfig
@@ -95,6 +100,7 @@ class TrainedModel:
     prompt_format: PromptFormat
     parameters: Tree
     step: int
+    generator_images: int | None
 
     def __post_init__(self) -> None:
         ids, vocabulary = self.tokenizer.vocabulary_size, self.config.backbone.vocabulary
@@ -186,6 +192,16 @@ class TrainedModel:
             for prompt in prompts
         ]
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows)
+
+    @property
+    def drawing_warning(self) -> str:
+        """What is said before images are generated, if the generator was hardly trained; empty otherwise."""
+        if self.generator_images is None or self.generator_images >= FEW_IMAGES:
+            return ""
+        return (
+            f"the generator has trained on at most {self.generator_images:,} images in {self.step} steps; even small "
+            f"pictures are noise below some {FEW_IMAGES:,}: train for more steps, or with more DataConfig.images"
+        )
 
     @functools.cached_property
     def modules(self) -> tuple[Module, ...]:
@@ -280,7 +296,15 @@ def _merged_model(
         prompt_format=prompt_format,
         parameters=jax.tree.map(lambda leaf: leaf.astype(dtype), merged),
         step=step,
+        generator_images=_generator_images(config, step),
     )
+
+
+def _generator_images(config: TrainConfig, step: int) -> int | None:
+    published = {part for part, _ in config.pretrained_weights}
+    if not published.isdisjoint({"model", *(generator.name for generator in config.model.generators)}):
+        return None
+    return step * config.data.rows * config.data.images
 
 
 def _read_file(workdir: pathlib.Path, name: str) -> str:

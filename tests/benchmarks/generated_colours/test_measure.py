@@ -7,7 +7,9 @@ import pytest
 
 from benchmarks.generated_colours import __main__ as generated_colours
 from benchmarks.generated_colours.classifier import LabelledImages, labelled_images
-from data.datasets.easy_vqa import describe_shape
+from configs.errors import UserError
+from data.datasets.easy_vqa import EasyVQA, describe_shape
+from data.datasets.tone_vqa import ToneVQA
 
 SIDE = 24
 WRONG = 30
@@ -19,7 +21,7 @@ class Painter:
     config = types.SimpleNamespace(image_size=SIDE)
 
     def __init__(self) -> None:
-        self.real: LabelledImages = labelled_images("test", SIDE)
+        self.real: LabelledImages = labelled_images(EasyVQA("test"), SIDE)
         self.seeds: list[int] = []
 
     def generate(self, descriptions: list[str], seeds: range, steps: int, guidance: float) -> np.ndarray:
@@ -45,9 +47,9 @@ def painter() -> Painter:
 
 @pytest.fixture(scope="module")
 def result(painter, compiled_as_users_do) -> dict:
-    return generated_colours.measure(
-        painter, 7, images=100, sampling=generated_colours.Sampling(steps=3, guidance=2.0, seed=5)
-    )
+    splits = (EasyVQA("train"), EasyVQA("test"))
+    sampling = generated_colours.Sampling(steps=3, guidance=2.0, seed=5)
+    return generated_colours.measure(painter, 7, splits, images=100, sampling=sampling)
 
 
 @pytest.mark.layouts
@@ -83,3 +85,21 @@ def test_the_table_says_when_the_judge_cannot_be_trusted(result):
         str(result["colour"]),
         str(result["shape"]),
     ]
+
+
+def test_the_judge_learns_from_the_pictures_that_the_run_generates():
+    shapes = labelled_images(EasyVQA("test", generated_part="shape"), SIDE)
+    whole = labelled_images(EasyVQA("test"), SIDE)
+    np.testing.assert_array_equal(shapes.labels, whole.labels)
+    coloured = [np.mean(np.abs(of.images - of.images[:, :1, :1]).max(-1) > 0.2, axis=(1, 2)) for of in (shapes, whole)]
+    assert np.median(coloured[0]) > 2 * np.median(coloured[1])
+
+
+def test_easy_vqa_is_found_in_data_that_read_it():
+    dataset = ToneVQA("test")
+    assert generated_colours.easy_vqa_of(dataset) is dataset.easy_vqa
+
+
+def test_data_without_pictures_of_easy_vqa_are_refused():
+    with pytest.raises(UserError, match=r"TrainConfig\.dataset makes a FakeData; the judge knows easy-VQA alone"):
+        generated_colours.easy_vqa_of(type("FakeData", (), {})())

@@ -14,6 +14,7 @@ from data.datasets.easy_vqa import (
     vqa_sample,
 )
 from data.errors import BadSampleError, DataError
+from data.media.foreground import crop_to_foreground
 from data.media.patches import patchify, resize_to_square
 from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample import SampleSizes
@@ -233,3 +234,18 @@ def test_images_that_differ_from_their_header_are_refused():
     liar = image_item(lambda: PICTURE, (4, 4), SMALL_FORMAT.encoder_formats["patches"], "liar.png")
     with pytest.raises(BadSampleError, match=r"liar.png cannot be read \(8 patches where its header announced 4\)"):
         vqa_sample(liar, [("what", "yes")], TOKENIZER, SMALL_FORMAT).load(0)
+
+
+def test_the_image_of_a_description_is_the_part_that_is_generated(train):
+    shapes = EasyVQA("train", generated_part="shape")
+    form = SampleFormat(target_images=TargetImageFormat(conditions=2, size=16))
+    for index in (0, 1, 3999):
+        image = train.image(train.image_ids[index])
+        for source, part in ((train, image), (shapes, crop_to_foreground(image))):
+            (target,) = source.samples_by_kind(form)["description"][index].target_images
+            np.testing.assert_array_equal(target.load(), resize_to_square(part, 16))
+
+
+def test_an_unknown_part_of_a_picture_is_refused():
+    with pytest.raises(DataError, match=r"EasyVQA\.generated_part is 'circle'; choose one of picture, shape"):
+        EasyVQA("test", generated_part="circle")

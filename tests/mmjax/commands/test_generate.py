@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mmjax
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
@@ -26,7 +27,7 @@ from data.samples.sample_format import SampleFormat
 from data.text.word_tokenizer import EOS, WordTokenizer
 from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
-from mmjax.generation.trained_model import Prompt, TrainedModel, load_trained_model
+from mmjax.generation.trained_model import FEW_IMAGES, Prompt, TrainedModel, load_trained_model
 from mmjax.models.model import model_modules, run_model
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig
@@ -233,12 +234,28 @@ def test_questions_without_an_image_are_answered_and_unknown_words_named(workdir
 def test_the_command_generates_the_same_image_as_the_library(workdir, trained):
     options = ("--prompt=a blue circle", "--sampling_steps=5", "--seed=3", "--output=blue.png")
     done = generate(workdir, *options)
-    assert done.returncode == 0 and done.stdout == "" and "warning" not in done.stderr, done.stderr
+    assert done.returncode == 0 and done.stdout == "", done.stderr
+    assert done.stderr.startswith("warning: the generator has trained on at most 240 images in 30 steps")
     with Image.open(workdir.parent / "blue.png") as picture:
         assert picture.size == (8, 8) and picture.mode == "RGB"
         pixels = np.asarray(picture)
     (drawn,) = ImageGenerator(trained).generate(["a blue circle"], [3], 5)
     np.testing.assert_allclose(pixels / 127.5 - 1, drawn, atol=0.51 / 127.5 + 1e-4)
+
+
+def test_a_program_is_warned_of_a_generator_that_was_hardly_trained(trained):
+    with pytest.warns(UserWarning, match="at most 240 images in 30 steps; even small pictures are noise below"):
+        picture = mmjax.draw(trained, "a blue circle", sampling_steps=2)
+    assert picture.size == (8, 8)
+    enough = dataclasses.replace(trained, generator_images=FEW_IMAGES)
+    assert not enough.drawing_warning
+    mmjax.draw(enough, "a blue circle", sampling_steps=2)  # pytest turns a warning into an error
+
+
+@pytest.mark.parametrize(("part", "images"), [("generator", None), ("model", None), ("backbone", 240)])
+def test_published_weights_of_a_generator_count_as_trained(workdir, part, images):
+    config = TrainConfig(dataset=SmallVQA, model=MODEL, data=DATA, pretrained_weights=((part, "folder"),))
+    assert load_trained_model(workdir, config).generator_images == images
 
 
 def test_an_image_depends_on_its_own_description_and_seed_alone(trained):
