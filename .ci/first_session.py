@@ -52,6 +52,9 @@ MISTAKES = {
 PAGES = {
     "README.md": ("data.html", "timeline.html", "runs/short/report.html"),
     "docs/how_to/data.md": ("data.html",),
+    "docs/tutorials/first_model.md": ("runs/first_model/report.html",),
+    "docs/tutorials/own_data.md": ("pictures.html", "vicuna.html"),
+    "docs/tutorials/read_a_timeline.md": ("lanes.html", "best.html"),
 }
 """Pages that the blocks of a document write."""
 

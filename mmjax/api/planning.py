@@ -10,7 +10,7 @@ from mmjax.planning.arguments import ProblemArguments, read_problem
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
-from mmjax.training.metrics.activity import COMPARING, display_call
+from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.policies.auto import PolicyResult
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies, compared_policies
@@ -93,7 +93,9 @@ def simulate(
     check_layout(laid_out, problem.graph, problem.devices)
     check_positions(laid_out.units, problem.row_positions)
     check_gathered_layers(problem, laid_out)
-    return problem.simulate(laid_out, rendezvous)
+    with display_call() as display:
+        display.show(SIMULATING, 0, 1)
+        return problem.simulate(laid_out, rendezvous)
 
 
 def _problem(

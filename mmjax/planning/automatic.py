@@ -1,8 +1,10 @@
 """`plan = "auto"`: a training run measures its layers, plans by them, and predicts its step."""
 
 import dataclasses
+import functools
 import pathlib
 import statistics
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from mmjax.planning.problem import make_problem
 from mmjax.training.config import TrainConfig, load_configured_plan
+from mmjax.training.metrics.activity import COMPARING, MEASURING, display_call
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
 from mmjax.training.row_loads import capacity_row_loads, first_batches
@@ -45,7 +48,9 @@ class PredictedStep:
     work_seconds: float
 
 
-def measure_profile(config: TrainConfig, batch: GlobalBatch) -> Profile:
+def measure_profile(
+    config: TrainConfig, batch: GlobalBatch, callback: Callable[[int, int], None] = lambda done, total: None
+) -> Profile:
     """Times the layers at every tensor-parallel size that divides a module, and at two numbers of rows; without cp."""
     graph, devices = module_graph(config.model), jax.local_device_count()
     ranks = [
@@ -56,7 +61,8 @@ def measure_profile(config: TrainConfig, batch: GlobalBatch) -> Profile:
     rows = [count for count in PROFILED_ROWS if count * MICROBATCHES <= config.data.rows]
     if not rows:
         raise UserError(f"plan = 'auto' measures {MICROBATCHES} rows at least; DataConfig.rows is {config.data.rows}")
-    return profile_model(config.model, batch.arrays, config.engine_settings, ranks, rows, "none", PROFILED_STEPS)
+    settings = config.engine_settings
+    return profile_model(config.model, batch.arrays, settings, ranks, rows, "none", PROFILED_STEPS, callback)
 
 
 def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) -> PlanningProblem:
@@ -67,9 +73,11 @@ def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) ->
     return dataclasses.replace(problem, chunk_choices=(1,), rendezvous=jax.process_count() > 1)
 
 
-def plan_automatically(problem: PlanningProblem) -> tuple[Plan, str]:
+def plan_automatically(
+    problem: PlanningProblem, callback: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[Plan, str]:
     """The best plan that can be trained, and a remark for the user; raises PlanError if there is none."""
-    best = auto.plan_automatically(problem)
+    best = auto.plan_automatically(problem, callback)
     return best.plan, f"planned by {best.policy}, from this machine's profile"
 
 
@@ -106,6 +114,8 @@ def plan_and_predict(
 ) -> tuple[Plan, str, PredictedStep | None]:
     """The plan to run, a remark for the user, and the predicted step if there is a profile.
 
+    What takes more than two seconds says on standard error how far it is.
+
     Args:
         config: The run; its plan is a file, none, or `auto`.
         workdir: Where `auto` writes its profile, and where a resumed run finds it.
@@ -118,10 +128,12 @@ def plan_and_predict(
         configured = plan, remark or _remark_on_purpose(plan, config)
     if configured and not profile_path:
         return *configured, None
-    profile = _load_or_measure_profile(config, workdir / PROFILE_FILE, profile_path, any_device)
-    problem = problem_from_profile(config, profile, jax.device_count())
-    plan, remark = configured or plan_automatically(problem)
-    return plan, remark, predict_step(problem, plan)
+    with display_call(jax.process_index() == 0) as display:
+        show = functools.partial(display.show, MEASURING)
+        profile = _load_or_measure_profile(config, workdir / PROFILE_FILE, profile_path, any_device, show)
+        problem = problem_from_profile(config, profile, jax.device_count())
+        plan, remark = configured or plan_automatically(problem, functools.partial(display.show, COMPARING))
+        return plan, remark, predict_step(problem, plan)
 
 
 def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
@@ -138,7 +150,11 @@ def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
 
 
 def _load_or_measure_profile(
-    config: TrainConfig, workdir_profile: pathlib.Path, profile_path: str, any_device: bool
+    config: TrainConfig,
+    workdir_profile: pathlib.Path,
+    profile_path: str,
+    any_device: bool,
+    callback: Callable[[int, int], None],
 ) -> Profile:
     """The profile at a path, else that of the workdir, else a new one, which is written there."""
     path = profile_path or (str(workdir_profile) if workdir_profile.is_file() else "")
@@ -150,7 +166,7 @@ def _load_or_measure_profile(
     if jax.process_count() > 1:
         raise UserError("plan = 'auto' measures in one process: run python -m mmjax.profile first and pass --profile")
     (batch,) = first_batches(config, 1)
-    profile = measure_profile(config, batch)
+    profile = measure_profile(config, batch, callback)
     write_whole(workdir_profile, profile.to_json())
     return profile
 

@@ -286,6 +286,18 @@ def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> Po
     return next(result for result in eligible if result.simulated is best)
 
 
-def plan_automatically(problem: PlanningProblem) -> PolicyResult:
-    """The best result of all policies."""
-    return best_result(problem, [run_policy(problem, policy) for policy in PLANNING_POLICIES])
+def plan_automatically(
+    problem: PlanningProblem, callback: Callable[[int, int], None] = lambda done, total: None
+) -> PolicyResult:
+    """The best result of all policies.
+
+    Args:
+        problem: The problem.
+        callback: Called with the number of policies that are compared, and that of all.
+    """
+    results: list[PolicyResult] = []
+    for policy in PLANNING_POLICIES:
+        callback(len(results), len(PLANNING_POLICIES))
+        results.append(run_policy(problem, policy))
+    callback(len(results), len(results))
+    return best_result(problem, results)

@@ -53,7 +53,9 @@ def test_auto_takes_the_shortest_step_of_trainable_plans():
     able = [each for each in outcomes if each.simulated and is_trainable(of, each.plan)]
     assert len(able) >= 2
     assert best.timeline.step <= min(each.timeline.step for each in able) * 1.001
-    assert plan_automatically(of).plan == best.plan
+    seen = []
+    assert plan_automatically(of, lambda *counts: seen.append(counts)).plan == best.plan
+    assert seen == [(done, len(PLANNING_POLICIES)) for done in range(len(PLANNING_POLICIES) + 1)]
 
 
 def test_rigid_replicates_encoders_inside_the_tensor_group():
