@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from mmjax import cli
 
-if TYPE_CHECKING:  # reads the questions of the package
-    from data.datasets.easy_vqa import EasyVQA
+if TYPE_CHECKING:
+    import numpy as np
+
+    from data.datasets.easy_vqa import EasyVQA  # reads the questions of the package
 
 MIN_CLASSIFIER_ACCURACY = 0.97
 """Least share of held-out colours that the classifier must get right before its results are trusted."""
@@ -31,6 +33,12 @@ class GeneratedColoursArguments(cli.BindingArguments, cli.JsonArguments):
     sampling_steps: int = cli.flag(50, "Sampling steps of a picture.", metavar="N", parse=cli.integer(1))
     guidance: float = cli.flag(1.0, "Scale of classifier-free guidance; 1 for none.", metavar="X", parse=cli.number(0))
     seed: int = cli.flag(0, "Seed of the first picture; each has the next.", metavar="N", parse=cli.integer(0))
+    table: str = cli.flag(
+        "",
+        "Image file to write the first picture of every colour, in columns, and shape to.",
+        metavar="FILE",
+        parse=cli.output_file,
+    )
 
 
 def main(arguments: GeneratedColoursArguments) -> int:
@@ -42,8 +50,13 @@ def main(arguments: GeneratedColoursArguments) -> int:
 
     model = load_trained_model(workdir, config)
     sampling = Sampling(arguments.sampling_steps, arguments.guidance, arguments.seed)
-    splits = tuple(easy_vqa_of(config.dataset(split)) for split in ("train", "test"))
-    result = measure(ImageGenerator(model), model.step, splits, arguments.images, sampling)
+    splits = (easy_vqa_of(config.dataset("train")), easy_vqa_of(config.dataset("test")))
+    generator = ImageGenerator(model)
+    result = measure(generator, model.step, splits, arguments.images, sampling)
+    if arguments.table:
+        from data.media.images import save_image
+
+        save_image(pathlib.Path(arguments.table), draw_table(generator, sampling))
     print(json.dumps(result) if arguments.json else format_result(result))
     return 0 if result["judge"]["colour"] > MIN_CLASSIFIER_ACCURACY else 1
 
@@ -61,6 +74,22 @@ class Sampling:
     steps: int
     guidance: float = 1.0
     seed: int = 0
+
+
+def draw_table(drawer: Any, sampling: Sampling) -> "np.ndarray":
+    """The picture of every colour and shape that `measure` draws first, colours in columns, in [-1, 1]."""
+    import numpy as np
+
+    from benchmarks.generated_colours.picture_table import picture_table
+    from data.datasets.easy_vqa import colours_and_shapes
+    from data.datasets.easy_vqa import describe_shape as description
+
+    colours, shapes = map(sorted, colours_and_shapes())
+    texts = [description(colour, shape) for colour, shape in itertools.product(colours, shapes)]
+    pictures = drawer.generate(
+        texts, range(sampling.seed, sampling.seed + len(texts)), sampling.steps, sampling.guidance
+    )
+    return picture_table(np.asarray(pictures).reshape(len(colours), len(shapes), *pictures.shape[1:]))
 
 
 def easy_vqa_of(dataset: Any) -> "EasyVQA":

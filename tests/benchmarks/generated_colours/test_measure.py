@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.generated_colours import __main__ as generated_colours
 from benchmarks.generated_colours.classifier import LabelledImages, labelled_images
+from benchmarks.generated_colours.picture_table import GAP, PIXEL
 from configs.errors import UserError
 from data.datasets.easy_vqa import EasyVQA, describe_shape
 from data.datasets.tone_vqa import ToneVQA
@@ -93,6 +94,23 @@ def test_the_judge_learns_from_the_pictures_that_the_run_generates():
     np.testing.assert_array_equal(shapes.labels, whole.labels)
     coloured = [np.mean(np.abs(of.images - of.images[:, :1, :1]).max(-1) > 0.2, axis=(1, 2)) for of in (shapes, whole)]
     assert np.median(coloured[0]) > 2 * np.median(coloured[1])
+
+
+def test_a_table_has_a_column_for_each_colour_and_a_row_for_each_shape():
+    class Described:
+        """Gives each picture the number of its description."""
+
+        def generate(self, descriptions: list[str], seeds: range, steps: int, guidance: float) -> np.ndarray:
+            assert descriptions[:4] == ["a black circle", "a black rectangle", "a black triangle", "a blue circle"]
+            assert list(seeds) == list(range(5, 29)) and (steps, guidance) == (3, 2.0)
+            return np.ones((24, 2, 2, 3), np.float32) * np.linspace(-1, 0.9, 24)[:, None, None, None]
+
+    table = generated_colours.draw_table(Described(), generated_colours.Sampling(steps=3, guidance=2.0, seed=5))
+    cell = 2 * PIXEL + GAP
+    assert table.shape == (3 * cell - GAP, 8 * cell - GAP, 3)
+    numbers = np.linspace(-1, 0.9, 24).reshape(8, 3)
+    np.testing.assert_allclose(table[PIXEL::cell, PIXEL::cell, 0], numbers.T)
+    assert (table[2 * PIXEL] == 1).all()
 
 
 def test_easy_vqa_is_found_in_data_that_read_it():
