@@ -47,7 +47,7 @@ def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
         _section("Sample answers over time", element("div", samples_section(run), class_="answers")),
         _section("Training", _charts(others, "Nothing is reported yet.")),
         _section("Plan", *_plan(run)),
-        _section("A step, predicted and measured", *step_section(run, predicted)),
+        _section("A step, simulated and measured", *step_section(run, predicted)),
         _section("Data", *_data(run)),
         _section("Checkpoints", _checkpoints(run)),
         _section("Starts, devices and versions", *_starts(run)),

@@ -64,7 +64,7 @@ def html_page(timeline: Timeline, title: str) -> str:
         _subject(timeline),
         element("p", in_words(timeline)),
         headline_figures(timeline),
-        element("h2", "The step"),
+        element("h2", f"The {timeline.kind} step"),
         op_legend(timeline),
         idle_legend(timeline),
         element("figure", overview(timeline), class_="overview"),

@@ -71,7 +71,7 @@ def overview(timeline: Timeline, until: float | None = None) -> Html:
     bottom = _TOP + high * len(lanes)
     rows = [_row(timeline.step, lanes, colours, number, scale, high) for number in range(len(lanes))]
     axis = bottom_axis(to_pixels, bottom + 2, f"time in {unit}")
-    label = f"Timeline of a step on {len(timeline.lanes)} pipeline ranks"
+    label = f"Timeline of a {timeline.kind} step on {len(timeline.lanes)} pipeline ranks"
     return drawing(_WIDTH, bottom + 40, label, rows, axis)
 
 

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -85,6 +85,11 @@ class Timeline:
     def __post_init__(self) -> None:
         if not self.spans:
             raise ValueError("a timeline needs at least one span")
+
+    @property
+    def kind(self) -> Literal["simulated", "measured"]:
+        """Which of both it is; whatever shows its figures says so beside them."""
+        return "measured" if self.costs is None else "simulated"
 
     @functools.cached_property
     def step(self) -> float:

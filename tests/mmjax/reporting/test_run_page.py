@@ -65,8 +65,8 @@ def test_the_page_tells_how_the_run_stands_and_what_it_left(tmp_path):
     root = parsed_page(run_page(run, "there is no profile"))
     told = sections(root)
     assert "Finished after 12 steps." in words(root)
-    assert "The step is not predicted: there is no profile." in told["A step, predicted and measured"]
-    assert "no step of this run is recorded" in told["A step, predicted and measured"]
+    assert "The step is not simulated: there is no profile." in told["A step, simulated and measured"]
+    assert "no step of this run is recorded" in told["A step, simulated and measured"]
     assert "2 microbatches, schedule 1f1b." in told["Plan"]
     assert "Refused samples: 1 unreadable." in told["Data"] and "image <3>" in told["Data"]
     assert "jax 0.12.0" in told["Starts, devices and versions"]
@@ -113,7 +113,7 @@ def test_a_run_that_has_only_begun_has_a_page_that_says_what_is_missing(tmp_path
     told = sections(parsed_page(run_page(open_run(tmp_path), "")))
     assert "Nothing is reported yet." in told["Training"]
     assert "no plan.json" in told["Plan"] and "There are no checkpoints." in told["Checkpoints"]
-    assert "No step is reported yet." in told["A step, predicted and measured"]
+    assert "No step is reported yet." in told["A step, simulated and measured"]
     assert "sample_questions" in told["Sample answers over time"]
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "not_taken.txt").write_text("the model has 9,000,000,000 parameters\n")
@@ -129,10 +129,10 @@ def test_both_timelines_of_a_step_are_drawn_and_compared(tmp_path):
         slower = tuple(dataclasses.replace(s, start=factor * s.start, end=factor * s.end) for s in timeline.spans)
         write_step_timeline(tmp_path, 5, dataclasses.replace(timeline, spans=slower, costs=None))
         root = parsed_page(run_page(open_run(tmp_path), predicted))
-        told = sections(root)["A step, predicted and measured"]
-        assert "Predicted from the analytic costs" in told and "Measured, step 5" in told and "slow each other" in told
-        assert f"{factor:#.3g} times the predicted" in told and scale in told
-        drawn = [node for node in root.iter("svg") if (node.get("aria-label") or "").startswith("Timeline of a step")]
+        told = sections(root)["A step, simulated and measured"]
+        assert "Simulated with the analytic costs" in told and "Measured, step 5" in told and "slow each other" in told
+        assert f"{factor:#.3g} times the simulated" in told and scale in told
+        drawn = [node for node in root.iter("svg") if (node.get("aria-label") or "").startswith("Timeline of a ")]
         assert len(drawn) == 2
         rows = {row[0]: row[1] for rows in tables(root) if rows[0][0] == "unit" for row in rows[1:]}
         shares = {unit: percent(busy / timeline.step) for unit, busy in timeline.busy_by_unit.items()}

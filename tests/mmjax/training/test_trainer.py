@@ -156,7 +156,7 @@ def test_fit_of_the_python_interface_leaves_what_the_command_leaves(uninterrupte
     assert [(answer["step"], answer["kind"]) for answer in run.answers] == [(6, "answer")]
     told = words(parsed_page((tmp_path / "report.html").read_text()))
     assert "Finished after 6 steps." in told
-    assert "Predicted from the analytic costs of the cluster cpu" in told and "Measured, step 5" in told
+    assert "Simulated with the analytic costs of the cluster cpu" in told and "Measured, step 5" in told
 
 
 def test_summary_and_page_say_what_a_run_resumed_from_and_why_not_from_a_newer_checkpoint(uninterrupted, tmp_path):
