@@ -29,6 +29,12 @@ _STYLE = """
 .answers td, .answers th { padding-right: 18px; }
 """
 _MOST_REFUSALS = 200
+_LOSSES = element(
+    "p",
+    "A point of the training loss is the mean of the steps since the point before. Held-out loss and accuracy are "
+    "those of evaluations, on questions that are not trained on.",
+    class_="note",
+)
 
 
 def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
@@ -43,7 +49,7 @@ def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
         f"Run {run.name}",
         element("p", _status(run)),
         _headline(run),
-        _section("Losses on training data, and held-out accuracy", _charts(losses, "Nothing is reported yet.")),
+        _section("Losses and accuracy", _LOSSES, _charts(losses, "Nothing is reported yet.")),
         _section("Sample answers over time", element("div", samples_section(run), class_="answers")),
         _section("Training", _charts(others, "Nothing is reported yet.")),
         _section("Plan", *_plan(run)),
@@ -103,9 +109,14 @@ def _headline(run: Run) -> Html:
     known = {name: value for line in run.metrics for name, value in line.items() if is_number(value)}
     entries = [("step", count(last.get("step", 0)))]
     entries += [
-        (f"loss of {name.removeprefix('loss/')}", f"{value:.4f}")
+        (f"training loss of {name.removeprefix('loss/')}", f"{value:.4f}")
         for name, value in known.items()
         if name.startswith("loss/")
+    ]
+    entries += [
+        (f"held-out loss of {name.removeprefix('held_out_loss/')}", f"{value:.4f}")
+        for name, value in known.items()
+        if name.startswith("held_out_loss/")
     ]
     if "accuracy" in known:
         entries.append(("held-out accuracy", percent(known["accuracy"])))

@@ -67,7 +67,7 @@ def step_section(run: Run, predicted: PredictedTimeline | str) -> list[Html]:
         parts += [_busy_shares(predicted.timeline, measured.timeline)]
     if _is_emulated(run):
         parts.append(element("p", _EMULATED))
-    return [*parts, element("h3", "Every step, as the host sees it"), _host_times(run)]
+    return [*parts, element("h3", "Every step, as the host measures it"), _host_times(run)]
 
 
 def _drawn(title: str, timeline: Timeline, scale: float | None, *remarks: Html) -> list[Html]:
