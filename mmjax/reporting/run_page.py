@@ -24,9 +24,9 @@ PAGE_FILE = "report.html"
 """File of a workdir with the page that is written at the end of a run."""
 
 _STYLE = """
-.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 440px), 1fr)); }
+.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
 .charts figure { background: var(--panel); border: 1px solid var(--line); border-radius: 4px; padding: 8px 12px; }
-.answers td, .answers th { padding-right: 18px; }
+.answers td, .answers th { padding-right: 18px; min-width: 72px; }
 """
 _MOST_REFUSALS = 200
 _LOSSES = element(
