@@ -95,7 +95,7 @@ def _pictures() -> Iterator[tuple[str, str, Picture]]:
 
 def main() -> int:
     """Compares all pictures, or stores them; with --full=FOLDER also writes them there as large as they are."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Compares pictures of pages with the stored ones.")
     parser.add_argument("--renew", action="store_true", help="store the pictures instead of comparing them")
     parser.add_argument("--full", type=pathlib.Path, help="folder for pictures in full size")
     arguments = parser.parse_args()
