@@ -35,7 +35,9 @@ def test_no_test_is_given_two_tiers_or_one_that_is_not_there():
     assert {test: tiers for test, tiers in given.items() if len(tiers) > 1} == {}
 
 
-@pytest.mark.parametrize(("folder", "tier"), [("aot", "aot"), ("processes", "processes"), ("faults", "processes")])
+@pytest.mark.parametrize(
+    ("folder", "tier"), [("aot", "aot"), ("processes", "processes"), ("faults", "processes"), ("pages", "pages")]
+)
 def test_folders_of_one_tier(folder, tier):
     files = sorted((HOME / "tests" / folder).rglob("test_*.py"))
     assert files and {tier_of_file(path) for path in files} == {tier}

@@ -31,7 +31,7 @@ class DatasetStatistics:
         sample_ids: Global id of every readable sample, in the order in which they were drawn.
         units: By name, int64[n]: units of every readable sample. First what it takes of a row (`RowCapacity.names`),
             then its backbone tokens by modality, then the items that each encoder reads (`EncoderFormat.item_name`),
-            then video clips and the frames that are read of them.
+            then video clips and the frames that are read of them, and the tokens that count in the loss (`targets`).
         items: By encoder field, and `images` to generate, the lengths of the items of every readable sample.
         token_modalities: Modalities of backbone tokens: text and delimiters, outputs of every encoder, conditions of
             target images (`generation`).
@@ -165,7 +165,7 @@ def _sample_units(metadata: SampleMetadata) -> dict[str, int]:
         "video_clips": sum(not item.group for item in frames),
         "video_frames": sum(len(f.times) for f in frames),
     }
-    return {**sizes.row_units, "text": text, **tokens, **items, **of_clips}
+    return {**sizes.row_units, "text": text, **tokens, **items, **of_clips, "targets": sizes.targets}
 
 
 def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:

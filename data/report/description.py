@@ -78,6 +78,8 @@ class DatasetDescription:
         samples: Number of samples drawn and read, repetitions included.
         kinds: Kinds of samples.
         refusals: Every distinct sample that is in no step.
+        target_share: Share of the tokens of all samples that count in the loss.
+        untaught: Number of samples drawn that have no token in the loss and no image to generate.
         token_shares: Share of all backbone tokens of each modality (`DatasetStatistics.token_modalities`).
         distributions: Distributions of the units that the samples have.
         modules: Name of the module that reads each modality.
@@ -98,6 +100,8 @@ class DatasetDescription:
     samples: int
     kinds: tuple[KindCount, ...]
     refusals: tuple[Refusal, ...]
+    target_share: float
+    untaught: int
     token_shares: Mapping[str, float]
     distributions: tuple[LengthDistribution, ...]
     modules: Mapping[str, str]
@@ -234,6 +238,8 @@ def describe_dataset(
         samples=len(statistics.fits),
         kinds=_count_kinds(statistics),
         refusals=statistics.refused,
+        target_share=float(statistics.units["targets"].sum() / statistics.units["tokens"].sum()),
+        untaught=int(((statistics.units["targets"] == 0) & (statistics.units["images"] == 0)).sum()),
         token_shares=_token_shares(statistics),
         distributions=tuple(
             length_distribution(name, statistics.columns(name)[:, 0])

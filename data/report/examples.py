@@ -1,4 +1,4 @@
-"""Typical and extreme samples of a data set, decoded small enough to be shown: text, pictures, spectrograms."""
+"""Typical and extreme samples of a data set, decoded small enough to be shown: tokens, pictures, spectrograms."""
 
 import dataclasses
 import io
@@ -12,34 +12,17 @@ from data.datasets.dataset import SampleIndex
 from data.media.patches import to_uint8
 from data.packing.refusals import Refusal, call_or_refuse
 from data.report.dataset_statistics import DatasetStatistics
+from data.report.shown_tokens import TokenRun, in_loss, token_runs
 from data.samples.encoder_format import EncoderFormat, EncoderInputs
 from data.samples.image_format import PatchFormat, first_frame
 from data.samples.sample import Sample
-from data.samples.token_layout import TokenLayout
-from data.text.tokenizer import Tokenizer
 
 MAX_KINDS = 8
 """Kinds of which samples are shown, those with the most samples first."""
 
 _MAX_MEDIA = 4  # of each sort in a sample
-_MAX_CHARACTERS = 400  # of the text of a sample
 _PICTURE_SIDE, _SMALLEST_SIDE = 144, 72
 _SPECTROGRAM = (288, 72)
-
-
-@dataclasses.dataclass(frozen=True)
-class TextRun:
-    """Consecutive text of a sample that is all learned, or all given.
-
-    Attributes:
-        branch: 0 for the trunk, or the number of the branch.
-        text: The text.
-        is_target: Whether predicting it counts in the loss.
-    """
-
-    branch: int
-    text: str
-    is_target: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +49,8 @@ class SampleExample:
         role: Why it is shown: `typical`, `fewest tokens` or `most tokens`.
         sample_id: Its global id.
         sizes: What it takes of a row, by capacity; what it does not take is left out.
-        text: Its text, shortened.
+        tokens: Its tokens; of many the first and the last.
+        targets: Number of tokens that count in the loss.
         media: Its media.
         problem: Why it cannot be decoded; else empty.
     """
@@ -75,7 +59,8 @@ class SampleExample:
     role: str
     sample_id: int
     sizes: Mapping[str, int]
-    text: tuple[TextRun, ...] = ()
+    tokens: tuple[TokenRun, ...] = ()
+    targets: int = 0
     media: tuple[MediaExamples, ...] = ()
     problem: str = ""
 
@@ -111,36 +96,17 @@ def _decode(sample_index: SampleIndex, sample_id: int, role: str) -> SampleExamp
     sample = call_or_refuse(sample_index.load, sample_index, sample_id)
     if isinstance(sample, Refusal):
         return SampleExample(kind=kind, role=role, sample_id=sample_id, sizes={}, problem=sample.reason)
+    formats = sample_index.sample_format.encoder_formats
+    modules = {field: encoder_format.module for field, encoder_format in formats.items()}
     return SampleExample(
         kind=kind,
         role=role,
         sample_id=sample_id,
         sizes={name: size for name, size in sample.sizes.items() if size},
-        text=tuple(shortened(text_runs(sample.layout, sample_index.dataset.tokenizer))),
-        media=tuple(_media(sample, sample_index.sample_format.encoder_formats)),
+        tokens=token_runs(sample.layout, sample_index.dataset.tokenizer, modules),
+        targets=int(in_loss(sample.layout).sum()),
+        media=tuple(_media(sample, formats)),
     )
-
-
-def text_runs(layout: TokenLayout, tokenizer: Tokenizer) -> Iterator[TextRun]:
-    """The text of a sample without special tokens, divided where what is learned begins or ends."""
-    branches, follows = layout.branches, np.append(False, layout.branches[1:] == layout.branches[:-1])
-    is_target = np.append(False, layout.target_mask[:-1] > 0) & follows
-    changes = np.flatnonzero((np.diff(branches) != 0) | (np.diff(is_target) != 0)) + 1
-    for run in np.split(np.arange(len(branches)), changes):
-        text = tokenizer.decode(layout.tokens[run])
-        if text.strip():
-            yield TextRun(int(branches[run[0]]), text.strip(), bool(is_target[run[0]]))
-
-
-def shortened(runs: Iterator[TextRun]) -> Iterator[TextRun]:
-    """The runs up to a number of characters, the last one with an ellipsis if there is more."""
-    left = _MAX_CHARACTERS
-    for run in runs:
-        if len(run.text) > left:
-            yield dataclasses.replace(run, text=run.text[:left].rstrip() + " …")
-            return
-        yield run
-        left -= len(run.text)
 
 
 def _media(sample: Sample, encoder_formats: Mapping[str, EncoderFormat]) -> Iterator[MediaExamples]:

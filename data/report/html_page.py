@@ -1,15 +1,14 @@
 """A description of a data set as one self-contained page, and as a fragment for notebooks. Neither has a script."""
 
-import base64
 from collections.abc import Iterator
 
 from data.packing.grouping.comparison import GroupingResult
 from data.report.capacity_advice import SuggestedIsfCapacity
 from data.report.charts import buckets_chart, colour_of, histogram, policy_bars, shares_stack
 from data.report.description import DatasetDescription
-from data.report.examples import MAX_KINDS, MediaExamples, SampleExample
+from data.report.examples_html import STYLE, examples_section
 from data.report.length_distribution import LengthDistribution
-from data.report.plain_words import counted, in_words
+from data.report.plain_words import in_words
 from sharding.html.elements import Html, element, figures, legend, table
 from sharding.html.numbers import count, percent
 from sharding.html.page import page
@@ -27,12 +26,6 @@ _TITLES = {
 }
 _SHOWN_REFUSALS = 10  # without opening the list
 
-_STYLE = """
-.sample { break-inside: avoid; }
-.sample img { max-width: 100%; image-rendering: auto; border-radius: 3px; vertical-align: top; margin: 0 6px 6px 0; }
-.sample p { overflow-wrap: anywhere; margin: 4px 0; font-size: 13px; }
-"""
-
 
 def html_page(description: DatasetDescription, title: str) -> str:
     """The page."""
@@ -43,7 +36,8 @@ def html_page(description: DatasetDescription, title: str) -> str:
         element("h2", "Samples"),
         _samples(description),
         _refusals(description),
-        _examples(description),
+        element("h2", "Samples, token by token") if description.examples else "",
+        examples_section(description),
         element("h2", "Sizes of samples"),
         element("p", "Of the samples that have any. The median is dashed.", class_="note"),
         element("div", map(_distribution, _ordered(description)), class_="grid"),
@@ -51,7 +45,7 @@ def html_page(description: DatasetDescription, title: str) -> str:
         _balance(description),
         element("h2", "Suggestions"),
         _suggestions(description),
-        style=_STYLE,
+        style=STYLE,
     )
 
 
@@ -63,7 +57,7 @@ def html_fragment(description: DatasetDescription) -> Html:
         (element("p", sentence) for sentence in in_words(description)),
         _samples(description),
         element("div", charts, style="display:flex;flex-wrap:wrap;gap:14px"),
-        _examples(description),
+        examples_section(description),
         _refusals(description),
     )
 
@@ -72,12 +66,16 @@ def _figures(description: DatasetDescription) -> Html:
     configured = description.configured
     suggested = description.row_suggestions[0].wasted_flops_share if description.row_suggestions else None
     tokens = next(each for each in description.distributions if each.name == "tokens")
+    padding = configured.padding_share.get("tokens")
+    filled = None if padding is None else 1 - padding
     return figures(
         [
             ("FLOPs spent on padding", percent(configured.wasted_flops_share)),
             ("with suggested capacities", percent(suggested)),
             ("samples a row", count(configured.samples_per_row)),
             ("tokens a sample", count(tokens.mean)),
+            ("of tokens in the loss", percent(description.target_share)),
+            ("of a row's tokens filled", percent(filled)),
             ("samples drawn", count(description.samples)),
             ("refused", count(len(description.refusals))),
         ]
@@ -107,54 +105,6 @@ def _refusals(description: DatasetDescription) -> Html | str:
     box = element("div", listed, class_="list", tabindex=0, style="max-height:340px;overflow:auto")
     few = len(description.refusals) <= _SHOWN_REFUSALS
     return element("details", element("summary", title), box, open=few)
-
-
-def _examples(description: DatasetDescription) -> Html | str:
-    """Typical and extreme samples."""
-    if not description.examples:
-        return ""
-    kinds = sum(kind.drawn > 0 for kind in description.kinds)
-    which = f", of the {MAX_KINDS} largest of {kinds} kinds" if kinds > MAX_KINDS else ""
-    cards = element(
-        "div",
-        map(_example, description.examples),
-        class_="grid",
-        style="display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:14px;align-items:start",
-    )
-    note = f"Typical and extreme samples{which}, as the model reads them; what it learns to predict is bold."
-    return element("div", element("h3", "Examples"), element("p", note, class_="note"), cards)
-
-
-def _example(example: SampleExample) -> Html:
-    sizes = ", ".join(counted(size, name) for name, size in example.sizes.items())
-    return element(
-        "div",
-        element("h3", f"{example.kind}: {example.role}"),
-        element("p", f"sample {example.sample_id}: {sizes or example.problem}", class_="note"),
-        map(_media, example.media),
-        _text(example),
-        class_="panel sample",
-    )
-
-
-def _text(example: SampleExample) -> Iterator[Html]:
-    """A paragraph for every branch."""
-    for branch in dict.fromkeys(run.branch for run in example.text):
-        runs = [run for run in example.text if run.branch == branch]
-        yield element("p", (element("b" if run.is_target else "span", run.text + " ") for run in runs))
-
-
-def _media(media: MediaExamples) -> Html:
-    pictures = (
-        element("img", src=f"data:{_media_type(file)};base64,{base64.b64encode(file).decode()}", alt=media.title)
-        for file in media.files
-    )
-    more = f" and {count(media.left_out)} more" if media.left_out else ""
-    return element("div", pictures, element("p", f"{media.title}{more}", class_="note"))
-
-
-def _media_type(file: bytes) -> str:
-    return "image/png" if file.startswith(b"\x89PNG") else "image/jpeg"
 
 
 def _ordered(description: DatasetDescription) -> list[LengthDistribution]:

@@ -10,7 +10,13 @@ _UNITS = {"frames": "mel frames", "images": "target images"}
 
 def in_words(description: DatasetDescription) -> list[str]:
     """What samples there are, what a row holds, what of it is padding, and what is refused: a sentence or two each."""
-    return [_samples(description), _rows(description), *_padding(description), _refused(description.refused)]
+    return [
+        _samples(description),
+        _loss(description),
+        _rows(description),
+        *_padding(description),
+        _refused(description.refused),
+    ]
 
 
 def enumerate_words(words: Sequence[str]) -> str:
@@ -33,6 +39,14 @@ def _samples(description: DatasetDescription) -> str:
     drawn = [f"{kind.name} ({percent(kind.share)})" for kind in description.kinds if kind.drawn]
     kinds = f"of the kinds {enumerate_words(drawn)}" if len(drawn) > 1 else f"of the kind {drawn[0]}"
     return f"{count(description.samples)} samples {kinds} were drawn as training draws them."
+
+
+def _loss(description: DatasetDescription) -> str:
+    told = f"{percent(description.target_share)} of their tokens are in the loss"
+    if not description.untaught:
+        return f"{told}; each has some, or an image to generate."
+    number = "1 sample has" if description.untaught == 1 else f"{count(description.untaught)} samples have"
+    return f"{told}; {number} none and no image to generate, so they teach nothing (--page shows samples by token)."
 
 
 def _rows(description: DatasetDescription) -> str:
@@ -70,7 +84,8 @@ def _padding(description: DatasetDescription) -> list[str]:
 
 def _refused(refused: Sequence[RefusalSummary]) -> str:
     if not refused:
-        return "No sample is refused."
+        return "No sample is refused. None is cut: one that does not fit into a row would be refused."
     groups = [f"{count(summary.samples)} {summary.cause} of kind {summary.kind}" for summary in refused]
     total = sum(summary.samples for summary in refused)
-    return f"{count(total)} {'sample is' if total == 1 else 'samples are'} refused: {enumerate_words(groups)}."
+    number = "1 sample is" if total == 1 else f"{count(total)} samples are"
+    return f"{number} refused: {enumerate_words(groups)}. None is cut."

@@ -56,6 +56,11 @@ class ByteTokenizer:
         """Raises DataError: there are no control tokens."""
         raise missing_control_token_error(self, name)
 
+    def special_name(self, token_id: int) -> str | None:
+        """The role of a special token, as in `<bos>`."""
+        role = self.special_tokens.role_of(token_id)
+        return f"<{role}>" if role else None
+
     def to_json(self) -> str:
         """The kind and the special tokens."""
         return json.dumps({"kind": "bytes", "special": dataclasses.asdict(_SPECIAL_TOKENS)}, indent=1)

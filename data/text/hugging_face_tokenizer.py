@@ -208,6 +208,11 @@ class HuggingFaceTokenizer:
             raise missing_control_token_error(self, name)
         return self._control_tokens[name]
 
+    def special_name(self, token_id: int) -> str | None:
+        """How the file spells a token that is named or that it marks as special, and that of unknown text."""
+        is_special = token_id in self._control_ids or token_id == self.special_tokens.unknown
+        return self._model.id_to_token(token_id) if is_special else None
+
     def to_json(self) -> str:
         """The file and the names, so that a checkpoint needs no other file."""
         names = dataclasses.asdict(self.names)

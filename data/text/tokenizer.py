@@ -53,6 +53,10 @@ class SpecialTokens:
             if role != "pad":
                 role_of_id[token_id] = role
 
+    def role_of(self, token_id: int) -> str | None:
+        """The role of a token, not `pad` where it has another; None without one."""
+        return {of: role for role, of in self._defined().items()}.get(token_id)
+
     def require(self, role: str) -> int:
         """The id of a token that a sample cannot do without.
 
@@ -110,6 +114,10 @@ class Tokenizer(Protocol):
 
     def control_token_id(self, name: str) -> int:
         """The id of a token that only chat templates can spell, such as `<|im_start|>`; DataError without it."""
+        ...
+
+    def special_name(self, token_id: int) -> str | None:
+        """How a token that no text becomes is written, such as `<|im_start|>`, and that of unknown text; else None."""
         ...
 
     def to_json(self) -> str:

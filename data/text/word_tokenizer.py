@@ -99,6 +99,11 @@ class WordTokenizer:
         """Raises DataError: there are no control tokens."""
         raise missing_control_token_error(self, name)
 
+    def special_name(self, token_id: int) -> str | None:
+        """The name of a special token, `<unknown>` among them."""
+        role = self.special_tokens.role_of(token_id)
+        return f"<{role}>" if role else None
+
     def to_json(self) -> str:
         """Human-readable text for `from_json`."""
         fields = {"kind": "words", "special_tokens": SPECIAL_TOKENS, "words": self.words}

@@ -70,7 +70,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
         display.show(SIMULATING, 0, 1)
         timeline = problem.simulate(plan, arguments.rendezvous)
     where = f"{plan.device_count:,} devices of {problem.cluster.name}"
-    title = f"{problem.configuration.title}: {where}, plan {pathlib.Path(arguments.plan).name}"
+    title = f"Simulated step of {problem.configuration.title} on {where}, plan {pathlib.Path(arguments.plan).name}"
     written = []
     for path, text in (
         (arguments.page, lambda: html_page(timeline, title)),

@@ -4,11 +4,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from sharding.html.elements import Html, element, legend
+from sharding.html.elements import Html, element, figures, legend
 from sharding.html.numbers import significant
 from sharding.html.svg import Scale, bottom_axis, drawing, left_axis, line, polyline
 
-WIDTH, HEIGHT = 600, 230
+WIDTH, HEIGHT = 460, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 24, 40
 _MOST_POINTS = 400
 """Points of a series; neighbours are averaged where there are more."""
@@ -42,7 +42,8 @@ def line_chart(
 ) -> Html:
     """A chart with even ticks, whose points say their step and value where the pointer rests on them.
 
-    Values far outside the others stand at the edge, so that they do not flatten the rest.
+    Values far outside the others stand at the edge, so that they do not flatten the rest. Where no line has two points,
+    their values are printed instead.
 
     Args:
         title: What it shows.
@@ -53,6 +54,8 @@ def line_chart(
         write: Writes a value where the pointer rests.
         from_zero: Whether the vertical axis begins at 0.
     """
+    if all(len(one.points) < 2 for one in series):
+        return _values(title, series, unit, write)
     low, high = _range([value for one in series for _, value in one.points], from_zero)
     across = Scale(steps[0], max(steps[1], steps[0] + 1), _LEFT, WIDTH - _RIGHT)
     up = Scale(low, high, HEIGHT - _BOTTOM, _TOP)
@@ -72,6 +75,23 @@ def line_chart(
         drawing(WIDTH, HEIGHT, f"{title} by step", shapes),
         legend((one.colour, one.name) for one in series) if len(series) > 1 else "",
         _outside_note(outside),
+        style="margin:0",
+        class_="chart",
+    )
+
+
+def _values(title: str, series: Sequence[Series], unit: str, write: Callable[[float], str]) -> Html:
+    """The only value of each line as a large figure."""
+    shown = [(one, *one.points[0]) for one in series if one.points]
+    several = len(series) > 1
+    numbers = [
+        (f"{one.name} at step {step}" if several else f"at step {step}", write(value)) for one, step, value in shown
+    ]
+    return element(
+        "figure",
+        element("figcaption", title, style="font-weight:600"),
+        figures(numbers),
+        element("div", unit, class_="note", style="font-size:12px;opacity:.75") if unit else "",
         style="margin:0",
         class_="chart",
     )
@@ -117,11 +137,12 @@ def _drawn(series: Series, across: Scale, up: Scale, write: Callable[[float], st
     """The line, and a point for each value with its hint."""
     inside = [(step, min(max(value, up.low), up.high)) for step, value in series.points]
     shapes = [polyline(((across(step), up(value)) for step, value in inside), series.colour)]
+    radius = 2.2 if len(inside) > 1 else 4.0  # a single one has no line that shows where it is
     for (step, value), (_, shown) in zip(series.points, inside, strict=True):
         hint = element("title", f"{series.name}, step {step}: {write(value)}")
         x, y = across(step), up(shown)
         if value == shown:
-            shapes.append(element("circle", hint, cx=x, cy=y, r=2.2, fill=series.colour, class_="point"))
+            shapes.append(element("circle", hint, cx=x, cy=y, r=radius, fill=series.colour, class_="point"))
         else:
             tip = 7 if value > shown else -7
             path = f"M{x:.1f} {y:.1f}l5 {tip}h-10z"

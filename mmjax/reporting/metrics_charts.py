@@ -1,7 +1,7 @@
 """Which charts the metrics of a run make: losses by name, rates, times, padding, and whatever else was written."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mmjax.reporting.line_chart import Series, line_chart
 from mmjax.reporting.run_folder import Run
@@ -30,22 +30,27 @@ _GROUPS = (
     _Group("gradient_norm", "Gradient norm before clipping", from_zero=True),
     _Group("tokens_per_second", "Throughput", "backbone tokens a second", count, True),
     _Group("mfu", "Model FLOPs utilisation", "share of the peak", percent, True),
-    _Group("seconds", "Time of a step by part, as the host sees it", "seconds", seconds, True),
+    _Group("seconds", "Time of a step by part, as the host measures it", "seconds", seconds, True),
     _Group("padding", "Padding of rows by module", "share of capacity", percent, True),
 )
-_LOSS = "loss/"
-_NOT_DRAWN = ("step", "tokens/")  # padding shows these counts
+_LOSS, _HELD_OUT_LOSS = "loss/", "held_out_loss/"
+_NOT_DRAWN = ("step", "tokens/", _HELD_OUT_LOSS)  # padding shows the counts, and charts of losses the held-out ones
 
 
 def loss_charts(run: Run) -> list[Html]:
-    """A chart for each loss, and one of the accuracy."""
-    names = [name for name in _names(run) if name.startswith(_LOSS)]
-    charts = [
-        _chart(run, _Group(name, f"Loss of {name.removeprefix(_LOSS)}, mean since the point before"), [name], number)
-        for number, name in enumerate(names)
-    ]
+    """A chart for each loss, beside it the held-out one if the run was evaluated, and one of the accuracy."""
+    names = [name.removeprefix(_LOSS) for name in _names(run) if name.startswith(_LOSS)]
+    charts = [_loss_chart(run, name, number) for number, name in enumerate(names)]
     accuracy = [_ACCURACY.prefix] if _ACCURACY.prefix in _names(run) else []
     return charts + [_chart(run, _ACCURACY, accuracy, 2) for _ in accuracy]
+
+
+def _loss_chart(run: Run, name: str, number: int) -> Html:
+    trained, held_out = f"{_LOSS}{name}", f"{_HELD_OUT_LOSS}{name}"
+    if held_out not in _names(run):
+        return _chart(run, _Group(trained, f"Loss of {name}"), {trained: "training"}, number)
+    title = f"Loss of {name}, in training and on held-out questions"
+    return _chart(run, _Group(trained, title), {trained: "training", held_out: "held out"}, number)
 
 
 def other_charts(run: Run) -> list[Html]:
@@ -67,14 +72,16 @@ def _names(run: Run) -> list[str]:
     return list(dict.fromkeys(name for line in run.metrics for name in line))
 
 
-def _chart(run: Run, group: _Group, names: Sequence[str], colour: int = 0) -> Html:
+def _chart(run: Run, group: _Group, names: Sequence[str] | Mapping[str, str], colour: int = 0) -> Html:
+    """A line for each metric, called as the mapping has it, or by what follows the prefix."""
+    called = names if isinstance(names, Mapping) else {name: name.removeprefix(f"{group.prefix}/") for name in names}
     series = [
         Series(
-            name.removeprefix(f"{group.prefix}/"),
+            called[name],
             [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))],
             series_colour(colour + number),
         )
-        for number, name in enumerate(names)
+        for number, name in enumerate(called)
     ]
     return line_chart(
         group.title,

@@ -9,7 +9,7 @@ from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 
-_WIDTH, _LABELS, _ROW = 820, 190, 26
+_WIDTH, _NARROWEST, _LABELS, _ROW = 820, 600, 190, 26
 _MOST_ROWS = 60
 
 
@@ -26,9 +26,8 @@ def plan_drawing(plan: Plan) -> Html:
     ]
     bottom = _ROW * len(shown)
     centres = Scale(0, devices - 1, scale(0.5), scale(devices - 0.5))
-    picture = drawing(
-        _WIDTH, bottom + 40, f"{devices} devices by stage", shapes, bottom_axis(centres, bottom + 2, "device")
-    )
+    axis = bottom_axis(centres, bottom + 2, "device")
+    picture = drawing(_WIDTH, bottom + 40, f"{devices} devices by stage", shapes, axis, narrowest=_NARROWEST)
     left_out = f"{len(rows) - len(shown)} more pipeline ranks are not drawn." if len(rows) > len(shown) else ""
     return element("div", picture, element("p", left_out, class_="note") if left_out else "")
 

@@ -24,11 +24,17 @@ PAGE_FILE = "report.html"
 """File of a workdir with the page that is written at the end of a run."""
 
 _STYLE = """
-.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 440px), 1fr)); }
+.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
 .charts figure { background: var(--panel); border: 1px solid var(--line); border-radius: 4px; padding: 8px 12px; }
-.answers td, .answers th { padding-right: 18px; }
+.answers td, .answers th { padding-right: 18px; min-width: 72px; }
 """
 _MOST_REFUSALS = 200
+_LOSSES = element(
+    "p",
+    "A point of the training loss is the mean of the steps since the point before. Held-out loss and accuracy are "
+    "those of evaluations, on questions that are not trained on.",
+    class_="note",
+)
 
 
 def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
@@ -43,11 +49,11 @@ def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
         f"Run {run.name}",
         element("p", _status(run)),
         _headline(run),
-        _section("Losses on training data, and held-out accuracy", _charts(losses, "Nothing is reported yet.")),
+        _section("Losses and accuracy", _LOSSES, _charts(losses, "Nothing is reported yet.")),
         _section("Sample answers over time", element("div", samples_section(run), class_="answers")),
         _section("Training", _charts(others, "Nothing is reported yet.")),
         _section("Plan", *_plan(run)),
-        _section("A step, predicted and measured", *step_section(run, predicted)),
+        _section("A step, simulated and measured", *step_section(run, predicted)),
         _section("Data", *_data(run)),
         _section("Checkpoints", _checkpoints(run)),
         _section("Starts, devices and versions", *_starts(run)),
@@ -103,9 +109,14 @@ def _headline(run: Run) -> Html:
     known = {name: value for line in run.metrics for name, value in line.items() if is_number(value)}
     entries = [("step", count(last.get("step", 0)))]
     entries += [
-        (f"loss of {name.removeprefix('loss/')}", f"{value:.4f}")
+        (f"training loss of {name.removeprefix('loss/')}", f"{value:.4f}")
         for name, value in known.items()
         if name.startswith("loss/")
+    ]
+    entries += [
+        (f"held-out loss of {name.removeprefix('held_out_loss/')}", f"{value:.4f}")
+        for name, value in known.items()
+        if name.startswith("held_out_loss/")
     ]
     if "accuracy" in known:
         entries.append(("held-out accuracy", percent(known["accuracy"])))

@@ -1,4 +1,4 @@
-"""The step of a run as the simulator predicts it and as it was measured, one under the other."""
+"""The step of a run as it is simulated and as it was measured, one under the other."""
 
 import statistics
 
@@ -27,7 +27,7 @@ _MEASURED = (
     "finished the op before it, or when its inputs had arrived, whichever is last. Waiting inside an op counts as busy."
 )
 _EMULATED = (
-    "The devices share the cores of one host and slow each other, which the prediction does not know: compare who "
+    "The devices share the cores of one host and slow each other, which the simulation does not know: compare who "
     "waits for whom, not seconds."
 )
 
@@ -54,9 +54,9 @@ def step_section(run: Run, predicted: PredictedTimeline | str) -> list[Html]:
     scale = longest if longest <= _ONE_SCALE * shortest else None
     parts: list[Html] = []
     if isinstance(predicted, str):
-        parts.append(element("p", f"The step is not predicted: {predicted.rstrip('.')}."))
+        parts.append(element("p", f"The step is not simulated: {predicted.rstrip('.')}."))
     else:
-        parts += _drawn(f"Predicted from {predicted.costs}", predicted.timeline, scale)
+        parts += _drawn(f"Simulated with {predicted.costs}", predicted.timeline, scale)
     if measured is None:
         parts.append(element("p", f"There is no measured timeline: {missing.rstrip('.')}."))
     else:
@@ -67,7 +67,7 @@ def step_section(run: Run, predicted: PredictedTimeline | str) -> list[Html]:
         parts += [_busy_shares(predicted.timeline, measured.timeline)]
     if _is_emulated(run):
         parts.append(element("p", _EMULATED))
-    return [*parts, element("h3", "Every step, as the host sees it"), _host_times(run)]
+    return [*parts, element("h3", "Every step, as the host measures it"), _host_times(run)]
 
 
 def _drawn(title: str, timeline: Timeline, scale: float | None, *remarks: Html) -> list[Html]:
@@ -85,7 +85,7 @@ def _compared(predicted: Timeline, measured: Timeline, one_scale: bool) -> str:
     ratio = measured.step / predicted.step
     scales = "Both are drawn on one scale." if one_scale else "Each is drawn on a scale of its own."
     return (
-        f"The measured step took {seconds(measured.step)}, {ratio:#.3g} times the predicted {seconds(predicted.step)}. "
+        f"The measured step took {seconds(measured.step)}, {ratio:#.3g} times the simulated {seconds(predicted.step)}. "
         f"{scales} Busy shares are of the step in question."
     )
 
@@ -98,7 +98,7 @@ def _busy_shares(predicted: Timeline, measured: Timeline) -> Html:
         if unit in measured.busy_by_unit
     ]
     rows.append(("all devices", *(percent(timeline.busy / timeline.step) for timeline in both)))
-    return table(("unit", "#busy, predicted", "#busy, measured"), rows)
+    return table(("unit", "#busy, simulated", "#busy, measured"), rows)
 
 
 def _host_times(run: Run) -> Html:

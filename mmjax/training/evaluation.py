@@ -1,4 +1,4 @@
-"""Held-out accuracy: the share of questions whose answer the model gets right, word for word.
+"""Held-out accuracy and loss: the share of questions whose answer the model gets right, word for word.
 
 A conversation of several turns counts as one question, which is right if all of its answers are.
 """
@@ -28,16 +28,30 @@ class AnswerScore:
         correct: Questions answered correctly.
         questions: All questions; a conversation is one.
         answers: All answers, more than questions if there are conversations.
+        targets: Target tokens of all answers.
+        loss_sum: Sum over them of the language loss, weighted as in training.
     """
 
     correct: int
     questions: int
     answers: int
+    targets: int = dataclasses.field(default=0, compare=False)
+    loss_sum: float = dataclasses.field(default=0.0, compare=False)
 
     @property
     def accuracy(self) -> float:
         """Share of questions answered correctly; 0 without questions."""
         return self.correct / self.questions if self.questions else 0.0
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the language loss over target tokens, as that of training; None without any."""
+        return self.loss_sum / self.targets if self.targets else None
+
+    def scalars(self, backbone: str) -> dict[str, float]:
+        """What the metrics have of it; the loss under the name of the backbone's."""
+        loss = {} if self.loss is None else {f"held_out_loss/{backbone}": self.loss}
+        return {"accuracy": self.accuracy, **loss}
 
     def counted(self) -> str:
         """What is counted, in words."""
@@ -87,8 +101,11 @@ def evaluate_answers(
         done += 1
         callback(done, None, score)
     if jax.process_count() > 1:
-        counts = multihost_utils.process_allgather(np.array(dataclasses.astuple(score)))
-        score = AnswerScore(*np.asarray(counts).sum(0).tolist())
+        *counts, loss_sum = dataclasses.astuple(score)
+        gathered, losses = multihost_utils.process_allgather((np.array(counts), np.array(loss_sum, np.float32)))
+        correct, questions, answers, targets = np.asarray(gathered).sum(0).tolist()
+        loss_sum = float(np.asarray(losses, np.float64).sum())
+        score = AnswerScore(correct, questions, answers, targets, loss_sum)
     callback(done, done, score)
     return score
 
@@ -111,7 +128,20 @@ def local_score(
         if metric in evaluation.auxiliary_metrics
     }
     arrays = batch.arrays[backbone]
-    return count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape))
+    correct, is_local = _local_rows(correct_tokens, arrays["weights"].shape)
+    losses = (
+        float(np.asarray(shard.data).sum())
+        for microbatches in evaluations.values()
+        for evaluation in microbatches.values()
+        if backbone in evaluation.losses
+        for shard in evaluation.losses[backbone].addressable_shards
+        if shard.replica_id == 0
+    )
+    return dataclasses.replace(
+        count_answers(arrays, correct, is_local),
+        targets=int(((arrays["weights"] > 0) & is_local[:, None]).sum()),
+        loss_sum=batch.targets * sum(losses),
+    )
 
 
 def _local_rows(microbatches: Mapping[int, jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

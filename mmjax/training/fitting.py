@@ -281,7 +281,7 @@ class Fitting:
                 return
             trainer.evaluation_is_due = False
             if self._score is not None:
-                self._metrics.write(trainer.steps_done, {"accuracy": self._score.accuracy})
+                self._metrics.write(trainer.steps_done, self._score.scalars(trainer.config.model.backbone.name))
             if self._on_evaluation:
                 self._on_evaluation(trainer)
 

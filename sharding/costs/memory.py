@@ -1,5 +1,7 @@
 """Bytes on a device: weights and optimizer state, and what a microbatch saves for its backward."""
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Shaped
 
@@ -88,10 +90,26 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
     return np.asarray(copies * of_token)
 
 
-def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
+class TrainState(NamedTuple):
+    """Bytes of what a step keeps of its parameters.
+
+    Attributes:
+        weights: Of weights in compute precision.
+        gradients: Of gradients in float32, and of a microbatch's in compute precision.
+        optimizer: Of master weights and Adam's moments in float32.
+    """
+
+    weights: Times
+    gradients: Times
+    optimizer: Times
+
+
+def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> TrainState:
     """Bytes of weights, gradients and Adam's state, with the float32 state divided among `dp` ranks (ZeRO-1).
 
-        (compute + master / dp) * parameters + (gradient + compute + moments / dp) * trained
+        weights    compute * parameters
+        gradients  (gradient + compute) * trained
+        optimizer  (master * parameters + moments * trained) / dp
 
     A backward makes the gradients of its microbatch in compute precision before it adds them to those in float32.
 
@@ -101,5 +119,14 @@ def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, cos
         dp: Data and context-parallel ranks that hold the same parameters; of experts, those that hold the same experts.
         costs: Gives the compute precision.
     """
-    weights = (costs.element_bytes + MASTER_BYTES / dp) * parameters
-    return np.asarray(weights + (GRADIENT_BYTES + costs.element_bytes + MOMENT_BYTES / dp) * trained)
+    return TrainState(
+        np.asarray(costs.element_bytes * parameters),
+        np.asarray((GRADIENT_BYTES + costs.element_bytes) * trained),
+        np.asarray((MASTER_BYTES * parameters + MOMENT_BYTES * trained) / dp),
+    )
+
+
+def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
+    """Bytes of all of `train_state`."""
+    state = train_state(parameters, trained, dp, costs)
+    return state.weights + state.gradients + state.optimizer

@@ -25,6 +25,57 @@ class WgradCosts:
     saved_bytes: Float[np.ndarray, "m h"]
 
 
+class StaticBytes(NamedTuple):
+    """Bytes on each device of a stage at all times, by kind.
+
+    Attributes:
+        weights: Weights in compute precision.
+        gradients: Gradients in float32, and those of a microbatch in compute precision.
+        optimizer: Master weights and moments of the optimizer.
+        gathered: Whole weights and gradients of the layers that are gathered at a time, of fully sharded units.
+        workspace: What one layer needs while it runs: what it recomputes, and the buffers of its experts' tokens.
+        exchanged: What a stage exchanges with others where rows of a microbatch lie elsewhere.
+        reserved: Room for activations that is held throughout: what a microbatch of the largest capacity has beyond
+            those of this step, and what layers around the stack of a unit that is one program save.
+    """
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    gathered: float = 0.0
+    workspace: float = 0.0
+    exchanged: float = 0.0
+    reserved: float = 0.0
+
+
+class ShardedPasses(NamedTuple):
+    """What a fully sharded stage exchanges in the passes of a microbatch, and what hides it, in seconds.
+
+    All are means over microbatches and replicas.
+
+    Attributes:
+        gather: Gathers of weights in the forward.
+        gather_again: Gathers of weights in the backward.
+        scatter: Reductions of gradients in the backward, which scatter them.
+        forward: Computation of the forward.
+        backward: Computation of the backward.
+        exposed_forward: What of `gather` the forward's computation does not hide.
+        exposed_backward: What of `gather_again` and `scatter` the backward's computation does not hide.
+    """
+
+    gather: float = 0.0
+    gather_again: float = 0.0
+    scatter: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    exposed_forward: float = 0.0
+    exposed_backward: float = 0.0
+
+    def plus(self, *others: "ShardedPasses") -> "ShardedPasses":
+        """Those of both, and of more."""
+        return ShardedPasses(*map(sum, zip(self, *others, strict=True)))
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class StageCosts:
     """Costs of one stage of a plan; arrays are [microbatches m, data-parallel replicas i].
@@ -45,8 +96,10 @@ class StageCosts:
         gather: Seconds in which the replicas of all copies gather the compute weights.
         reduce: Seconds of the gradients' reduction over the replicas of all copies.
         update: Seconds of the optimizer.
-        static_bytes: Bytes on each device at all times: weights, gradients, optimizer state, workspace.
+        static: Bytes on each device at all times.
         wgrad: What is an op of its own of the backward; None where nothing is.
+        sharded: What it exchanges of its weights in every pass, which `forward` and `backward` hold as far as it is
+            exposed; None where replicas have whole weights.
     """
 
     forward: Float[np.ndarray, "m i"]
@@ -59,8 +112,9 @@ class StageCosts:
     gather: float = 0.0
     reduce: float = 0.0
     update: float = 0.0
-    static_bytes: float = 0.0
+    static: StaticBytes = StaticBytes()
     wgrad: WgradCosts | None = None
+    sharded: ShardedPasses | None = None
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in PER_MICROBATCH if name not in HELD}
@@ -78,7 +132,7 @@ class StageCosts:
                 raise ValueError(f"StageCosts.wgrad: the shapes {shapes} are not those of forward and saved_bytes")
             if np.any(self.wgrad.seconds < 0) or np.any(self.wgrad.seconds > self.backward * (1 + 1e-9)):
                 raise ValueError("StageCosts.wgrad: its seconds are negative, or more than those of the backward")
-        for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static_bytes"):
+        for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static"):
             if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
 
@@ -89,6 +143,11 @@ class StageCosts:
         if self.wgrad is None:
             return self.backward
         return self.wgrad.seconds if kind == "wgrad" else np.maximum(self.backward - self.wgrad.seconds, 0.0)
+
+    @property
+    def static_bytes(self) -> float:
+        """All of `static`."""
+        return sum(self.static)
 
     @property
     def parts(self) -> int:

@@ -3,6 +3,8 @@
 import html
 from collections.abc import Iterable, Sequence
 
+_SHORT, _LONG = 20, 40  # characters of a cell
+
 _VOID = {"br", "hr", "img", "input", "link", "meta"}
 
 
@@ -68,13 +70,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = 
         )
         for number, row in enumerate(rows)
     )
-    titled = element("caption", caption) if caption else ""
+    titled = element("caption", element("span", caption)) if caption else ""
     inner = element("table", titled, element("thead", head), element("tbody", body))
     return element("div", inner, class_="scroll", style="overflow-x:auto")
 
 
 def _cell(name: str, /, text: str, kind: str | None, **attributes: object) -> Html:
     style = "text-align:right;white-space:nowrap" if kind else "text-align:left"
+    if not kind and not isinstance(text, Html):  # a narrow table scrolls, and does not break short names into lines
+        style += ";white-space:nowrap" * (len(text) <= _SHORT) + ";min-width:28ch" * (len(text) >= _LONG)
     return element(name, text, class_=kind, style=style, **attributes)
 
 
@@ -86,7 +90,7 @@ def swatch(colour: str) -> Html:
 
 def legend(entries: Iterable[tuple[str, str]]) -> Html:
     """A line of (colour, name) entries."""
-    items = (element("span", swatch(colour), f" {name}", style="white-space:nowrap") for colour, name in entries)
+    items = (element("span", swatch(colour), f" {name}") for colour, name in entries)
     return element("div", items, class_="legend", style="display:flex;flex-wrap:wrap;gap:2px 16px")
 
 

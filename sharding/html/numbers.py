@@ -31,9 +31,14 @@ def seconds(value: Number) -> str:
     return "0 s" if value == 0 else f"{significant(value / scale)} {unit}"
 
 
+def size_unit(largest: Number) -> tuple[float, str]:
+    """The unit for sizes of at most `largest` bytes, as its bytes and its name."""
+    return next((unit for unit in _SIZE_UNITS if largest >= unit[0]), _SIZE_UNITS[-1])
+
+
 def size(bytes_: Number) -> str:
     """Bytes with three significant digits."""
-    scale, unit = next((unit for unit in _SIZE_UNITS if abs(bytes_) >= unit[0]), _SIZE_UNITS[-1])
+    scale, unit = size_unit(abs(bytes_))
     return f"{significant(bytes_ / scale, 3)} {unit}"
 
 

@@ -30,7 +30,7 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def drawing(width: Number, height: Number, label: str, *shapes: str | Iterable[str]) -> Html:
+def drawing(width: Number, height: Number, label: str, *shapes: str | Iterable[str], narrowest: Number = 0) -> Html:
     """A drawing that shrinks with the page, but does not grow.
 
     Args:
@@ -38,18 +38,21 @@ def drawing(width: Number, height: Number, label: str, *shapes: str | Iterable[s
         height: Height in pixels.
         label: What it shows, for screen readers.
         shapes: Its shapes.
+        narrowest: Pixels to which it shrinks; where there are fewer, it scrolls in a box of its own.
     """
-    return element(
+    at_least = f"min-width:{narrowest:g}px;" if narrowest else ""
+    drawn = element(
         "svg",
         *shapes,
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
         aria_label=label,
-        style=f"display:block;width:100%;max-width:{width:g}px;height:auto;overflow:visible",
+        style=f"display:block;width:100%;{at_least}max-width:{width:g}px;height:auto;overflow:visible",
         font_family="system-ui, sans-serif",
         font_size=FONT_SIZE,
         fill="currentColor",
     )
+    return element("div", drawn, class_="scroll", style="overflow-x:auto") if narrowest else drawn
 
 
 def text(x: Number, y: Number, words: str, anchor: str = "start", faint: bool = False, **attributes: object) -> Html:

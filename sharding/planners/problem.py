@@ -236,7 +236,7 @@ class PlanningProblem:
         """
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
         timeline = simulate(plan, self._schedule(plan), self.step_costs(plan, rows), occupies_ends)
-        return dataclasses.replace(timeline, purpose=self.purpose)
+        return dataclasses.replace(timeline, purpose=self.purpose, device_memory=self.cluster.memory)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """What every op of a plan's step takes, with `sampled_rows` by default."""

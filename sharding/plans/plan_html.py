@@ -8,7 +8,7 @@ from sharding.html.numbers import count
 from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text, text_width
 from sharding.plans.unit_plan import UnitPlan
 
-_WIDTH, _LABELS, _ROW = 820, 176, 26
+_WIDTH, _NARROWEST, _LABELS, _ROW = 820, 600, 176, 26
 _SEAM = 2.0  # pixels between stages, where there is room
 
 
@@ -37,7 +37,7 @@ def placement_drawing(units: Sequence[UnitPlan]) -> Html:
     shapes = [_unit(unit, number, scale) for number, unit in enumerate(units)]
     bottom = 4 + _ROW * len(units)
     axis = bottom_axis(scale, bottom, "device")
-    return drawing(_WIDTH, bottom + 38, f"Devices of {len(units)} units", shapes, axis)
+    return drawing(_WIDTH, bottom + 38, f"Devices of {len(units)} units", shapes, axis, narrowest=_NARROWEST)
 
 
 def _unit(unit: UnitPlan, number: int, scale: Scale) -> Html:

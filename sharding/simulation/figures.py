@@ -19,11 +19,15 @@ _ROUNDING = 1e-9  # share of a step below which idle time is an error of roundin
 
 
 def in_words(timeline: Timeline) -> str:
-    """The step in two sentences: how long it takes, how much of it computes, and the largest causes of idle time."""
+    """The step in two sentences: how long it takes, how much of it computes, and the largest causes of idle time.
+
+    The first says whether the step was simulated or measured, because sentences are quoted alone.
+    """
     step, idle = timeline.step, sorted(timeline.idle.items(), key=lambda item: -item[1])
     named = [f"{cause} ({percent(lost / step)})" for cause, lost in idle[:_NAMED_CAUSES] if lost > 0]
     causes = f"; most idle time is lost to {' and '.join(named)}" if named else ""
-    return f"A step takes {seconds(step)}. Devices compute for {percent(timeline.busy / step)} of it{causes}."
+    busy = percent(timeline.busy / step)
+    return f"A {timeline.kind} step takes {seconds(step)}. Devices compute for {busy} of it{causes}."
 
 
 def headline_figures(timeline: Timeline) -> Html:
@@ -40,7 +44,7 @@ def headline_figures(timeline: Timeline) -> Html:
         ]
     return figures(
         [
-            ("step", seconds(timeline.step)),
+            (f"{timeline.kind} step", seconds(timeline.step)),
             *rates,
             ("devices", count(timeline.groups.device_count)),
             ("microbatches", count(timeline.op_graph.microbatches)),
@@ -59,7 +63,7 @@ def causes_table(timeline: Timeline) -> Html:
         if lost > _ROUNDING * step
     ]
     columns = ("", "#share", "#time", "", "why devices are idle")
-    return table(columns, rows, "Where the time of a step goes, the mean over all devices")
+    return table(columns, rows, f"Where the time of a {timeline.kind} step goes, the mean over all devices")
 
 
 def _cause_row(name: str, lost: float, step: float, colour: str, sentence: str) -> tuple[str, ...]:
@@ -84,7 +88,7 @@ def units_table(timeline: Timeline) -> Html:
             row += (percent(timeline.mfu_by_unit[unit]), size(memory))
         rows.append(row)
     simulated = () if timeline.costs is None else ("#MFU", "#memory a device")
-    return table(("unit", "#devices", "#stages", "#busy", "", *simulated), rows, "Units")
+    return table(("unit", "#devices", "#stages", "#busy", "", *simulated), rows, f"Units in a {timeline.kind} step")
 
 
 def lanes_table(timeline: Timeline) -> Html:
@@ -97,8 +101,8 @@ def lanes_table(timeline: Timeline) -> Html:
         sizes = (str(lane.replicas), str(len(lane.stages)))
         memory = () if timeline.costs is None else (size(timeline.lane_peak_memory(lane)),)
         rows.append((lane.name, *devices, *sizes, *shares, *memory))
-    simulated = () if timeline.costs is None else ("#memory a device",)
-    return table(("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", *simulated), rows)
+    simulated, title = () if timeline.costs is None else ("#memory a device",), f"Stages in a {timeline.kind} step"
+    return table(("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", *simulated), rows, title)
 
 
 def filled_table(timeline: Timeline) -> Html:

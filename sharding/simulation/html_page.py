@@ -19,7 +19,9 @@ from sharding.simulation.figures import (
     op_legend,
     units_table,
 )
+from sharding.simulation.gather_figures import gathers_section
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
+from sharding.simulation.memory_figures import memory_section
 from sharding.simulation.op_colours import unit_colours
 from sharding.simulation.overview import CAUSE_COLOURS, overview
 from sharding.simulation.subject import subject_in_words
@@ -64,13 +66,16 @@ def html_page(timeline: Timeline, title: str) -> str:
         _subject(timeline),
         element("p", in_words(timeline)),
         headline_figures(timeline),
-        element("h2", "The step"),
+        element("h2", f"The {timeline.kind} step"),
         op_legend(timeline),
         idle_legend(timeline),
         element("figure", overview(timeline), class_="overview"),
         _chart(),
         reading,
         element("p", _KEYS, class_="note keys", hidden=True),
+        _gathers(timeline),
+        element("h2", "Memory of a device") if timeline.costs else "",
+        memory_section(timeline),
         element("h2", "Idle time"),
         causes_table(timeline),
         filled_table(timeline),
@@ -97,7 +102,15 @@ def html_fragment(timeline: Timeline) -> Html:
         causes_table(timeline),
         filled_table(timeline),
         units_table(timeline),
+        gathers_section(timeline) or "",
+        memory_section(timeline),
     )
+
+
+def _gathers(timeline: Timeline) -> Html:
+    """What fully sharded stages gather, if there are such."""
+    section = gathers_section(timeline)
+    return join([element("h2", "Gathers of fully sharded weights"), section] if section else [])
 
 
 def _subject(timeline: Timeline) -> Html:

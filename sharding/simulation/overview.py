@@ -29,7 +29,7 @@ CAUSE_COLOURS: dict[IdleCause, str] = {
 }
 """Colours of idle causes; after Tol's muted palette, made for colour blindness."""
 
-_WIDTH, _LABELS, _TOP = 820, 176, 6
+_WIDTH, _NARROWEST, _LABELS, _TOP = 820, 600, 176, 6
 _ROW_HEIGHTS = (28, 8)  # with labels, and of timelines with more lanes than _MANY_LANES
 _MANY_LANES = 48
 _IDLE_HEIGHT = 0.4  # of a row: idle time is drawn lower than ops
@@ -71,8 +71,8 @@ def overview(timeline: Timeline, until: float | None = None) -> Html:
     bottom = _TOP + high * len(lanes)
     rows = [_row(timeline.step, lanes, colours, number, scale, high) for number in range(len(lanes))]
     axis = bottom_axis(to_pixels, bottom + 2, f"time in {unit}")
-    label = f"Timeline of a step on {len(timeline.lanes)} pipeline ranks"
-    return drawing(_WIDTH, bottom + 40, label, rows, axis)
+    label = f"Timeline of a {timeline.kind} step on {len(timeline.lanes)} pipeline ranks"
+    return drawing(_WIDTH, bottom + 40, label, rows, axis, narrowest=_NARROWEST)
 
 
 def _row(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.costs.step_costs import StageCosts
+from sharding.costs.step_costs import StageCosts, StaticBytes
 from sharding.plans.device_groups import DeviceGroups, latest_of_sources
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import PASSES, OpGraph, OpKind
@@ -31,13 +31,18 @@ def peak_memory(
         stages: Costs of every stage.
         spans: When each op ran.
     """
-    static = np.zeros(len(groups.sizes))
-    for stage, stage_groups in groups.groups_of.items():
-        first = groups.is_first[stage]
-        np.add.at(static, stage_groups[np.nonzero(first)], stages[stage].static_bytes)
+    static = static_memory(groups, stages).sum(axis=1)
     saved = {stage: of.saved_bytes for stage, of in stages.items()}
     for_wgrads = {stage: of.wgrad.saved_bytes for stage, of in stages.items() if of.wgrad is not None}
     return static + _most_saved(op_graph, groups, saved, spans, for_wgrads)
+
+
+def static_memory(groups: DeviceGroups, stages: Mapping[StageId, StageCosts]) -> Float[np.ndarray, "n kinds"]:
+    """Bytes on a device of each group at all times, over all the stages that it holds, by kind (`StaticBytes`)."""
+    static = np.zeros((len(groups.sizes), len(StaticBytes._fields)))
+    for stage, stage_groups in groups.groups_of.items():
+        np.add.at(static, stage_groups[np.nonzero(groups.is_first[stage])], stages[stage].static)
+    return static
 
 
 def peak_host_memory(

@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from configs.errors import UserError
-from sharding.costs.step_costs import StepCosts
+from sharding.costs.step_costs import StaticBytes, StepCosts
 from sharding.frames import make_frame
 from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.plan_purpose import PlanPurpose
@@ -18,7 +18,7 @@ from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import PASSES, OpGraph, PipelineOp
 from sharding.simulation.filled_idle import FilledIdle, filled_idle, units_on_shared_devices
 from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
-from sharding.simulation.peak_memory import peak_host_memory, peak_memory
+from sharding.simulation.peak_memory import peak_host_memory, peak_memory, static_memory
 from sharding.simulation.scheduling_efficiency import scheduling_efficiency
 from sharding.simulation.spans import Span
 
@@ -73,6 +73,7 @@ class Timeline:
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and shares occupied the devices of both their ends.
         purpose: The model, rows and cluster of which it is a step; None where they are not known.
+        device_memory: Bytes of a device's memory; None where they are not known.
     """
 
     op_graph: OpGraph
@@ -81,10 +82,16 @@ class Timeline:
     spans: tuple[Span, ...]
     rendezvous: bool = False
     purpose: PlanPurpose | None = None
+    device_memory: float | None = None
 
     def __post_init__(self) -> None:
         if not self.spans:
             raise ValueError("a timeline needs at least one span")
+
+    @property
+    def kind(self) -> Literal["simulated", "measured"]:
+        """Which of both it is; whatever shows its figures says so beside them."""
+        return "measured" if self.costs is None else "simulated"
 
     @functools.cached_property
     def step(self) -> float:
@@ -204,6 +211,14 @@ class Timeline:
     def lane_peak_memory(self, lane: Lane) -> float:
         """Peak bytes on any of a lane's devices, over all the stages that they hold."""
         return float(self._peak_memory[self._groups_on(lane, self._memory_groups)].max())
+
+    def lane_memory(self, lane: Lane) -> dict[str, float]:
+        """What `lane_peak_memory` consists of: bytes by kind, of `StaticBytes` and what microbatches save."""
+        groups = self._groups_on(lane, self._memory_groups)
+        fullest = groups[self._peak_memory[groups].argmax()]
+        static = static_memory(self._memory_groups, self._known_costs().stages)[fullest]
+        kinds = dict(zip(StaticBytes._fields, static.tolist(), strict=True))
+        return kinds | {"saved": float(self._peak_memory[fullest] - static.sum())}
 
     @functools.cached_property
     def _peak_host_memory(self) -> Float[np.ndarray, " n"]:

@@ -62,9 +62,12 @@ def score(engine: Engine, state: TrainState) -> AnswerScore:
     """Of two batches."""
     batches = [
         GlobalBatch(
-            arrays=tiny_batch(runs.MODEL, seed=seed), sample_ids=np.zeros((8, 1), np.int32), counts={}, targets=0
+            arrays=arrays,
+            sample_ids=np.zeros((8, 1), np.int32),
+            counts={},
+            targets=int((arrays["backbone"]["weights"] > 0).sum()),
         )
-        for seed in (7, 8)
+        for arrays in (tiny_batch(runs.MODEL, seed=seed) for seed in (7, 8))
     ]
     return evaluate_answers(engine, state, batches)
 

@@ -52,6 +52,8 @@ def test_any_number_of_processes_trains_and_evaluates_to_the_same_numbers(saved,
         for seen in ranks:
             np.testing.assert_allclose(seen[name]["losses"], alone[name]["losses"], rtol=1e-5)
             assert seen[name]["score"] == alone[name]["score"]
+            assert seen[name]["score"].targets == alone[name]["score"].targets > 0
+            np.testing.assert_allclose(seen[name]["score"].loss, alone[name]["score"].loss, rtol=1e-5)
         found = states(ranks, name)
         assert found.keys() == expected.keys(), processes
         for key, array in expected.items():

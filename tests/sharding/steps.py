@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from hypothesis import strategies as st
 
-from sharding.costs.step_costs import StageCosts, StepCosts, WgradCosts
+from sharding.costs.step_costs import StageCosts, StaticBytes, StepCosts, WgradCosts
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
@@ -115,7 +115,8 @@ def build_step(recipe: tuple) -> SimulatedStep:
         wgrad = None
         if stage_id in op_graph.split_stages:
             wgrad = WgradCosts(backward * rng.integers(0, 5, shape) / 8, seconds(*held))
-        once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
+        *of_step, static = seconds(4)
+        once = dict(zip(("gather", "reduce", "update"), of_step, strict=True))
         stages[stage_id] = StageCosts(
             forward=forward,
             backward=backward,
@@ -125,6 +126,7 @@ def build_step(recipe: tuple) -> SimulatedStep:
             saved_bytes=seconds(*held),
             offloaded_bytes=seconds(*held),
             wgrad=wgrad,
+            static=StaticBytes(static / 2, reserved=static / 2),
             **once,
         )
     hops = {(s, t): seconds(op_graph.microbatches, replicas[t]) / 4 for s, t in op_graph.stage_graph.edges}

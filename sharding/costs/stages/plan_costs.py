@@ -2,13 +2,14 @@
 
 import functools
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import masked_flops
-from sharding.costs.memory import train_state_bytes
+from sharding.costs.memory import train_state
 from sharding.costs.stages.compiled_costs import (
     CompiledLayers,
     CompiledSums,
@@ -24,11 +25,12 @@ from sharding.costs.stages.sharded_weights import (
     WeightExchange,
     exposed,
     gathered_bytes,
+    sharded_passes,
 )
 from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replicas
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parameters
 from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
-from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts, WgradCosts
+from sharding.costs.step_costs import PER_MICROBATCH, ShardedPasses, StageCosts, StaticBytes, StepCosts, WgradCosts
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
@@ -93,17 +95,29 @@ def unit_costs(
     return tuple(builder.stage((unit.name, number)) for number in range(unit.program_count))
 
 
+class _LayerNeeds(NamedTuple):
+    """What layers of a stage need besides their state while they run.
+
+    Attributes:
+        bytes_: `StaticBytes.gathered` and `StaticBytes.workspace`.
+        sharded: As in `StageCosts`, empty where replicas have whole weights.
+    """
+
+    bytes_: tuple[float, float]
+    sharded: ShardedPasses
+
+
 class _PlanCosts(PlanLayers):
     """Costs of a plan's stages; equal stages share what they sum."""
 
     @functools.cached_property
-    def _sums(self) -> dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], float]]:
+    def _sums(self) -> dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]]:
         return {}
 
     def _layer_sums(
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int, *, keeps_gathered: bool = False
-    ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
-        """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them.
+    ) -> tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]:
+        """The PER_MICROBATCH fields of a stage with these layers, and what they need; equal stages share them.
 
         With `keeps_gathered`, gathered weights are kept from the forward to the backward, else gathered in each.
         """
@@ -117,12 +131,12 @@ class _PlanCosts(PlanLayers):
 
     def _add_layers(
         self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
-    ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
+    ) -> tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]:
         microbatches, shared = self._microbatches, unit.shared_replicas
         by_module = {
             of.module: {field: np.zeros((microbatches, of.ranks.dp)) for field in PER_MICROBATCH} for of in layers
         }
-        workspace = gathered = 0.0
+        workspace, gathered, sharded = 0.0, 0.0, ShardedPasses()
         for of_stage, exchange in zip(layers, exchanges, strict=True):
             module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
             of = self._layer_costs(of_stage)
@@ -148,6 +162,8 @@ class _PlanCosts(PlanLayers):
             for name, seconds in zip(("forward", "backward"), waits, strict=True):
                 by_module[module][name] += seconds
                 by_module[module][f"{name}_communication"] += seconds
+            if exchange != NO_EXCHANGE:
+                sharded = sharded.plus(sharded_passes(exchange, forward.total, backward.total, waits, count))
             workspace = max(workspace, float(np.max(of.workspace_bytes)))  # one layer at a time runs
             gathered = max(gathered, gathered_bytes(of_stage, self._costs))
         sums: dict[str, Float[np.ndarray, "m _"]] = {}
@@ -159,7 +175,7 @@ class _PlanCosts(PlanLayers):
             for name, seconds in zip(("forward", "backward"), gathers, strict=True):
                 sums[name] += seconds
                 sums[f"{name}_communication"] += seconds
-        return sums, workspace + gathered
+        return sums, _LayerNeeds((gathered, workspace), sharded)
 
     def stage(self, stage: StageId, *, splits_backward: bool = False) -> StageCosts:
         """Costs of one stage, whose gradients of weights may be apart from its backward."""
@@ -167,15 +183,19 @@ class _PlanCosts(PlanLayers):
         unit, layers = self._units[name], self._layers(stage)
         if unit.is_compiled:
             return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph), splits_backward)
-        sums, workspace = self._layer_sums(layers, unit, number)
-        state_bytes = self._state_bytes(layers, unit)
+        sums, needs = self._layer_sums(layers, unit, number)
         once = self._once_per_step(unit, number, layers)
         growth = self._largest_over_needed(unit)
-        of_largest = growth * (workspace + self._exchange_bytes(stage)) + (growth - 1) * float(
-            sums["saved_bytes"].max()
+        static = StaticBytes(
+            *self._state_bytes(layers, unit),
+            gathered=growth * needs.bytes_[0],
+            workspace=growth * needs.bytes_[1],
+            exchanged=growth * self._exchange_bytes(stage),
+            reserved=(growth - 1) * float(sums["saved_bytes"].max()),
         )
         wgrad = self._wgrad(layers, unit) if splits_backward else None
-        return StageCosts(**sums, **once._asdict(), static_bytes=state_bytes + of_largest, wgrad=wgrad)
+        sharded = needs.sharded if unit.fsdp > 1 else None
+        return StageCosts(**sums, **once._asdict(), static=static, wgrad=wgrad, sharded=sharded)
 
     def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:
         # What is waited for, such as the weights of fully sharded layers, counts for the backward.
@@ -185,17 +205,20 @@ class _PlanCosts(PlanLayers):
 
     def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
         """Costs of a unit whose step is one program, or two."""
-        of_chunk, chunk_workspace = self._layer_sums(layers.chunk, unit, 0)
-        before, before_workspace = self._layer_sums(layers.before, unit, 0, keeps_gathered=True)
-        behind, behind_workspace = self._layer_sums(layers.behind, unit, 0, keeps_gathered=True)
+        of_chunk, chunk_needs = self._layer_sums(layers.chunk, unit, 0)
+        before, before_needs = self._layer_sums(layers.before, unit, 0, keeps_gathered=True)
+        behind, behind_needs = self._layer_sums(layers.behind, unit, 0, keeps_gathered=True)
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
         (module,) = unit.modules
         activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
-        state_bytes = sum(self._state_bytes(each, unit) for each in held)
+        weights, gradients, optimizer = map(sum, zip(*(self._state_bytes(each, unit) for each in held), strict=True))
         around = float((before["saved_bytes"] + behind["saved_bytes"]).max())
+        needs = (chunk_needs, before_needs, behind_needs)
+        gathered, workspace = max((each.bytes_ for each in needs), key=sum)  # one of them runs at a time
+        sharded = before_needs.sharded.plus(behind_needs.sharded, *[chunk_needs.sharded] * unit.chunks)
         return StageCosts(
             **lockstep_sums(
                 CompiledSums(of_chunk, before, behind, activations, wgrad),
@@ -203,13 +226,18 @@ class _PlanCosts(PlanLayers):
                 training_order(layers, unit, self._graph),
             ),
             **OncePerStep(*once.tolist())._asdict(),
-            static_bytes=state_bytes + max(chunk_workspace, before_workspace, behind_workspace) + around,
+            static=StaticBytes(weights, gradients, optimizer, gathered, workspace, reserved=around),
+            sharded=sharded if unit.fsdp > 1 else None,
         )
 
-    def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> float:
+    def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> tuple[float, float, float]:
         """Bytes of weights, gradients and optimizer state on a device."""
-        parameters = module_parameters(layers, unit.copies)
-        return float(sum(np.sum(train_state_bytes(*of, self._costs)) for of in parameters))
+        states = [train_state(*of, self._costs) for of in module_parameters(layers, unit.copies)]
+        return (
+            float(sum(np.sum(of.weights) for of in states)),
+            float(sum(np.sum(of.gradients) for of in states)),
+            float(sum(np.sum(of.optimizer) for of in states)),
+        )
 
     def recomputed(self) -> RecomputedFlops:
         """What the backwards of all stages compute again."""

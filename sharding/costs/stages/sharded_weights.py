@@ -15,6 +15,7 @@ from sharding.costs.cost_model import CostModel, Times
 from sharding.costs.memory import GRADIENT_BYTES
 from sharding.costs.node_placement import NodePlacement
 from sharding.costs.stages.stage_parameters import LayersOfStage
+from sharding.costs.step_costs import ShardedPasses
 
 
 class WeightExchange(NamedTuple):
@@ -113,6 +114,30 @@ def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is
     hidden = np.minimum(exchange.gather_again + exchange.scatter, compute)  # of one layer
     alone = is_last * exchange.gather_again + is_first * exchange.scatter
     return np.where(compute > 0, waiting + np.minimum(alone, hidden), 0.0)
+
+
+def sharded_passes(
+    exchange: WeightExchange, forward: Times, backward: Times, waits: Float[np.ndarray, "2 ..."], count: int
+) -> ShardedPasses:
+    """What `count` equal layers exchange of a mean microbatch, and what hides it.
+
+    Args:
+        exchange: Of one layer.
+        forward: Seconds of one layer's forward of each microbatch; 0 where there is nothing to compute or to gather.
+        backward: The same of its backward.
+        waits: What is `exposed` of both.
+        count: Number of the layers.
+    """
+    forwards, backwards = (float(np.mean(np.asarray(seconds) > 0)) for seconds in (forward, backward))
+    return ShardedPasses(
+        gather=count * forwards * exchange.gather,
+        gather_again=count * backwards * exchange.gather_again,
+        scatter=count * backwards * exchange.scatter,
+        forward=count * float(np.mean(forward)),
+        backward=count * float(np.mean(backward)),
+        exposed_forward=float(np.mean(waits[0])),
+        exposed_backward=float(np.mean(waits[1])),
+    )
 
 
 def _parameters(of: LayersOfStage) -> tuple[float, float]:

@@ -31,10 +31,11 @@ REFUSED = (
 )
 
 
-def made_up(pictures=32, texts=32, refused=REFUSED):
+def made_up(pictures=32, texts=32, refused=REFUSED, untaught=False):
     """Pictures of 16 patches, 4 tokens of them and 12 of text, and texts of 16 tokens."""
     seen = {"tokens": 16, "patches": 16, "images": 0, "text": 12, "vision": 4, "generation": 0, "encoder_images": 1}
-    text = dict.fromkeys(seen, 0) | {"tokens": 16, "text": 16}
+    seen["targets"] = 3
+    text = dict.fromkeys(seen, 0) | {"tokens": 16, "text": 16, "targets": 0 if untaught else 1}
     return DatasetStatistics(
         sample_ids=np.arange(pictures + texts),
         units={name: np.array([seen[name]] * pictures + [text[name]] * texts) for name in seen},
@@ -149,6 +150,7 @@ def test_too_few_samples_for_a_step_give_no_suggestions():
 def test_words_come_first_and_say_what_the_figures_say(description):
     assert in_words(description) == [
         "64 samples of the kinds seen (50.0%) and text (50.0%) were drawn as training draws them.",
+        "12.5% of their tokens are in the loss; each has some, or an image to generate.",
         "A step takes 2 rows. A row holds at most 64 tokens, 32 patches and 8 samples; on average the policy first_fit "
         "puts 4 samples into it.",
         "Padding makes up 0.0% of the tokens of backbone and 0.0% of the patches of vision; together they take 0.0% of "
@@ -156,12 +158,18 @@ def test_words_come_first_and_say_what_the_figures_say(description):
         "If padding cost nothing, replicas would still wait for the fullest row: 0.0% for the tokens of backbone and "
         "0.0% for the patches of vision (OmniBal's DistRatio).",
         "With the suggested capacities, padding takes 0.0% of a step's FLOPs.",
-        "3 samples are refused: 2 unreadable of kind seen and 1 oversized of kind seen.",
+        "3 samples are refused: 2 unreadable of kind seen and 1 oversized of kind seen. None is cut.",
     ]
     shown = io.StringIO()
     print_description(description, Console(file=shown, width=120, highlight=False))
     assert shown.getvalue().startswith("\n".join(in_words(description)))
     assert counted(1, "images") == "1 target image" and counted(1200, "tokens") == "1,200 tokens"
+
+
+def test_samples_that_teach_nothing_are_counted():
+    silent = described(made_up(untaught=True))
+    assert (silent.untaught, silent.target_share) == (32, 3 * 32 / (64 * 16))
+    assert "32 samples have none and no image to generate, so they teach nothing" in in_words(silent)[1]
 
 
 def test_the_json_document_has_all_but_the_pictures(description):

@@ -11,15 +11,29 @@ from data.datasets.dataset import SampleIndex
 from data.datasets.easy_vqa import EasyVQA
 from data.errors import BadSampleError
 from data.report.dataset_statistics import collect_statistics
-from data.report.examples import TextRun, decode_examples, shortened, text_runs
+from data.report.examples import decode_examples
+from data.report.shown_tokens import FIRST_RUNS, LAST_RUNS, in_loss, token_runs
 from data.samples.audio_format import FrameFormat
 from data.samples.encoder_format import EncoderInputs, MediaItem
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
+from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
 from data.text.prompt_format import PromptFormat
+from tests.data.text.tiny_tokenizer import NAMES, byte_level_bpe, sentence_piece_bpe
 from tests.small_vqa import SmallVQA
+
+
+def byte_level():
+    return HuggingFaceTokenizer(byte_level_bpe().to_str(), NAMES)
+
+
+def sentence_piece():
+    return HuggingFaceTokenizer(
+        sentence_piece_bpe().to_str(), SpecialTokenNames(pad="<unk>", bos="<s>", eos="</s>", unknown="<unk>")
+    )
+
 
 CAPACITY = RowCapacity(tokens=1000, lengths={"patches": 1000}, images=4, samples=16)
 
@@ -46,28 +60,80 @@ def test_of_every_kind_the_typical_the_shortest_and_the_longest_are_taken(exampl
     assert not any(each.problem for each in found)
 
 
-def test_text_is_divided_into_what_is_given_and_what_is_learned(examples):
-    found, _ = examples
+def test_every_token_of_an_example_is_shown_once_with_what_is_learned(examples):
+    found, index = examples
+    for example in found:
+        layout = index.load(example.sample_id).layout
+        assert [token for run in example.tokens for token in run.ids] == layout.tokens.tolist()
+        learned = [run.is_target for run in example.tokens for _ in run.ids]
+        assert learned == in_loss(layout).tolist() and sum(learned) == example.targets == layout.target_mask.sum()
+        places = [run.position for run in example.tokens]
+        assert places == sorted(places) and places[0] == 0
     vqa = next(each for each in found if each.kind == "vqa")
-    questions, answers = ([run for run in vqa.text if run.is_target is learned] for learned in (False, True))
-    assert len(questions) == len(answers) and {run.branch for run in vqa.text} == set(range(1, len(questions) + 1))
-    assert all(run.text.endswith("?") for run in questions) and all(" " not in run.text for run in answers)
+    texts = {run.branch: "" for run in vqa.tokens if run.branch}
+    answers = dict.fromkeys(texts, "")
+    for run in vqa.tokens:
+        if run.branch and run.kind == "text":
+            (answers if run.is_target else texts)[run.branch] += run.text
+    assert all(text.endswith("?") for text in texts.values()) and all(answers.values())
+    medium = [run for run in vqa.tokens if run.kind == "medium"]
+    assert [(run.text, len(run.ids), run.is_target) for run in medium] == [("vision", 16, False)]
+    assert [run.text for run in vqa.tokens if run.kind == "special" and not run.branch] == ["<bos>"]
+    ends = [run for run in vqa.tokens if run.text == "<eos>"]
+    assert len(ends) == len(answers) and all(run.is_target for run in ends)
+
+
+def test_tokens_of_text_are_single_but_for_those_of_one_character():
     tokenizer = ByteTokenizer()
-    trunk, branch = [1, *tokenizer.encode("one")], tokenizer.encode("two?yes.")
-    layout = lay_out_tokens(trunk, [branch, tokenizer.encode("three")], [(), range(4, 7), ()], {})
-    assert list(text_runs(layout, tokenizer)) == [
-        TextRun(0, "one", False),
-        TextRun(1, "two?", False),
-        TextRun(1, "yes", True),
-        TextRun(1, ".", False),
-        TextRun(2, "three", False),
+    trunk = [1, *[4] * 3, *tokenizer.encode("aé\n")]
+    branch = [*tokenizer.encode("b?"), 3, *tokenizer.encode("c"), 2]
+    layout = lay_out_tokens(trunk, [branch], [(), range(3, 5)], {"patches": 4})
+    found = token_runs(layout, tokenizer, {"patches": "vision"})
+    assert [(run.branch, run.position, run.kind, run.text, run.is_target) for run in found] == [
+        (0, 0, "special", "<bos>", False),
+        (0, 1, "medium", "vision", False),
+        (0, 4, "text", "a", False),
+        (0, 5, "text", "é", False),
+        (0, 7, "text", "\n", False),
+        (1, 8, "text", "b", False),
+        (1, 9, "text", "?", False),
+        (1, 10, "special", "<answer>", False),
+        (1, 11, "text", "c", True),
+        (1, 12, "special", "<eos>", True),
     ]
+    assert found[1].ids == (4, 4, 4) and len(found[3].ids) == 2
 
 
-def test_long_texts_are_shortened_with_an_ellipsis():
-    runs = [TextRun(0, "a" * 300, False), TextRun(0, "b" * 300, True), TextRun(0, "c", True)]
-    found = list(shortened(iter(runs)))
-    assert [len(run.text) for run in found] == [300, 102] and found[-1].text.endswith("b …")
+def test_a_character_is_not_completed_across_branches_or_the_border_of_the_loss():
+    tokenizer = ByteTokenizer()
+    first, second = tokenizer.encode("é")
+    layout = lay_out_tokens([1, first], [[second, first, second]], [(), [2]], {})
+    texts = [run.text for run in token_runs(layout, tokenizer, {})]
+    assert texts == ["<bos>", *["\N{REPLACEMENT CHARACTER}"] * 4]
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentence_piece()], ids=["byte-level", "SentencePiece"])
+def test_texts_of_tokens_of_published_tokenizers_are_the_text_when_joined(tokenizer):
+    text = "What is in the picture? A red flower."
+    bos, eos = tokenizer.special_tokens.bos, tokenizer.special_tokens.eos
+    layout = lay_out_tokens([bos, *tokenizer.encode(text), eos], [], [[3]], {})
+    found = token_runs(layout, tokenizer, {})
+    assert "".join(run.text for run in found if run.kind == "text") == text
+    assert [run.kind for run in found].count("special") == 2 and found[-1].text == tokenizer.special_name(eos)
+    assert any(run.text == " is" for run in found) or any(run.text.startswith(" ") for run in found)
+    assert [run.position for run in found if run.is_target] == [3]
+
+
+def test_long_samples_are_shown_from_both_ends():
+    tokenizer, letters = ByteTokenizer(), 3 * (FIRST_RUNS + LAST_RUNS)
+    layout = lay_out_tokens([1, *tokenizer.encode("x" * letters)], [], [[letters - 1, letters]], {})
+    found = token_runs(layout, tokenizer, {})
+    assert len(found) == FIRST_RUNS + 1 + LAST_RUNS and sum(len(run.ids) for run in found) == letters + 1
+    between = found[FIRST_RUNS]
+    assert between.kind == "left out" and len(between.ids) == letters + 1 - FIRST_RUNS - LAST_RUNS
+    assert not between.is_target and [run.is_target for run in found[-3:]] == [False, True, True]
+    learned = lay_out_tokens([1, *tokenizer.encode("x" * letters)], [], [[FIRST_RUNS + 5]], {})
+    assert token_runs(learned, tokenizer, {})[FIRST_RUNS].is_target
 
 
 def test_pictures_are_what_the_encoder_reads_and_what_the_generator_should_make(examples):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from data.packing.refusals import Refusal
-from data.report.examples import MediaExamples, SampleExample, TextRun
+from data.report.examples import MediaExamples, SampleExample
 from data.report.html_page import html_page
 from data.report.length_distribution import length_distribution
 from data.report.plain_words import in_words
+from data.report.shown_tokens import TokenRun
 from tests.data.report.test_description import described, made_up
 from tests.sharding.html.documents import parsed_fragment, parsed_page, tables, tick_positions, words
 
@@ -21,7 +22,13 @@ EXAMPLE = SampleExample(
     role="typical",
     sample_id=7,
     sizes={"tokens": 16, "images": 1},
-    text=(TextRun(1, "what <shape>?", False), TextRun(1, "circle", True)),
+    tokens=(
+        TokenRun(kind="special", branch=0, position=0, ids=(1,), text="<bos>", is_target=False),
+        TokenRun(kind="medium", branch=0, position=1, ids=(4,) * 12, text="vision", is_target=False),
+        TokenRun(kind="text", branch=1, position=13, ids=(40, 41), text="what <shape>?\n", is_target=False),
+        TokenRun(kind="text", branch=1, position=15, ids=(42,), text="circle", is_target=True),
+    ),
+    targets=1,
     media=(MediaExamples("input of vision", (b"\x89PNG picture", b"\xff\xd8 picture"), 3),),
 )
 
@@ -50,16 +57,23 @@ def test_plain_words_stand_below_the_title(description, root):
 def test_all_refusals_are_listed_in_a_box_that_scrolls(root):
     listed = next(table for table in tables(root) if table[0][-1] == "reason")
     assert [tuple(row) for row in listed[1:]] == [(r.key, r.kind, r.cause, r.reason) for r in REFUSALS]
-    (details,) = root.iter("details")
+    details, _ = root.iter("details")
     assert words(details.find("summary")) == "Refused samples (30)" and details.get("open") is None
     assert "overflow:auto" in details.find("div").get("style") and details.find("div").get("tabindex") == "0"
 
 
 def test_examples_show_text_media_and_why(root):
     (card,) = (node for node in root.iter("div") if node.get("class") == "panel sample")
-    assert words(card).startswith("seen: typicalsample 7: 16 tokens, 1 target image")
+    assert words(card).startswith("seen: typicalsample 7: 16 tokens, 1 target image; 1 tokens (6.2%) in the loss")
     assert "input of vision and 3 more" in words(card)
-    assert [words(node) for node in card.iter("b")] == ["circle"] and "what <shape>?" in words(card)
+    assert [words(node) for node in card.iter("mark")] == ["circle"] and "what <shape>?↵" in words(card)
+    assert [node.get("title") for node in card.iter("span") if node.get("title")] == [
+        "token 1 to 12, id 4, not in the loss",
+        "token 13 to 14, id 40 41, not in the loss",
+        "token 15, id 42, in the loss",
+    ]
+    assert [words(node) for node in card.iter("code")] == ["<bos>"]
+    assert "12 × vision" in words(card) and "1 4×12 40 41 42" in words(card)
     sources = [node.get("src") for node in card.iter("img")]
     assert [source.partition(",")[0] for source in sources] == ["data:image/png;base64", "data:image/jpeg;base64"]
     assert [base64.b64decode(source.partition(",")[2]) for source in sources] == list(EXAMPLE.media[0].files)

@@ -74,6 +74,17 @@ def test_decoding_drops_special_tokens(tokenizer):
 
 
 @every
+def test_tokens_that_no_text_becomes_have_names_and_no_others(tokenizer):
+    special = tokenizer.special_tokens
+    for token_id in special.ids:
+        assert tokenizer.special_name(token_id), token_id
+    names = [tokenizer.special_name(token_id) for token_id in special.ids]
+    assert len(set(names)) == len(names)
+    text = tokenizer.encode("what is in the picture?")
+    assert {tokenizer.special_name(token_id) for token_id in text if token_id != special.unknown} == {None}
+
+
+@every
 def test_ids_outside_the_vocabulary_are_refused(tokenizer):
     for number in (-1, tokenizer.vocabulary_size):
         with pytest.raises(

@@ -45,7 +45,7 @@ def test_the_page_of_a_run_is_written_without_jax(tmp_path):
     done = run_without_jax("mmjax.report", f"--workdir={workdir}")
     assert done.stdout == f"Written to {workdir / 'report.html'}\n"
     root = parsed_page((workdir / "report.html").read_text())
-    assert "Predicted from the analytic costs of the cluster cpu" in words(root)
+    assert "Simulated with the analytic costs of the cluster cpu" in words(root)
     assert "The devices share the cores of one host" in words(root)
     assert [unit.name for unit in PLAN.units][0] in words(root)
 
@@ -56,7 +56,7 @@ def test_a_run_whose_modules_are_not_here_has_a_page_without_a_prediction(tmp_pa
     (workdir / cli.OPERATIVE_CONFIG).write_text("from __gin__ import dynamic_registration\nimport of_another_machine\n")
     run_without_jax("mmjax.report", f"--workdir={workdir}", f"--page={page}")
     told = words(parsed_page(page.read_text()))
-    assert "The step is not predicted:" in told and "of_another_machine" in told
+    assert "The step is not simulated:" in told and "of_another_machine" in told
     assert not (workdir / "report.html").exists()
 
 

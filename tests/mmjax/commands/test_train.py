@@ -101,7 +101,7 @@ def test_the_page_of_the_run_draws_each_step_once_and_shows_samples(trained):
         if words(figure).startswith("Loss of"):
             drawn = [point.find("title").text for point in figure.iter() if point.get("class") == "point"]
             assert [re.search(r"step (\d+)", hint)[1] for hint in drawn] == ["1", "2", "3", "4"]
-    assert "Finished after 4 steps." in words(root) and "Predicted from the analytic costs of the cluster cpu" in words(
+    assert "Finished after 4 steps." in words(root) and "Simulated with the analytic costs of the cluster cpu" in words(
         root
     )
     answers = [rows for rows in tables(root) if rows[0][:3] == ["", "question", "in the data set"]]

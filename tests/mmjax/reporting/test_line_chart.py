@@ -47,7 +47,28 @@ def test_a_long_run_is_thinned_to_means_that_keep_its_course():
     assert heights == sorted(heights, reverse=True)
 
 
-def test_equal_values_and_a_single_value_are_drawn():
-    for values in ([0.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0], [5.0]):
+def test_a_single_value_is_a_figure_and_no_chart():
+    for values, written in (([0.0], "0"), ([5.0], "5.000")):
+        root = xml.etree.ElementTree.fromstring(chart(values, unit="seconds"))
+        assert not list(root.iter("svg")) and root.find("figcaption").text == "Loss"
+        assert [node.text for node in root.iter("b")] == [written]
+        assert "".join(root.itertext()) == f"Loss{written} at step 1seconds"
+    both = [Series("a", [(3, 1.0)], "#4a9cd6"), Series("b", [], "#e09a34"), Series("c", [(4, 2.0)], "#2a9d7c")]
+    root = xml.etree.ElementTree.fromstring(line_chart("Both", both, (0, 4)))
+    assert [node.find("span").text for node in root.iter("div") if node.get("class") == "figure"] == [
+        " a at step 3",
+        " c at step 4",
+    ]
+
+
+def test_a_single_value_beside_a_line_is_a_larger_point():
+    both = [Series("training", [(1, 3.0), (2, 2.0)], "#4a9cd6"), Series("held out", [(2, 2.5)], "#e09a34")]
+    text = line_chart("Both", both, (0, 2))
+    radii = re.findall(r' r="([\d.]+)"', text)
+    assert radii == ["2.2", "2.2", "4"] and len(points(text)) == 3
+
+
+def test_equal_values_are_drawn():
+    for values in ([0.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]):
         assert len(points(chart(values))) == len(values)
         assert len(points(chart(values, from_zero=True))) == len(values)

@@ -70,7 +70,7 @@ def test_a_notebook_shows_status_and_losses(tmp_path):
     fragment = parsed_fragment(open_run(finished_run(tmp_path / "run"))._repr_html_())
     assert "Run run" in words(fragment) and "Finished after 12 steps" in words(fragment)
     assert [words(node) for node in fragment.iter("figcaption")] == [
-        "Loss of backbone, mean since the point before",
-        "Loss of generator, mean since the point before",
+        "Loss of backbone",
+        "Loss of generator",
         "Held-out accuracy",
     ]

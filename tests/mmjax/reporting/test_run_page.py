@@ -38,16 +38,16 @@ def test_each_step_of_a_run_that_was_resumed_twice_is_drawn_once(tmp_path):
     root = parsed_page(run_page(open_run(finished_run(tmp_path / "run")), "no model"))
     charts = drawn_points(root)
     steps = list(range(1, 13))
-    assert [(step, value) for _, step, value in charts["Loss of backbone, mean since the point before"]] == [
+    assert [(step, value) for _, step, value in charts["Loss of backbone"]] == [
         (step, f"{4 / step:#.4g}") for step in steps
     ]
     assert [step for _, step, _ in charts["Held-out accuracy"]] == [10, 12]  # that of step 8 was after the checkpoint
     for title, series in {
-        "Loss of generator, mean since the point before": ["loss/generator"],
+        "Loss of generator": ["training"],
         "Learning rate": ["learning_rate"],
         "Gradient norm before clipping": ["gradient_norm"],
         "Throughput": ["tokens_per_second"],
-        "Time of a step by part, as the host sees it": ["wall", "dispatch"],
+        "Time of a step by part, as the host measures it": ["wall", "dispatch"],
         "Padding of rows by module": ["backbone"],
         "mine": ["score"],
     }.items():
@@ -55,9 +55,38 @@ def test_each_step_of_a_run_that_was_resumed_twice_is_drawn_once(tmp_path):
         for name, step, _ in charts.pop(title):
             found[name].append(step)
         assert found == dict.fromkeys(series, steps), title
-    assert set(charts) == {"Loss of backbone, mean since the point before", "Held-out accuracy"}
+    assert set(charts) == {"Loss of backbone", "Held-out accuracy"}
     marks = [words(node) for node in root.iter("g") if node.get("class") == "mark"]
     assert {mark.partition(",")[0] for mark in marks} == {"resumed at step 6", "resumed at step 10"}
+
+
+def test_held_out_loss_is_drawn_beside_the_training_loss(tmp_path):
+    workdir = finished_run(tmp_path / "run")
+    for step, loss in ((8, 0.75), (12, 0.625)):
+        with (workdir / "metrics.jsonl").open("a") as lines:
+            lines.write(json.dumps({"step": step, "held_out_loss/backbone": loss}) + "\n")
+    root = parsed_page(run_page(open_run(workdir), ""))
+    points = drawn_points(root)
+    title = "Loss of backbone, in training and on held-out questions"
+    assert [point for point in points[title] if point[0] == "held out"] == [
+        ("held out", 8, "0.7500"),
+        ("held out", 12, "0.6250"),
+    ]
+    assert [step for name, step, _ in points[title] if name == "training"] == list(range(1, 13))
+    assert "Loss of generator" in points and not any("held_out_loss" in found for found in points)
+    figures = [words(node) for node in root.iter("div") if node.get("class") == "figure"]
+    assert "0.6250 held-out loss of backbone" in figures and "0.3333 training loss of backbone" in figures
+
+
+def test_curves_of_one_point_are_figures(tmp_path):
+    write_start(tmp_path, 0)
+    write_steps(tmp_path, range(1, 2))
+    root = parsed_page(run_page(open_run(tmp_path), ""))
+    charts = {words(figure.find("figcaption")): figure for figure in root.iter("figure")}
+    assert not any(list(figure.iter("svg")) for figure in charts.values())
+    assert words(charts["Loss of backbone"]) == "Loss of backbone4.000 at step 1"
+    parts = [words(node) for node in charts["Time of a step by part, as the host measures it"].iter("span")]
+    assert parts == ["wall at step 1", "dispatch at step 1"]
 
 
 def test_the_page_tells_how_the_run_stands_and_what_it_left(tmp_path):
@@ -65,8 +94,8 @@ def test_the_page_tells_how_the_run_stands_and_what_it_left(tmp_path):
     root = parsed_page(run_page(run, "there is no profile"))
     told = sections(root)
     assert "Finished after 12 steps." in words(root)
-    assert "The step is not predicted: there is no profile." in told["A step, predicted and measured"]
-    assert "no step of this run is recorded" in told["A step, predicted and measured"]
+    assert "The step is not simulated: there is no profile." in told["A step, simulated and measured"]
+    assert "no step of this run is recorded" in told["A step, simulated and measured"]
     assert "2 microbatches, schedule 1f1b." in told["Plan"]
     assert "Refused samples: 1 unreadable." in told["Data"] and "image <3>" in told["Data"]
     assert "jax 0.12.0" in told["Starts, devices and versions"]
@@ -113,7 +142,7 @@ def test_a_run_that_has_only_begun_has_a_page_that_says_what_is_missing(tmp_path
     told = sections(parsed_page(run_page(open_run(tmp_path), "")))
     assert "Nothing is reported yet." in told["Training"]
     assert "no plan.json" in told["Plan"] and "There are no checkpoints." in told["Checkpoints"]
-    assert "No step is reported yet." in told["A step, predicted and measured"]
+    assert "No step is reported yet." in told["A step, simulated and measured"]
     assert "sample_questions" in told["Sample answers over time"]
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "not_taken.txt").write_text("the model has 9,000,000,000 parameters\n")
@@ -129,10 +158,10 @@ def test_both_timelines_of_a_step_are_drawn_and_compared(tmp_path):
         slower = tuple(dataclasses.replace(s, start=factor * s.start, end=factor * s.end) for s in timeline.spans)
         write_step_timeline(tmp_path, 5, dataclasses.replace(timeline, spans=slower, costs=None))
         root = parsed_page(run_page(open_run(tmp_path), predicted))
-        told = sections(root)["A step, predicted and measured"]
-        assert "Predicted from the analytic costs" in told and "Measured, step 5" in told and "slow each other" in told
-        assert f"{factor:#.3g} times the predicted" in told and scale in told
-        drawn = [node for node in root.iter("svg") if (node.get("aria-label") or "").startswith("Timeline of a step")]
+        told = sections(root)["A step, simulated and measured"]
+        assert "Simulated with the analytic costs" in told and "Measured, step 5" in told and "slow each other" in told
+        assert f"{factor:#.3g} times the simulated" in told and scale in told
+        drawn = [node for node in root.iter("svg") if (node.get("aria-label") or "").startswith("Timeline of a ")]
         assert len(drawn) == 2
         rows = {row[0]: row[1] for rows in tables(root) if rows[0][0] == "unit" for row in rows[1:]}
         shares = {unit: percent(busy / timeline.step) for unit, busy in timeline.busy_by_unit.items()}
@@ -151,7 +180,7 @@ def test_values_that_are_not_finite_are_left_out_of_charts(tmp_path):
     lines[1] = json.dumps(json.loads(lines[1]) | {"loss/backbone": None})
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     root = parsed_page(run_page(open_run(tmp_path), ""))
-    assert [step for _, step, _ in drawn_points(root)["Loss of backbone, mean since the point before"]] == [1, 3]
+    assert [step for _, step, _ in drawn_points(root)["Loss of backbone"]] == [1, 3]
 
 
 def test_the_file_is_replaced_at_once(tmp_path):

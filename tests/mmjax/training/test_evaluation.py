@@ -27,4 +27,7 @@ def test_what_is_counted_is_said():
     assert AnswerScore(3, 1200, 1200).counted() == "1,200 questions"
     said = AnswerScore(3, 1200, 3400).counted()
     assert said == "1,200 conversations (3,400 answers, of a conversation all must be right)"
+    both = AnswerScore(0, 0, 0, targets=3, loss_sum=1.5) + AnswerScore(0, 0, 0, targets=1, loss_sum=0.5)
+    assert both.loss == 0.5 and AnswerScore(0, 0, 0).loss is None
+    assert AnswerScore(0, 0, 0).scalars("backbone") == {"accuracy": 0.0}
     assert AnswerScore(1, 2, 3) + AnswerScore(10, 20, 30) == AnswerScore(11, 22, 33)

@@ -1,5 +1,6 @@
 """The loop: resuming, being told to stop, stopping at NaN, and what it refuses."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -12,7 +13,7 @@ import pytest
 
 import mmjax
 from configs.errors import UserError
-from data.packing.pipeline import training_batches
+from data.packing.pipeline import evaluation_batches, training_batches
 from mmjax.reporting.run_folder import open_run
 from mmjax.training.batches import row_order_request
 from mmjax.training.config import find_plan_file, load_configured_plan
@@ -29,6 +30,7 @@ from sharding.runtime.hops import DevicePutHop
 from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engine.test_compilation import compilations
+from tests.mmjax.training.engines import reference
 from tests.mmjax.training.measured_steps import check_measured
 from tests.mmjax.training.trainer_runs import (  # noqa: F401
     CONFIG,
@@ -156,7 +158,7 @@ def test_fit_of_the_python_interface_leaves_what_the_command_leaves(uninterrupte
     assert [(answer["step"], answer["kind"]) for answer in run.answers] == [(6, "answer")]
     told = words(parsed_page((tmp_path / "report.html").read_text()))
     assert "Finished after 6 steps." in told
-    assert "Predicted from the analytic costs of the cluster cpu" in told and "Measured, step 5" in told
+    assert "Simulated with the analytic costs of the cluster cpu" in told and "Measured, step 5" in told
 
 
 def test_summary_and_page_say_what_a_run_resumed_from_and_why_not_from_a_newer_checkpoint(uninterrupted, tmp_path):
@@ -214,7 +216,22 @@ def test_a_workdir_with_checkpoints_is_refused_without_resume(uninterrupted):
 def test_accuracies_are_written_at_the_evaluation_interval(tmp_path):
     config = dataclasses.replace(CONFIG, evaluation_interval=1)
     run(tmp_path, config=config)
-    assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [1, 2, 3, 4, 5, 6]
+    for name in ("accuracy", "held_out_loss/backbone"):
+        assert [line["step"] for line in read_metrics(str(tmp_path)) if name in line] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_held_out_loss_is_the_mean_over_the_target_tokens_of_the_test_split(tmp_path):
+    with Trainer(CONFIG, PLAN) as trainer:
+        score = trainer.evaluate()
+        parameters = jax.device_get(trainer.parameters())
+    losses = reference(MODEL)
+    batches = evaluation_batches(DATA, MODEL, CONFIG.dataset("test"))
+    with contextlib.closing(batches):
+        found = [(float(losses(parameters, batch.arrays)[0]["backbone"]), batch.targets) for batch in batches]
+    targets = sum(count for _, count in found)
+    assert len(found) > 1 and score.targets == targets
+    assert score.loss == pytest.approx(sum(loss * count for loss, count in found) / targets, rel=1e-4)
+    assert score.scalars("backbone") == {"accuracy": score.accuracy, "held_out_loss/backbone": score.loss}
 
 
 def test_an_evaluation_that_was_stopped_before_it_compiles_nothing():

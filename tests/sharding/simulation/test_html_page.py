@@ -1,6 +1,7 @@
 """The page and the notebook fragment of a timeline: every op once, every cause explained, nothing loaded."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -29,6 +30,19 @@ def timeline():
 @pytest.fixture(scope="module")
 def root(timeline):
     return parsed_page(html_page(timeline, TITLE))
+
+
+def test_every_figure_of_a_step_says_whether_it_is_simulated_or_measured(timeline):
+    measured = dataclasses.replace(timeline, costs=None)
+    for each, kind, other in ((timeline, "simulated", "measured"), (measured, "measured", "simulated")):
+        root = parsed_page(html_page(each, TITLE))
+        told = words(root.find("body"))
+        assert f"A {kind} step takes {timeline.step:.2f} s." in told and f"The {kind} step" in told
+        assert f"A {other} step" not in told and f"The {other} step" not in told
+        figures = [words(node) for node in root.iter("div") if node.get("class") == "figure"]
+        assert figures[0] == f"{timeline.step:.2f} s {kind} step"
+        captions = [words(node) for node in root.iter("caption")]
+        assert captions and all(f"a {kind} step" in caption for caption in captions), captions
 
 
 def test_the_title_is_the_heading(root):
@@ -63,7 +77,7 @@ def test_every_cause_of_the_timeline_is_explained_and_no_other_is_listed(timelin
 
 
 def test_units_and_stages_have_their_busy_share(timeline, root):
-    _, units, stages = tables(root)
+    units, stages = tables(root)[-2:]
     assert [row[0] for row in units[1:]] == ["encoder", "backbone"] and units[0][3] == "busy"
     lanes = [lane for lane in timeline.lanes if lane.rank[0] == "backbone"]
     mean = np.mean([timeline.lane_busy(lane) for lane in lanes])  # both have four devices
@@ -99,9 +113,10 @@ def test_a_notebook_shows_the_timeline_without_scripts_and_twice_without_collisi
     root = parsed_fragment(fragment)
     text = words(root)
     assert text.startswith(
-        f"A step takes {timeline.step:.2f} s. Devices compute for {percent(timeline.busy / timeline.step)}"
+        f"A simulated step takes {timeline.step:.2f} s. Devices compute for {percent(timeline.busy / timeline.step)}"
     )
     assert all(IDLE_CAUSES[cause] in text for cause, lost in timeline.idle.items() if lost)
     assert [node.get("aria-label") for node in root.iter("svg") if node.get("role") == "img"] == [
-        "Timeline of a step on 3 pipeline ranks"
+        "Timeline of a simulated step on 3 pipeline ranks",
+        "Memory by kind of 3 stages",
     ]

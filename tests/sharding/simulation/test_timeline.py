@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sharding.costs.step_costs import StageCosts
+from sharding.costs.step_costs import StageCosts, StaticBytes
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
@@ -189,11 +189,14 @@ def test_stages_that_share_devices_add_up_in_memory():
     everything = frozenset(graph.stages)
     op_graph = OpGraph(stage_graph=graph, microbatches=2, backward_stages=everything, trained_stages=everything)
     ones = np.ones((2, 1))
-    stage = stage_costs(ones, ones, saved_bytes=10.0 * ones, static_bytes=100.0)
+    static = StaticBytes(weights=60.0, gradients=20.0, optimizer=10.0, gathered=4.0, workspace=3.0, reserved=3.0)
+    stage = stage_costs(ones, ones, saved_bytes=10.0 * ones, static=static)
     timeline = simulate_on_devices(
         single_devices(graph), gpipe(op_graph), step_costs(op_graph, dict.fromkeys(graph.stages, stage))
     )
     assert [timeline.lane_peak_memory(lane) for lane in timeline.lanes] == [240.0, 240.0]
+    twice = {kind: 2 * held for kind, held in static._asdict().items()}
+    assert [timeline.lane_memory(lane) for lane in timeline.lanes] == [twice | {"saved": 40.0}] * 2
     assert [len(lane.stages) for lane in timeline.lanes] == [2, 2]
 
 

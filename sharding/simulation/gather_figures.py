@@ -1,0 +1,132 @@
+"""What fully sharded stages gather and scatter in every pass, and how much of it computation hides."""
+
+from collections.abc import Sequence
+
+from sharding.costs.step_costs import ShardedPasses
+from sharding.html.colours import BLUE, GREEN, ORANGE, PINK
+from sharding.html.elements import Html, element, legend, table
+from sharding.html.numbers import percent, seconds, seconds_unit
+from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text
+from sharding.simulation.timeline import Lane, Timeline
+
+_WIDTH, _NARROWEST, _LABELS, _BAR, _TOP = 820, 600, 236, 12, 4
+_PASS = 2 * _BAR + 8  # pixels of the two bars of a pass and of what is between passes
+_READING = (
+    "A layer's weights are gathered while the layer before it computes, and its gradients are scattered while the next "
+    "computes. Below a pass's computation stand its collectives: where both overlap, computation hides them, and what "
+    "stands alone is exposed and lengthens the pass. All are means over microbatches and replicas; layers gather and "
+    "compute by turns, and are drawn as one."
+)
+
+
+def gathers_section(timeline: Timeline) -> Html | None:
+    """Gathers of every fully sharded stage beside what hides them; None for a step without, or a measured one."""
+    found = {lane: passes for lane in timeline.lanes if (passes := _of_lane(timeline, lane)) is not None}
+    if not found:
+        return None
+    drawn = [
+        max((lane for lane in lanes if lane in found), key=lambda lane: _exposed(found[lane]))
+        for lanes in timeline.lanes_of_units.values()
+        if any(lane in found for lane in lanes)
+    ]
+    return element(
+        "div",
+        element("p", _in_words(timeline, found)),
+        legend(
+            [
+                (BLUE, "forward, computing"),
+                (ORANGE, "backward, computing"),
+                (PINK, "all-gather of weights"),
+                (GREEN, "reduce-scatter of gradients"),
+            ]
+        ),
+        _bars(drawn, found),
+        element("p", _READING, class_="note"),
+        _table(found),
+        class_="gathers",
+    )
+
+
+def _of_lane(timeline: Timeline, lane: Lane) -> ShardedPasses | None:
+    """Those of all the stages of a pipeline rank."""
+    if timeline.costs is None:
+        return None
+    own = [passes for stage in lane.stages if (passes := timeline.costs.stages[stage].sharded) is not None]
+    return ShardedPasses().plus(*own) if own else None
+
+
+def _exposed(passes: ShardedPasses) -> float:
+    return passes.exposed_forward + passes.exposed_backward
+
+
+def _collectives(passes: ShardedPasses) -> float:
+    return passes.gather + passes.gather_again + passes.scatter
+
+
+def _in_words(timeline: Timeline, found: dict[Lane, ShardedPasses]) -> str:
+    lane = max(found, key=lambda lane: _exposed(found[lane]))
+    passes, of_copy = found[lane], timeline.op_graph.microbatches / lane.copies
+    collectives, exposed = _collectives(passes), _exposed(passes)
+    hidden = percent(1 - exposed / collectives) if collectives else percent(0.0)
+    return (
+        f"Of each microbatch, {lane.name} takes {seconds(collectives)} for its gathers and scatters, simulated. "
+        f"Computation hides {hidden} of that; {seconds(exposed)} remain exposed, "
+        f"{percent(of_copy * exposed / timeline.step)} of the step over all its microbatches."
+    )
+
+
+def _bars(lanes: Sequence[Lane], found: dict[Lane, ShardedPasses]) -> Html:
+    """Each pass begins with its exposed collectives, so that overlapping bars are what is hidden."""
+    longest = max(
+        max(of.forward + of.exposed_forward, of.backward + of.exposed_backward, of.gather, of.gather_again + of.scatter)
+        for of in (found[lane] for lane in lanes)
+    )
+    unit_seconds, unit = seconds_unit(longest)
+    scale = Scale(0.0, max(longest / unit_seconds, 1e-9), _LABELS, _WIDTH - 12)
+    shapes, top = [], _TOP
+    for lane in lanes:
+        of = found[lane]
+        passes = {
+            "forward": (BLUE, of.forward, of.exposed_forward, [(PINK, "all-gathers", of.gather)]),
+            "backward": (
+                ORANGE,
+                of.backward,
+                of.exposed_backward,
+                [(PINK, "all-gathers", of.gather_again), (GREEN, "reduce-scatters", of.scatter)],
+            ),
+        }
+        for name, (colour, computing, exposed, collectives) in passes.items():
+            shapes.append(text(0, top + _BAR + 4, f"{lane.name}, {name}"))
+            shapes.append(_bar(scale, top, exposed / unit_seconds, computing / unit_seconds, colour, "computing"))
+            before = 0.0
+            for shade, words, taken in collectives:
+                shapes.append(_bar(scale, top + _BAR, before / unit_seconds, taken / unit_seconds, shade, words))
+                before += taken
+            top += _PASS
+    shapes.append(bottom_axis(scale, top, f"time of a microbatch in {unit}"))
+    return drawing(_WIDTH, top + 38, "Collectives of weights beside computation", shapes, narrowest=_NARROWEST)
+
+
+def _bar(scale: Scale, top: float, start: float, long: float, colour: str, words: str) -> Html:
+    return rectangle(scale(start), top, scale(start + long) - scale(start), _BAR - 1, colour, words)
+
+
+def _table(found: dict[Lane, ShardedPasses]) -> Html:
+    rows = [
+        (
+            lane.name,
+            *map(seconds, (of.gather, of.gather_again, of.scatter, of.forward + of.backward, _exposed(of))),
+            percent(1 - _exposed(of) / _collectives(of)) if _collectives(of) else "",
+        )
+        for lane, of in found.items()
+    ]
+    columns = (
+        "stage",
+        "#all-gathers, forward",
+        "#all-gathers, backward",
+        "#reduce-scatters",
+        "#computing",
+        "#exposed",
+        "#hidden",
+    )
+    return table(columns, rows, "Collectives of weights in a simulated step, of a microbatch")
