@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.live import Live
@@ -119,6 +119,7 @@ def clock_time(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds))) if minutes >= 60 else f"{minutes}:{second:02d}"
 
 
+@runtime_checkable
 class ShowsActivities(Protocol):
     """Shows how far work is that belongs to no step."""
 
