@@ -7,7 +7,7 @@ import os
 import pathlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -130,8 +130,8 @@ class Trainer:
         self.engine = engine_with_shared_programs(config.model, plan, batch_spec.arrays, config.engine_settings)
         self.heartbeat.op_log = self.engine.executor.op_log
         self._requirements = self.engine.batch_requirements(config.data.rows)
-        row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
-        self.batches = open_batches(config, dataset, row_order, self._requirements)
+        self._row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
+        self.batches = open_batches(config, dataset, self._row_order, self._requirements)
         if workdir is not None:
             # Each process refuses samples of the rows that it loads, so each has lists of its own.
             process = jax.process_index()
@@ -168,7 +168,7 @@ class Trainer:
         if workdir is not None and jax.process_index() == 0:
             write_run_files(workdir, self.engine.plan, self.tokenizer, self.prompt_format)
 
-    def __enter__(self) -> "Trainer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
