@@ -15,7 +15,7 @@ import optax
 from mmjax.models.structure.parameters import init_layer_parameters
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_functions import make_stage_function
-from mmjax.training.engine.stage_layouts import PieceRun
+from mmjax.training.engine.stage_layouts import PieceRun, piece_key
 from sharding.axes import Axes
 from sharding.trees import Tree
 
@@ -38,18 +38,14 @@ class OneJit:
             for stage in engine.stages.values()
         ]
         self._runs: list[PieceRun] = [run for layout, _ in self._stages for run in layout.piece_runs]
-        self._optimizers = {
-            key: optimizer for stage in engine.stages for key, optimizer in engine.stage_optimizers(stage).items()
-        }
+        self._hyperparameters = engine.part_optimizers.hyperparameters(engine.modules).by_piece
         self._step = jax.jit(self._whole_step, donate_argnums=0)
 
     def initial_state(self) -> State:
         """The engine's initial values, and moments of zero."""
         parameters = jax.device_put({run.parameter_key: self._initial(run) for run in self._runs}, self._device)
         moments = {
-            run.parameter_key: self._over_layers(run, self._optimizers[run.parameter_key].init)(
-                parameters[run.parameter_key]
-            )
+            run.parameter_key: self._over_layers(run, self._engine.optimizer.init)(parameters[run.parameter_key])
             for run in self._runs
         }
         # counts are not tied to a device yet; they would be after a step, and the step would be compiled again
@@ -111,9 +107,10 @@ class OneJit:
         return sum(losses, start=jnp.zeros(()))
 
     def _updater(self, key: str) -> Callable[[Tree, Any, Any], tuple[Any, Any]]:
+        hyperparameters = self._hyperparameters[piece_key(key)]
+
         def update(gradients: Tree, moments: Any, parameters: Any) -> tuple[Any, Any]:
-            with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-                changes, moments = self._optimizers[key].update(gradients, moments, parameters)
+            changes, moments = self._engine.optimizer.update(gradients, moments, parameters, hyperparameters)
             return optax.apply_updates(parameters, changes), moments
 
         return update

@@ -3,7 +3,7 @@
 The forward pass is what every plan is verified against, and what generation runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -43,8 +43,21 @@ def with_tied_parameters(module_parameters: Tree, piece: Piece, parameters: Tree
     return parameters
 
 
+Observe = Callable[[str, Any], Any]
+"""Given `module/piece/layer` and what the layer returns, what the next layer takes."""
+
+
+def as_it_is(name: str, output: Any) -> Any:
+    """What a layer returns."""
+    return output
+
+
 def run_module(
-    module: Module, parameters: Tree, inputs: dict[str, jax.Array], batch: Mapping[str, Any]
+    module: Module,
+    parameters: Tree,
+    inputs: dict[str, jax.Array],
+    batch: Mapping[str, Any],
+    observe: Observe = as_it_is,
 ) -> ModuleOutput:
     """Runs a module's layers one after another.
 
@@ -53,6 +66,7 @@ def run_module(
         parameters: Its parameters, `{piece: {layer: {...}}}`.
         inputs: Activations of the modules before it, by their names.
         batch: The arrays that it reads, rows first.
+        observe: Sees, and may change, what every layer returns.
     """
     x: Any = inputs
     axes, auxiliary_losses = Axes(), []
@@ -67,6 +81,7 @@ def run_module(
             if isinstance(x, LayerOutput):
                 auxiliary_losses.append(x.auxiliary_loss)
                 x = x.x
+            x = observe(f"{module.name}/{piece.name}/{layer}", x)
     if auxiliary_losses:
         balancing_loss = sum(auxiliary_losses[1:], start=auxiliary_losses[0])
         return x._replace(auxiliary_losses={**x.auxiliary_losses, BALANCING_LOSS: balancing_loss})
@@ -74,7 +89,10 @@ def run_module(
 
 
 def run_model(
-    modules: tuple[Module, ...], parameters: Tree, batch: Mapping[str, Mapping[str, jax.Array]]
+    modules: tuple[Module, ...],
+    parameters: Tree,
+    batch: Mapping[str, Mapping[str, jax.Array]],
+    observe: Observe = as_it_is,
 ) -> dict[str, ModuleOutput]:
     """Runs a model, and gives every module's output by name.
 
@@ -82,11 +100,12 @@ def run_model(
         modules: The modules in topological order.
         parameters: Their parameters, `{module: {piece: {layer: {...}}}}`.
         batch: The arrays that each module reads, `{module: {name: array}}`, rows first.
+        observe: Sees, and may change, what every layer returns.
     """
     outputs: dict[str, ModuleOutput] = {}
     for module in modules:
         inputs = {name: outputs[name].activations[module.name] for name in module.inputs}
-        outputs[module.name] = run_module(module, parameters[module.name], inputs, batch[module.name])
+        outputs[module.name] = run_module(module, parameters[module.name], inputs, batch[module.name], observe)
     return outputs
 
 

@@ -1,17 +1,24 @@
 """The trainer of commands and of the Python interface: its workdir gets all that is known about the run."""
 
+import contextlib
+import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 
 from configs.errors import UserError
 from configs.whole_files import write_whole
+from data.packing.global_batch import GlobalBatch
 from mmjax.generation.sample_log import SampleLog
 from mmjax.planning.automatic import PredictedStep, compare_prediction
 from mmjax.reporting.run_page import write_report
+from mmjax.training.activations import layer_activations
+from mmjax.training.batches import open_batches
 from mmjax.training.config import TrainConfig
+from mmjax.training.engine.engine import HostBatch
 from mmjax.training.evaluation import AnswerScore
 from mmjax.training.fitting import TrainResult
 from mmjax.training.metrics.activity import COMPILING_STEP, ShowsActivities, display_call
@@ -30,6 +37,7 @@ class RunTrainer(Trainer):
         trainer.step()           # one step
         trainer.timeline()       # one step, and when each of its ops ran
         trainer.gradients()      # of the next batch, which stays the next
+        trainer.activations()    # of its layers, by name
         trainer.fit()            # all steps that are left, then the evaluation
 
     With a workdir, `fit` leaves there what `python -m mmjax.train` leaves (docs/how_to/runs.md): metrics, sample
@@ -114,6 +122,62 @@ class RunTrainer(Trainer):
                     f"({reason}); make room and run the same command with --resume"
                 ) from error
         return result
+
+    # ------------------------------------------------------------------ activations
+
+    def activations(
+        self, names: str | Sequence[str] = "*", batch: GlobalBatch | HostBatch | None = None
+    ) -> dict[str, np.ndarray]:
+        """What layers return for a batch, by name, with the rows of the batch first.
+
+            trainer.activations("backbone/blocks/*")["backbone/blocks/002"]  # [rows, tokens, width]
+
+        Names are those of `parameters()`, `module/piece/layer`; behind the last layer of a module follows the module
+        that takes it, as in `vision/projector/000>backbone`. All of the model runs on this process's first device.
+
+        Args:
+            names: A name, or a pattern (`fnmatch`), or several.
+            batch: The batch, or its arrays as they are packed; the next one by default, which stays the next.
+
+        Raises:
+            UserError: A name matches no layer, or other processes hold some of the parameters.
+        """
+        return self._layer_activations(names, batch, gradients=False)
+
+    def activation_gradients(
+        self, names: str | Sequence[str] = "*", batch: GlobalBatch | HostBatch | None = None
+    ) -> dict[str, np.ndarray]:
+        """Gradients of the sum of the losses with respect to `activations`, by the same names."""
+        return self._layer_activations(names, batch, gradients=True)
+
+    def _layer_activations(
+        self, names: str | Sequence[str], batch: GlobalBatch | HostBatch | None, gradients: bool
+    ) -> dict[str, np.ndarray]:
+        parameters, device = self.parameters(), jax.local_devices()[0]
+        if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(parameters)):
+            raise UserError("activations are computed by one process, and other processes hold some of the parameters")
+        found = self._packed_batch() if batch is None else batch
+        seed_and_step = np.array([self.config.seed, self.steps_done], np.int32)
+        arrays = {
+            module: {**of_module, "seed_and_step": seed_and_step}
+            for module, of_module in (found.arrays if isinstance(found, GlobalBatch) else found).items()
+        }
+        return layer_activations(
+            self.config.model,
+            *jax.device_put((parameters, arrays), device),
+            patterns=(names,) if isinstance(names, str) else tuple(names),
+            gradients=gradients,
+        )
+
+    def _packed_batch(self) -> GlobalBatch:
+        """The next batch whole, its items in the rows in which they are packed, whatever rows the plan has."""
+        data = dataclasses.replace(self.config.data, workers=0)
+        config = dataclasses.replace(self.config, data=data, producers=())
+        with contextlib.closing(open_batches(config, config.dataset("train"), self._row_order)) as batches:
+            batches.set_state(self._data_state())
+            return next(batches)
+
+    # ------------------------------------------------------------------ the summary
 
     @property
     def _passed_over(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -23,8 +23,8 @@ from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotW
 from mmjax.training.checkpoints.remote_folder import RemoteFolder
 from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.engine.compilation import compile_evaluation
-from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.placement import check_processes
+from mmjax.training.engine.shared_programs import engine_with_shared_programs
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError, evaluate_answers
@@ -127,11 +127,11 @@ class Trainer:
         self.tokenizer, self.prompt_format = dataset.tokenizer, dataset.prompt_format
         batch_spec = global_batch_spec(config.data, config.model)
         check_processes(plan, jax.devices())
-        self.engine = Engine(config.model, plan, batch_spec.arrays, config.engine_settings)
+        self.engine = engine_with_shared_programs(config.model, plan, batch_spec.arrays, config.engine_settings)
         self.heartbeat.op_log = self.engine.executor.op_log
         self._requirements = self.engine.batch_requirements(config.data.rows)
-        row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
-        self.batches = open_batches(config, dataset, row_order, self._requirements)
+        self._row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
+        self.batches = open_batches(config, dataset, self._row_order, self._requirements)
         if workdir is not None:
             # Each process refuses samples of the rows that it loads, so each has lists of its own.
             process = jax.process_index()
@@ -168,7 +168,7 @@ class Trainer:
         if workdir is not None and jax.process_index() == 0:
             write_run_files(workdir, self.engine.plan, self.tokenizer, self.prompt_format)
 
-    def __enter__(self) -> "Trainer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

@@ -46,8 +46,8 @@ def check_communication(executor: Executor) -> None:
         what = f"the hop of the tied parameter {tied.owner_path[1]}"
         _try_both_ways(what, tied.owner, tied.borrower, tied.weight_hop, tied.gradient_hop)
     no_statistics = dict.fromkeys(executor.stages)
-    reduction = executor.global_reduction
-    _try("the reduction over all devices", reduction.reduce, no_statistics, reduction.initial_flag())
+    reduction, limit = executor.global_reduction, executor.hyperparameters.max_norm
+    _try("the reduction over all devices", reduction.reduce, no_statistics, reduction.initial_flag(), limit)
 
 
 def _try_both_ways(

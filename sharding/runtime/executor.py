@@ -16,7 +16,14 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.bundled_ops import bundle_calls
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.microbatch_ops import MicrobatchOps
-from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
+from sharding.runtime.pipeline import (
+    Channel,
+    ExecutableStage,
+    PlacedBatch,
+    PlacedHyperparameters,
+    TiedParameter,
+    TrainState,
+)
 from sharding.runtime.pipeline_ops import PipelineOps
 from sharding.runtime.stages.bundles import BundledPrograms
 from sharding.runtime.stages.compilation import ProgramCall
@@ -45,6 +52,8 @@ class Executor:
         global_reduction: Norm, clipping and finiteness, once a step.
         training_schedule, evaluation_schedule: Already restricted to this process's devices. An evaluation has no
             bundles. The devices of bundles have been checked (`bundled_ops.check_device_order`).
+        hyperparameters: What the global reduction and the updates take as arguments.
+        bundled_programs: Those of another executor of the same stages, to share them.
 
     Attributes:
         microbatch_ops: What runs the forwards, backwards, wgrads and hops.
@@ -60,15 +69,17 @@ class Executor:
         global_reduction: GlobalReduction,
         training_schedule: Schedule,
         evaluation_schedule: Schedule,
+        hyperparameters: PlacedHyperparameters,
+        bundled_programs: BundledPrograms | None = None,
     ) -> None:
         self.stages, self.channels, self.tied_parameters = stages, channels, tied_parameters
-        self.global_reduction = global_reduction
+        self.global_reduction, self.hyperparameters = global_reduction, hyperparameters
         self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
         self.op_log = OpLog(_LOGGED_STEPS * len(training_schedule.ops))
         self.microbatch_ops = MicrobatchOps(stages, channels, training_schedule.op_graph.stage_graph)
         self._pipeline_ops = PipelineOps(stages)
         self._compiled = training_schedule.op_graph.stage_graph.compiled
-        self.bundled_programs = BundledPrograms()
+        self.bundled_programs = bundled_programs or BundledPrograms()
         self._prepare_call: dict[OpKind, Callable[[StepBuffers, PipelineOp], OpCall | None]] = {
             "gather": self._gather,
             "forward": self._forward,
@@ -84,6 +95,19 @@ class Executor:
             "norm": self._norm,
             "update": self._update,
         }
+
+    def with_hyperparameters(self, hyperparameters: PlacedHyperparameters) -> "Executor":
+        """An executor of the same compiled programs that gives them other hyperparameters."""
+        return Executor(
+            stages=self.stages,
+            channels=self.channels,
+            tied_parameters=self.tied_parameters,
+            global_reduction=self.global_reduction,
+            training_schedule=self.training_schedule,
+            evaluation_schedule=self.evaluation_schedule,
+            hyperparameters=hyperparameters,
+            bundled_programs=self.bundled_programs,
+        )
 
     def step(
         self, state: TrainState, batch: PlacedBatch, callback: OpCallback | None = None
@@ -250,7 +274,9 @@ class Executor:
             if stage.is_local:
                 losses = stage.join_losses([buffers.losses.get((stage_id, copy)) for copy in range(len(stage.copies))])
                 statistics[stage_id] = stage.loss_and_norm(buffers.gradients[stage_id] if stage.reduce else {}, losses)
-        summary = buffers.summary = self.global_reduction.reduce(statistics, buffers.state.all_finite)
+        summary = buffers.summary = self.global_reduction.reduce(
+            statistics, buffers.state.all_finite, self.hyperparameters.max_norm
+        )
         buffers.state.all_finite = summary.all_finite
         return summary
 
@@ -263,7 +289,8 @@ class Executor:
         decision = self.global_reduction.on_stage(buffers.summary, stage_id)
         masters, gradients = state.master_weights[stage_id], buffers.gradients.pop(stage_id)
         trained = {key: masters[key] for key in gradients}
-        updated = stage.update(trained, state.optimizer_state[stage_id], gradients, decision)
+        hyperparameters = self.hyperparameters.by_stage[stage_id]
+        updated = stage.update(trained, state.optimizer_state[stage_id], gradients, decision, hyperparameters)
         state.master_weights[stage_id], state.optimizer_state[stage_id] = {**masters, **updated[0]}, updated[1]
         return updated
 

@@ -48,7 +48,6 @@ class GlobalReduction:
         devices: All devices of the plan, each once.
         meshes: Submesh of every stage.
         losses: Names of every stage's losses, in the order in which `reduce` is given them.
-        max_norm: Global norm above which gradients are scaled down; None for no clipping.
 
     Attributes:
         stage_ids: All stages.
@@ -61,7 +60,6 @@ class GlobalReduction:
         devices: Sequence[jax.Device],
         meshes: Mapping[StageId, Mesh],
         losses: Mapping[StageId, tuple[str, ...]],
-        max_norm: float | None,
     ) -> None:
         self.stage_ids = tuple(meshes)
         self.loss_order = tuple((stage_id, name) for stage_id in meshes for name in losses[stage_id])
@@ -81,27 +79,28 @@ class GlobalReduction:
             for width in set(self._widths.values())
         }
 
-        def global_reduction(statistics: list[jax.Array], all_finite: jax.Array) -> StepSummary:
+        def global_reduction(statistics: list[jax.Array], all_finite: jax.Array, max_norm: jax.Array) -> StepSummary:
             totals = [lax.psum(array[0], "all") for array in statistics]  # per stage [1 + losses]
             norm = jnp.sqrt(jnp.sum(jnp.stack([total[0] for total in totals])))
             loss_sums = jnp.concatenate([total[1:] for total in totals])
             finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(loss_sums))
-            scale = jnp.ones(()) if max_norm is None else jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
+            scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
             all_finite = jnp.where(finite, all_finite, 0.0)
             return StepSummary(loss_sums, norm, scale, all_finite, jnp.stack([scale, all_finite])[None])
 
-        in_specs = ([P("all")] * len(self.stage_ids), P())
+        in_specs = ([P("all")] * len(self.stage_ids), P(), P())
         out_specs = StepSummary(P(), P(), P(), P(), P("all"))
         self.program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs))
 
-    def abstract_arguments(self) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
-        """What `program` is called with: the statistics of every stage on all devices, and the flag."""
+    def abstract_arguments(self) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """What `program` is called with: the statistics of every stage on all devices, the flag, and the limit."""
         by_device, replicated = self._by_device, NamedSharding(self._mesh, P())
         statistics = [
             jax.ShapeDtypeStruct((self._mesh.devices.size, self._widths[stage_id]), np.float32, sharding=by_device)
             for stage_id in self.stage_ids
         ]
-        return statistics, jax.ShapeDtypeStruct((), np.float32, sharding=replicated)
+        scalar = jax.ShapeDtypeStruct((), np.float32, sharding=replicated)
+        return statistics, scalar, scalar
 
     def abstract_decision(self, stage_id: StageId) -> jax.ShapeDtypeStruct:
         """Shape and sharding of `on_stage`."""
@@ -111,17 +110,23 @@ class GlobalReduction:
         """The `all_finite` of a state in which everything was finite so far."""
         return self._replicated(np.float32(all_finite))
 
-    def reduce(self, statistics: Mapping[StageId, jax.Array | None], all_finite: jax.Array) -> StepSummary:
+    def max_norm(self, limit: float | None) -> jax.Array:
+        """The `max_norm` of `reduce`: a global norm, or None for no clipping."""
+        return self._replicated(np.float32(np.inf if limit is None else limit))
+
+    def reduce(
+        self, statistics: Mapping[StageId, jax.Array | None], all_finite: jax.Array, max_norm: jax.Array
+    ) -> StepSummary:
         """Combines the statistics of every stage with the flag of the steps before.
 
         Args:
             statistics: `[1, 1 + losses]` of every stage of this process, replicated over its submesh: the squared norm
                 of its gradients, then its losses. None or absent for the other stages.
             all_finite: What the step before left.
+            max_norm: Global norm above which gradients are scaled down.
         """
-        return self.program(
-            [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids], all_finite
-        )
+        of_stages = [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids]
+        return self.program(of_stages, all_finite, max_norm)
 
     def on_stage(self, summary: StepSummary, stage_id: StageId) -> jax.Array:
         """`[1, 2]`, the decision on a stage's submesh, of which this process has devices, without a copy."""

@@ -48,8 +48,9 @@ class ExecutableStage:
         reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
         loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
             of the gradients, then the losses.
-        update: `(master weights, optimizer state, gradients, decision) -> (master weights, optimizer state)`, by
-            `StepSummary.decision`, of the keys that train; None where nothing trains.
+        update: `(master weights, optimizer state, gradients, decision, hyperparameters) -> (master weights, optimizer
+            state)`, by `StepSummary.decision` and `PlacedHyperparameters.by_stage`, of the keys that train; None where
+            nothing trains.
     """
 
     meshes: CopyMeshes
@@ -57,7 +58,7 @@ class ExecutableStage:
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
     loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
-    update: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]] | None
+    update: Callable[[Tree, Tree, Tree, jax.Array, jax.Array], tuple[Tree, Tree]] | None
 
     @property
     def programs(self) -> MeshPrograms:
@@ -174,6 +175,19 @@ class TiedParameter:
     owner_layer: str
     weight_hop: Hop
     gradient_hop: Hop
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedHyperparameters:
+    """The numbers of a run that its programs take as arguments, the same in every step.
+
+    Attributes:
+        max_norm: Global norm above which gradients are scaled down, on all devices of the plan.
+        by_stage: What the update of each stage of this process takes, on the stage's mesh.
+    """
+
+    max_norm: jax.Array
+    by_stage: Mapping[StageId, jax.Array]
 
 
 @dataclasses.dataclass

@@ -18,7 +18,6 @@ from data.records import Media
 from mmjax import cli
 from mmjax.commands.generate import COMMAND as GENERATE
 from mmjax.generation.trained_model import Prompt
-from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -52,15 +51,13 @@ def config():
 
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
-    """A finished run of four steps: its configuration, its workdir and its metrics. A resumed run shares its engine."""
+    """A finished run of four steps: its configuration, its workdir and its metrics."""
     config = dataclasses.replace(config, steps=4, checkpoint_interval=2, log_interval=1, sample_questions=0)
     workdir = tmp_path_factory.mktemp("run") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        with mmjax.Trainer(config, workdir=workdir) as trainer:
-            trainer.fit()
-        cli.write_operative_config(str(workdir))
-        patch.setattr(trainer_module, "Engine", lambda *arguments: trainer.engine)
-        yield config, workdir, mmjax.open_run(workdir).metrics
+    with mmjax.Trainer(config, workdir=workdir) as trainer:
+        trainer.fit()
+    cli.write_operative_config(str(workdir))
+    return config, workdir, mmjax.open_run(workdir).metrics
 
 
 @pytest.mark.layouts

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import pytest
 
-from mmjax.training import trainer as trainer_module
 from mmjax.training.rescheduling.rescheduler import Rescheduler, ReschedulingError
 from mmjax.training.rescheduling.settings import Rescheduling
 from mmjax.training.trainer import Trainer
@@ -23,7 +22,7 @@ from sharding.schedules.named.registry import register_schedule
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
 from tests.mmjax.training.trainer_runs import CONFIG as RUN
-from tests.mmjax.training.trainer_runs import Recorder, shared_engine
+from tests.mmjax.training.trainer_runs import Recorder
 from tests.sharding.schedules.one_by_one import one_by_one
 
 PLAN = Plan(
@@ -59,7 +58,6 @@ def failing(op_graph: OpGraph) -> Schedule:
 def main(rank: int, port: str, directory: pathlib.Path) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
-    trainer_module.Engine = lambda model, plan, example, settings: shared_engine(model, plan, settings)
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

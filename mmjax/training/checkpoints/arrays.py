@@ -42,10 +42,10 @@ def abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
 
 def abstract_optimizer_state(engine: Engine, stage_id: StageId) -> Tree:
     """Shape, dtype and sharding of a stage's optimizer state, of the keys that train: `{key: {layer: ...}}`."""
-    layer_stacks, optimizers = engine.stages[stage_id].master_weights.layer_stacks, engine.stage_optimizers(stage_id)
+    layer_stacks, optimizer = engine.stages[stage_id].master_weights.layer_stacks, engine.optimizer
     return {
         key: {
-            layer: _abstract(jax.eval_shape(optimizers[key].init, layer_stacks[key].shapes), shardings)
+            layer: _abstract(jax.eval_shape(optimizer.init, layer_stacks[key].shapes), shardings)
             for layer, shardings in layers.items()
         }
         for key, layers in engine.optimizer_shardings(stage_id).items()

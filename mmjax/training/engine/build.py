@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from data.packing.batch_spec import BatchSpec
 from data.packing.phases.phase_rows import PhaseRows
+from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.channels import (
     ChannelEndpoints,
     RowsOfCapacities,
@@ -24,18 +26,20 @@ from mmjax.training.engine.channels import (
     of_capacity,
 )
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
-from mmjax.training.engine.part_optimizers import LayerOptimizers, stage_optimizers
+from mmjax.training.engine.part_optimizers import RunHyperparameters
 from mmjax.training.engine.pipeline_functions import make_pipeline_definition
 from mmjax.training.engine.placement import PlacedStage
-from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
+from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.engine.tied_parameters import find_tied_parameters, make_tied_parameter
+from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.bundled_ops import check_device_order
+from sharding.runtime.copies import is_local_mesh
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
-from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
+from sharding.runtime.pipeline import CopyPrograms, ExecutableStage, PlacedHyperparameters
 from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
 from sharding.runtime.stages.definition import Microbatches, StageDefinition
 from sharding.runtime.stages.mesh_programs import MeshPrograms
@@ -54,8 +58,9 @@ def build_executor(
     graph: ModuleGraph,
     stages: Stages,
     batch_spec: BatchSpec,
-    optimizers: LayerOptimizers,
-    settings: EngineSettings,
+    optimizer: LayerOptimizer,
+    hyperparameters: RunHyperparameters,
+    transport: str,
     devices: Sequence[jax.Device],
     phases: Mapping[str, PhaseRows],
 ) -> Executor:
@@ -66,8 +71,9 @@ def build_executor(
         graph: The model's modules.
         stages: The plan's stages on their devices, each after those that feed it.
         batch_spec: Shapes and dtypes of a global batch, its items dealt over the rows of the phases.
-        optimizers: The optimizer of every layer that trains, by `module/piece`.
-        settings: Clipping, and the transport of hops.
+        optimizer: The optimizer of every layer that trains.
+        hyperparameters: What it takes as arguments.
+        transport: What sends the arrays of hops (`EngineSettings.transport`).
         devices: The devices that the plan's numbers index.
         phases: The modules with rows of their own.
     """
@@ -91,11 +97,10 @@ def build_executor(
         plan_devices(plan, devices),
         {stage_id: stage.mesh for stage_id, stage in stages.items()},
         {stage_id: copies[0].largest.loss_names for stage_id, copies in programs.items()},
-        settings.optimizer.max_grad_norm or None,
     )
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
     executable = {
-        stage_id: executable_stage(stage, programs[stage_id], optimizers) for stage_id, stage in stages.items()
+        stage_id: executable_stage(stage, programs[stage_id], optimizer) for stage_id, stage in stages.items()
     }
     check_device_order(training, executable)
     return Executor(
@@ -103,14 +108,32 @@ def build_executor(
         channels=tuple(
             channel
             for endpoints in channels
-            for channel in make_channels(
-                endpoints, programs, training.op_graph, settings.transport, endpoints.name in exchanges
-            )
+            for channel in make_channels(endpoints, programs, training.op_graph, transport, endpoints.name in exchanges)
         ),
-        tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
+        tied_parameters=tuple(make_tied_parameter(parameter, stages, transport) for parameter in tied),
         global_reduction=global_reduction,
         training_schedule=training.restricted_to(local),
         evaluation_schedule=evaluation.restricted_to(local),
+        hyperparameters=place_hyperparameters(hyperparameters, stages, global_reduction),
+    )
+
+
+def place_hyperparameters(
+    hyperparameters: RunHyperparameters, stages: Stages, global_reduction: GlobalReduction
+) -> PlacedHyperparameters:
+    """The hyperparameters on the devices of this process: `[trained keys, numbers]` for each stage that trains."""
+
+    def place(stage: PlacedStage) -> jax.Array:
+        rows = [hyperparameters.by_piece[piece_key(key)] for key in sorted(stage.trained_keys)]
+        return place_host_array(np.array(rows, np.float32), NamedSharding(stage.mesh, P()))
+
+    return PlacedHyperparameters(
+        global_reduction.max_norm(hyperparameters.max_grad_norm or None),
+        {
+            stage_id: place(stage)
+            for stage_id, stage in stages.items()
+            if stage.trained_keys and is_local_mesh(stage.mesh)
+        },
     )
 
 
@@ -221,7 +244,7 @@ def _microbatch_shapes(
 
 
 def executable_stage(
-    stage: PlacedStage, copies: tuple[CopyPrograms, ...], optimizers: LayerOptimizers
+    stage: PlacedStage, copies: tuple[CopyPrograms, ...], optimizer: LayerOptimizer
 ) -> ExecutableStage:
     """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
@@ -238,14 +261,13 @@ def executable_stage(
     )
     if not trained_keys:
         return forward_only
-    of_stage = stage_optimizers(optimizers, stage.layout)
     update = named_jit(
-        make_stage_update(of_stage),
+        make_stage_update(optimizer),
         stage_id,
         "update",
         out_shardings=(
             {key: masters.shardings[key] for key in sorted(trained_keys)},
-            stage_optimizer_shardings(of_stage, masters),
+            stage_optimizer_shardings(optimizer, masters, trained_keys),
         ),
         donate_argnums=(0, 1),
     )

@@ -57,9 +57,10 @@ def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: T
             engine.optimizer_shardings(stage_id),
         )
         decision = engine.executor.global_reduction.abstract_decision(stage_id)
+        hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
         calls += [
             ProgramCall(stage.reduce, (gradients,)),
-            ProgramCall(stage.update, (trained, states, trained, decision)),
+            ProgramCall(stage.update, (trained, states, trained, decision, hyperparameters)),
             ProgramCall(init, (trained,)),
         ]
     return calls

@@ -1,5 +1,6 @@
 """The engine: a model on a plan. It places batches, makes states, and has the executor that runs a step."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,11 @@ from data.packing.global_batch import GlobalBatch
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
-from mmjax.training.engine.build import build_executor, plan_devices
+from mmjax.training.engine.build import build_executor, place_hyperparameters, plan_devices
 from mmjax.training.engine.copy_rows import place_rows, rows_of_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
 from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
-from mmjax.training.engine.part_optimizers import LayerOptimizers, make_part_optimizers, stage_optimizers
+from mmjax.training.engine.part_optimizers import make_part_optimizers
 from mmjax.training.engine.placement import (
     PlacedStage,
     check_host_memory,
@@ -31,6 +32,7 @@ from mmjax.training.engine.placement import (
 )
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import StageLayout
+from mmjax.training.engine.transformations import LayerOptimizer
 from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
@@ -87,18 +89,42 @@ class Engine:
         self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.square_weights)
         batch_spec = self.dealt_phases.batch_spec(batch_spec)
         check_sequence_parallelism(plan, self.modules, self.stages, batch_spec, self.phases)
+        self._trained_parts, self.optimizer = trained, LayerOptimizer(settings.optimizer.algorithm)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)
-        self.optimizers = self.part_optimizers.for_layers(self.modules)
         self.executor = build_executor(
             plan,
             self.graph,
             self.stages,
             batch_spec,
-            self.optimizers,
-            settings,
+            self.optimizer,
+            self.part_optimizers.hyperparameters(self.modules),
+            settings.transport,
             self.devices,
             self.phases,
         )
+
+    def with_settings(self, settings: EngineSettings) -> "Engine":
+        """An engine of the same compiled programs, with what they take as arguments of other settings.
+
+        Args:
+            settings: They differ in nothing that programs depend on (`EngineSettings.of_programs`).
+
+        Raises:
+            UserError: A name in the optimizer's settings is no part of the model.
+        """
+        if settings.of_programs != self.settings.of_programs:
+            raise ValueError(f"programs of {self.settings.of_programs} do not serve for {settings.of_programs}")
+        engine = copy.copy(self)
+        engine.settings, engine.optimizer_init = settings, self.optimizer_init
+        engine.part_optimizers = make_part_optimizers(
+            settings.optimizer, self.graph, self._trained_parts, settings.steps
+        )
+        engine.executor = self.executor.with_hyperparameters(
+            place_hyperparameters(
+                engine.part_optimizers.hyperparameters(self.modules), self.stages, self.executor.global_reduction
+            )
+        )
+        return engine
 
     @functools.cached_property
     def exchanges(self) -> Exchanges:
@@ -238,7 +264,7 @@ class Engine:
         """Programs from the trained master weights of a stage to its optimizer state; compiled once."""
         return {
             stage_id: named_jit(
-                functools.partial(init_stage, self.stage_optimizers(stage_id)),
+                functools.partial(init_stage, self.optimizer),
                 stage_id,
                 "optimizer_init",
                 out_shardings=self.optimizer_shardings(stage_id),
@@ -249,11 +275,8 @@ class Engine:
 
     def optimizer_shardings(self, stage_id: StageId) -> Tree:
         """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""
-        return stage_optimizer_shardings(self.stage_optimizers(stage_id), self.stages[stage_id].master_weights)
-
-    def stage_optimizers(self, stage_id: StageId) -> LayerOptimizers:
-        """The optimizers of a stage's layers that train, by key of its parameters."""
-        return stage_optimizers(self.optimizers, self.stages[stage_id].layout)
+        stage = self.stages[stage_id]
+        return stage_optimizer_shardings(self.optimizer, stage.master_weights, stage.trained_keys)
 
 
 def _row_count(batch_spec: BatchSpec) -> int:

@@ -1,6 +1,6 @@
 """The optimizer applied layer by layer, its state sharded like the master weights (ZeRO-1)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -9,7 +9,8 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mmjax.training.engine.part_optimizers import LayerOptimizers
+from mmjax.training.engine.hyperparameters import Hyperparameters
+from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 
@@ -17,7 +18,7 @@ OptimizerState = Any
 
 
 def layer_optimizer_shardings(
-    transformation: optax.GradientTransformation, shapes: Tree, shardings: Tree, scalar_sharding: Any
+    optimizer: LayerOptimizer, shapes: Tree, shardings: Tree, scalar_sharding: Any
 ) -> OptimizerState:
     """Shardings of a layer's optimizer state.
 
@@ -36,26 +37,27 @@ def layer_optimizer_shardings(
         shape, sharding = next((parameters[suffix] for suffix in suffixes if suffix in parameters), (None, None))
         return sharding if leaf.shape == shape else scalar_sharding
 
-    return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(transformation.init, shapes))
+    return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(optimizer.init, shapes))
 
 
-def stage_optimizer_shardings(optimizers: LayerOptimizers, master_weights: StageMasterWeights) -> Tree:
+def stage_optimizer_shardings(
+    optimizer: LayerOptimizer, master_weights: StageMasterWeights, trained_keys: Collection[str]
+) -> Tree:
     """Shardings of a stage's optimizer state: `{key: {layer: ...}}` of the keys that train.
 
     Args:
-        optimizers: Those of the stage (`stage_optimizers`).
-        master_weights: Its master weights.
+        optimizer: The optimizer of a layer.
+        master_weights: The master weights of the stage.
+        trained_keys: The keys.
     """
     replicated = NamedSharding(master_weights.mesh, P())
     return {
         key: {
-            layer: layer_optimizer_shardings(
-                optimizers[key], master_weights.layer_stacks[key].shapes, shardings, replicated
-            )
+            layer: layer_optimizer_shardings(optimizer, master_weights.layer_stacks[key].shapes, shardings, replicated)
             for layer, shardings in layers.items()
         }
         for key, layers in sorted(master_weights.shardings.items())
-        if key in optimizers
+        if key in trained_keys
     }
 
 
@@ -69,47 +71,46 @@ def squared_norm_and_losses(gradients: Tree, losses: dict[str, jax.Array]) -> ja
     return jnp.stack([squared_norm(gradients), *(jnp.sum(losses[name]) for name in sorted(losses))])[None]
 
 
-def init_stage(optimizers: LayerOptimizers, masters: Tree) -> Tree:
+def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
     """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step."""
     return {
-        key: {layer: optimizers[key].init(parameters) for layer, parameters in layers.items()}
+        key: {layer: optimizer.init(parameters) for layer, parameters in layers.items()}
         for key, layers in masters.items()
     }
 
 
 def make_stage_update(
-    optimizers: LayerOptimizers,
-) -> Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
+    optimizer: LayerOptimizer,
+) -> Callable[[Tree, Tree, Tree, jax.Array, jax.Array], tuple[Tree, Tree]]:
     """The update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
     If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
 
     Returns:
-        `(masters, optimizer state, gradients, decision) -> (masters, optimizer state)`, by `StepSummary.decision`.
+        `(masters, optimizer state, gradients, decision, hyperparameters) -> (masters, optimizer state)`, by
+        `StepSummary.decision` and a row of `Hyperparameters` for each key, in sorted order.
     """
 
     def update_layer(
-        optimizer: optax.GradientTransformation,
-        masters: Tree,
-        state: OptimizerState,
-        gradients: Tree,
-        decision: jax.Array,
+        masters: Tree, state: OptimizerState, gradients: Tree, decision: jax.Array, hyperparameters: Hyperparameters
     ) -> tuple[Tree, OptimizerState]:
         clip_scale, all_finite = decision[0]
         clipped = jax.tree.map(lambda leaf: leaf * clip_scale, gradients)
-        with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
-            updates, new_state = optimizer.update(clipped, state, masters)
+        updates, new_state = optimizer.update(clipped, state, masters, hyperparameters)
         new_masters = optax.apply_updates(masters, updates)
         return jax.tree.map(
             lambda new, old: jnp.where(all_finite > 0, new, old), (new_masters, new_state), (masters, state)
         )
 
-    def update(masters: Tree, states: Tree, gradients: Tree, decision: jax.Array) -> tuple[Tree, Tree]:
+    def update(
+        masters: Tree, states: Tree, gradients: Tree, decision: jax.Array, hyperparameters: jax.Array
+    ) -> tuple[Tree, Tree]:
         new_masters, new_states = dict(masters), {}
-        for key, layers in gradients.items():
+        for row, key in zip(hyperparameters, sorted(gradients), strict=True):
+            of_key = Hyperparameters(*row)
             updated = {
-                layer: update_layer(optimizers[key], masters[key][layer], states[key][layer], layer_gradients, decision)
-                for layer, layer_gradients in layers.items()
+                layer: update_layer(masters[key][layer], states[key][layer], layer_gradients, decision, of_key)
+                for layer, layer_gradients in gradients[key].items()
             }
             new_masters[key] = {layer: layer_masters for layer, (layer_masters, _) in updated.items()}
             new_states[key] = {layer: state for layer, (_, state) in updated.items()}

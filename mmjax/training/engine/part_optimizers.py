@@ -1,32 +1,33 @@
 """The optimizers of parts: which settings each part that trains has, and the learning rates that a run reports."""
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import optax
 
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
 from mmjax.models.structure.module import Module
-from mmjax.training.engine.stage_layouts import StageLayout, piece_key
-from mmjax.training.engine.transformations import learning_rate_schedule, make_transformation
+from mmjax.training.engine.hyperparameters import Hyperparameters, learning_rate, make_hyperparameters
 from sharding.plans.trained_parts import find_parts
 from sharding.specs.modules import ModuleGraph
 
 _LOG = logging.getLogger(__name__)
 
-LayerOptimizers = Mapping[str, optax.GradientTransformation]
-"""The optimizer of one layer, by `module/piece` or by parameter key of a stage; layers of a stack have equal ones."""
 
+@dataclasses.dataclass(frozen=True)
+class RunHyperparameters:
+    """The numbers of a run that its programs take as arguments.
 
-def stage_optimizers(optimizers: LayerOptimizers, layout: StageLayout) -> LayerOptimizers:
-    """The optimizers of a stage by key of its parameters, from those of all pieces by `module/piece`."""
-    keys = {run.parameter_key: piece_key(run.parameter_key) for run in layout.piece_runs}
-    return {key: optimizers[piece] for key, piece in keys.items() if piece in optimizers}
+    Attributes:
+        max_grad_norm: Global norm above which gradients are scaled down; 0 turns clipping off.
+        by_piece: Those of the updates, by `module/piece` of what trains.
+    """
+
+    max_grad_norm: float
+    by_piece: Mapping[str, Hyperparameters]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +44,15 @@ class PartOptimizers:
     by_part: Mapping[str, OptimizerConfig]
     steps: int
 
-    def for_layers(self, modules: tuple[Module, ...]) -> LayerOptimizers:
-        """The optimizers of the layers of all parts that train; parts with equal settings share one."""
-        make = functools.cache(functools.partial(make_transformation, steps=self.steps))
-        return {
-            f"{module.name}/{piece.name}": make(self.by_part[piece.part])
+    def hyperparameters(self, modules: tuple[Module, ...]) -> RunHyperparameters:
+        """What updates of all parts that train take as arguments."""
+        by_piece = {
+            f"{module.name}/{piece.name}": make_hyperparameters(self.by_part[piece.part], self.steps)
             for module in modules
             for piece in module.pieces
             if piece.part in self.by_part
         }
+        return RunHyperparameters(self.default.max_grad_norm, by_piece)
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """Learning rates of the update after `step` updates, by the names under which they are reported.
@@ -65,7 +66,7 @@ class PartOptimizers:
             if self._rate_settings(config) != self._rate_settings(self.default)
         }
         return {
-            name: float(np.asarray(learning_rate_schedule(config, self.steps)(step)))
+            name: float(np.asarray(learning_rate(make_hyperparameters(config, self.steps), step)))
             for name, config in schedules.items()
         }
 

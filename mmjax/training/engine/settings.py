@@ -25,3 +25,11 @@ class EngineSettings:
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
     square_weights: SquareWeights = ()
+
+    @property
+    def of_programs(self) -> "EngineSettings":
+        """What compiled programs depend on; all else, which programs take as arguments, has its default here."""
+        optimizer = OptimizerConfig(algorithm=self.optimizer.algorithm)
+        return EngineSettings(
+            optimizer, trainable=self.trainable, transport=self.transport, square_weights=self.square_weights
+        )

@@ -1,65 +1,72 @@
-"""Optax's transformations and schedules for the algorithms and schedules of `configs.optimizer`.
+"""Optax's transformations for the algorithms of `configs.optimizer`.
 
 Every algorithm is `direction -> + weight decay · parameter -> · -learning rate`. All statistics are of one parameter of
 one layer, so results do not depend on the division into stages, and the state has the same structure whatever the
-learning rate, its schedule and the weight decay.
+hyperparameters.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
-from configs.optimizer import (
-    SGD,
-    Adafactor,
-    AdamW,
-    ConstantRate,
-    CosineDecay,
-    InverseSquareRootDecay,
-    LinearDecay,
-    Lion,
-    Muon,
-    OptimizerConfig,
-)
+from configs.optimizer import SGD, Adafactor, AdamW, Algorithm, Lion, Muon
+from mmjax.training.engine.hyperparameters import Hyperparameters, learning_rate
 from sharding.trees import Tree
 
 ADAMW_RMS = 0.2
 """Root mean square that AdamW's updates usually have; Muon's are scaled to it (arXiv 2502.16982, section 2.2)."""
 
 
-def make_transformation(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The optimizer of one layer, in a run of so many steps; `config.parts` and clipping are left to others."""
-    optimizer = optax.chain(
-        update_direction(config.algorithm),
-        optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
-        optax.scale_by_learning_rate(learning_rate_schedule(config, steps)),
-    )
-    return _with_selection_biases(optimizer, config.selection_bias_rate)
+@dataclasses.dataclass(frozen=True)
+class LayerOptimizer:
+    """The optimizer of one layer; clipping is left to others.
+
+    Attributes:
+        algorithm: The algorithm of all parts, whose settings are constants of the program that updates.
+    """
+
+    algorithm: Algorithm
+
+    def init(self, parameters: Tree) -> Any:
+        """The state before the first update."""
+        return self._transformation(Hyperparameters(*np.zeros(len(Hyperparameters._fields)))).init(parameters)
+
+    def update(
+        self, gradients: Tree, state: Any, parameters: Tree, hyperparameters: Hyperparameters
+    ) -> tuple[Tree, Any]:
+        """The change of the parameters, and the state after it; the biases of selection change by their own rate."""
+        with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
+            changes, state = self._transformation(hyperparameters).update(gradients, state, parameters)
+            return _with_selection_biases(changes, gradients, hyperparameters.selection_bias_rate), state
+
+    def _transformation(self, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
+        return optax.chain(
+            update_direction(self.algorithm),
+            optax.add_decayed_weights(hyperparameters.weight_decay, mask=_is_decayed),
+            optax.scale_by_learning_rate(functools.partial(learning_rate, hyperparameters)),
+        )
 
 
-def _with_selection_biases(optimizer: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
-    """The optimizer, but for the biases by which experts are chosen, whose gradients are excess loads.
+def _with_selection_biases(changes: Any, gradients: Tree, rate: Any) -> Tree:
+    """The changes, but for the biases by which experts are chosen, whose gradients are excess loads.
 
     They change by the rate, against the sign of the load (arXiv 2408.15664, algorithm 1). An excess below a thousandth
     of the mean counts as none, because where loads are even rounding errors would decide.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        changes, state = optimizer.update(updates, state, params)
+    def change(path: tuple[Any, ...], usual: jax.Array, excess: jax.Array) -> jax.Array:
+        if path[-1].key != "selection_bias":
+            return usual
+        counts = jnp.abs(excess) > 1e-3 * jnp.mean(jnp.abs(excess))
+        return (-rate * jnp.sign(excess) * counts).astype(usual.dtype)
 
-        def change(path: tuple[Any, ...], usual: jax.Array, excess: jax.Array) -> jax.Array:
-            if path[-1].key != "selection_bias":
-                return usual
-            counts = jnp.abs(excess) > 1e-3 * jnp.mean(jnp.abs(excess))
-            return (-rate * jnp.sign(excess) * counts).astype(usual.dtype)
-
-        return jax.tree_util.tree_map_with_path(change, changes, updates), state
-
-    return optax.GradientTransformation(optimizer.init, update)
+    return jax.tree_util.tree_map_with_path(change, changes, gradients)
 
 
 def _is_decayed(parameters: Tree) -> Tree:
@@ -67,51 +74,6 @@ def _is_decayed(parameters: Tree) -> Tree:
         return leaf.ndim >= 2 and not path[-1].key.endswith("_bias")  # experts' biases are [experts, outputs]
 
     return jax.tree_util.tree_map_with_path(is_decayed, parameters)
-
-
-# ------------------------------------------------------------------ schedules
-
-
-def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Learning rate by step: linear warm-up from 0 to the peak, then the configured schedule to the last step.
-
-    Raises:
-        UserError: The warm-up is as long as the run.
-    """
-    warmup = config.resolve_warmup(steps)
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, config.learning_rate, warmup),
-            decay_schedule(config.schedule, config.learning_rate, steps - warmup),
-        ],
-        [warmup],
-    )
-
-
-@functools.singledispatch
-def decay_schedule(schedule: Any, peak: float, steps: int) -> optax.Schedule:
-    """Learning rate by steps after the warm-up, which are `steps`."""
-    raise TypeError(f"no schedule is known for {type(schedule).__name__}")
-
-
-@decay_schedule.register
-def _constant(schedule: ConstantRate, peak: float, steps: int) -> optax.Schedule:
-    return optax.constant_schedule(peak)
-
-
-@decay_schedule.register
-def _cosine(schedule: CosineDecay, peak: float, steps: int) -> optax.Schedule:
-    return optax.cosine_decay_schedule(peak, steps, schedule.final_fraction)
-
-
-@decay_schedule.register
-def _linear(schedule: LinearDecay, peak: float, steps: int) -> optax.Schedule:
-    return optax.linear_schedule(peak, peak * schedule.final_fraction, steps)
-
-
-@decay_schedule.register
-def _inverse_square_root(schedule: InverseSquareRootDecay, peak: float, steps: int) -> optax.Schedule:
-    return lambda step: peak / jnp.sqrt(1.0 + step / schedule.timescale)
 
 
 # ------------------------------------------------------------------ algorithms

@@ -11,6 +11,7 @@ from configs.architectures import ModelConfig
 from mmjax.models.model import model_modules
 from mmjax.training.engine.part_optimizers import make_part_optimizers
 from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
@@ -30,7 +31,8 @@ class ReferenceOptimizer:
         graph = module_graph(config)
         trained = trained_parts(graph, settings.trainable)
         parts = make_part_optimizers(settings.optimizer, graph, trained, settings.steps)
-        self._optimizers = parts.for_layers(model_modules(config))
+        self._optimizer = LayerOptimizer(settings.optimizer.algorithm)
+        self._hyperparameters = parts.hyperparameters(model_modules(config)).by_piece
         self._warmup = max((part.resolve_warmup(settings.steps) for part in parts.by_part.values()), default=0)
 
     def initial_state(self, parameters: Tree) -> Tree:
@@ -40,13 +42,12 @@ class ReferenceOptimizer:
             parameters: Of the pieces that train.
         """
 
-        def state(key: str, layers: Tree) -> Tree:
-            initial = {layer: self._optimizers[key].init(tree) for layer, tree in layers.items()}
+        def state(layers: Tree) -> Tree:
+            initial = {layer: self._optimizer.init(tree) for layer, tree in layers.items()}
             return jax.tree.map(self._after_warmup, initial)
 
         return {
-            module: {piece: state(f"{module}/{piece}", layers) for piece, layers in pieces.items()}
-            for module, pieces in parameters.items()
+            module: {piece: state(layers) for piece, layers in pieces.items()} for module, pieces in parameters.items()
         }
 
     def _after_warmup(self, leaf: jax.Array) -> jax.Array:
@@ -73,8 +74,11 @@ class ReferenceOptimizer:
                 new_state[module] = {}
                 for piece, layers in pieces.items():
                     updated = {
-                        layer: self._optimizers[f"{module}/{piece}"].update(
-                            tree, state[module][piece][layer], parameters[module][piece][layer]
+                        layer: self._optimizer.update(
+                            tree,
+                            state[module][piece][layer],
+                            parameters[module][piece][layer],
+                            self._hyperparameters[f"{module}/{piece}"],
                         )
                         for layer, tree in layers.items()
                     }

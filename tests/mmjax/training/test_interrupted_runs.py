@@ -13,7 +13,7 @@ from mmjax.training.metrics.activity import EVALUATING
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import Trainer
-from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
+from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, run, written
 from tests.small_vqa import SmallVQA
 
 pytestmark = pytest.mark.runs

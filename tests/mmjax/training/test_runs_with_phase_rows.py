@@ -13,7 +13,7 @@ from data.packing.pipeline import training_batches
 from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
-from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
+from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, run, written
 
 pytestmark = pytest.mark.runs
 

@@ -1,7 +1,6 @@
 """Training from every kind of source, under every grouping policy: seen, heard, read and drawn in the same batches."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -10,9 +9,7 @@ from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, Visi
 from data.data_config import DataConfig
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.pipeline import training_batches
-from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.progress import make_progress
 from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import Trainer
@@ -45,21 +42,6 @@ PLAN = Plan(
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return mixed_sources.write(tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    @functools.cache
-    def engine(model, plan, settings):
-        return Engine(model, plan, engine.example, settings)
-
-    def shared(model, plan, example, settings):
-        engine.example = example
-        return engine(model, plan, settings)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "Engine", shared)
-        yield
 
 
 def trained(source, workdir, plan, **data):

@@ -32,15 +32,13 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import reference
 from tests.mmjax.training.measured_steps import check_measured
-from tests.mmjax.training.trainer_runs import (  # noqa: F401
+from tests.mmjax.training.trainer_runs import (
     CONFIG,
     DATA,
     MODEL,
     PLAN,
     Recorder,
-    compiled_once,
     run,
-    shared_engine,
     written,
 )
 from tests.sharding.html.documents import parsed_page, words

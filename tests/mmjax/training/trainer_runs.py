@@ -1,17 +1,11 @@
 """Runs of a trainer that are shared by its tests: a small model on small data, and what a run is asked for."""
 
 import dataclasses
-import functools
-
-import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
-from data.packing.pipeline import training_batches
-from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import Trainer
@@ -43,25 +37,6 @@ CONFIG = TrainConfig(
     checkpoint_interval=3,
     log_interval=1,
 )
-
-
-@functools.cache
-def shared_engine(model, plan, settings):
-    """The engine of a model on a plan: compiling its programs takes most of a run's time here."""
-    batches = training_batches(DATA, model, SmallVQA("train"))
-    try:
-        return Engine(model, plan, next(batches).arrays, settings)
-    finally:
-        batches.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            trainer_module, "Engine", lambda model, plan, example, settings: shared_engine(model, plan, settings)
-        )
-        yield
 
 
 class Recorder:

@@ -94,6 +94,7 @@ def with_schedule(engine: Engine, schedule: Schedule) -> Engine:
         executor.global_reduction,
         schedule,
         executor.evaluation_schedule,
+        executor.hyperparameters,
     )
     return changed
 

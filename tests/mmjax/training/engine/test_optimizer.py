@@ -78,7 +78,8 @@ def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
             engine.executor.global_reduction.stage_ids, (36, 0, 64), ((), (), (0,)), strict=True
         )
     }
-    decision = engine.executor.global_reduction.reduce(stats, engine.executor.global_reduction.initial_flag())
+    reduction, limit = engine.executor.global_reduction, engine.executor.hyperparameters.max_norm
+    decision = reduction.reduce(stats, reduction.initial_flag(), limit)
     assert (float(decision.gradient_norm), float(decision.clip_scale)) == (10, scale)
 
 

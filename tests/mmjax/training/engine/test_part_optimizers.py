@@ -6,6 +6,7 @@ from configs.architectures import LoraConfig, ModelConfig
 from configs.errors import UserError
 from configs.optimizer import ConstantRate, OptimizerConfig, PartOptimizer
 from mmjax.models.model import model_modules
+from mmjax.training.engine.hyperparameters import make_hyperparameters
 from mmjax.training.engine.part_optimizers import make_part_optimizers
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
@@ -46,15 +47,22 @@ def test_parts_keep_what_they_do_not_set():
     assert parts["vision_projector"].schedule == ConstantRate() != parts["vision"].schedule
 
 
-def test_every_layer_of_a_part_that_trains_has_its_optimizer():
-    trained = optimizers(LLAVA, "projectors", "backbone_lora").for_layers(model_modules(MODEL))
+def test_every_piece_of_a_part_that_trains_has_its_hyperparameters():
+    trained = optimizers(LLAVA, "projectors", "backbone_lora").hyperparameters(model_modules(MODEL)).by_piece
     assert set(trained) == {
         "vision/projector",
         "audio/projector",
         "generator/projector",
         "backbone/blocks_lora",
     }
-    assert trained["vision/projector"] is trained["audio/projector"] is not trained["backbone/blocks_lora"]
+    assert (
+        trained["vision/projector"]
+        == trained["audio/projector"]
+        == make_hyperparameters(OptimizerConfig(learning_rate=1e-3, warmup_steps=10, schedule=ConstantRate()), 100)
+    )
+    assert trained["backbone/blocks_lora"] == make_hyperparameters(
+        OptimizerConfig(learning_rate=2e-5, warmup_steps=0), 100
+    )
 
 
 def test_one_learning_rate_is_reported_for_each_that_differs():

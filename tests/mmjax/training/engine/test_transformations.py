@@ -1,6 +1,7 @@
 """Every algorithm on sharded layers against optax's own on whole ones, and every schedule against its formula."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,9 @@ from configs.optimizer import (
     PartOptimizer,
 )
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.hyperparameters import learning_rate, make_hyperparameters
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.engine.transformations import learning_rate_schedule, make_transformation
+from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import noisy_state
@@ -120,7 +122,10 @@ def test_updates_of_sharded_layers_are_those_of_optax_on_whole_layers(algorithm)
             replicated = NamedSharding(mesh, PartitionSpec())
             decision = jax.device_put(jnp.ones((1, 2)), replicated)  # a clip scale of 1, and all was finite
             placed = jax.tree.map(jax.device_put, gradients, stage.master_weights.shardings)
-            masters, moments = engine.executor.stages[stage_id].update(masters, moments, placed, decision)
+            hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
+            masters, moments = engine.executor.stages[stage_id].update(
+                masters, moments, placed, decision, hyperparameters
+            )
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5), masters, expected)
 
 
@@ -128,7 +133,7 @@ def test_adafactor_keeps_rows_and_columns_of_large_matrices_and_muon_one_moment(
     shapes = {"mlp": {"up": {"kernel": jax.ShapeDtypeStruct((256, 512), jnp.float32)}}}
 
     def elements(algorithm):
-        state = jax.eval_shape(make_transformation(OptimizerConfig(algorithm=algorithm), 100).init, shapes)
+        state = jax.eval_shape(LayerOptimizer(algorithm).init, shapes)
         return sum(leaf.size for leaf in jax.tree.leaves(state))
 
     matrix = 256 * 512
@@ -139,10 +144,10 @@ def test_adafactor_keeps_rows_and_columns_of_large_matrices_and_muon_one_moment(
 @pytest.mark.parametrize("algorithm", PLAIN, ids=lambda algorithm: type(algorithm).__name__)
 def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors(algorithm):
     config = OptimizerConfig(algorithm=algorithm, learning_rate=0.1, warmup_steps=0, weight_decay=0.5)
-    optimizer = make_transformation(config, 10)
+    optimizer = LayerOptimizer(algorithm)
     layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2), "down_bias": jnp.ones((2, 2))}
-    with jax.numpy_dtype_promotion("standard"):
-        changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, layer), optimizer.init(layer), layer)
+    zeros, hyperparameters = jax.tree.map(jnp.zeros_like, layer), make_hyperparameters(config, 10)
+    changes, _ = optimizer.update(zeros, optimizer.init(layer), layer, hyperparameters)
     np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
     np.testing.assert_array_equal(changes["scale"], np.zeros(2))
     np.testing.assert_array_equal(changes["down_bias"], np.zeros((2, 2)))
@@ -150,13 +155,13 @@ def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors(algorithm):
 
 @pytest.mark.parametrize("algorithm", PLAIN, ids=lambda algorithm: type(algorithm).__name__)
 def test_selection_biases_change_by_their_rate_against_the_excess_load(algorithm):
-    optimizer = make_transformation(OptimizerConfig(algorithm=algorithm, selection_bias_rate=0.25), 10)
+    hyperparameters = make_hyperparameters(OptimizerConfig(selection_bias_rate=0.25), 10)
+    optimizer = LayerOptimizer(algorithm)
     layer = {"kernel": jnp.ones((2, 2)), "selection_bias": jnp.ones(4)}
     excess = {"kernel": jnp.ones((2, 2)), "selection_bias": 1e-9 * jnp.asarray([3.0, -0.5, 1e-5, -2.5])}
     state = optimizer.init(layer)
     for _ in range(2):
-        with jax.numpy_dtype_promotion("standard"):
-            changes, state = optimizer.update(excess, state, layer)
+        changes, state = optimizer.update(excess, state, layer, hyperparameters)
         np.testing.assert_array_equal(changes["selection_bias"], [-0.25, 0.25, 0.0, 0.25])
 
 
@@ -171,7 +176,7 @@ def test_selection_biases_change_by_their_rate_against_the_excess_load(algorithm
 )
 def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule, after_warmup, last):
     config = OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule=schedule)
-    rates = learning_rate_schedule(config, 100)
+    rates = functools.partial(learning_rate, make_hyperparameters(config, 100))
     np.testing.assert_allclose([rates(step) for step in (0, 5, 10)], [0, 1, 2], atol=1e-6)
     np.testing.assert_allclose([rates(55), rates(100)], [after_warmup, last], rtol=1e-5)
 

@@ -21,7 +21,7 @@ from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import Schedule, StageSeconds
 from tests.mmjax.training.measured_steps import check_measured
-from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, shared_engine  # noqa: F401
+from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder
 from tests.sharding.schedules.one_by_one import one_by_one
 
 pytestmark = pytest.mark.runs
@@ -132,7 +132,8 @@ def test_a_schedule_that_finds_the_same_order_again_is_not_swapped(replace_order
 
 
 def test_a_schedule_without_seconds_has_nothing_to_change(caplog):
-    engine = shared_engine(CONFIG.model, dataclasses.replace(WRONG, schedule="1f1b"), CONFIG.engine_settings)
+    with Trainer(CONFIG, dataclasses.replace(WRONG, schedule="1f1b")) as trainer:
+        engine = trainer.engine
     with Rescheduler(engine, OFTEN.rescheduling, 0, 1.0) as rescheduler:
         assert not any(rescheduler.records(step) or rescheduler.swap(step) for step in range(9))
     (said,) = (record.message for record in caplog.records)

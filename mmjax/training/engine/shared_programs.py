@@ -1,0 +1,41 @@
+"""Engines of one process that share their compiled programs, so that a sweep over hyperparameters compiles once."""
+
+import functools
+
+import jax
+
+from configs.architectures import ModelConfig
+from data.packing.batch_spec import ArraySpec, BatchSpec
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.plan import Plan
+
+KEPT = 4
+"""Engines whose programs are kept for the next ones, those asked for last."""
+
+_Shapes = tuple[tuple[str, tuple[tuple[str, ArraySpec], ...]], ...]
+
+
+def engine_with_shared_programs(
+    config: ModelConfig, plan: Plan, batch_spec: BatchSpec, settings: EngineSettings
+) -> Engine:
+    """An engine on all devices, with the programs of an earlier one that differs from it in arguments of these alone.
+
+    Arguments of programs are the learning rates with their warm-up and schedules, the weight decay, the clipping norm,
+    the number of steps and the seed (`EngineSettings.of_programs`). Errors are those of `Engine`.
+    """
+    shapes = tuple(
+        (module, tuple((name, ArraySpec(array.shape, array.dtype)) for name, array in arrays.items()))
+        for module, arrays in batch_spec.items()
+    )
+    devices = tuple(jax.devices())
+    return _engine_of_programs(config, plan, shapes, settings.of_programs, devices).with_settings(settings)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _engine_of_programs(
+    config: ModelConfig, plan: Plan, shapes: _Shapes, settings: EngineSettings, devices: tuple[jax.Device, ...]
+) -> Engine:
+    """The engine whose programs others share; it runs no step itself."""
+    batch_spec = {module: dict(arrays) for module, arrays in shapes}
+    return Engine(config, plan, batch_spec, settings, devices)
