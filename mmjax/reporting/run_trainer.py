@@ -72,7 +72,9 @@ class RunTrainer(Trainer):
 
     def step(self) -> StepResult:
         """See `mmjax.training.trainer.Trainer.step`; if the first takes long, it says on standard error why."""
-        with display_call(not self._has_stepped and jax.process_index() == 0) as display:
+        if self._has_stepped:
+            return super().step()
+        with display_call(jax.process_index() == 0) as display:
             display.show(COMPILING_STEP, 0, 1)
             result = super().step()
         self._has_stepped = True
