@@ -74,7 +74,8 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     simulated = [result for result in results if result.simulated]
     memory = _bytes(problem.cluster.memory)
     title = (
-        f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, {memory} each"
+        f"Simulated steps of {problem.rows:,} rows on at most {problem.devices:,} devices of {problem.cluster.name}, "
+        f"{memory} each"
     )
     print_table(_policies(comparison, simulated, title), console)
     print_table(_idle(simulated), console)
@@ -138,7 +139,7 @@ def _idle(simulated: Sequence[PolicyResult]) -> Table:
     causes: list[IdleCause] = [
         cause for cause in IDLE_CAUSES if any(_share(result.timeline, cause) >= _SMALLEST_SHARE for result in simulated)
     ]
-    table = report_table("Share of the step in which devices idle", "policy", *causes)
+    table = report_table("Share of the simulated step in which devices idle", "policy", *causes)
     for result in simulated:
         shares = [_share(result.timeline, cause) for cause in causes]
         table.add_row(result.policy, *(f"{share:.1%}" if share >= _SMALLEST_SHARE else "." for share in shares))
@@ -215,7 +216,7 @@ def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:
 def _fewer_devices(comparison: PolicyComparison) -> Table:
     """What a step takes on fewer devices than the choice has."""
     table = report_table(
-        "The choice, and plans on fewer devices",
+        "The choice, and plans on fewer devices, simulated",
         "devices",
         "step",
         "times as long",
@@ -242,7 +243,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         f", {timeline.hfu_whole_squares:.1%} if recomputed forwards count too" if timeline.hfu != timeline.mfu else ""
     )
     console.print(
-        f"{timeline.step:.3f} s a step on {plan.device_count:,} devices of {problem.cluster.name}, "
+        f"A simulated step takes {timeline.step:.3f} s on {plan.device_count:,} devices of {problem.cluster.name}, "
         f"MFU {timeline.mfu:.1%} of all of them ({timeline.mfu_whole_squares:.1%} if the squares of causal attention "
         f"count whole{recomputed}), {timeline.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,
@@ -250,7 +251,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]
     copies = ("copy",) if any(lane.copies > 1 for lane in timeline.lanes) else ()
     columns = ("unit", *copies, "stage", "devices", "busy", "memory", *causes)
-    table = report_table("Stages; shares of the step", *columns, texts=_TEXT_COLUMNS)
+    table = report_table("Stages; shares of the simulated step", *columns, texts=_TEXT_COLUMNS)
     for lane in timeline.lanes:
         idle = timeline.lane_idle(lane)
         table.add_row(

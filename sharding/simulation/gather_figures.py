@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sharding.costs.step_costs import ShardedPasses
 from sharding.html.colours import BLUE, GREEN, ORANGE, PINK
 from sharding.html.elements import Html, element, legend, table
-from sharding.html.numbers import percent, seconds, seconds_unit
+from sharding.html.numbers import Number, percent, seconds, seconds_unit
 from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text
 from sharding.simulation.timeline import Lane, Timeline
 
@@ -107,7 +107,7 @@ def _bars(lanes: Sequence[Lane], found: dict[Lane, ShardedPasses]) -> Html:
     return drawing(_WIDTH, top + 38, "Collectives of weights beside computation", shapes, narrowest=_NARROWEST)
 
 
-def _bar(scale: Scale, top: float, start: float, long: float, colour: str, words: str) -> Html:
+def _bar(scale: Scale, top: Number, start: Number, long: Number, colour: str, words: str) -> Html:
     return rectangle(scale(start), top, scale(start + long) - scale(start), _BAR - 1, colour, words)
 
 

@@ -43,7 +43,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
 def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
     shown = run_command("mmjax.plan", *ON_FOUR_DEVICES).stdout
     assert "at most 4 devices of cpu" in shown
-    for words in ("disaggregated", "Placement of modules", "Share of the step", "Choice: disaggregated"):
+    for words in ("disaggregated", "Placement of modules", "Share of the simulated step", "Choice: disaggregated"):
         assert words in shown
 
 
@@ -59,6 +59,7 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
     print_comparison(comparison, console)
     shown = console.file.getvalue()
     assert "…" not in shown
+    assert "Simulated steps of 24 rows on at most 24 devices of" in " ".join(shown.split())
     tables = [line for line in shown.splitlines() if line.startswith(" ")]  # the others are sentences
     assert tables and max(map(cell_len, tables)) <= width
     lines = shown.partition("Placement of modules")[2].partition("The choice")[0].splitlines()
