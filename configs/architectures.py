@@ -18,6 +18,7 @@ from configs.generator import (
 )
 from configs.latent_attention import LatentAttentionConfig
 from configs.lora import LoraConfig
+from configs.short_repr import short_repr
 
 __all__ = [
     "DTYPE_BYTES",
@@ -61,6 +62,8 @@ class ModelConfig:
     generators: tuple[GeneratorConfig, ...] = (UNetConfig(),)
     dtype: str = "float32"
     lora: tuple[LoraConfig, ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

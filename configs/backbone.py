@@ -19,6 +19,7 @@ from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.latent_attention import LatentAttentionConfig
 from configs.rope import RopeScaling
+from configs.short_repr import short_repr
 from configs.transformer import TransformerConfig
 
 POSITIONS = ("rotary", "learned")
@@ -100,6 +101,8 @@ class BackboneConfig(TransformerConfig):
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
     loss: Callable[[Any], Any] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_loss(self, "loss")

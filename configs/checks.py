@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from configs.errors import UserError
+from configs.short_repr import in_one_line
 
 
 def require_positive(config: object, *names: str) -> None:
@@ -60,7 +61,7 @@ def require_types(config: Any) -> None:
 
 def wrong_type(name: str, shown: str, annotation: Any) -> str:
     """The message for a parameter whose value, shown like this, has not the type of its annotation."""
-    return f"{name} is {shown}; it must be {describe_type(annotation)}"
+    return f"{name} is {in_one_line(shown)}; it must be {describe_type(annotation)}"
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import math
 
 from configs.device_generations import AMPERE, BLACKWELL, EMULATED, H20, HOPPER, DeviceGeneration
 from configs.errors import UserError
+from configs.short_repr import short_repr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,8 @@ class ClusterConfig:
     host_memory: float = 0
     device_kinds: tuple[str, ...] = ()
     excluded_kinds: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name in ("peak_flops", "memory", "memory_bandwidth", "devices_per_node"):

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import math
 
+from configs.short_repr import short_repr
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRate:
@@ -57,6 +59,8 @@ class DeviceGeneration:
     overlaps_tiles: bool
     attention: tuple[AttentionRate, ...]
     attention_block: int
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name in ("multiprocessors", "inner_step", "l2_bandwidth", "multicast"):

@@ -5,6 +5,7 @@ from typing import Literal
 
 from configs.checks import require_divides, require_one_of, require_positive
 from configs.generator import DenoisingConfig, NoiseSchedule, RectifiedFlowSchedule
+from configs.short_repr import short_repr
 
 Stream = Literal["plain", "double", "single"]
 POSITIONS = ("sinusoidal", "rotary")
@@ -28,6 +29,8 @@ class DiTBlockRun:
     count: int
     has_image_attention: bool = False
     updates_conditions: bool = True
+
+    __repr__ = short_repr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ class DiTConfig(DenoisingConfig):
     pooled_width: int | None = None
     distilled_guidance: float | None = None
     schedule: NoiseSchedule = RectifiedFlowSchedule()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()

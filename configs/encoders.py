@@ -7,6 +7,7 @@ from configs.attention_windows import AttentionWindows
 from configs.checks import require_one_of, require_positive
 from configs.errors import UserError
 from configs.projectors import MLPProjectorConfig, ProjectorConfig
+from configs.short_repr import short_repr
 from configs.transformer import TransformerConfig
 from configs.vision_rope import VisionRope
 
@@ -34,6 +35,8 @@ class EncoderConfig(TransformerConfig):
     final_norm: bool = True
     pool: int = 1
     projector: ProjectorConfig = MLPProjectorConfig()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +136,8 @@ class VisionConfig(EncoderConfig):
     deepstack_projector: ProjectorConfig | None = None
     unused_blocks: int = 0
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "patch", "channels", "merge", "temporal_patch", "grid")
@@ -229,6 +234,8 @@ class AudioConfig(EncoderConfig):
     mels: int = 80
     merge: int = 2
     chunk: int = 0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()

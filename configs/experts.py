@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, Self
 
 from configs.checks import require_positive, require_types
+from configs.short_repr import short_repr
 
 RouterScores = Literal["softmax", "sigmoid"]
 WeightedSide = Literal["outputs", "inputs"]
@@ -39,6 +40,8 @@ class RouterConfig:
     normalise: bool = True
     weight_factor: float = 1.0
     weighted: WeightedSide = "outputs"
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -84,6 +87,8 @@ class ExpertsConfig:
     dense_layers: int = 0
     interval: int = 1
     balance_weight: float = 0.01
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.checks import require_loss, require_one_of, require_positive, require_types
 from configs.errors import UserError
+from configs.short_repr import short_repr
 
 PREDICTIONS = ("velocity", "epsilon")
 
@@ -35,6 +36,8 @@ class GeneratorConfig:
     condition_width: int = 64
     condition_dropout: float = 0.0
     loss: Callable[[Any], Any] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_loss(self, "loss")
@@ -85,6 +88,8 @@ class ScaledLinearSchedule:
     beta_start: float = 0.00085
     beta_end: float = 0.012
     prediction: str = "velocity"
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -147,6 +152,8 @@ class AutoencoderConfig:
     shift: float = 0.0
     quantise: bool = True
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(self, "latent_channels", "blocks", "groups")
@@ -179,6 +186,8 @@ class DenoisingConfig(GeneratorConfig):
     patch: int = 2
     schedule: NoiseSchedule = CosineSchedule()
     autoencoder: AutoencoderConfig | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +234,8 @@ class UNetConfig(DenoisingConfig):
     second_attention: str = "conditions"
     linear_projection: bool = True
     pooled: str = "added"
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.checks import require_positive, require_types
+from configs.short_repr import short_repr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class LatentAttentionConfig:
     rope_width: int = 64
     value_width: int = 128
     norm_epsilon: float = 1e-6
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.checks import require_positive, require_types
+from configs.short_repr import short_repr
 
 TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -23,6 +24,8 @@ class LoraConfig:
     rank: int = 8
     scale: float = 2.0
     targets: tuple[str, ...] = TARGETS
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -7,6 +7,7 @@ import dataclasses
 
 from configs.checks import require_types
 from configs.errors import UserError
+from configs.short_repr import short_repr
 
 
 def _require_range(config: object, low: float, high: float, *names: str) -> None:
@@ -124,6 +125,8 @@ class Muon:
     beta2: float = 0.98
     epsilon: float = 1e-8
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         require_types(self)
         _require_range(self, 0, 1, "momentum", "beta1", "beta2")
@@ -190,6 +193,8 @@ class PartOptimizer:
     warmup_steps: int | None = None
     schedule: RateSchedule | None = None
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         require_types(self)
         _require_rates(self)
@@ -222,6 +227,8 @@ class OptimizerConfig:
     selection_bias_rate: float = 1e-3
     max_grad_norm: float = 1.0
     parts: tuple[tuple[str, PartOptimizer], ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.checks import require_one_of, require_positive, require_types
+from configs.short_repr import short_repr
 from configs.transformer import ACTIVATIONS
 
 _HIDDEN_WIDTHS = ("backbone", "positions")
@@ -24,6 +25,8 @@ class MLPProjectorConfig:
     activation: str = "gelu_tanh"
     hidden: str = "backbone"
     norm_epsilon: float = 1e-5
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

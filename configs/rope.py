@@ -6,6 +6,8 @@ import math
 import numpy as np
 from jaxtyping import Float
 
+from configs.short_repr import short_repr
+
 Frequencies = Float[np.ndarray, " half"]
 
 
@@ -61,6 +63,8 @@ class Llama3Scaling:
     high_freq_factor: float = 4.0
     original_positions: int = 8192
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         _require_above_zero(self, "factor", "low_freq_factor", "high_freq_factor", "original_positions")
 
@@ -102,6 +106,8 @@ class YarnScaling:
     truncate: bool = True
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _require_above_zero(self, "factor", "original_positions", "beta_slow", "beta_fast")
@@ -159,6 +165,8 @@ class LongRopeScaling:
     factor: float
     attention_factor: float = 0.0
     long: bool = False
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _require_above_zero(self, "short_factors", "long_factors", "original_positions", "factor")

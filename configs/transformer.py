@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.checks import require_divides, require_one_of, require_positive, require_types
+from configs.short_repr import short_repr
 
 NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
@@ -68,6 +69,8 @@ class TransformerConfig:
     layer_scale: float = 0.0
     parallel_block: bool = False
     inner_norms: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

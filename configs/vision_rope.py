@@ -6,6 +6,7 @@ import numpy as np
 
 from configs.checks import require_one_of, require_types
 from configs.rope import Frequencies, rotary_frequencies
+from configs.short_repr import short_repr
 
 _FREQUENCIES = ("shared", "alternate")
 _COORDINATES = ("index", "number", "centred")
@@ -32,6 +33,8 @@ class VisionRope:
     frequencies: str = "shared"
     coordinates: str = "index"
     grid: int = 0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -4,6 +4,7 @@ import dataclasses
 
 from configs.architectures import ModelConfig
 from configs.checks import require_types
+from configs.short_repr import short_repr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Lognormal:
     sigma: float
     minimum: float = 1.0
     maximum: float = float("inf")
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not 0 < self.minimum <= self.median <= self.maximum or self.sigma < 0:
@@ -76,6 +79,8 @@ class SampleKind:
     clip_seconds: Lognormal = Lognormal(10, 0.0)
     items: tuple[DescribedItems, ...] = ()
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         require_types(self)
         _require_probabilities("SampleKind.image_counts", self.image_counts)
@@ -127,6 +132,8 @@ class Workload:
     data: SyntheticData
     rows: int
     trainable: tuple[str, ...] = ("all",)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.rows < 1:

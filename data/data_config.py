@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.checks import require_types
+from configs.short_repr import short_repr
 from data.errors import DataError
 
 _NAMED_CAPACITIES = ("patches", "frames")  # of encoder inputs; others are in DataConfig.capacities
@@ -43,6 +44,8 @@ class RowCapacity:
     lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     images: int = 0
     samples: int
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name, size in {**self.units, "samples": self.samples}.items():
@@ -127,6 +130,8 @@ class DataConfig:
     workers: int = 0
     threads: int = 0
     prefetch: int = 2
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

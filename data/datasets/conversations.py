@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from configs.short_repr import short_repr
 from data.datasets.dataset import RandomAccessSamples
 from data.datasets.media_parts import MediaParts
 from data.datasets.sample_draft import SampleDraft
@@ -66,6 +67,8 @@ class Conversations:
     images: ImageLayout = ImageLayout()
     video: VideoLayout = VideoLayout()
     join_tokens: int = 0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:

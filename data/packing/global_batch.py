@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
+from configs.short_repr import short_repr
 from data.data_config import RowCapacity
 from data.packing.packed_rows import PackedRows
 from data.packing.refusals import Refusal
@@ -56,6 +57,8 @@ class GlobalBatch:
     state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     refused: tuple[Refusal, ...] = ()
     exchange_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    __repr__ = short_repr
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from configs.encoders import EncoderConfig, unregistered_encoder
+from configs.short_repr import short_repr
 from data.errors import BadSampleError, DataError
 from data.media.tiling import ImageTiling, Tile
 from data.records import Media
@@ -53,6 +54,8 @@ class MediaItem:
     group: int = 0
     grid: tuple[int, int] | None = None
     tile: Tile | None = None
+
+    __repr__ = short_repr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from configs.short_repr import short_repr
 from data.samples.encoder_format import EncoderInputs
 from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TokenLayout
@@ -25,6 +26,8 @@ class SampleSizes:
     items: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     images: int = 0
     targets: int = 0
+
+    __repr__ = short_repr
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -61,6 +64,8 @@ class Sample:
     encoder_inputs: Mapping[str, EncoderInputs]
     target_images: np.ndarray
     condition_positions: np.ndarray
+
+    __repr__ = short_repr
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from configs.short_repr import short_repr
 from data.errors import BadSampleError
 from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem, concatenate_encoder_inputs
 from data.samples.sample import Sample, SampleSizes, no_target_images
@@ -23,6 +24,8 @@ class TargetImage:
 
     condition_positions: np.ndarray
     load: Callable[[], np.ndarray]
+
+    __repr__ = short_repr
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,6 +47,8 @@ class SampleMetadata:
     items: Sequence[MediaItem] = ()
     target_images: Sequence[TargetImage] = ()
     key: str = ""
+
+    __repr__ = short_repr
 
     @property
     def sizes(self) -> SampleSizes:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from configs.short_repr import short_repr
 from data.errors import DataError
 from data.text.word_tokenizer import PAD
 
@@ -35,6 +36,8 @@ class TokenLayout:
     target_mask: np.ndarray
     blocks: np.ndarray
     encoder_indices: Mapping[str, np.ndarray]
+
+    __repr__ = short_repr
 
 
 def lay_out_tokens(

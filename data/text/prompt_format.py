@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+from configs.short_repr import short_repr
 from configs.strict_json import parse_json
 from data.errors import DataError
 from data.media.any_resolution import AnyResolution
@@ -51,6 +52,8 @@ class PromptFormat:
     tiling: ImageTiling | None = None
     images: ImageLayout = ImageLayout()
     video: VideoLayout = VideoLayout()
+
+    __repr__ = short_repr
 
     def to_json(self) -> str:
         """Text for `from_json`."""

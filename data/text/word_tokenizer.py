@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import SupportsInt
 
+from configs.short_repr import short_repr
 from configs.strict_json import parse_json
 from data.errors import DataError
 from data.text.tokenizer import Preceding, SpecialTokens, missing_control_token_error, validate_token_ids
@@ -41,6 +42,8 @@ class WordTokenizer:
 
     words: tuple[str, ...]
     has_audio_token: bool = False
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         repeated = sorted(word for word, times in collections.Counter(self.words).items() if times > 1)

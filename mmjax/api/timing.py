@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from configs.errors import UserError
+from configs.short_repr import in_one_line
 from mmjax.planning.automatic import cluster_of_devices
 from mmjax.planning.candidate_plans import best_candidates
 from mmjax.planning.problem import make_problem, workload_statistics
@@ -58,10 +59,10 @@ def time_plans(
 def check_arguments(config: Any, plans: Any, steps: Any) -> None:
     """Raises UserError for an argument of another kind than `time_plans` takes, and for numbers below 1."""
     if not isinstance(config, TrainConfig):
-        raise UserError(f"mmjax.time_plans: config is {config!r:.80}; give a TrainConfig, such as mmjax.load(file)")
+        raise UserError(f"mmjax.time_plans: config is {_shown(config)}; give a TrainConfig, such as mmjax.load(file)")
     if not _is_count(plans) and not isinstance(plans, Mapping):
         raise UserError(
-            f"mmjax.time_plans: plans is {plans!r:.80}; give a dict of plans or plan files by name, or a whole number"
+            f"mmjax.time_plans: plans is {_shown(plans)}; give a dict of plans or plan files by name, or a whole number"
         )
     if not _is_count(steps):
         raise UserError(f"mmjax.time_plans: steps is {steps!r:.80}; give a whole number")
@@ -70,7 +71,11 @@ def check_arguments(config: Any, plans: Any, steps: Any) -> None:
             raise UserError(f"mmjax.time_plans: {name} is {value}; give at least 1")
     for name, plan in () if isinstance(plans, int) else plans.items():
         if not isinstance(plan, Plan | str | os.PathLike):
-            raise UserError(f"mmjax.time_plans: the plan {name!r} is {plan!r:.80}; give a Plan or a plan file")
+            raise UserError(f"mmjax.time_plans: the plan {name!r} is {_shown(plan)}; give a Plan or a plan file")
+
+
+def _shown(value: Any) -> str:
+    return f"{in_one_line(repr(value)):.80}"
 
 
 def _is_count(value: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
+from configs.short_repr import short_repr
 from data.data_config import RowCapacity
 from data.datasets.prompts import prompt_metadata, prompt_record
 from data.packing.global_batch import build_global_batch, capacity_for_model
@@ -101,6 +102,8 @@ class TrainedModel:
     parameters: Tree
     step: int
     generator_images: int | None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         ids, vocabulary = self.tokenizer.vocabulary_size, self.config.backbone.vocabulary

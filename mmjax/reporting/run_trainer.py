@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from configs.errors import UserError
+from configs.short_repr import cut
 from configs.whole_files import write_whole
 from data.packing.global_batch import GlobalBatch
 from mmjax.generation.sample_log import SampleLog
@@ -69,6 +70,12 @@ class RunTrainer(Trainer):
         self._remark, self._prediction = remark, prediction
         self._has_stepped = False
         self._resumed_from = self.steps_done if resume else None
+
+    def __repr__(self) -> str:
+        plan, workdir = self.engine.plan, f", workdir {str(self.workdir)!r}" if self.workdir else ""
+        units = ", ".join(unit.name for unit in plan.units)
+        steps = f"step {self.steps_done} of {self.config.steps}"
+        return cut(f"Trainer({steps}, on {plan.device_count} devices: {units}{workdir})")
 
     def step(self) -> StepResult:
         """See `mmjax.training.trainer.Trainer.step`; if the first takes long, it says on standard error why."""

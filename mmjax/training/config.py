@@ -10,6 +10,7 @@ from configs.architectures import ModelConfig
 from configs.checks import require_types
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
+from configs.short_repr import short_repr
 from configs.training_choices import PRETRAINED_CHANGES
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
@@ -106,6 +107,8 @@ class TrainConfig:
     heartbeat_timeout: float = 60.0
     progress_timeout: float = 3600.0
     writers: tuple[WriterFactory, ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)

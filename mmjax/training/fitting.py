@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from configs.short_repr import short_repr
 from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
@@ -74,6 +75,8 @@ class TrainResult:
     order_swaps: tuple[OrderSwap, ...]
     stopped_by: str
     data_counters: dict[str, Any]
+
+    __repr__ = short_repr
 
 
 class Fitting:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from configs.errors import UserError
+from configs.short_repr import short_repr
 from data.packing.global_batch import GlobalBatch
 from sharding.runtime.global_reduction import StepSummary
 
@@ -25,6 +26,8 @@ class StepResult:
     step: int
     losses: dict[str, float]
     gradient_norm: float
+
+    __repr__ = short_repr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import dataclasses
 import os
 from typing import Any
 
+from configs.short_repr import short_repr
 from configs.strict_json import parse_json
 from configs.whole_files import write_whole
 from sharding.plans.bounds import MAX_DEVICES, MAX_MICROBATCHES, MAX_UNITS, name_fault
@@ -39,6 +40,8 @@ class Plan:
     microbatches: int = 1
     schedule: str = "1f1b"
     made_for: PlanPurpose | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not self.units:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.clusters import CLUSTERS, ClusterConfig
+from configs.short_repr import short_repr
 from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn
@@ -36,6 +37,8 @@ class NamedConfiguration:
     trainable: tuple[str, ...] = ()
     profile: str = ""
 
+    __repr__ = short_repr
+
     @property
     def title(self) -> str:
         """The configuration in a few words."""
@@ -62,6 +65,8 @@ class MeanLoad:
     items: float = 0.0
     local_pairs: float = 0.0
 
+    __repr__ = short_repr
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanPurpose:
@@ -84,6 +89,8 @@ class PlanPurpose:
     cluster: str = ""
     described_cluster: ClusterConfig | None = None
     devices: int | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name, most in (("rows", MAX_ROWS), ("devices", MAX_DEVICES)):

@@ -7,6 +7,7 @@ import math
 from typing import Literal, NamedTuple, get_args
 
 from configs.errors import UserError
+from configs.short_repr import short_repr
 from sharding.axes import CollectiveMatmul, ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans import bounds
@@ -134,6 +135,8 @@ class UnitPlan:
     rows: int = 0
     capacities: tuple[int, ...] = ()
     executor: ExecutorName = "dispatched"
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from configs.short_repr import short_repr
 from sharding.plans.stage_graph import StageId
 
 
@@ -36,6 +37,8 @@ class StepSummary:
     clip_scale: Any
     all_finite: Any
     decision: Any
+
+    __repr__ = short_repr
 
 
 jax.tree_util.register_dataclass(StepSummary, ["losses", "gradient_norm", "clip_scale", "all_finite", "decision"], [])

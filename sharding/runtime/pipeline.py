@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from configs.short_repr import short_repr
 from sharding.plans.stage_graph import StageCopy, StageId
 from sharding.runtime.copies import CopyMeshes, is_local_mesh
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
@@ -139,6 +140,8 @@ class PlacedBatch:
     exchanges: Mapping[str, Sequence[ExchangeMicrobatch]] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, tuple[int | None, ...]] = dataclasses.field(default_factory=dict)
 
+    __repr__ = short_repr
+
     def capacity(self, microbatch: int, *units: str) -> int | None:
         """The number of the capacity with which a microbatch runs in, or between, units; None if it does not.
 
@@ -203,3 +206,5 @@ class TrainState:
     master_weights: dict[StageId, Tree]
     optimizer_state: dict[StageId, Tree]
     all_finite: jax.Array
+
+    __repr__ = short_repr

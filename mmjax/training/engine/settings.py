@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.optimizer import OptimizerConfig
+from configs.short_repr import short_repr
 from data.data_config import SquareWeights
 
 
@@ -25,6 +26,8 @@ class EngineSettings:
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
     square_weights: SquareWeights = ()
+
+    __repr__ = short_repr
 
     @property
     def of_programs(self) -> "EngineSettings":

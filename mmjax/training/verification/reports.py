@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from configs.short_repr import short_repr
 from configs.tables import print_table, report_table
 
 _REMARKS = "worst parameter"
@@ -55,6 +56,8 @@ class ModuleReport:
     update: Difference | None = None
     evaluation: Difference | None = None
 
+    __repr__ = short_repr
+
     @property
     def ok(self) -> bool:
         """Whether all differences are within their tolerances."""
@@ -81,6 +84,10 @@ class LayoutReport:
 
     layout: str
     modules: dict[str, ModuleReport]
+
+    def __repr__(self) -> str:
+        beyond = [name for name, module in self.modules.items() if not module.ok]
+        return f"LayoutReport({self.layout!r}: {'not ok in ' + ', '.join(beyond) if beyond else 'ok'})"
 
     @property
     def ok(self) -> bool:
