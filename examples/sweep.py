@@ -1,6 +1,6 @@
 """Train with three learning rates in one process: programs compiled for the first serve the others.
 
-python examples/sweep.py
+    python examples/sweep.py
 """
 
 import time
