@@ -11,10 +11,15 @@ RATES = (1e-3, 3e-3, 1e-2)
 STEPS = 20
 
 mmjax.use_cpu_devices(8)
-compiled = []  # an entry for each program that jax compiles, or loads from its cache of earlier processes
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: event == "/jax/core/compile/backend_compile_duration" and compiled.append(seconds)
-)
+compiled = []  # the programs that jax compiles, or loads from its cache of earlier processes
+
+
+def listen(event: str, seconds: float, fun_name: str = "", **_: object) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        compiled.append(fun_name)
+
+
+jax.monitoring.register_event_duration_secs_listener(listen)
 print("learning rate   loss of steps 1-5   of 16-20   programs compiled")
 for rate in RATES:
     config = mmjax.load("tiny.gin", f"OptimizerConfig.learning_rate = {rate}", steps=STEPS)
