@@ -130,7 +130,8 @@ def print_verdict(reports: Sequence[LayoutReport], console: Console) -> None:
     if wrong:
         console.print(f"{len(wrong)} of {len(reports)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
     else:
-        console.print(f"all {len(reports)} layouts agree with the single-device reference", highlight=False)
+        agree = "the layout agrees" if len(reports) == 1 else f"all {len(reports)} layouts agree"
+        console.print(f"{agree} with the single-device reference", highlight=False)
 
 
 def _table(report: LayoutReport) -> Table:

@@ -261,8 +261,9 @@ def test_a_wrong_module_is_named_with_its_worst_parameter():
 
 
 def test_agreement_of_all_layouts_is_printed():
-    text = printed([LayoutReport("dp 2", {"backbone": RIGHT})])
-    assert "all 1 layouts agree" in text and "WRONG" not in text
+    for layouts, verdict in ((("dp 2",), "the layout agrees"), (("dp 2", "tp 2"), "all 2 layouts agree")):
+        text = printed([LayoutReport(name, {"backbone": RIGHT}) for name in layouts])
+        assert f"\n{verdict} with the single-device reference" in text and "WRONG" not in text
 
 
 def test_the_worst_loss_and_gradient_of_several_steps_count():
