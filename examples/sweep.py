@@ -15,6 +15,7 @@ compiled = []  # the programs that jax compiles, or loads from its cache of earl
 
 
 def listen(event: str, seconds: float, fun_name: str = "", **_: object) -> None:
+    """Called by jax after everything that it times."""
     if event == "/jax/core/compile/backend_compile_duration":
         compiled.append(fun_name)
 
