@@ -14,10 +14,10 @@ mmjax.use_cpu_devices(8)
 compiled = []  # the programs that jax compiles, or loads from its cache of earlier processes
 
 
-def listen(event: str, seconds: float, fun_name: str = "", **_: object) -> None:
+def listen(event: str, duration_secs: float, **details: str | int) -> None:
     """Called by jax after everything that it times."""
     if event == "/jax/core/compile/backend_compile_duration":
-        compiled.append(fun_name)
+        compiled.append(details)
 
 
 jax.monitoring.register_event_duration_secs_listener(listen)

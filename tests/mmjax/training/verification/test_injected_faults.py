@@ -68,20 +68,20 @@ def without_norm(loss_and_norm, gradients, losses):
 # ---------------------------------------------------------------------- faults of the update and of the evaluation
 
 
-def clipped_by_its_own_norm(update, masters, states, gradients, decision):
+def clipped_by_its_own_norm(update, masters, states, gradients, decision, hyperparameters):
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), gradients)
     own_norm = jnp.sqrt(sum(jax.tree.leaves(squares)))
     scale = np.minimum(1, SETTINGS.optimizer.max_grad_norm / own_norm)
-    return update(masters, states, gradients, decision.at[0, 0].set(scale))
+    return update(masters, states, gradients, decision.at[0, 0].set(scale), hyperparameters)
 
 
-def twice(update, masters, states, gradients, decision):
-    return update(*update(masters, states, gradients, decision), gradients, decision)
+def twice(update, masters, states, gradients, decision, hyperparameters):
+    return update(*update(masters, states, gradients, decision, hyperparameters), gradients, decision, hyperparameters)
 
 
-def higher_learning_rate(update, masters, states, gradients, decision):
+def higher_learning_rate(update, masters, states, gradients, decision, hyperparameters):
     before = jax.tree.map(jnp.copy, masters)
-    after, states = update(masters, states, gradients, decision)
+    after, states = update(masters, states, gradients, decision, hyperparameters)
     return jax.tree.map(lambda old, new: new + 0.01 * (new - old), before, after), states
 
 
