@@ -42,6 +42,7 @@ def test_a_layout_has_the_gradients_of_one_device(config):
     assert report.ok and report.modules["generator"].loss is not None
 
 
+@pytest.mark.filterwarnings("ignore:the generator has trained on at most 0 images")
 def test_images_depend_on_description_and_seed_alone(config):
     with mmjax.Trainer(config, plan=PLAN) as trainer:
         blue, again, other = (
