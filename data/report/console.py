@@ -50,6 +50,8 @@ def print_description(description: DatasetDescription, console: Console) -> None
     console.print(f"As configured: {description.rows:,} rows a step, a row of at most {limits}", soft_wrap=True)
     print_table(_grouping_table(description, padded=True), console)
     print_table(_grouping_table(description, padded=False), console)
+    if remark := _packed_remark(description):
+        console.print(f"{remark}\n", soft_wrap=True)
     console.print(_LEGEND, soft_wrap=True)
     print_table(_isf_table(description), console)
     if isinstance(description.searched_isf, str):
@@ -89,8 +91,7 @@ def _units_table(description: DatasetDescription) -> Table:
 
 def _print_refused(description: DatasetDescription, console: Console) -> None:
     if not description.refused:
-        console.print("No sample is refused.\n")
-        return
+        return  # as the sentences above say
     for refusal in description.refused[:_MAX_REFUSED]:
         console.print(
             f"{refusal.samples:,} {refusal.cause} {refusal.kind} samples are refused, such as {refusal.example}",
@@ -122,6 +123,24 @@ def _grouping_table(description: DatasetDescription, padded: bool) -> Table:
             style="bold" if not padded and result.policy == description.grouping else None,
         )
     return table
+
+
+def _packed_remark(description: DatasetDescription) -> str:
+    """Why packed rows waste more than padded batches, if they do: a row has the configured size, however empty."""
+    known = [each for each in description.grouping_results if each.wasted_flops_share is not None]
+    padded, packed = (
+        [each.wasted_flops_share or 0.0 for each in known if each.padded == kind] for kind in (True, False)
+    )
+    if not padded or not packed or min(packed) <= min(padded):
+        return ""
+    told = (
+        "Packed rows waste more than padded batches here: a row has the configured capacities, a batch the size of its "
+        "longest samples."
+    )
+    suggested = description.row_suggestions[0] if description.row_suggestions else None
+    if suggested is None or suggested.wasted_flops_share >= min(packed):
+        return told
+    return f"{told} With the suggested capacities below, packed rows waste {suggested.wasted_flops_share:.1%}."
 
 
 def _isf_table(description: DatasetDescription) -> Table:

@@ -144,7 +144,18 @@ def test_too_few_samples_for_a_step_give_no_suggestions():
     assert few.row_suggestions == few.gin == () and {each.wasted_flops_share for each in few.grouping_results} == {None}
     shown = io.StringIO()
     print_description(few, Console(file=shown, width=120))
-    assert "No sample is refused." in shown.getvalue() and "To paste" not in shown.getvalue()
+    assert shown.getvalue().count("No sample is refused.") == 1 and "To paste" not in shown.getvalue()
+
+
+def test_rows_with_too_much_room_are_told_why_they_waste_more_than_padded_batches(description):
+    shown = io.StringIO()
+    print_description(description, Console(file=shown, width=120))
+    assert "Packed rows waste more" not in shown.getvalue()  # they waste nothing
+    roomy = described(made_up(), dataclasses.replace(CAPACITY, lengths={"patches": 320}))
+    print_description(roomy, Console(file=shown, width=320))
+    wasted = f"{roomy.row_suggestions[0].wasted_flops_share:.1%}"
+    assert "Packed rows waste more than padded batches here: a row has the configured capacities" in shown.getvalue()
+    assert f"With the suggested capacities below, packed rows waste {wasted}." in shown.getvalue()
 
 
 def test_words_come_first_and_say_what_the_figures_say(description):
