@@ -23,6 +23,7 @@ from configs.errors import (
 from configs.shown_text import one_line
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
+from mmjax.cli.log_lines import show_logs_as_lines
 from mmjax.distributed.devices import ensure_cpu_devices
 from mmjax.distributed.gloo_lines import hide_gloo_lines
 from mmjax.distributed.joining import initialize_distributed
@@ -85,6 +86,7 @@ def run(command: Command, argv: Sequence[str] | None = None, program: str = "") 
 
     def work() -> int | None:
         arguments = command.parse(sys.argv[1:] if argv is None else argv, program)
+        show_logs_as_lines()
         ensure_cpu_devices()
         enable_compilation_cache()
         if command.distributed and initialize_distributed():

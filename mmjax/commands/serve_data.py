@@ -34,7 +34,8 @@ def prepare(arguments: ServeDataArguments) -> cli.Work:
     """Reads the configuration, the token and the certificate."""
     from data.producers.server import is_loopback, read_token
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    # In place of the lines of other commands: of a server it matters when something happened.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     token = read_token(arguments.token_file, arguments.host)
     certificate = _read_certificate(arguments)
     if not certificate and not is_loopback(arguments.host):

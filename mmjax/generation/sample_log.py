@@ -91,11 +91,11 @@ class SampleLog:
         try:
             self._take(trainer)
         except (UserError, jax.errors.JaxRuntimeError) as error:  # training must not end for a sample
-            self._turn_off(str(error).partition("\n")[0])
+            self._turn_off(str(error).partition("\n")[0], logging.WARNING)
 
-    def _turn_off(self, reason: str) -> None:
+    def _turn_off(self, reason: str, level: int = logging.INFO) -> None:
         self._is_off = True
-        _LOG.warning("no sample answers: %s", reason)
+        _LOG.log(level, "no sample answers: %s", reason)
         if jax.process_index() == 0:
             write_whole(self._folder / NOT_TAKEN_FILE, reason + "\n")
 
@@ -104,7 +104,7 @@ class SampleLog:
         if self._prompts is None:
             self._prompts = self._choose_prompts(trainer, model)
         if not self._prompts.questions and not self._prompts.descriptions:
-            self._turn_off("the held-out data has neither questions to answer nor images to generate")
+            self._turn_off("the configuration has neither held-out questions to answer nor held-out images to generate")
             return
         records = [*self._answers(model, self._prompts.questions), *self._generated(model, self._prompts.descriptions)]
         path = self._folder / f"step_{model.step:06d}.jsonl"

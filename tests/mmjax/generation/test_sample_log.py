@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 
 import jax
 import numpy as np
@@ -83,12 +84,14 @@ def test_the_same_prompts_are_answered_by_the_parameters_of_each_step(trainer, t
 
 
 def test_no_samples_are_taken_if_none_are_wanted_or_the_model_is_large(trainer, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
     SampleLog(tmp_path, 0, 0)(trainer)
     assert not (tmp_path / "samples").exists()
     monkeypatch.setattr(sample_log, "MAX_PARAMETERS", 100)
     SampleLog(tmp_path, 2, 1)(trainer)
     assert [path.name for path in (tmp_path / "samples").iterdir()] == ["not_taken.txt"]
     assert "parameters; samples are taken of models with 100 at most" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO"], "nothing is wrong"
 
 
 def test_data_without_questions_and_models_without_a_generator_take_no_samples(trainer, tmp_path, monkeypatch):
@@ -100,4 +103,4 @@ def test_data_without_questions_and_models_without_a_generator_take_no_samples(t
     monkeypatch.setattr(trainer, "config", dataclasses.replace(CONFIG, dataset=Unscored))
     SampleLog(tmp_path, questions=2, images=0)(trainer)
     reason = (tmp_path / "samples" / "not_taken.txt").read_text()
-    assert reason == "the held-out data has neither questions to answer nor images to generate\n"
+    assert reason == "the configuration has neither held-out questions to answer nor held-out images to generate\n"

@@ -1,0 +1,24 @@
+"""Log messages in the form of a command's other messages: `warning: …`, `note: …`, `error: …`."""
+
+import logging
+
+_WORDS = {logging.INFO: "note", logging.WARNING: "warning", logging.ERROR: "error", logging.CRITICAL: "error"}
+
+
+class _LineFormatter(logging.Formatter):
+    """A line that starts with how grave it is; without the name of the module, which tells a user nothing."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name of logging
+        return f"{_WORDS.get(record.levelno, record.levelname.lower())}: {record.message}"
+
+
+def show_logs_as_lines() -> None:
+    """Writes what is logged in this process to standard error, in that form; mmjax's own notes too.
+
+    A handler must be there before the configuration is read: gin logs to the root logger, and the first such message
+    sets up logging's own form, `WARNING:module:…`.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LineFormatter())
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger("mmjax").setLevel(logging.INFO)
