@@ -71,6 +71,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     from mmjax.training.metrics.writers import open_metrics_writer
     from mmjax.training.start_checks.checks import check_alike, check_start
     from mmjax.training.start_checks.identity import run_identity, text_digest
+    from sharding.html.numbers import count_of
 
     console = plain_console()
     first = jax.process_index() == 0
@@ -85,10 +86,12 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     )
     if first:
         devices = jax.devices()
-        console.print(f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es)")
+        console.print(f"{len(devices)} x {devices[0].device_kind}, {count_of(jax.process_count(), 'process')}")
         print_plan(plan.table(), console)
         console.print(
-            f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []), soft_wrap=True
+            f"{count_of(plan.microbatches, 'microbatch')}, schedule {plan.schedule}",
+            *([remark] if remark else []),
+            soft_wrap=True,
         )
     check_start(run_identity(cli.configuration_text(), plan.to_json()))
     with contextlib.ExitStack() as opened:
@@ -96,6 +99,9 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
         trainer = opened.enter_context(
             RunTrainer(config, plan, workdir, arguments.resume, remark=remark, prediction=prediction)
         )
+        resumed_from = trainer.steps_done
+        if first and resumed_from:
+            console.print(f"continuing {workdir} from step {resumed_from}", soft_wrap=True, markup=False)
         check_alike("data", {"data": text_digest(json.dumps(trainer.batches.get_state(), sort_keys=True))})
         # Before the operative config is written, which has the parameters of what was made until then.
         metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
@@ -114,7 +120,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
         opened.callback(progress.close)
         trainer.fit(progress, metrics)
     if first:
-        _print_outcome(console, workdir)
+        _print_outcome(console, workdir, resumed_from)
     return 0
 
 
@@ -174,7 +180,7 @@ def is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") ->
     return True
 
 
-def _print_outcome(console: "Console", workdir: pathlib.Path) -> None:
+def _print_outcome(console: "Console", workdir: pathlib.Path, resumed_from: int) -> None:
     from mmjax.reporting.run_page import PAGE_FILE
     from mmjax.training.summary import SUMMARY_FILE
 
@@ -183,7 +189,7 @@ def _print_outcome(console: "Console", workdir: pathlib.Path) -> None:
         accuracy = ""
         if summary["accuracy"] is not None:
             accuracy = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['counted']}, "
-        console.print(f"{accuracy}{summary['steps']} steps in {summary['wall_seconds']:.0f} s")
+        console.print(f"{accuracy}{steps_and_seconds(summary['steps'], resumed_from, summary['wall_seconds'])}")
     elif summary["steps"]:
         console.print(
             f"Stopped by {summary['stopped_by']} after step {summary['steps']}, which is saved; continue with\n"
@@ -196,6 +202,17 @@ def _print_outcome(console: "Console", workdir: pathlib.Path) -> None:
         (PAGE_FILE, SUMMARY_FILE, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json")
     )
     console.print(f"Written to {workdir}: {files}", soft_wrap=True)
+
+
+def steps_and_seconds(steps: int, resumed_from: int, seconds: float) -> str:
+    """The steps of a run, and the seconds of those since it was resumed: the time before is not known."""
+    from sharding.html.numbers import count_of
+
+    if not resumed_from:
+        return f"{count_of(steps, 'step')} in {seconds:.0f} s"
+    if steps == resumed_from:
+        return f"{count_of(steps, 'step')}, none of them since the resume, which took {seconds:.0f} s"
+    return f"{count_of(steps, 'step')}, the last {steps - resumed_from} in {seconds:.0f} s"
 
 
 COMMAND = cli.Command(

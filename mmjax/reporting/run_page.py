@@ -17,7 +17,7 @@ from mmjax.reporting.samples_section import samples_section
 from mmjax.reporting.step_section import step_section, typical
 from mmjax.training.config import TrainConfig
 from sharding.html.elements import Html, element, figures, table
-from sharding.html.numbers import count, percent, seconds, size
+from sharding.html.numbers import count, count_of, percent, seconds, size
 from sharding.html.page import page
 
 PAGE_FILE = "report.html"
@@ -134,7 +134,7 @@ def _plan(run: Run) -> list[Html]:
         return [element("p", "The workdir has no plan.json.")]
     rows = run.plan.table()
     remark = run.starts[-1].get("remark", "") if run.starts else run.summary.get("remark", "")
-    words = f"{run.plan.microbatches} microbatches, schedule {run.plan.schedule}. {remark}"
+    words = f"{count_of(run.plan.microbatches, 'microbatch')}, schedule {run.plan.schedule}. {remark}"
     return [
         element("p", words.strip()),
         plan_drawing(run.plan),

@@ -15,6 +15,12 @@ def count(value: Number) -> str:
     return f"{value:,.1f}" if value != int(value) and abs(value) < 100 else f"{value:,.0f}"
 
 
+def count_of(value: Number, noun: str) -> str:
+    """A count with what is counted, in the singular or the plural: "1 microbatch", "2 processes"."""
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    return f"{count(value)} {noun if value == 1 else plural}"
+
+
 def percent(share: Number | None) -> str:
     """A share as a percentage with one decimal; a dot where there is none."""
     return "·" if share is None else f"{share:.1%}"

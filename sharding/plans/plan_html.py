@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sharding.html.colours import series_colour
 from sharding.html.elements import Html, element, table
-from sharding.html.numbers import count
+from sharding.html.numbers import count_of
 from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text, text_width
 from sharding.plans.unit_plan import UnitPlan
 
@@ -22,7 +22,7 @@ def plan_html(units: Sequence[UnitPlan], rows: Sequence[dict[str, str]], schedul
         microbatches: Microbatches of a step.
     """
     devices = len({device for unit in units for device in unit.devices})
-    words = f"{count(devices)} devices, {count(microbatches)} microbatches, schedule {schedule}."
+    words = f"{count_of(devices, 'device')}, {count_of(microbatches, 'microbatch')}, schedule {schedule}."
     cells = [tuple(row.values()) for row in rows]
     return element("div", element("p", words), placement_drawing(units), table(tuple(rows[0]), cells))
 

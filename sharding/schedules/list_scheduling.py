@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sharding.html.numbers import count_of
 from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError, StageSeconds
@@ -236,8 +237,9 @@ class _Limits:
     def why_nothing_starts(self, op: PipelineOp) -> str:
         """What stops an op that is ready where nothing runs: a stage of one program waits for more microbatches."""
         rank = self._graph.rank_at(op.stage_id, op.microbatch)
+        held = count_of(self._max_in_flight[rank], "microbatch")
         return (
-            f"{op} cannot start, and nothing runs: its stage may hold {self._max_in_flight[rank]} microbatches; allow "
+            f"{op} cannot start, and nothing runs: its stage may hold {held}; allow "
             'all that a step has to units with the executor "compiled" and to those that feed them'
         )
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from configs.errors import UserError
-from mmjax.commands.train import is_finished
+from mmjax.commands.train import is_finished, steps_and_seconds
 from mmjax.training.checkpoints.file_checksums import FILE_LIST, UnreadableCheckpointError, write_file_list
 
 STEPS = 6
@@ -70,3 +70,9 @@ def test_a_run_that_was_continued_and_killed_after_its_summary_is_not_finished(w
 def test_a_run_whose_summary_tells_of_no_end_goes_on(workdir, summary):
     (workdir / "summary.json").write_text(summary)
     assert finished(workdir) == (False, "")
+
+
+def test_the_seconds_of_a_resumed_run_are_those_of_its_own_steps():
+    assert steps_and_seconds(20, 0, 49.6) == "20 steps in 50 s" and steps_and_seconds(1, 0, 2.0) == "1 step in 2 s"
+    assert steps_and_seconds(20, 10, 49.6) == "20 steps, the last 10 in 50 s"
+    assert steps_and_seconds(20, 20, 7.0) == "20 steps, none of them since the resume, which took 7 s"

@@ -201,5 +201,5 @@ def test_a_run_goes_on_without_a_process_whose_device_computes_wrongly(tmp_path,
         rf"\nerror: {wrong}.*continue without that host", errors
     )
     assert "mmjax launch: process 1 is left out; 2 processes go on" in errors
-    assert "3 x cpu, 3 process(es)" in output and "2 x cpu, 2 process(es)" in output
+    assert "3 x cpu, 3 processes" in output and "2 x cpu, 2 processes" in output
     assert_same_losses(losses(tmp_path / "run"), undisturbed)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -100,7 +101,9 @@ def test_the_page_of_the_run_draws_each_step_once_and_shows_samples(trained):
     for figure in root.iter("figure"):
         if words(figure).startswith("Loss of"):
             drawn = [point.find("title").text for point in figure.iter() if point.get("class") == "point"]
-            assert [re.search(r"step (\d+)", hint)[1] for hint in drawn] == ["1", "2", "3", "4"]
+            steps = [re.fullmatch(r"(.*), step (\d+): .*", hint).groups() for hint in drawn]
+            assert [step for name, step in steps if name == "training"] == ["1", "2", "3", "4"]
+            assert [step for name, step in steps if name != "training"] in ([], ["4"]), "evaluated at the end"
     assert "Finished after 4 steps." in words(root) and "Simulated with the analytic costs of the cluster cpu" in words(
         root
     )
@@ -118,6 +121,16 @@ def test_a_second_run_in_the_workdir_is_refused_and_a_finished_one_resumes(train
     assert again.returncode == 2 and "--resume" in again.stderr and "Traceback" not in again.stderr
     resumed = train(workdir, "--resume")
     assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_resumed_run_says_from_where_and_counts_its_own_steps(trained, tmp_path):
+    workdir = shutil.copytree(trained[0], tmp_path / "run")
+    resumed = train(workdir, "--resume", "--gin.TrainConfig.steps=5")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"continuing {workdir} from step 4" in resumed.stdout.splitlines()
+    assert re.search(r"questions, 5 steps, the last 1 in \d+ s\n", resumed.stdout), resumed.stdout
+    assert "1 x cpu, 1 process\n" in trained[1].stdout and "continuing" not in trained[1].stdout
+    assert re.search(r"questions, 4 steps in \d+ s\n", trained[1].stdout), trained[1].stdout
 
 
 def test_resume_without_a_workdir_is_refused():

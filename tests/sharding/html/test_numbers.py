@@ -1,6 +1,11 @@
 import pytest
 
-from sharding.html.numbers import count, nice_step, percent, seconds, size, tick_labels, ticks
+from sharding.html.numbers import count, count_of, nice_step, percent, seconds, size, tick_labels, ticks
+
+
+def test_what_is_counted_is_in_the_singular_or_the_plural():
+    counted = [count_of(1, "microbatch"), count_of(2, "process"), count_of(0, "step"), count_of(1200, "device")]
+    assert counted == ["1 microbatch", "2 processes", "0 steps", "1,200 devices"]
 
 
 def test_numbers_for_people():

@@ -125,7 +125,7 @@ def test_limits_that_do_not_let_its_program_begin_are_an_error():
     op_graph = training_op_graph(
         Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3), graph, frozenset()
     )
-    with pytest.raises(ScheduleError, match="cannot start, and nothing runs: its stage may hold 1 microbatches; allow"):
+    with pytest.raises(ScheduleError, match="cannot start, and nothing runs: its stage may hold 1 microbatch; allow"):
         one_f_one_b(op_graph, dict.fromkeys(op_graph.stage_graph.stages_of, 1))
 
 
