@@ -189,7 +189,8 @@ def _warn_of_unknown_words(tokenizer: object, prompts: list[str]) -> None:
     from data.text.word_tokenizer import WordTokenizer
 
     if isinstance(tokenizer, WordTokenizer) and (unknown := tokenizer.unknown_words(" ".join(prompts))):
-        _warn(f"the model's vocabulary does not have {', '.join(unknown)}; read as <unknown>")
+        words = ", ".join(f'"{word}"' for word in unknown)
+        _warn(f"the model's vocabulary does not have {words}; read as <unknown>")
 
 
 def _warn(message: str) -> None:
