@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from mmjax.reporting.line_chart import Series, line_chart
-from mmjax.reporting.run_folder import Run
+from mmjax.reporting.run_folder import Run, shown_time
 from mmjax.reporting.run_records import is_number
 from sharding.html.colours import series_colour
 from sharding.html.elements import Html
@@ -22,11 +22,14 @@ class _Group:
     unit: str = ""
     write: Write = significant
     from_zero: bool = False
+    rest: str = ""  # what the metric of that name alone is of, beside others
 
 
 _ACCURACY = _Group("accuracy", "Held-out accuracy", "share of questions", percent, True)
 _GROUPS = (
-    _Group("learning_rate", "Learning rate", write=lambda value: f"{value:.3g}", from_zero=True),
+    _Group(
+        "learning_rate", "Learning rate", write=lambda value: f"{value:.3g}", from_zero=True, rest="all other parts"
+    ),
     _Group("gradient_norm", "Gradient norm before clipping", from_zero=True),
     _Group("tokens_per_second", "Throughput", "backbone tokens a second", count, True),
     _Group("mfu", "Model FLOPs utilisation", "share of the peak", percent, True),
@@ -74,7 +77,7 @@ def _names(run: Run) -> list[str]:
 
 def _chart(run: Run, group: _Group, names: Sequence[str] | Mapping[str, str], colour: int = 0) -> Html:
     """A line for each metric, called as the mapping has it, or by what follows the prefix."""
-    called = names if isinstance(names, Mapping) else {name: name.removeprefix(f"{group.prefix}/") for name in names}
+    called = names if isinstance(names, Mapping) else {name: _called(name, group, len(names)) for name in names}
     series = [
         Series(
             called[name],
@@ -94,6 +97,17 @@ def _chart(run: Run, group: _Group, names: Sequence[str] | Mapping[str, str], co
     )
 
 
+def _called(name: str, group: _Group, metrics: int) -> str:
+    """What follows the prefix of a metric; one whose name is the prefix is called like the chart, or as the rest."""
+    if name != group.prefix:
+        return name.removeprefix(f"{group.prefix}/")
+    if group.rest and metrics > 1:
+        return group.rest
+    return name if group.title == group.prefix else group.title[0].lower() + group.title[1:]
+
+
 def resume_marks(run: Run) -> list[tuple[int, str]]:
     """The steps at which the run was resumed, with the time."""
-    return [(start["step"], f"resumed at step {start['step']}, {start['time']}") for start in run.starts[1:]]
+    return [
+        (start["step"], f"resumed at step {start['step']}, {shown_time(start['time'])}") for start in run.starts[1:]
+    ]

@@ -209,6 +209,12 @@ def _read_lines(path: pathlib.Path, check: Callable[[Mapping[str, Any], str], No
     return records
 
 
+def shown_time(time: str | datetime.datetime) -> str:
+    """A date and time, of a record or a file, as it is shown."""
+    parsed = datetime.datetime.fromisoformat(time) if isinstance(time, str) else time
+    return parsed.isoformat(" ", "seconds")
+
+
 def _timestamp(time: str) -> float:
     return datetime.datetime.fromisoformat(time).timestamp()
 

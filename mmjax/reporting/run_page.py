@@ -11,7 +11,7 @@ from configs.whole_files import write_whole
 from mmjax.reporting.metrics_charts import loss_charts, other_charts
 from mmjax.reporting.plan_drawing import plan_drawing
 from mmjax.reporting.predicted_step import PredictedTimeline, predict_timeline
-from mmjax.reporting.run_folder import CONFIG_FILE, Run, open_run
+from mmjax.reporting.run_folder import CONFIG_FILE, Run, open_run, shown_time
 from mmjax.reporting.run_records import is_number
 from mmjax.reporting.samples_section import samples_section
 from mmjax.reporting.step_section import step_section, typical
@@ -125,7 +125,7 @@ def _headline(run: Run) -> Html:
     if wall := typical(run, "seconds/wall"):
         entries.append(("step, median", seconds(wall)))
     if "wall_seconds" in run.summary:
-        entries.append(("wall time of the newest start", seconds(run.summary["wall_seconds"])))
+        entries.append(("time of the last run", seconds(run.summary["wall_seconds"])))
     return figures(entries)
 
 
@@ -165,8 +165,7 @@ def _checkpoints(run: Run) -> Html:
     if not run.checkpoints:
         return element("p", "There are no checkpoints.")
     rows = [
-        (count(checkpoint.step), checkpoint.time.isoformat(" ", "seconds"), size(checkpoint.size))
-        for checkpoint in run.checkpoints
+        (count(checkpoint.step), shown_time(checkpoint.time), size(checkpoint.size)) for checkpoint in run.checkpoints
     ]
     return table(("#step", "finished", "#size"), rows)
 
@@ -175,14 +174,14 @@ def _starts(run: Run) -> list[Html]:
     if not run.starts:
         return [element("p", "The workdir does not say when and where the run was started.")]
     rows = [
-        (start["time"], count(start["step"]), start["devices"], count(start["processes"]), start["remark"])
+        (shown_time(start["time"]), count(start["step"]), start["devices"], count(start["processes"]), start["remark"])
         for start in run.starts
     ]
     versions = run.starts[-1]["versions"]
     return [
         table(("start", "#at step", "devices", "#processes", "remark"), rows),
         *(
-            element("p", f"The start of {start['time']} resumed from step {start['step']}: {reason}.")
+            element("p", f"The start of {shown_time(start['time'])} resumed from step {start['step']}: {reason}.")
             for start in run.starts
             for reason in start.get("passed_over", ())
         ),

@@ -44,9 +44,9 @@ def test_each_step_of_a_run_that_was_resumed_twice_is_drawn_once(tmp_path):
     assert [step for _, step, _ in charts["Held-out accuracy"]] == [10, 12]  # that of step 8 was after the checkpoint
     for title, series in {
         "Loss of generator": ["training"],
-        "Learning rate": ["learning_rate"],
-        "Gradient norm before clipping": ["gradient_norm"],
-        "Throughput": ["tokens_per_second"],
+        "Learning rate": ["learning rate"],
+        "Gradient norm before clipping": ["gradient norm before clipping"],
+        "Throughput": ["throughput"],
         "Time of a step by part, as the host measures it": ["wall", "dispatch"],
         "Padding of rows by module": ["backbone"],
         "mine": ["score"],
@@ -58,6 +58,14 @@ def test_each_step_of_a_run_that_was_resumed_twice_is_drawn_once(tmp_path):
     assert set(charts) == {"Loss of backbone", "Held-out accuracy"}
     marks = [words(node) for node in root.iter("g") if node.get("class") == "mark"]
     assert {mark.partition(",")[0] for mark in marks} == {"resumed at step 6", "resumed at step 10"}
+
+
+def test_learning_rates_of_parts_stand_beside_that_of_all_other_parts(tmp_path):
+    workdir = finished_run(tmp_path / "run")
+    with (workdir / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps({"step": 12, "learning_rate/vision": 1e-5}) + "\n")
+    points = drawn_points(parsed_page(run_page(open_run(workdir), "")))["Learning rate"]
+    assert {name for name, _, _ in points} == {"all other parts", "vision"}
 
 
 def test_held_out_loss_is_drawn_beside_the_training_loss(tmp_path):
@@ -102,6 +110,10 @@ def test_the_page_tells_how_the_run_stands_and_what_it_left(tmp_path):
     by_heading = {tuple(rows[0]): rows[1:] for rows in tables(root)}
     assert [row[0] for row in by_heading[("step", "finished", "size")]] == ["6", "12"]
     assert [row[1] for row in by_heading[("start", "at step", "devices", "processes", "remark")]] == ["0", "6", "10"]
+    times = [row[0] for row in by_heading[("start", "at step", "devices", "processes", "remark")]]
+    times += [row[1] for row in by_heading[("step", "finished", "size")]]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", time) for time in times), times
+    assert "30.50 s time of the last run" in [words(node) for node in root.iter("div") if node.get("class") == "figure"]
     assert [row[0] for row in by_heading[tuple(run.plan.table()[0])]] == ["vision", "backbone"]
     assert by_heading[("kind", "samples")] == [["vqa", "957"], ["text", "43"]]
 
