@@ -118,9 +118,12 @@ def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool)
     """Prints the reports as they come, and how many of how many there are; returns the exit code."""
     from configs.console import plain_console
     from mmjax.training.metrics.activity import VERIFYING, display_activity, progress_console
+    from mmjax.training.verification.comparison import tolerances_in_words
     from mmjax.training.verification.reports import print_report, print_verdict
 
     console = plain_console()
+    if not as_json:
+        console.print(f"{tolerances_in_words()}\n", highlight=False, soft_wrap=True)
     finished: list[LayoutReport] = []
     with display_activity(VERIFYING, progress_console(console, as_json)) as show:
         show(0, total)

@@ -122,6 +122,15 @@ SCALE = "(scale of all parameters)"
 """Stands for a parameter in the difference of `gradient_scales`."""
 
 
+def tolerances_in_words() -> str:
+    """What the figures of a report are, and how large they may be."""
+    rounding = f"each plus {ROUNDING_FACTOR:g} times the rounding error of one device"
+    return (
+        "Relative differences from one device, the largest of all arrays and steps. Allowed: loss and evaluation "
+        f"{LOSS_TOLERANCE:.1e}, gradient {GRADIENT_TOLERANCE:.1e}, {rounding}; update {UPDATE_TOLERANCE:.1e}."
+    )
+
+
 def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], reference: Reference) -> Iterator[LayoutReport]:
     """Compares layouts with a reference, one after another; all processes call this together and get the same reports.
 

@@ -15,6 +15,7 @@ from data.packing.pipeline import training_batches
 from data.samples.sample_format import SampleFormat
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.verification import comparison
 from mmjax.training.verification.comparison import compare_with_reference
 from mmjax.training.verification.reference import run_reference, shuffle_rows
 from mmjax.training.verification.reports import (
@@ -258,6 +259,16 @@ def test_a_wrong_module_is_named_with_its_worst_parameter():
     ]
     assert "1 of 2 layouts are wrong: tp 2" in text
     assert text.index("dp 2") < text.index("tp 2") < text.index("WRONG")
+
+
+def test_the_tolerances_that_are_told_are_those_of_the_differences(monkeypatch):
+    told = (
+        "Allowed: loss and evaluation 1.0e-05, gradient 2.0e-04, each plus 3 times the rounding error of one device; "
+        "update 1.0e-04."
+    )
+    assert comparison.tolerances_in_words().endswith(told)
+    monkeypatch.setattr(comparison, "LOSS_TOLERANCE", 5e-3)
+    assert "evaluation 5.0e-03" in comparison.tolerances_in_words()
 
 
 def test_agreement_of_all_layouts_is_printed():
