@@ -50,7 +50,7 @@ def draw_moment(phase: Phase, chance: random.Random) -> Moment:
 
 def _is_configured(run: LaunchedRun) -> bool:
     """Whether the last start has read its configuration and plan: it opens the data and restores the checkpoint."""
-    return run.says("microbatches, schedule", run.last_start)
+    return run.says(", schedule ", run.last_start)
 
 
 def _unfinished(run: LaunchedRun) -> set[str]:
