@@ -48,7 +48,7 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
     document = json.loads(done.stdout)
     assert document["plan"]["microbatches"] == 16 and document["devices"] == 20
     assert document["step_seconds"] > 0 and 0 < document["mfu"] < 1
-    title = "mllm_9b on laion_like: 20 devices of a800, plan plan.json"
+    title = "Simulated step of mllm_9b on laion_like on 20 devices of a800, plan plan.json"
     assert page.read_text().startswith("<!doctype html>") and f"<h1>{title}</h1>" in page.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
 
