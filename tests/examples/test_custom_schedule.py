@@ -45,7 +45,7 @@ def test_the_order_is_valid_and_warms_up_with_more_microbatches_than_1f1b(exampl
 
 @pytest.mark.processes
 def test_the_command_simulates_a_plan_file_that_names_it(tmp_path):
-    generator = UnitPlan("generator", ("generator",), (3,))
+    generator = UnitPlan("generator", ("generator",), (3,), layers=(3,))
     backbone = dataclasses.replace(BACKBONE, layers=(2, 1))
     plan = Plan((VISION, backbone, generator), microbatches=4, schedule="eager_1f1b")
     plan.save(tmp_path / "plan.json")

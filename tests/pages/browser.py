@@ -54,14 +54,15 @@ class Browser:
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _SMALLEST_FREE) for end in (reads, writes)]
         os.close(reads)
         os.close(writes)
+        # A shell gives the ends their numbers: a function of Python's between fork and exec would run jax's hooks.
+        redirected = f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}'
         self._process = subprocess.Popen(
-            (PROGRAM, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"),
+            ("bash", "-c", redirected, "bash", PROGRAM, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"),
             env={**os.environ, "FONTCONFIG_FILE": os.fspath(fonts), "XDG_CACHE_HOME": os.fspath(folder / "cache")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(3, 4),
-            preexec_fn=lambda: [os.dup2(end, number) for number, end in enumerate(ends, start=3)],
+            pass_fds=ends,
         )
         for end in ends:
             os.close(end)
