@@ -50,7 +50,7 @@ MISTAKES = {
 
 
 PAGES = {
-    "README.md": ("data.html", "timeline.html", "runs/short/report.html"),
+    "README.md": ("data.html", "step.html", "runs/short/report.html"),
     "docs/how_to/data.md": ("data.html",),
     "docs/tutorials/first_model.md": ("runs/first_model/report.html",),
     "docs/tutorials/own_data.md": ("pictures.html", "vicuna.html"),
