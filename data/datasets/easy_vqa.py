@@ -4,7 +4,6 @@ import collections
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import easy_vqa
 import numpy as np
@@ -33,9 +32,8 @@ _PLACEHOLDERS = {"patches": IMAGE}
 
 QuestionAnswer = tuple[str, str]
 
-GeneratedPart = Literal["picture", "shape"]
-"""What a description's image shows: a whole picture, or the square around its shape (`crop_to_foreground`)."""
-_GENERATED_PARTS = ("picture", "shape")
+GENERATED_PARTS = ("picture", "shape")
+"""What a description's image may show: a whole picture, or the square around its shape (`crop_to_foreground`)."""
 
 
 class EasyVQA:
@@ -68,7 +66,7 @@ class EasyVQA:
         self,
         split: str,
         image_paths: Mapping[int, str | os.PathLike[str]] | None = None,
-        generated_part: GeneratedPart = "picture",
+        generated_part: str = "picture",
     ) -> None:
         """Reads the questions; images are read on access.
 
@@ -80,10 +78,8 @@ class EasyVQA:
         """
         if split not in _READERS:
             raise DataError(f"EasyVQA.split is {split!r}; choose one of {', '.join(_READERS)}")
-        if generated_part not in _GENERATED_PARTS:
-            raise DataError(
-                f"EasyVQA.generated_part is {generated_part!r}; choose one of {', '.join(_GENERATED_PARTS)}"
-            )
+        if generated_part not in GENERATED_PARTS:
+            raise DataError(f"EasyVQA.generated_part is {generated_part!r}; choose one of {', '.join(GENERATED_PARTS)}")
         read_questions, read_image_paths = _READERS[split]
         texts, answers, image_ids = read_questions()
         self.split = split
