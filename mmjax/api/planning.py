@@ -1,6 +1,7 @@
 """Plans and simulated steps, for programs and notebooks."""
 
 import dataclasses
+import itertools
 import os
 
 from configs.clusters import ClusterConfig
@@ -12,7 +13,6 @@ from mmjax.planning.problem import make_problem, with_global_batch, workload_sta
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
-from sharding.planners.policies.auto import PolicyResult
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies, compared_policies
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, as_plan, check_layout
@@ -54,16 +54,10 @@ def plan(
         PlanError: No policy has a plan that fits.
     """
     problem = dataclasses.replace(_problem(subject, cluster, devices, rows), rendezvous=rendezvous)
-    results: list[PolicyResult] = []
-    total = len(compared_policies(policy))
+    done, total = itertools.count(1), len(compared_policies(policy))
     with display_call() as display:
-
-        def add(result: PolicyResult) -> None:
-            results.append(result)
-            display.show(COMPARING, len(results), total)
-
         display.show(COMPARING, 0, total)
-        return compare_policies(problem, policy, add)
+        return compare_policies(problem, policy, lambda _: display.show(COMPARING, next(done), total))
 
 
 def simulate(

@@ -6,7 +6,7 @@ _WORDS = {logging.INFO: "note", logging.WARNING: "warning", logging.ERROR: "erro
 
 
 class _LineFormatter(logging.Formatter):
-    """A line that starts with how grave it is; without the name of the module, which tells a user nothing."""
+    """A line that begins with the severity, without the name of the logger."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name of logging
         return f"{_WORDS.get(record.levelno, record.levelname.lower())}: {record.message}"

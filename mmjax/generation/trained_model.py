@@ -29,6 +29,7 @@ from mmjax.generation.sampling import Sampling
 from mmjax.models.layers.lora import merge_model_adapters
 from mmjax.models.model import model_modules
 from mmjax.models.structure.module import Module
+from mmjax.models.structure.parameters import on_first_device
 from mmjax.training.checkpoints.discovery import saved_steps
 from mmjax.training.checkpoints.restoring import restore_parameters
 from mmjax.training.config import TrainConfig
@@ -274,12 +275,9 @@ def model_of_trainer(trainer: Trainer) -> TrainedModel:
     Raises:
         UserError: Other processes hold some of its parameters.
     """
-    parameters, device = trainer.parameters(), jax.local_devices()[0]
-    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(parameters)):
-        raise UserError("other processes hold some of the parameters; save a checkpoint and load its workdir")
     return _merged_model(
         trainer.config,
-        jax.device_put(parameters, device),
+        on_first_device(trainer.parameters()),
         trainer.tokenizer,
         trainer.prompt_format,
         trainer.steps_done,

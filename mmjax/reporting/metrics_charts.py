@@ -45,7 +45,7 @@ def loss_charts(run: Run) -> list[Html]:
     names = [name.removeprefix(_LOSS) for name in _names(run) if name.startswith(_LOSS)]
     charts = [_loss_chart(run, name, number) for number, name in enumerate(names)]
     accuracy = [_ACCURACY.prefix] if _ACCURACY.prefix in _names(run) else []
-    return charts + [_chart(run, _ACCURACY, accuracy, 2) for _ in accuracy]
+    return charts + [_chart(run, _ACCURACY, _labels(accuracy, _ACCURACY), 2) for _ in accuracy]
 
 
 def _loss_chart(run: Run, name: str, number: int) -> Html:
@@ -64,10 +64,11 @@ def other_charts(run: Run) -> list[Html]:
         names = [name for name in rest if name.partition("/")[0] == group.prefix]
         rest = [name for name in rest if name not in names]
         if names:
-            charts.append(_chart(run, group, names))
+            charts.append(_chart(run, group, _labels(names, group)))
     for prefix in dict.fromkeys(name.partition("/")[0] for name in rest):
         names = [name for name in rest if name.partition("/")[0] == prefix]
-        charts.append(_chart(run, _Group(prefix, prefix), names))
+        group = _Group(prefix, prefix)
+        charts.append(_chart(run, group, _labels(names, group)))
     return charts
 
 
@@ -75,16 +76,15 @@ def _names(run: Run) -> list[str]:
     return list(dict.fromkeys(name for line in run.metrics for name in line))
 
 
-def _chart(run: Run, group: _Group, names: Sequence[str] | Mapping[str, str], colour: int = 0) -> Html:
-    """A line for each metric, called as the mapping has it, or by what follows the prefix."""
-    called = names if isinstance(names, Mapping) else {name: _called(name, group, len(names)) for name in names}
+def _chart(run: Run, group: _Group, labels: Mapping[str, str], colour: int = 0) -> Html:
+    """A line for each metric, with its label in the legend."""
     series = [
         Series(
-            called[name],
+            label,
             [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))],
             series_colour(colour + number),
         )
-        for number, name in enumerate(called)
+        for number, (name, label) in enumerate(labels.items())
     ]
     return line_chart(
         group.title,
@@ -97,7 +97,12 @@ def _chart(run: Run, group: _Group, names: Sequence[str] | Mapping[str, str], co
     )
 
 
-def _called(name: str, group: _Group, metrics: int) -> str:
+def _labels(names: Sequence[str], group: _Group) -> dict[str, str]:
+    """The labels of the metrics of a group: what follows the prefix, or how the chart or the rest is called."""
+    return {name: _label(name, group, len(names)) for name in names}
+
+
+def _label(name: str, group: _Group, metrics: int) -> str:
     """What follows the prefix of a metric; one whose name is the prefix is called like the chart, or as the rest."""
     if name != group.prefix:
         return name.removeprefix(f"{group.prefix}/")

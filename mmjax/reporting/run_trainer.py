@@ -14,6 +14,7 @@ from configs.short_repr import cut
 from configs.whole_files import write_whole
 from data.packing.global_batch import GlobalBatch
 from mmjax.generation.sample_log import SampleLog
+from mmjax.models.structure.parameters import on_first_device
 from mmjax.planning.automatic import PredictedStep, compare_prediction
 from mmjax.reporting.run_page import write_report
 from mmjax.training.activations import layer_activations
@@ -162,9 +163,7 @@ class RunTrainer(Trainer):
     def _layer_activations(
         self, names: str | Sequence[str], batch: GlobalBatch | HostBatch | None, gradients: bool
     ) -> dict[str, np.ndarray]:
-        parameters, device = self.parameters(), jax.local_devices()[0]
-        if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(parameters)):
-            raise UserError("activations are computed by one process, and other processes hold some of the parameters")
+        parameters = on_first_device(self.parameters())
         found = self._packed_batch() if batch is None else batch
         seed_and_step = np.array([self.config.seed, self.steps_done], np.int32)
         arrays = {
@@ -173,7 +172,8 @@ class RunTrainer(Trainer):
         }
         return layer_activations(
             self.config.model,
-            *jax.device_put((parameters, arrays), device),
+            parameters,
+            jax.device_put(arrays, jax.local_devices()[0]),
             patterns=(names,) if isinstance(names, str) else tuple(names),
             gradients=gradients,
         )

@@ -55,12 +55,15 @@ def layer_activations(
 
 def select_names(patterns: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """The names that some pattern matches, in their order; raises UserError for a pattern that matches none."""
+    chosen: set[str] = set()
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
             close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)[0]
             ends = ", ".join(dict.fromkeys(name.rsplit("/", 1)[0] + "/*" for name in names))
             raise UserError(f"no layer is named {pattern}; the nearest is {close}, and the layers are {ends}")
-    return tuple(name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+        chosen.update(matches)
+    return tuple(name for name in names if name in chosen)
 
 
 def _run(config: ModelConfig) -> Any:

@@ -196,9 +196,8 @@ def _rows_of_steps(
 ) -> Groups:
     """The rows of all whole steps in order; rows that fill no step are carried into the next window."""
     units = np.concatenate([sizes, np.ones((len(sizes), 1))], axis=1)  # the last column counts samples
-    before = np.concatenate(
-        [np.zeros((1, units.shape[1])), np.cumsum(units, axis=0)]
-    )  # sums of the samples before each
+    # Sums of the samples before each.
+    before = np.concatenate([np.zeros((1, units.shape[1])), np.cumsum(units, axis=0)])
     rule = WindowRule(limits=limits, rows=settings.rows, least=settings.window)
     rows_of_windows, carried, start, number = [], np.arange(0), 0, 0
     while start < len(sizes):

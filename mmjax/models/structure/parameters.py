@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from configs.errors import UserError
 from mmjax.models.structure.module import Module, Piece
 from sharding.trees import Tree, drop_leaf, get_leaf, keep_leaves, set_leaf
 
@@ -135,6 +136,17 @@ def init_layer_parameters(seed: int, module: Module, piece: Piece, layer: int, s
 def place_host_array(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """Places an array that every process holds whole; each process fills the shards of its own devices."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def on_first_device(parameters: Tree) -> Tree:
+    """A copy of whole parameters on this process's first device.
+
+    Raises:
+        UserError: Other processes hold some of them.
+    """
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(parameters)):
+        raise UserError("other processes hold some of the parameters; save a checkpoint and load its workdir")
+    return jax.device_put(parameters, jax.local_devices()[0])
 
 
 def init_module_parameters(seed: int, module: Module) -> Tree:

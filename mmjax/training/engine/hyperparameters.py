@@ -1,4 +1,4 @@
-"""The numbers that an update is given as arguments, so that a program serves for all of them, and the rates they mean.
+"""Hyperparameters as arguments of compiled updates, so that one program serves all their values; learning rates.
 
 A compiled update depends on the algorithm with its settings, such as the betas of AdamW, and on which parts train. The
 learning rate with its warm-up and schedule, the weight decay and the rate of selection biases are arguments.
@@ -22,7 +22,8 @@ class Hyperparameters(NamedTuple):
         warmup_steps: Steps of linear warm-up from 0.
         decay_steps: Steps of the schedule, from the warm-up to the end of the run.
         schedule: Which of `_FORMULAS` the schedule is.
-        first, second: The numbers of its formula.
+        first: First coefficient of its formula.
+        second: Second coefficient; 0 where it has none.
         weight_decay: See `OptimizerConfig`.
         selection_bias_rate: Likewise.
     """
@@ -38,19 +39,20 @@ class Hyperparameters(NamedTuple):
 
 
 def make_hyperparameters(config: OptimizerConfig, steps: int) -> Hyperparameters:
-    """Those of a run of so many steps.
+    """The hyperparameters of a run of this many steps.
 
     Raises:
         UserError: The warm-up is as long as the run.
     """
     warmup = config.resolve_warmup(steps)
+    schedule, first, second = _schedule_numbers(config.schedule, config.learning_rate)
     return Hyperparameters(
         peak_rate=config.learning_rate,
         warmup_steps=warmup,
         decay_steps=steps - warmup,
-        **dict(
-            zip(("schedule", "first", "second"), _schedule_numbers(config.schedule, config.learning_rate), strict=True)
-        ),
+        schedule=schedule,
+        first=first,
+        second=second,
         weight_decay=config.weight_decay,
         selection_bias_rate=config.selection_bias_rate,
     )
@@ -71,7 +73,7 @@ def learning_rate(hyperparameters: Hyperparameters, step: jax.typing.ArrayLike) 
 
 @functools.singledispatch
 def _schedule_numbers(schedule: Any, peak: float) -> tuple[int, float, float]:
-    """Number of a schedule's formula, and the two numbers that it takes; differences are those of float64."""
+    """Index of a schedule's formula, and its two coefficients, whose differences are computed in float64."""
     raise TypeError(f"no schedule is known for {type(schedule).__name__}")
 
 

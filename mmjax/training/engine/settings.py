@@ -31,8 +31,7 @@ class EngineSettings:
 
     @property
     def of_programs(self) -> "EngineSettings":
-        """What compiled programs depend on; all else, which programs take as arguments, has its default here."""
+        """What compiled programs depend on; what they take as arguments has its default here."""
         optimizer = OptimizerConfig(algorithm=self.optimizer.algorithm)
-        return EngineSettings(
-            optimizer, trainable=self.trainable, transport=self.transport, square_weights=self.square_weights
-        )
+        defaults = EngineSettings()
+        return dataclasses.replace(self, optimizer=optimizer, steps=defaults.steps, seed=defaults.seed)
