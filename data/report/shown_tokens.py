@@ -76,7 +76,7 @@ class _ShownTokens:
             self._media[indices != -1] = number  # an output, or the newline vector
 
     def starts(self) -> list[int]:
-        """Where runs begin: at every token but those that go on with a medium."""
+        """Where runs begin: at every token, except inside the placeholders of a medium."""
         columns = (self._layout.branches, self._is_target.astype(int), self._media)
         changes = np.any([np.diff(column, prepend=-2) != 0 for column in columns], axis=0)
         return np.flatnonzero(changes | (self._media < 0)).tolist()

@@ -205,7 +205,7 @@ def _print_outcome(console: "Console", workdir: pathlib.Path, resumed_from: int)
 
 
 def steps_and_seconds(steps: int, resumed_from: int, seconds: float) -> str:
-    """The steps of a run, and the seconds of those since it was resumed: the time before is not known."""
+    """The steps of a run, and the seconds of the steps since it was resumed; earlier seconds are not known."""
     from sharding.html.numbers import count_of
 
     if not resumed_from:

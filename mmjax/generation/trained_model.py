@@ -199,7 +199,7 @@ class TrainedModel:
 
     @property
     def drawing_warning(self) -> str:
-        """What is said before images are generated, if the generator was hardly trained; empty otherwise."""
+        """A warning if the generator has trained on too few images to generate more than noise; empty otherwise."""
         if self.generator_images is None or self.generator_images >= FEW_IMAGES:
             return ""
         return (

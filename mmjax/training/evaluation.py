@@ -49,7 +49,7 @@ class AnswerScore:
         return self.loss_sum / self.targets if self.targets else None
 
     def scalars(self, backbone: str) -> dict[str, float]:
-        """What the metrics have of it; the loss under the name of the backbone's."""
+        """The metrics of an evaluation: the accuracy, and the held-out loss by the name of the backbone."""
         loss = {} if self.loss is None else {f"held_out_loss/{backbone}": self.loss}
         return {"accuracy": self.accuracy, **loss}
 

@@ -71,8 +71,23 @@ class ShardedPasses(NamedTuple):
     exposed_forward: float = 0.0
     exposed_backward: float = 0.0
 
+    @property
+    def collectives(self) -> float:
+        """Seconds of all gathers and reductions."""
+        return self.gather + self.gather_again + self.scatter
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of collectives that no computation hides."""
+        return self.exposed_forward + self.exposed_backward
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Share of the collectives that computation hides; None without any."""
+        return 1 - self.exposed / self.collectives if self.collectives else None
+
     def plus(self, *others: "ShardedPasses") -> "ShardedPasses":
-        """Those of both, and of more."""
+        """The sum with others, field by field."""
         return ShardedPasses(*map(sum, zip(self, *others, strict=True)))
 
 
@@ -146,7 +161,7 @@ class StageCosts:
 
     @property
     def static_bytes(self) -> float:
-        """All of `static`."""
+        """The sum of `static`."""
         return sum(self.static)
 
     @property

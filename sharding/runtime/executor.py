@@ -53,7 +53,7 @@ class Executor:
         training_schedule, evaluation_schedule: Already restricted to this process's devices. An evaluation has no
             bundles. The devices of bundles have been checked (`bundled_ops.check_device_order`).
         hyperparameters: What the global reduction and the updates take as arguments.
-        bundled_programs: Those of another executor of the same stages, to share them.
+        bundled_programs: Compiled bundles of another executor of the same stages, to share; None for new ones.
 
     Attributes:
         microbatch_ops: What runs the forwards, backwards, wgrads and hops.

@@ -25,7 +25,7 @@ def gathers_section(timeline: Timeline) -> Html | None:
     if not found:
         return None
     drawn = [
-        max((lane for lane in lanes if lane in found), key=lambda lane: _exposed(found[lane]))
+        max((lane for lane in lanes if lane in found), key=lambda lane: found[lane].exposed)
         for lanes in timeline.lanes_of_units.values()
         if any(lane in found for lane in lanes)
     ]
@@ -48,30 +48,20 @@ def gathers_section(timeline: Timeline) -> Html | None:
 
 
 def _of_lane(timeline: Timeline, lane: Lane) -> ShardedPasses | None:
-    """Those of all the stages of a pipeline rank."""
+    """The passes of all stages of a pipeline rank together; None without fully sharded ones."""
     if timeline.costs is None:
         return None
     own = [passes for stage in lane.stages if (passes := timeline.costs.stages[stage].sharded) is not None]
     return ShardedPasses().plus(*own) if own else None
 
 
-def _exposed(passes: ShardedPasses) -> float:
-    return passes.exposed_forward + passes.exposed_backward
-
-
-def _collectives(passes: ShardedPasses) -> float:
-    return passes.gather + passes.gather_again + passes.scatter
-
-
 def _in_words(timeline: Timeline, found: dict[Lane, ShardedPasses]) -> str:
-    lane = max(found, key=lambda lane: _exposed(found[lane]))
+    lane = max(found, key=lambda lane: found[lane].exposed)
     passes, of_copy = found[lane], timeline.op_graph.microbatches / lane.copies
-    collectives, exposed = _collectives(passes), _exposed(passes)
-    hidden = percent(1 - exposed / collectives) if collectives else percent(0.0)
     return (
-        f"Of each microbatch, {lane.name} takes {seconds(collectives)} for its gathers and scatters, simulated. "
-        f"Computation hides {hidden} of that; {seconds(exposed)} remain exposed, "
-        f"{percent(of_copy * exposed / timeline.step)} of the step over all its microbatches."
+        f"Of each microbatch, {lane.name} takes {seconds(passes.collectives)} for its gathers and scatters, simulated. "
+        f"Computation hides {percent(passes.hidden_share or 0.0)} of that; {seconds(passes.exposed)} remain exposed, "
+        f"{percent(of_copy * passes.exposed / timeline.step)} of the step over all its microbatches."
     )
 
 
@@ -115,8 +105,8 @@ def _table(found: dict[Lane, ShardedPasses]) -> Html:
     rows = [
         (
             lane.name,
-            *map(seconds, (of.gather, of.gather_again, of.scatter, of.forward + of.backward, _exposed(of))),
-            percent(1 - _exposed(of) / _collectives(of)) if _collectives(of) else "",
+            *map(seconds, (of.gather, of.gather_again, of.scatter, of.forward + of.backward, of.exposed)),
+            "" if of.hidden_share is None else percent(of.hidden_share),
         )
         for lane, of in found.items()
     ]

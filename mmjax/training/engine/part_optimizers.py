@@ -23,7 +23,7 @@ class RunHyperparameters:
 
     Attributes:
         max_grad_norm: Global norm above which gradients are scaled down; 0 turns clipping off.
-        by_piece: Those of the updates, by `module/piece` of what trains.
+        by_piece: Hyperparameters of the updates, by `module/piece` of what trains.
     """
 
     max_grad_norm: float

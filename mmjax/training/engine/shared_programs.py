@@ -11,7 +11,7 @@ from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.plan import Plan
 
 KEPT = 4
-"""Engines whose programs are kept for the next ones, those asked for last."""
+"""How many engines keep their programs for later ones: the most recently used."""
 
 _Shapes = tuple[tuple[str, tuple[tuple[str, ArraySpec], ...]], ...]
 
@@ -19,10 +19,10 @@ _Shapes = tuple[tuple[str, tuple[tuple[str, ArraySpec], ...]], ...]
 def engine_with_shared_programs(
     config: ModelConfig, plan: Plan, batch_spec: BatchSpec, settings: EngineSettings
 ) -> Engine:
-    """An engine on all devices, with the programs of an earlier one that differs from it in arguments of these alone.
+    """An engine on all devices, with the programs of an earlier one if they differ only in arguments of the programs.
 
-    Arguments of programs are the learning rates with their warm-up and schedules, the weight decay, the clipping norm,
-    the number of steps and the seed (`EngineSettings.of_programs`). Errors are those of `Engine`.
+    These arguments are the learning rates with their warm-up and schedules, the weight decay, the clipping norm,
+    the number of steps and the seed (`EngineSettings.of_programs`). Raises what `Engine` raises.
     """
     shapes = tuple(
         (module, tuple((name, ArraySpec(array.shape, array.dtype)) for name, array in arrays.items()))

@@ -124,7 +124,7 @@ class ShowsActivities(Protocol):
     """Shows how far work is that belongs to no step."""
 
     def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
-        """As `ActivityLine.show`."""
+        """Shows that `done` of `total` items are done; see `ActivityLine.show`."""
 
 
 class ActivityDisplay(contextlib.AbstractContextManager["ActivityDisplay"]):
