@@ -9,7 +9,7 @@ several modules (LLaVA) has the rules of its modules under prefixed names (`with
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.training_choices import without_training_choices
@@ -276,14 +276,24 @@ def require_round_trip(config: Config, read_back: Config, except_fields: tuple[s
 
     Raises:
         ValueError: They differ, so that the published architecture cannot compute the configuration. All fields that
-            differ are listed with both values.
+            differ are listed with both values, each field of a record by itself.
     """
     config, read_back = without_training_choices(config), without_training_choices(read_back)
-    differing = [
-        f"{field.name} is {getattr(config, field.name)!r}, but the published architecture has "
-        f"{getattr(read_back, field.name)!r}"
-        for field in dataclasses.fields(config)
-        if field.name not in ("name", *except_fields) and getattr(config, field.name) != getattr(read_back, field.name)
-    ]
+    excepted = {"name", *except_fields}
+    differing = [row for row in _differences(config, read_back, "") if row[0].partition(".")[0] not in excepted]
     if differing:
-        raise ValueError("; ".join(differing))
+        raise ValueError(
+            "; ".join(
+                f"{name} is {value!r}, but the published architecture has {other!r}" for name, value, other in differing
+            )
+        )
+
+
+def _differences(config: Config, other: Config, prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    """The fields that differ, those of records inside of them by their path, with both values."""
+    for field in dataclasses.fields(config):
+        value, of_other, name = getattr(config, field.name), getattr(other, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value) and type(value) is type(of_other):
+            yield from _differences(value, of_other, f"{name}.")
+        elif value != of_other:
+            yield name, value, of_other

@@ -214,9 +214,9 @@ def test_unsupported_values_are_refused_by_key(model_type, values, message):
     ("model_type", "experts", "message"),
     [
         ("mixtral", None, "experts is None"),
-        ("mixtral", ExpertsConfig(shared_ffn=8), "shared_ffn=8"),
+        ("mixtral", ExpertsConfig(shared_ffn=8), "experts.shared_ffn is 8"),
         ("qwen2_moe", ExpertsConfig(), "shared_ffn is 0"),
-        ("gpt_oss", ExpertsConfig(), "biases=False"),
+        ("gpt_oss", ExpertsConfig(), "experts.biases is False, but the published architecture has True"),
     ],
 )
 def test_writing_an_unsupported_configuration_is_refused(model_type, experts, message):

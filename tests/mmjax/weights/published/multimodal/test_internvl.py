@@ -217,7 +217,10 @@ def test_models_with_other_modules_than_internvls_are_refused(saved):
     (seen,) = model.encoders
     plain = dataclasses.replace(seen, projector=dataclasses.replace(seen.projector, norm=False))
     for other, said in (
-        (dataclasses.replace(model, encoders=(plain,)), "norm=False"),
+        (
+            dataclasses.replace(model, encoders=(plain,)),
+            "projector.norm is False, but the published architecture has True",
+        ),
         (dataclasses.replace(model, encoders=(dataclasses.replace(seen, merge=1),)), "downsample_ratio is 0.5 in"),
         (as_model(model.backbone), "its encoders are"),
     ):
