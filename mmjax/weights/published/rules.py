@@ -276,24 +276,24 @@ def require_round_trip(config: Config, read_back: Config, except_fields: tuple[s
 
     Raises:
         ValueError: They differ, so that the published architecture cannot compute the configuration. All fields that
-            differ are listed with both values, each field of a record by itself.
+            differ are listed with both values; those of nested dataclasses have their path.
     """
     config, read_back = without_training_choices(config), without_training_choices(read_back)
-    excepted = {"name", *except_fields}
-    differing = [row for row in _differences(config, read_back, "") if row[0].partition(".")[0] not in excepted]
+    differing = [
+        difference
+        for field in dataclasses.fields(config)
+        if field.name not in ("name", *except_fields)
+        for difference in _differences(field.name, getattr(config, field.name), getattr(read_back, field.name))
+    ]
     if differing:
-        raise ValueError(
-            "; ".join(
-                f"{name} is {value!r}, but the published architecture has {other!r}" for name, value, other in differing
-            )
-        )
+        raise ValueError("; ".join(differing))
 
 
-def _differences(config: Config, other: Config, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """The fields that differ, those of records inside of them by their path, with both values."""
-    for field in dataclasses.fields(config):
-        value, of_other, name = getattr(config, field.name), getattr(other, field.name), prefix + field.name
-        if dataclasses.is_dataclass(value) and type(value) is type(of_other):
-            yield from _differences(value, of_other, f"{name}.")
-        elif value != of_other:
-            yield name, value, of_other
+def _differences(name: str, value: Any, published: Any) -> Iterator[str]:
+    """Messages for the fields in which two values of a field differ: itself, or those of a nested dataclass."""
+    if dataclasses.is_dataclass(value) and type(value) is type(published):
+        for field in dataclasses.fields(value):
+            path = f"{name}.{field.name}"
+            yield from _differences(path, getattr(value, field.name), getattr(published, field.name))
+    elif value != published:
+        yield f"{name} is {value!r}, but the published architecture has {published!r}"
