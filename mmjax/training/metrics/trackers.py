@@ -113,7 +113,8 @@ class WandbWriter(MetricsWriter):
                 entity=entity,
                 id=self._tracked.run_id,
                 name=start.workdir.absolute().name,
-                dir=str(start.workdir),
+                # W&B's service may be another process's, with another working directory (WANDB_SERVICE).
+                dir=str(start.workdir.absolute()),
                 config=dict(start.parameters),
                 mode=mode,  # pyright: ignore[reportArgumentType]
                 resume="allow",

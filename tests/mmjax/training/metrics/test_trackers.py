@@ -132,6 +132,18 @@ def test_a_new_run_in_the_same_workdir_is_a_new_run_of_wandb(offline, tmp_path):
         WandbWriter(RunStart(workdir=tmp_path), mode="of")
 
 
+@needs("wandb")
+def test_wandb_writes_to_a_relative_workdir_when_its_service_has_another_working_directory(offline, tmp_path):
+    import wandb
+
+    wandb.setup()  # starts the service, which every process below uses
+    offline.chdir(tmp_path)
+    writer = WandbWriter(RunStart(workdir=pathlib.Path("run")), mode="offline")
+    writer.write(1, {"loss": 0.125})
+    writer.close()
+    assert wandb_history(tmp_path / "run" / "wandb") == [(1, "loss", 0.125)]
+
+
 @pytest.mark.processes
 @needs("mlflow")
 def test_mlflow_has_each_step_of_a_killed_and_resumed_run_once_in_one_run(offline, tmp_path):
