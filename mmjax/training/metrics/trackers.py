@@ -113,7 +113,7 @@ class WandbWriter(MetricsWriter):
                 entity=entity,
                 id=self._tracked.run_id,
                 name=start.workdir.absolute().name,
-                # W&B's service may be another process's, with another working directory (WANDB_SERVICE).
+                # The service that writes may be a parent process's (WANDB_SERVICE), with another working directory.
                 dir=str(start.workdir.absolute()),
                 config=dict(start.parameters),
                 mode=mode,  # pyright: ignore[reportArgumentType]

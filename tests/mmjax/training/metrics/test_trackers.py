@@ -136,7 +136,7 @@ def test_a_new_run_in_the_same_workdir_is_a_new_run_of_wandb(offline, tmp_path):
 def test_wandb_writes_to_a_relative_workdir_when_its_service_has_another_working_directory(offline, tmp_path):
     import wandb
 
-    wandb.setup()  # starts the service, which every process below uses
+    wandb.setup()  # starts the service, unless an earlier test did; it keeps its working directory
     offline.chdir(tmp_path)
     writer = WandbWriter(RunStart(workdir=pathlib.Path("run")), mode="offline")
     writer.write(1, {"loss": 0.125})
