@@ -10,8 +10,10 @@ compares it with the built-in policies. For the commands, in the folder of this 
 
 import mmjax
 from sharding.planners.problem import PlanningProblem
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 
 
 def replicated(problem: PlanningProblem) -> list[Plan]:
@@ -26,9 +28,9 @@ def replicated(problem: PlanningProblem) -> list[Plan]:
                     module.name,
                     (module.name,),
                     devices,
-                    dp=problem.devices,
                     layers=(module.layer_count,),
                     recompute=(recompute,),
+                    parallelism=Parallelism(dp=problem.devices),
                 )
                 for module in problem.graph.modules
             ),

@@ -37,7 +37,7 @@ class Axes:
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
     expert_nodes: int = 1
-    expert_transfer: ExpertTransferChoice = "cheaper"
+    expert_transfer: ExpertTransferChoice = "auto"
     fsdp: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
     context_transfer: ContextTransfer = "ring"

@@ -10,7 +10,7 @@ import math
 from typing import Literal, NamedTuple
 
 ExpertTransfer = Literal["gather", "all_to_all"]
-ExpertTransferChoice = Literal["cheaper", "gather", "all_to_all"]
+ExpertTransferChoice = Literal["auto", "gather", "all_to_all"]
 """What a plan says of it (`UnitPlan.expert_transfer`): a form, or whichever is cheaper."""
 
 
@@ -74,7 +74,7 @@ def tokens_exchanged(routing: Routing, ranks: int, nodes: int) -> TokensMoved:
 
 def chosen_transfer(choice: ExpertTransferChoice, routing: Routing, ranks: int, nodes: int) -> ExpertTransfer:
     """The form that a plan's choice means; the other arguments are those of `cheaper_transfer`."""
-    return cheaper_transfer(routing, ranks, nodes) if choice == "cheaper" else choice
+    return cheaper_transfer(routing, ranks, nodes) if choice == "auto" else choice
 
 
 @functools.cache

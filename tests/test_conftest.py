@@ -10,6 +10,7 @@ import pytest
 from jaxtyping import Int, TypeCheckError
 
 from mmjax.models.layers.positions import image_grid_sizes, sinusoidal_positions_1d
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.unit_plan import UnitPlan
 
 
@@ -52,7 +53,7 @@ def test_types_and_shapes_are_checked_if_asked(request):
         lambda: image_grid_sizes(positions, segments[:, :3]),  # dimensions of two arguments
         lambda: sinusoidal_positions_1d(segments, 5),  # a result of four columns, whose name is an argument's value
         lambda: twice(np.arange(3)),  # a dimension of the result and of an argument
-        lambda: UnitPlan("all", ("vision",), (0,), dp="2"),  # a field of a dataclass
+        lambda: UnitPlan("all", ("vision",), (0,), parallelism=Parallelism(dp="2")),  # a field of a dataclass
     ):
         with pytest.raises(TypeCheckError):
             call()

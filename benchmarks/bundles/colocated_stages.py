@@ -20,6 +20,7 @@ from mmjax.training.engine.build import build_stage_programs
 from mmjax.training.engine.channels import find_channels
 from mmjax.training.engine.placement import place_stages
 from pallas_kernels.packed_attention import use_attention_implementation
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
@@ -55,12 +56,9 @@ def colocated_plan(config: ModelConfig, tp: int) -> Plan:
             name,
             (name,),
             tuple(range(DEVICES)),
-            dp=DEVICES // tp,
-            tp=tp,
             layers=(layers,) * stages,
             recompute=("selective",) * stages,
-            chunks=stages,
-            collectives="gather",
+            parallelism=Parallelism(dp=DEVICES // tp, tp=tp, chunks=stages, collectives="sequence_parallel"),
         )
 
     (encoder,) = config.encoders

@@ -18,7 +18,7 @@ from sharding.planners.policies.auto import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.stages.chain_stages import recomputed_stages
 from sharding.planners.stages.partition_baselines import by_virtual_stages
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 
 def simulate_alpa(problem: PlanningProblem) -> SimulatedPlan:
@@ -36,8 +36,8 @@ def simulate_alpa(problem: PlanningProblem) -> SimulatedPlan:
 def _simulated(problem: PlanningProblem) -> Iterator[SimulatedPlan]:
     chain = ChainProblem(problem)
     for found in chain.sizes.layouts(problem.devices):
-        layout = dataclasses.replace(found, collectives="reduce")
-        layers = chain.layers(layout, extra_in_flight=0)
+        layout = dataclasses.replace(found, collectives="all_reduce")
+        layers = chain.layers(layout, extra_microbatches=0)
         counts = by_virtual_stages(layers, layout.pp)
         if counts is None:
             continue

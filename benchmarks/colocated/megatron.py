@@ -28,8 +28,9 @@ from sharding.planners.problem import PlanningProblem
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import recomputed_stages
 from sharding.planners.stages.exact_partition import partition_by
+from sharding.plans.parallelism import CollectivesName
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import RequiredGradients
-from sharding.plans.unit_plan import CollectivesName, PlanError
 from sharding.specs.modules import ModuleGraph
 
 ChainPartition = Callable[[PlanningProblem, int], tuple[int, ...]]
@@ -97,7 +98,7 @@ def simulate_chain(
     problem: PlanningProblem,
     ranks: MegatronRanks,
     partition: ChainPartition,
-    collectives: CollectivesName = "gather",
+    collectives: CollectivesName = "sequence_parallel",
 ) -> SimulatedPlan:
     """The step of a chain; several encoders count as if each fed the next.
 
@@ -121,7 +122,7 @@ def simulate_chain(
     )
     counts = partition(problem, layout.stage_count)
     problem = _as_chain(problem)
-    chain = ChainProblem(problem).layers(layout, extra_in_flight=0)
+    chain = ChainProblem(problem).layers(layout, extra_microbatches=0)
     stages = recomputed_stages(chain, layout, counts, problem.cluster.memory)
     if stages is None:
         raise PlanError(

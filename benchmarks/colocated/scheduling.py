@@ -15,13 +15,14 @@ from benchmarks.colocated.cases import OptimusCase, case_of
 from benchmarks.colocated.measure import Row
 from benchmarks.colocated.settings import OptimusSetting
 from benchmarks.rows import paper_row
-from sharding.planners.colocation.copied_layouts import copy_devices, even_layers
+from sharding.planners.colocation.copied_layouts import even_layers, pipeline_replica_devices
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import trained_stages
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.colocation.bubble_use import bubble_use
 from sharding.schedules.colocation.colocated import coarse_colocated, colocated
 from sharding.schedules.colocation.colocated_copies import assign_microbatches
@@ -139,14 +140,22 @@ def _plan(
     def unit(name: str, stages: int, chunks: int, recompute: RecomputePolicy) -> UnitPlan:
         layers = even_layers(graph[name].layer_count, stages)
         return make_unit(
-            (name,), dp=ranks.dp, tp=ranks.tp, layers=layers, recompute=recompute, chunks=chunks, collectives="gather"
+            (name,),
+            dp=ranks.dp,
+            tp=ranks.tp,
+            layers=layers,
+            recompute=recompute,
+            chunks=chunks,
+            collectives="sequence_parallel",
         )
 
     backbone = unit(graph.backbone.name, ranks.pp * chunks, chunks, of_backbone)
     copies = dataclasses.replace(
         unit(encoder.name, SLICES[chunks], SLICES[chunks], of_encoder),
-        devices=copy_devices(backbone, 1, ranks.tp),
-        copies=ranks.pp,
+        devices=pipeline_replica_devices(backbone, 1, ranks.tp),
+        parallelism=dataclasses.replace(
+            unit(encoder.name, SLICES[chunks], SLICES[chunks], of_encoder).parallelism, pipeline_replicas=ranks.pp
+        ),
     )
     plan = with_stage_seconds(
         problem, Plan((copies, backbone), problem.rows // ranks.dp, "colocated"), communication=True
@@ -155,7 +164,7 @@ def _plan(
 
 
 def _divided(plan: Plan, copies: dict[str, tuple[int, ...]]) -> Plan:
-    units = (dataclasses.replace(unit, copy_of_microbatch=copies.get(unit.name, ())) for unit in plan.units)
+    units = (unit.with_hints(replica_of_microbatch=copies.get(unit.name, ())) for unit in plan.units)
     return dataclasses.replace(plan, units=tuple(units))
 
 
@@ -196,7 +205,7 @@ def _divisions() -> Iterator[tuple[int, ...]]:
 
 
 def _pass_seconds(problem: PlanningProblem, plan: Plan, division: tuple[int, ...]) -> float:
-    encoder = next(unit.name for unit in plan.units if unit.copies > 1)
+    encoder = next(unit.name for unit in plan.units if unit.parallelism.pipeline_replicas > 1)
     return pass_seconds(colocated(_op_graph(problem, _divided(plan, {encoder: division}))))
 
 

@@ -10,6 +10,7 @@ from data.packing.batch_spec import BatchSpec, global_batch_spec
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
@@ -54,12 +55,11 @@ def _units(
             name,
             (name,),
             tuple(devices),
-            dp=len(devices) // (TP * pp * copies),
-            tp=TP,
             layers=(1,) * depth,
             recompute=("none",) * depth,
-            chunks=depth // pp,
-            copies=copies,
+            parallelism=Parallelism(
+                dp=len(devices) // (TP * pp * copies), tp=TP, chunks=depth // pp, pipeline_replicas=copies
+            ),
         )
 
     backbone = unit(model.backbone.name, of_backbone, model.backbone.depth, 2, 1)

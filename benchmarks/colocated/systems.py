@@ -12,7 +12,8 @@ from benchmarks.colocated.cases import OptimusCase
 from benchmarks.colocated.settings import MICROBATCH
 from sharding.planners.policies.auto import SimulatedPlan, run_policy
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.unit_plan import CollectivesName, PlanError
+from sharding.plans.parallelism import CollectivesName
+from sharding.plans.plan_error import PlanError
 
 SimulateSystem = Callable[[OptimusCase], SimulatedPlan]
 """Raises PlanError where the system has no plan that fits."""
@@ -45,7 +46,7 @@ def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
     return {
         **of_megatron,
         **searched,
-        BACKBONE: functools.partial(_backbone, "gather"),
+        BACKBONE: functools.partial(_backbone, "sequence_parallel"),
         f"{BACKBONE}, collectives overlapped": functools.partial(_backbone, "ring"),
     }
 

@@ -10,6 +10,7 @@ from benchmarks.context_parallel.ring_overlap import ring_permutes
 from benchmarks.memory.cases import MemoryCase, empty_batch_spec
 from benchmarks.memory.compiled_stages import StageBytes, abstract_stage_programs, compiled_bytes
 from configs.architectures import ModelConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.programs import StagePrograms
@@ -78,10 +79,9 @@ def stage_programs(config: ModelConfig, cp: int, tokens: int, devices: list[Any]
         "backbone",
         ("backbone",),
         tuple(range(cp)),
-        cp=cp,
         layers=(LAYERS,) * STAGES,
         recompute=("selective",) * STAGES,
-        chunks=STAGES,
+        parallelism=Parallelism(cp=cp, chunks=STAGES),
     )
     plan = Plan((unit,), schedule="interleaved")
     batch_spec = empty_batch_spec(config, 1, tokens, {})

@@ -79,7 +79,12 @@ def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: Lay
     backbone = problem.graph.backbone
     layers = (backbone.layer_count // layout.pp,) * layout.pp
     unit = make_unit(
-        (backbone.name,), dp=dp, tp=TENSOR_RANKS, layers=layers, recompute=policies.recompute, collectives="gather"
+        (backbone.name,),
+        dp=dp,
+        tp=TENSOR_RANKS,
+        layers=layers,
+        recompute=policies.recompute,
+        collectives="sequence_parallel",
     )
     unit = dataclasses.replace(unit, recompute=tuple(map(policies.of_stage, layers)))
     encoders = []
@@ -90,7 +95,7 @@ def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: Lay
             tp=TENSOR_RANKS,
             layers=(module.layer_count,),
             recompute=policies.recompute,
-            collectives="gather",
+            collectives="sequence_parallel",
         )
         encoders.append(
             dataclasses.replace(own, devices=unit.stage_devices(0), recompute=(policies.of_stage(module.layer_count),))

@@ -136,7 +136,11 @@ def _simulate(problem: PlanningProblem, group: int, waits_for: int, policies: La
     ]
     recompute = [(policies.of_stage(module.layer_count),) for module in problem.graph.modules]
     plan = Plan(
-        tuple(dataclasses.replace(unit, fsdp=group, recompute=of) for unit, of in zip(units, recompute, strict=True)), 1
+        tuple(
+            dataclasses.replace(unit, recompute=of, parallelism=dataclasses.replace(unit.parallelism, fsdp=group))
+            for unit, of in zip(units, recompute, strict=True)
+        ),
+        1,
     )
     costs = _waiting_costs(problem.step_costs(plan, problem.data.loads), waits_for)
     schedule = build_schedule(plan, problem.graph, trained_stages(plan, problem.graph, problem.trained_parts))

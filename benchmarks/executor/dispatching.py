@@ -21,6 +21,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine, HostBatch
 from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.executor import Executor
@@ -60,7 +61,9 @@ def dispatch_plan(model: ModelConfig) -> Plan:
 
     def unit(name: str, devices: Sequence[int], layers: tuple[int, ...], dp: int = 1, tp: int = 1) -> UnitPlan:
         recompute = ("none",) * len(layers)
-        return UnitPlan(name, (name,), tuple(devices), dp=dp, tp=tp, layers=layers, recompute=recompute)
+        return UnitPlan(
+            name, (name,), tuple(devices), layers=layers, recompute=recompute, parallelism=Parallelism(dp=dp, tp=tp)
+        )
 
     units = (
         unit(encoder.name, range(2), (encoder.depth,), dp=2),

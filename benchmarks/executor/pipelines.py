@@ -17,6 +17,7 @@ from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine, HostBatch
 from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
 
@@ -35,8 +36,8 @@ def pipeline_plan(executor: ExecutorName, chunks: int) -> Plan:
         tuple(range(RANKS)),
         layers=(DEPTH // stages,) * stages,
         recompute=("none",) * stages,
-        chunks=chunks,
         executor=executor,
+        parallelism=Parallelism(chunks=chunks),
     )
     return Plan((unit,), MICROBATCHES, "1f1b" if chunks == 1 else "interleaved")
 

@@ -58,7 +58,7 @@ config.TrainConfig:
   writers = (@audited_data.SampleWriters(),)
 """
 
-_UNIT = {"dp": 1, "tp": 1, "recompute": ["none"]}
+_UNIT = {"recompute": ["none"]}
 _BACKBONE_LAYERS = {1: [4], 2: [2, 2], 3: [2, 1, 1]}
 
 

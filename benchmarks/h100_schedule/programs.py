@@ -18,7 +18,7 @@ from mmjax.models.structure.parameters import piece_definition
 from pallas_kernels.collective_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.axes import Axes
-from sharding.plans.unit_plan import TENSOR_COLLECTIVES
+from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.trees import Tree
 
 LLAMA3_70B = BackboneConfig(width=8192, depth=80, heads=64, kv_heads=8, ffn=28672, rope_base=5e5)

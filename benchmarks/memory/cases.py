@@ -18,10 +18,11 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
+from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
-from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy, make_loads
 from sharding.specs.modules import module_graph
 
@@ -50,7 +51,7 @@ class MemoryCase:
     module: str
     stages: int
     tp: int = 1
-    collectives: CollectivesName = "reduce"
+    collectives: CollectivesName = "all_reduce"
     fsdp: int = 1
     patches: int = 0
     image: int = 1
@@ -68,19 +69,24 @@ class MemoryCase:
             self.module,
             (self.module,),
             tuple(range(self.fsdp * self.tp)),
-            dp=self.fsdp,
-            fsdp=self.fsdp,
-            tp=self.tp,
             layers=(depth // self.stages,) * self.stages,
             recompute=(recompute,) * self.stages,
-            chunks=self.stages,
-            collectives=self.collectives,
+            parallelism=Parallelism(
+                dp=self.fsdp, fsdp=self.fsdp, tp=self.tp, chunks=self.stages, collectives=self.collectives
+            ),
         )
         if not self.patches:
             return Plan((unit,), schedule="interleaved")
         name = config.backbone.name
         layers = (config.backbone.depth,)
-        rest = UnitPlan(name, (name,), tuple(range(_DEVICES)), tp=_DEVICES, layers=layers, recompute=("full",))
+        rest = UnitPlan(
+            name,
+            (name,),
+            tuple(range(_DEVICES)),
+            layers=layers,
+            recompute=("full",),
+            parallelism=Parallelism(tp=_DEVICES),
+        )
         return Plan((unit, rest), schedule="interleaved")
 
     def batch_spec(self, config: ModelConfig) -> BatchSpec:
@@ -175,7 +181,7 @@ CASES = (
         gin_file="models/internvit_6b_llama3_70b.gin",
         module="backbone",
         tp=8,
-        collectives="gather",
+        collectives="sequence_parallel",
         stages=4,
     ),
     MemoryCase(
@@ -198,7 +204,7 @@ CASES = (
         gin_file="models/vit_22b_llama_70b.gin",
         module="vision",
         tp=8,
-        collectives="gather",
+        collectives="sequence_parallel",
         stages=6,
         patches=4112,
         image=257,

@@ -28,8 +28,8 @@ from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, recomputed_stages, uniform_stages
 from sharding.planners.stages.layer_chain import LayerChain, spread
 from sharding.planners.stages.partition_baselines import by_parameters
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import trained_parts
-from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -111,7 +111,7 @@ def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows
         dp=ranks.dp,
         tp=ranks.tp,
         module_tp=(1, ranks.tp) if ranks.tp > 1 else (),
-        collectives="gather" if ranks.tp > 1 else "reduce",
+        collectives="sequence_parallel" if ranks.tp > 1 else "all_reduce",
         microbatches=count,
     )
     batch = BatchCosts(graph, problem.costs, loads)

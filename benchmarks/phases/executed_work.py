@@ -117,7 +117,7 @@ class Work:
     def needs(self, module: str, is_dealt: bool) -> list[int]:
         """Cells that a row must hold in each microbatch: items dealt over the replicas, or rows as they are."""
         if is_dealt:
-            return [needed_capacity(items[:, -1], self._units[module].dp) for items in self._tables[module]]
+            return [needed_capacity(items[:, -1], self._units[module].parallelism.dp) for items in self._tables[module]]
         return [int(np.bincount(items[:, 1], items[:, -1]).max(initial=0)) for items in self._tables[module]]
 
     def needed(self) -> dict[str, int]:
@@ -144,7 +144,7 @@ class Work:
                 continue
             needs = self.needs(module, is_dealt)
             chosen = np.array(least_padding_capacities(needs, capacities))
-            rows = self._units[module].dp if is_dealt else self._rows
+            rows = self._units[module].parallelism.dp if is_dealt else self._rows
             cells = sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
             computed[module] = values.per_cell * rows * cells
         return computed
@@ -163,6 +163,6 @@ class Work:
         for module, unit in self._units.items():
             chosen = least_padding_capacities(self.needs(module, True), capacities)
             values = tuple(capacity * self._values[module].per_cell for capacity in chosen)
-            changed[unit.name] = dataclasses.replace(unit, rows=unit.dp, capacities=values)
+            changed[unit.name] = dataclasses.replace(unit, phase_rows=unit.parallelism.dp, capacities=values)
         units = tuple(changed.get(unit.name, unit) for unit in self._plan.units)
         return dataclasses.replace(self._plan, units=units)

@@ -30,7 +30,9 @@ def step_rows(config: TrainConfig, plan: Plan, own_rows: Plan, steps: int) -> li
     finally:
         batches.close()
     ratio, error = compare_steps(config, ((own_rows, arrays), (plan, arrays)))
-    note = ", ".join(f"{unit.rows} x {list(unit.capacities)} of {unit.name}" for unit in own_rows.units if unit.rows)
+    note = ", ".join(
+        f"{unit.phase_rows} x {list(unit.capacities)} of {unit.name}" for unit in own_rows.units if unit.phase_rows
+    )
     return [
         figure("processor time of a step with rows of its own over shared rows", ratio, 1.0, f"{note}; {steps} steps"),
         figure("largest relative difference of a loss", error, LOSS_GOAL, "the same steps"),

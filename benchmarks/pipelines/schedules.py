@@ -21,6 +21,7 @@ from benchmarks.memory.cases import MemoryCase, empty_batch_spec
 from benchmarks.memory.compiled_stages import abstract_stage_programs, device_bytes
 from configs.architectures import ModelConfig, UNetConfig
 from pallas_kernels.packed_attention import use_attention_implementation
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
@@ -58,10 +59,10 @@ class PipelineCase(NamedTuple):
             "backbone",
             ("backbone",),
             tuple(range(DEVICES)),
-            tp=DEVICES // self.ranks,
             layers=(depth // self.ranks,) * self.ranks,
             recompute=(self.recompute,) * self.ranks,
             executor=self.executor,
+            parallelism=Parallelism(tp=DEVICES // self.ranks),
         )
         generator = UnitPlan("generator", ("generator",), (0,))
         return Plan((unit, generator) if self.generator else (unit,), MICROBATCHES, self.schedule)

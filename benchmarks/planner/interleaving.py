@@ -61,8 +61,8 @@ def _plan(problem: PlanningProblem, generator_replicas: int, chunks: int) -> Pla
 def _with_extra(plan: Plan, microbatches: int) -> Plan:
     vision, backbone, generator = plan.units
     raised = (
-        dataclasses.replace(vision, extra_in_flight=microbatches),
-        dataclasses.replace(backbone, extra_in_flight=microbatches * backbone.chunks),
+        vision.with_hints(extra_microbatches=microbatches),
+        backbone.with_hints(extra_microbatches=microbatches * backbone.parallelism.chunks),
     )
     return dataclasses.replace(plan, units=(*raised, generator))
 

@@ -9,7 +9,7 @@ from benchmarks.validation.published import PublishedRun
 from benchmarks.validation.setting import Setting, simulated_step
 from configs.backbone import BackboneConfig
 from sharding.costs.cost_model import LayerParallelism
-from sharding.plans.unit_plan import CollectivesName
+from sharding.plans.parallelism import CollectivesName
 from sharding.specs.layer import RecomputePolicy, make_loads
 
 SOURCE = "arXiv 2205.05198"
@@ -48,7 +48,7 @@ def _setting(
         pp=pp,
         chunks=chunks,
         recompute=recompute,
-        collectives="gather" if present else "reduce",
+        collectives="sequence_parallel" if present else "all_reduce",
     )
 
 
@@ -82,11 +82,11 @@ def step_runs() -> tuple[PublishedRun, ...]:
 
 # (label, collectives, recomputation, milliseconds of the forward, of the backward)
 _TABLE_4: tuple[tuple[str, CollectivesName, RecomputePolicy, float, float], ...] = (
-    ("no recomputation", "reduce", "none", 7.7, 11.9),
-    ("sequence parallel", "gather", "none", 7.2, 11.8),
-    ("full recomputation", "reduce", "full", 7.7, 19.5),
-    ("selective recomputation", "reduce", "selective", 7.7, 13.2),
-    ("sequence parallel, selective", "gather", "selective", 7.2, 13.1),
+    ("no recomputation", "all_reduce", "none", 7.7, 11.9),
+    ("sequence parallel", "sequence_parallel", "none", 7.2, 11.8),
+    ("full recomputation", "all_reduce", "full", 7.7, 19.5),
+    ("selective recomputation", "all_reduce", "selective", 7.7, 13.2),
+    ("sequence parallel, selective", "sequence_parallel", "selective", 7.2, 13.1),
 )
 
 

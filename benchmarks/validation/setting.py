@@ -10,9 +10,10 @@ from configs.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
+from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
-from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.layer import LayerSpec, RecomputePolicy
@@ -36,8 +37,8 @@ class Setting:
         dp: Replicas; the optimizer's state is divided among them.
         fsdp: Replicas that divide the weights too.
         recompute: Recomputation policy.
-        collectives: What tensor ranks do around split matmuls: `gather` is Megatron-LM's sequence parallelism, `reduce`
-            is none.
+        collectives: What tensor ranks do around split matmuls: `sequence_parallel` is Megatron-LM's sequence
+            parallelism, `all_reduce` is none.
     """
 
     model: BackboneConfig
@@ -52,7 +53,7 @@ class Setting:
     dp: int = 1
     fsdp: int = 1
     recompute: RecomputePolicy = "none"
-    collectives: CollectivesName = "gather"
+    collectives: CollectivesName = "sequence_parallel"
 
     @property
     def sequences(self) -> int:
@@ -75,13 +76,11 @@ def simulated_step(setting: Setting) -> float:
         setting.model.name,
         (setting.model.name,),
         tuple(range(setting.tp * setting.pp * setting.dp)),
-        dp=setting.dp,
-        fsdp=setting.fsdp,
-        tp=setting.tp,
         layers=(setting.model.depth // stages,) * stages,
         recompute=(setting.recompute,) * stages,
-        chunks=setting.chunks,
-        collectives=setting.collectives,
+        parallelism=Parallelism(
+            dp=setting.dp, fsdp=setting.fsdp, tp=setting.tp, chunks=setting.chunks, collectives=setting.collectives
+        ),
     )
     plan = Plan((unit,), setting.microbatches, "interleaved" if setting.chunks > 1 else "1f1b")
     trains = trained_parts(graph, ("all",))

@@ -27,7 +27,7 @@ from data.samples.encoder_format import encoder_format
 from data.samples.sample import SampleSizes
 from sharding.plans.device_ranges import MAX_DEVICES
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 HostArrays = Mapping[str, Mapping[str, np.ndarray]]
 """`{module: {name: [rows, ...]}}`."""
@@ -217,11 +217,11 @@ def plan_phase_rows(
     rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
     phases = {}
     for unit in plan.units:
-        if not unit.rows:
+        if not unit.phase_rows:
             continue
         (module,) = unit.modules
         values = values_of[module]
-        capacities = unit.capacities or (values.count * -(-rows // unit.rows),)
+        capacities = unit.capacities or (values.count * -(-rows // unit.phase_rows),)
         for capacity in capacities:
             if capacity % values.per_cell:
                 raise PlanError(
@@ -235,7 +235,7 @@ def plan_phase_rows(
             module=module,
             unit=unit.name,
             is_generator=is_generator,
-            rows=unit.rows,
+            rows=unit.phase_rows,
             cells=values.count // values.per_cell,
             capacities=tuple(capacity // values.per_cell for capacity in capacities),
             values=values.field,
@@ -255,7 +255,7 @@ def _check_square_weights(square_weights: SquareWeights, plan: Plan, model: Mode
             fields = ", ".join(encoders) or "none, as it has no encoders"
             raise DataError(f"{given}, but no encoder of the model reads {field}; its fields: {fields}")
         unit = plan.unit_of(encoders[field])
-        if not unit.rows:
+        if not unit.phase_rows:
             raise DataError(
                 f"{given}, but unit {unit.name} of the plan has no rows of its own over which items are dealt; give it "
                 "UnitPlan.rows, or leave the weight out"

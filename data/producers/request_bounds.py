@@ -151,5 +151,5 @@ class RequestBounds:
         if self.rows % plan.microbatches:
             raise DataError(f"{plan.microbatches} microbatches of the plan do not divide steps of {self.rows} rows")
         for unit in plan.units:
-            if unit.rows > (most := MAX_ROWS_RATIO * self.rows // plan.microbatches):
-                raise DataError(f"unit {unit.name} of the plan has {unit.rows} rows, of at most {most}")
+            if unit.phase_rows > (most := MAX_ROWS_RATIO * self.rows // plan.microbatches):
+                raise DataError(f"unit {unit.name} of the plan has {unit.phase_rows} rows, of at most {most}")

@@ -9,7 +9,7 @@ from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, Simu
 from sharding.planners.policies.policy_comparison import AUTO
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 
 def best_candidates(

@@ -150,16 +150,20 @@ def _share(timeline: Timeline, cause: IdleCause) -> float:
     return timeline.idle[cause] / timeline.step
 
 
+_RANK_COLUMNS = {"pipeline_replicas": "pipelines", "dp": "dp", "cp": "cp", "ep": "ep", "fsdp": "fsdp"}
+"""Heading of each size that has a column where a unit has several; dp always has one."""
+
+
 def _units(simulated: Sequence[PolicyResult]) -> Table:
     units = [unit for result in simulated for unit in result.plan.units]
-    shown = {"dp"} | {key for key in ("copies", "cp", "ep", "fsdp") if any(getattr(unit, key) > 1 for unit in units)}
-    rank_columns = [key for key in ("copies", "dp", "cp", "ep", "fsdp") if key in shown]
-    own_rows = ("rows", "capacities") if any(unit.rows for unit in units) else ()
+    sizes = {key: max(getattr(unit.parallelism, key) for unit in units) for key in _RANK_COLUMNS}
+    rank_columns = [key for key, size in sizes.items() if size > 1 or key == "dp"]
+    own_rows = ("rows", "capacities") if any(unit.phase_rows for unit in units) else ()
     columns = (
         "policy",
         "unit",
         "devices",
-        *rank_columns,
+        *(_RANK_COLUMNS[key] for key in rank_columns),
         "tp",
         "pp",
         "chunks",
@@ -178,9 +182,10 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
                 result.policy if unit is result.plan.units[0] else "",
                 " > ".join(unit.modules),
                 f"{len(unit.devices):,}",
-                *(str(getattr(unit, key)) for key in rank_columns),
-                " ".join(map(str, unit.module_tp or (unit.tp,))),
-                *(str(getattr(unit, key)) for key in ("pp", "chunks")),
+                *(str(getattr(unit.parallelism, key)) for key in rank_columns),
+                " ".join(map(str, unit.parallelism.module_tp or (unit.parallelism.tp,))),
+                str(unit.pp),
+                str(unit.parallelism.chunks),
                 "-".join(map(str, sorted({min(unit.layers), max(unit.layers)}))),
                 _recompute(unit),
                 *_own_rows(unit, own_rows),
@@ -209,7 +214,7 @@ def _recompute(unit: UnitPlan) -> str:
 
 def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:
     """Rows of a unit's own and what they hold, in these columns; empty where it has the rows of the global batch."""
-    cells = {"rows": str(unit.rows or ""), "capacities": " ".join(map(str, unit.capacities))}
+    cells = {"rows": str(unit.phase_rows or ""), "capacities": " ".join(map(str, unit.capacities))}
     return [cells[column] for column in columns]
 
 

@@ -35,7 +35,9 @@ def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
     if rest or unit.pp == 1:
         return None
     layout = _layout(unit, plan.microbatches)
-    held = microbatches_held(unit.pp, unit.chunks, plan.microbatches, unit.extra_in_flight)
+    held = microbatches_held(
+        unit.pp, unit.parallelism.chunks, plan.microbatches, unit.schedule_hints.extra_microbatches
+    )
     chain = layer_chain(
         problem.sampled_costs, problem.trained_parts, layout, _policies(problem, unit), most_in_flight=int(held.max())
     )
@@ -60,13 +62,13 @@ def _layout(unit: UnitPlan, microbatches: int) -> ChainLayout:
     return ChainLayout(
         modules=unit.modules,
         pp=unit.pp,
-        dp=unit.dp,
-        tp=unit.tp,
-        module_tp=unit.module_tp,
-        chunks=unit.chunks,
-        cp=unit.cp,
-        ep=unit.ep,
-        collectives=unit.collectives,
+        dp=unit.parallelism.dp,
+        tp=unit.parallelism.tp,
+        module_tp=unit.parallelism.module_tp,
+        chunks=unit.parallelism.chunks,
+        cp=unit.parallelism.cp,
+        ep=unit.parallelism.ep,
+        collectives=unit.parallelism.collectives,
         microbatches=microbatches,
     )
 

@@ -19,7 +19,7 @@ from sharding.html.elements import element, join
 from sharding.html.elements import table as html_table
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, check_plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 if TYPE_CHECKING:
     import pandas

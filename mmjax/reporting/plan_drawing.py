@@ -15,7 +15,11 @@ _MOST_ROWS = 60
 
 def plan_drawing(plan: Plan) -> Html:
     """Which devices hold which stages; the pointer shows the layout of each."""
-    rows = [(number, unit, rank) for number, unit in enumerate(plan.units) for rank in range(unit.copies * unit.pp)]
+    rows = [
+        (number, unit, rank)
+        for number, unit in enumerate(plan.units)
+        for rank in range(unit.parallelism.pipeline_replicas * unit.pp)
+    ]
     shown = rows[:_MOST_ROWS]
     devices = 1 + max(device for unit in plan.units for device in unit.devices)
     scale = Scale(0, devices, _LABELS, _WIDTH - 12)
@@ -33,17 +37,18 @@ def plan_drawing(plan: Plan) -> Html:
 
 
 def _row(unit: UnitPlan, rank: int, colour: str, scale: Scale, top: int) -> Iterator[Html]:
-    copy, first_stage = divmod(rank, unit.pp)
+    replica, first_stage = divmod(rank, unit.pp)
     name = unit.name if unit.pp == 1 else f"{unit.name} {first_stage}"
-    if unit.copies > 1:
-        name += f", copy {copy}"
+    if unit.parallelism.pipeline_replicas > 1:
+        name += f", pipeline replica {replica}"
     if top and not rank:
         yield line(0, top, _WIDTH, top)
     yield text(0, top + 17, name)
     yield rectangle(scale.start, top + 4, scale.end - scale.start, _ROW - 8, EMPTY)
     devices = sorted(set(unit.rank_devices(rank)))
     layers = ", ".join(str(unit.layers[stage]) for stage in range(first_stage, len(unit.layers), unit.pp))
-    layout = ", ".join(f"{key} {getattr(unit, key)}" for key in ("dp", "tp", "cp", "ep") if getattr(unit, key) > 1)
+    sizes = {key: getattr(unit.parallelism, key) for key in ("dp", "tp", "cp", "ep")}
+    layout = ", ".join(f"{key} {size}" for key, size in sizes.items() if size > 1)
     words = f"{layers} layer{'' if layers == '1' else 's'}" + (f", {layout}" if layout else "")
     hint = f"{name} ({' > '.join(unit.modules)}): devices {device_ranges(devices)}, {words}"
     for first, last in _runs(devices):

@@ -12,8 +12,9 @@ from sharding.costs.expert_seconds import expert_nodes, expert_transfer_seconds
 from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
 from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import chosen_transfer
+from sharding.plans.parallelism import CollectivesName
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import Gradient
-from sharding.plans.unit_plan import CollectivesName, PlanError
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
 from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
 

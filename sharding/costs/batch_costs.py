@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, beside_transfer, useful_flops
 from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
 from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import Gradient
-from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn, Loads, RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 

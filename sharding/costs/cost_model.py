@@ -10,8 +10,8 @@ from configs.clusters import Link
 from sharding.axes import ContextTransfer
 from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import ExpertTransferChoice
+from sharding.plans.parallelism import TENSOR_COLLECTIVES, CollectivesName
 from sharding.plans.trained_parts import Gradient
-from sharding.plans.unit_plan import TENSOR_COLLECTIVES, CollectivesName
 from sharding.specs.layer import Kernel, LayerSpec, Loads, RecomputePolicy
 
 Times = Float[np.ndarray, "*shape"] | float
@@ -56,10 +56,10 @@ class LayerParallelism:
     _: dataclasses.KW_ONLY
     context_transfer: ContextTransfer = "ring"
     ep: int = 1
-    expert_transfer: ExpertTransferChoice = "cheaper"
+    expert_transfer: ExpertTransferChoice = "auto"
     dp: int = 1
     fsdp: int = 1
-    collectives: CollectivesName = "gather"
+    collectives: CollectivesName = "sequence_parallel"
 
     @property
     def sequence_shards(self) -> int:
@@ -78,7 +78,7 @@ class LayerParallelism:
 
     def for_layer(self, layer: LayerSpec) -> "LayerParallelism":
         """The same ranks for one layer, which may need all positions whatever the plan says."""
-        return self if layer.sequence_parallel else dataclasses.replace(self, collectives="reduce")
+        return self if layer.sequence_parallel else dataclasses.replace(self, collectives="all_reduce")
 
     def group_size(self, kernel: Kernel) -> int:
         """Number of ranks that take part in a collective."""

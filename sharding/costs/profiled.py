@@ -13,8 +13,8 @@ from sharding.axes import ContextTransfer
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.node_placement import NodePlacement
 from sharding.plans.json_fields import read_file, read_record
+from sharding.plans.parallelism import CollectivesName
 from sharding.plans.trained_parts import Gradient
-from sharding.plans.unit_plan import CollectivesName
 from sharding.specs.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
 from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
 
@@ -220,10 +220,10 @@ def _check_measured(ranks: LayerParallelism) -> None:
             f"a profile has no times of layers on {ranks.ep} expert ranks (ep {ranks.ep}); leave --profile out to use "
             "the analytic costs, or give ep 1"
         )
-    if ranks.tp > 1 and ranks.collectives != "reduce":
+    if ranks.tp > 1 and ranks.collectives != "all_reduce":
         raise ProfileError(
-            f'a profile has times of layers with collectives "reduce" alone, not "{ranks.collectives}"; leave '
-            '--profile out to use the analytic costs, or give the unit "reduce"'
+            f'a profile has times of layers with collectives "all_reduce" alone, not "{ranks.collectives}"; leave '
+            '--profile out to use the analytic costs, or give the unit "all_reduce"'
         )
 
 
@@ -239,7 +239,7 @@ class ProfiledCostModel:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.collectives: CollectivesName = "reduce"  # as layers are timed
+        self.collectives: CollectivesName = "all_reduce"  # as layers are timed
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
         self.devices_per_node = profile.devices_per_node
         self._forwards = {(entry.layer, entry.ranks): entry for entry in reversed(profile.layers)}

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from sharding.balancing.capacities import least_padding_capacities
 from sharding.costs.own_rows import fullest_row, item_values
 from sharding.planners.problem import PlanningProblem
+from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import MOST_CAPACITIES, TENSOR_COLLECTIVES, UnitPlan
+from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
 from sharding.specs.layer import LoadColumn
 from sharding.specs.module_spec import ModuleSpec
 
@@ -31,7 +32,9 @@ _MANY_BLOCKS = 16  # so that rounding up costs little
 def with_capacities(problem: PlanningProblem, plan: Plan) -> Plan:
     """The plan with capacities for the units that have rows of their own."""
     units = tuple(
-        dataclasses.replace(unit, capacities=capacities_of(problem, unit, plan.microbatches)) if unit.rows else unit
+        dataclasses.replace(unit, capacities=capacities_of(problem, unit, plan.microbatches))
+        if unit.phase_rows
+        else unit
         for unit in plan.units
     )
     return dataclasses.replace(plan, units=units)
@@ -42,9 +45,9 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
     module = problem.graph[unit.modules[0]]
     rows = problem.rows // microbatches
     drawn = _drawn_microbatches(problem, module.name, rows)
-    needs = np.ceil(fullest_row(drawn, unit.rows, module) - 1e-6).astype(int).tolist()
+    needs = np.ceil(fullest_row(drawn, unit.phase_rows, module) - 1e-6).astype(int).tolist()
     multiple = _multiple(unit, module, max(needs))
-    largest = _sufficient(problem, module, rows, unit.rows, multiple)
+    largest = _sufficient(problem, module, rows, unit.phase_rows, multiple)
     sizes = least_padding_capacities(needs, MOST_CAPACITIES, multiple)
     if sizes and largest <= sizes[-1]:
         return sizes
@@ -57,8 +60,10 @@ def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
     A cell, or one for each tensor rank where these divide the positions; of rows that hold many blocks of positions,
     which kernels compute at a time, whole blocks.
     """
-    divides_positions = TENSOR_COLLECTIVES[unit.collectives].sequence_parallel and module.layer.sequence_parallel
-    cells = module.values_per_cell * (unit.tp if divides_positions else 1)
+    divides_positions = (
+        TENSOR_COLLECTIVES[unit.parallelism.collectives].sequence_parallel and module.layer.sequence_parallel
+    )
+    cells = module.values_per_cell * (unit.parallelism.tp if divides_positions else 1)
     block = math.lcm(cells, _BLOCK * module.values_per_position)
     return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else cells
 

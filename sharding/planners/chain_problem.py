@@ -12,8 +12,9 @@ from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_layouts import ChainSizes, largest_dividing
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.planners.stages.microbatches_held import microbatches_held
+from sharding.plans.parallelism import CollectivesName
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import RequiredGradients
-from sharding.plans.unit_plan import CollectivesName, PlanError
 
 
 class ChainProblem:
@@ -44,14 +45,14 @@ class ChainProblem:
             most_chunks=max(problem.chunk_choices),
         )
 
-    def layers(self, layout: ChainLayout, extra_in_flight: int) -> LayerChain:
+    def layers(self, layout: ChainLayout, extra_microbatches: int) -> LayerChain:
         """The layers under a layout, on the rows that plans are simulated with.
 
         Args:
             layout: The layout.
-            extra_in_flight: Microbatches in flight beyond the schedule's limits for which bytes are computed.
+            extra_microbatches: Microbatches in flight beyond the schedule's limits for which bytes are computed.
         """
-        most = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).max()
+        most = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_microbatches).max()
         problem = self.problem
         return layer_chain(problem.sampled_costs, problem.trained_parts, layout, problem.recompute_choices, int(most))
 
@@ -136,4 +137,4 @@ def _collectives(problem: PlanningProblem, sizes: tuple[int, ...]) -> Collective
     own: list[CollectivesName] = [
         problem.collectives_of(name, tp) for name, tp in zip(problem.graph.names, sizes, strict=True) if tp > 1
     ]
-    return own[0] if len(set(own)) == 1 else "reduce"
+    return own[0] if len(set(own)) == 1 else "all_reduce"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from sharding.costs.profiled import ProfileError
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_checks import check_unit
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import ModuleGraph
 
@@ -37,9 +38,9 @@ def with_best_context_transfers(problem: PlanningProblem, plan: Plan, timeline: 
 
 def _by_heads(unit: UnitPlan, graph: ModuleGraph, devices: int) -> Iterator[UnitPlan]:
     """The unit whose ranks trade positions for heads, if they divide these."""
-    if unit.cp == 1:
+    if unit.parallelism.cp == 1:
         return
-    changed = dataclasses.replace(unit, context_transfer="all_to_all")
+    changed = unit.with_parallelism(context_transfer="all_to_all")
     with contextlib.suppress(PlanError):
         check_unit(changed, graph, devices)
         yield changed

@@ -343,7 +343,7 @@ class _BackboneSearch:
     def _more(self, table: ModuleTable, candidates: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Microbatches beyond the schedule's limits for which candidates have to leave memory.
 
-        The backbone's are those beside generators of one stage; more stages allow more (`extra_in_flight`).
+        The backbone's are those beside generators of one stage; more stages allow more (`extra_microbatches`).
         """
         if table.module.is_backbone:
             return most_extra_in_flight(table, candidates, int(self._problem.has_generators), self._extra)

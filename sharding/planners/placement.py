@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from sharding.planners.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks
+from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 
@@ -18,11 +19,11 @@ def place_units(units: Sequence[UnitPlan], microbatches: int) -> Plan:
     groups then spans two nodes.
     """
     first_device, count = {}, 0
-    for unit in sorted(units, key=lambda unit: -unit.replica_size):
+    for unit in sorted(units, key=lambda unit: -unit.parallelism.replica_size):
         first_device[unit.name] = count
         count += len(unit.devices)
     placed = [_move(unit, first_device[unit.name]) for unit in units]
-    schedule = "interleaved" if any(unit.chunks > 1 for unit in units) else "1f1b"
+    schedule = "interleaved" if any(unit.parallelism.chunks > 1 for unit in units) else "1f1b"
     return Plan(tuple(placed), microbatches, schedule)
 
 
@@ -35,7 +36,7 @@ def make_unit(
     recompute: RecomputePolicy,
     chunks: int = 1,
     fixed_ranks: FixedRanks = SINGLE_RANKS,
-    collectives: CollectivesName = "reduce",
+    collectives: CollectivesName = "all_reduce",
     rows: int = 0,
 ) -> UnitPlan:
     """A unit with devices numbered from 0 and one recomputation policy, named after its last module."""
@@ -44,15 +45,12 @@ def make_unit(
         modules[-1],
         modules,
         tuple(range(count)),
-        dp=dp,
-        tp=tp,
         layers=layers,
         recompute=(recompute,) * len(layers),
-        chunks=chunks,
-        cp=fixed_ranks.cp,
-        ep=fixed_ranks.ep,
-        collectives=collectives,
-        rows=rows,
+        phase_rows=rows,
+        parallelism=Parallelism(
+            dp=dp, tp=tp, chunks=chunks, cp=fixed_ranks.cp, ep=fixed_ranks.ep, collectives=collectives
+        ),
     )
 
 

@@ -17,11 +17,12 @@ from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.replica_shares import OneRowEach, ReplicaShares, ReplicaSharing, replica_sharing
 from sharding.planners.tables.tabulate import module_table
+from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule, training_op_graph
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
@@ -33,22 +34,6 @@ from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
-
-_REPLICA_FIELDS = (
-    "devices",
-    "dp",
-    "tp",
-    "module_tp",
-    "cp",
-    "ep",
-    "expert_transfer",
-    "fsdp",
-    "recompute",
-    "collectives",
-    "rows",
-    "capacities",
-)
-"""Fields of a unit on which the order of its ops does not depend."""
 
 STEP_SLACK = 0.02
 """Share by which a plan may take longer than the shortest step, to take fewer device-seconds."""
@@ -138,7 +123,7 @@ class PlanningProblem:
 
     def collectives_of(self, module: str, tp: int) -> CollectivesName:
         """What `tp` tensor ranks of a module do around split matmuls: as the cost model has it, where that can be."""
-        return "reduce" if tp == 1 or self.row_positions.get(module, 0) % tp else self.costs.collectives
+        return "all_reduce" if tp == 1 or self.row_positions.get(module, 0) % tp else self.costs.collectives
 
     @functools.cached_property
     def has_generators(self) -> bool:
@@ -247,9 +232,7 @@ class PlanningProblem:
         trained = self._trained_stages(plan)
         if plan.device_count < sum(len(unit.devices) for unit in plan.units):
             return build_schedule(plan, self.graph, trained)
-        fields = [field.name for field in dataclasses.fields(UnitPlan) if field.name not in _REPLICA_FIELDS]
-        units = tuple(tuple(getattr(unit, name) for name in fields) for unit in plan.units)
-        key = (plan.schedule, plan.microbatches, units)
+        key = (plan.schedule, plan.microbatches, tuple(map(_order_key, plan.units)))
         if key not in self._orders:
             self._orders[key] = build_schedule(plan, self.graph, trained).ops
         return Schedule(training_op_graph(plan, self.graph, trained), self._orders[key])
@@ -292,3 +275,9 @@ class PlanningProblem:
         on_device = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.memory
         on_host = max(timeline.lane_peak_host_memory(lane) for lane in timeline.lanes)
         return max(on_device, on_host / self.cluster.host_memory) if on_host else on_device
+
+
+def _order_key(unit: UnitPlan) -> tuple:
+    """What of a unit on devices of its own decides the order of its ops: not how its stages divide their work."""
+    pipeline = Parallelism(chunks=unit.parallelism.chunks, pipeline_replicas=unit.parallelism.pipeline_replicas)
+    return unit.name, unit.modules, unit.layers, pipeline, unit.executor, unit.schedule_hints

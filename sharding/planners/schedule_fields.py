@@ -17,14 +17,14 @@ MOST_EXTRA = 4
 
 def scheduled_plan(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
     """The plan of a layout: in-flight limits as memory allows, capacities and, for chunks, the seconds of stages."""
-    plan, extra = with_capacities(problem, plan_of_layout(problem, layout)), extra_in_flight(problem, layout)
-    if any(unit.chunks > 1 for unit in plan.units):
+    plan, extra = with_capacities(problem, plan_of_layout(problem, layout)), extra_microbatches(problem, layout)
+    if any(unit.parallelism.chunks > 1 for unit in plan.units):
         plan = with_stage_seconds(problem, plan)
-    units = tuple(dataclasses.replace(unit, extra_in_flight=extra[unit.name]) for unit in plan.units)
+    units = tuple(unit.with_hints(extra_microbatches=extra[unit.name]) for unit in plan.units)
     return dataclasses.replace(plan, units=units)
 
 
-def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[str, int]:
+def extra_microbatches(problem: PlanningProblem, layout: DisjointLayout) -> dict[str, int]:
     """By module, how many microbatches beyond the schedule's limits fit into the memory that the layout leaves.
 
     The modules that feed the backbone hold a microbatch for as long as the backbone does, so they get at least as many
@@ -80,6 +80,6 @@ def with_stage_seconds(problem: PlanningProblem, plan: Plan, communication: bool
             if communication:
                 waits = of_unit(unit, f"{kind}_communication")
                 fields[f"{kind}_communication"] = tuple(map(min, waits, seconds))  # both are rounded
-        return dataclasses.replace(unit, **fields)
+        return unit.with_hints(**fields)
 
     return dataclasses.replace(plan, units=tuple(map(with_seconds, plan.units)))

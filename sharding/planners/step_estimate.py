@@ -126,12 +126,12 @@ class StepEstimate:
             ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
             work = [float(np.max(sum(stage.work for stage in rank))) for rank in ranks]
             slowest = int(np.argmax(work))
-            of_microbatch = np.max if unit.rows else np.mean  # an exchange waits for the slowest replica
+            of_microbatch = np.max if unit.phase_rows else np.mean  # an exchange waits for the slowest replica
             self._modules[key] = _ModuleSeconds(
                 slowest_rank=work[slowest],
                 by_microbatch=np.asarray(sum(stage.slowest for stage in ranks[slowest])),
                 pp=unit.pp,
-                chunks=unit.chunks,
+                chunks=unit.parallelism.chunks,
                 forward=sum(float(of_microbatch(stage.forward)) for stage in stages) / microbatches,
                 backward=sum(float(of_microbatch(stage.backward)) for stage in stages) / microbatches,
                 gather=sum(stage.gather for stage in ranks[0]),

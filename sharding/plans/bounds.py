@@ -21,9 +21,9 @@ MAX_NAME = 100
 
 LARGEST: dict[str, float] = {
     "layers": 1 << 16,
-    "rows": MAX_ROWS,
+    "phase_rows": MAX_ROWS,
     "capacities": 1 << 24,
-    "extra_in_flight": MAX_MICROBATCHES * MAX_STAGES,
+    "extra_microbatches": MAX_MICROBATCHES * MAX_STAGES,
     "forward_seconds": 1e9,
     "backward_seconds": 1e9,
 }

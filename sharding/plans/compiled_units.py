@@ -1,10 +1,9 @@
 """Which units can run a step as one program, or two (`UnitPlan.executor`), and what is wrong with others."""
 
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from configs.short_repr import shown_fields
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import ModuleGraph
-
-_ONLY_DISPATCHED = {"copies": 1, "extra_in_flight": 0, "forward_seconds": ()}
-"""Keys that order or multiply a unit's programs, and what a unit of one program has."""
 
 
 def check_compiled_unit(unit: UnitPlan, schedule: str, graph: ModuleGraph) -> None:
@@ -36,9 +35,11 @@ def _check_stages(where: str, unit: UnitPlan) -> None:
             f'{where} has recompute {", ".join(unit.recompute)}; give all layers one policy, and not "offload", '
             "because they are one program whose residuals stay on its devices"
         )
-    for key, only in _ONLY_DISPATCHED.items():
-        if getattr(unit, key) != only:
-            raise PlanError(f"{where} has {key} {getattr(unit, key)}, which is for dispatched programs; leave it out")
+    dispatched_only = shown_fields(unit.schedule_hints)
+    if unit.parallelism.pipeline_replicas > 1:
+        dispatched_only["pipeline_replicas"] = unit.parallelism.pipeline_replicas
+    for key, value in dispatched_only.items():
+        raise PlanError(f"{where} has {key} {value}, which is for dispatched programs; leave it out")
 
 
 def _check_module(where: str, unit: UnitPlan, graph: ModuleGraph) -> None:

@@ -88,9 +88,11 @@ def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[
 
     def devices(unit: UnitPlan, stage: int) -> Int[np.ndarray, "_ _"]:
         if unit.is_compiled:  # the replicas of every pipeline rank, next to each other
-            by_rank = np.array(unit.devices).reshape(unit.pp, unit.shared_replicas, -1)
-            return by_rank.swapaxes(0, 1).reshape(unit.shared_replicas, -1)
-        return np.array(unit.stage_devices(stage)).reshape(unit.copies * unit.shared_replicas, -1)
+            by_rank = np.array(unit.devices).reshape(unit.pp, unit.parallelism.shared_replicas, -1)
+            return by_rank.swapaxes(0, 1).reshape(unit.parallelism.shared_replicas, -1)
+        return np.array(unit.stage_devices(stage)).reshape(
+            unit.parallelism.pipeline_replicas * unit.parallelism.shared_replicas, -1
+        )
 
     return {(unit, stage): devices(units[unit], stage) for unit, stage in stages}
 

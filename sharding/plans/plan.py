@@ -13,11 +13,12 @@ from sharding.plans.compiled_units import check_compiled_unit
 from sharding.plans.device_ranges import device_ranges, parse_ranges
 from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.json_text import json_text
+from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_html import plan_html
 from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
 from sharding.plans.plan_table import PlanTable, plan_table
 from sharding.plans.unit_checks import check_unit
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import ModuleGraph
 
 MAX_LISTED_DEVICES = 4 * MAX_DEVICES
@@ -57,25 +58,27 @@ class Plan:
         if repeated:
             raise PlanError(f"unit names must differ, but {', '.join(repeated)} is used more than once")
         for unit in self.units:
-            if unit.extra_in_flight >= self.microbatches * unit.chunks:
+            extra, most = unit.schedule_hints.extra_microbatches, self.microbatches * unit.parallelism.chunks
+            if extra >= most:
                 raise PlanError(
-                    f"unit {unit.name}: extra_in_flight is {unit.extra_in_flight}, but a step has only "
-                    f"{self.microbatches * unit.chunks} (microbatches x chunks); use at most one less"
+                    f"unit {unit.name}: extra_microbatches is {extra}, but a step has only {most} (microbatches x "
+                    "chunks); use at most one less"
                 )
-            self._check_copies(unit)
-        without = [unit.name for unit in self.units if not unit.forward_seconds]
+            self._check_pipeline_replicas(unit)
+        without = [unit.name for unit in self.units if not unit.schedule_hints.forward_seconds]
         if 0 < len(without) < len(self.units):
             raise PlanError(f"give forward_seconds for all units or for none; {', '.join(without)} has none")
 
-    def _check_copies(self, unit: UnitPlan) -> None:
-        if unit.copies > self.microbatches:
+    def _check_pipeline_replicas(self, unit: UnitPlan) -> None:
+        replicas, given = unit.parallelism.pipeline_replicas, unit.schedule_hints.replica_of_microbatch
+        if replicas > self.microbatches:
             raise PlanError(
-                f"unit {unit.name}: {unit.copies} copies take whole microbatches, but a step has only "
-                f"{self.microbatches}; use at most {self.microbatches} copies, or more microbatches"
+                f"unit {unit.name}: pipeline_replicas {replicas} take whole microbatches, but a step has only "
+                f"{self.microbatches}; use at most {self.microbatches}, or more microbatches"
             )
-        if unit.copy_of_microbatch and len(unit.copy_of_microbatch) != self.microbatches:
+        if given and len(given) != self.microbatches:
             raise PlanError(
-                f"unit {unit.name}: copy_of_microbatch has {len(unit.copy_of_microbatch)} entries, but a step has "
+                f"unit {unit.name}: replica_of_microbatch has {len(given)} entries, but a step has "
                 f"{self.microbatches} microbatches; give one for each, or none"
             )
 
@@ -102,9 +105,7 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON, with one key a line, without lists that are empty."""
         units = [
-            {key: value for key, value in dataclasses.asdict(unit).items() if value != ()}
-            | {"devices": device_ranges(unit.devices)}
-            for unit in self.units
+            _without_empty(dataclasses.asdict(unit) | {"devices": device_ranges(unit.devices)}) for unit in self.units
         ]
         made_for = {"made_for": self.made_for.document()} if self.made_for else {}
         fields = made_for | {"microbatches": self.microbatches, "schedule": self.schedule, "units": units}
@@ -125,6 +126,14 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file, which is replaced at once."""
         write_whole(path, self.to_json())
+
+
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a unit without lists that are empty, and without hints if there are none."""
+    hints = {key: value for key, value in fields["schedule_hints"].items() if value not in ((), 0)}
+    parallelism = {key: value for key, value in fields["parallelism"].items() if value != ()}
+    kept = fields | {"parallelism": parallelism, "schedule_hints": hints}
+    return {key: value for key, value in kept.items() if value not in ((), {})}
 
 
 def as_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
@@ -204,9 +213,9 @@ def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
     for module in unit.modules:
-        dp = 1 if unit.rows else unit.replicas_of(module)
+        dp = 1 if unit.phase_rows else unit.replicas_of(module)
         if rows % (plan.microbatches * dp):
-            of_module = f" of {module}" if unit.module_tp else ""
+            of_module = f" of {module}" if unit.parallelism.module_tp else ""
             raise PlanError(
                 f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} "
                 f"microbatches x dp {dp}{of_module} = {plan.microbatches * dp}; use a multiple of "

@@ -43,11 +43,13 @@ def placement_drawing(units: Sequence[UnitPlan]) -> Html:
 def _unit(unit: UnitPlan, number: int, scale: Scale) -> Html:
     top = 4 + _ROW * number
     shapes = [text(0, top + 17, unit.name)]
-    for rank in range(unit.copies * unit.pp):
-        copy, first_stage = divmod(rank, unit.pp)
+    for rank in range(unit.parallelism.pipeline_replicas * unit.pp):
+        replica, first_stage = divmod(rank, unit.pp)
         layers = "+".join(str(unit.layers[stage]) for stage in range(first_stage, unit.stage_count, unit.pp))
         label = f"{layers} layers" if layers != "1" else "1 layer"
-        place = f"stage {first_stage}" + (f" of copy {copy}" if unit.copies > 1 else "")
+        place = f"stage {first_stage}" + (
+            f" of pipeline replica {replica}" if unit.parallelism.pipeline_replicas > 1 else ""
+        )
         for first, last in _runs(sorted(unit.rank_devices(rank))):
             left, wide = scale(first), scale(last + 1) - scale(first)
             hint = f"{' > '.join(unit.modules)}, {place}, {label}: devices {first} to {last}"

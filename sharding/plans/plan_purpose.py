@@ -10,7 +10,7 @@ from typing import Any
 from configs.clusters import CLUSTERS, ClusterConfig
 from configs.short_repr import short_repr
 from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics

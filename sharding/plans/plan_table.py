@@ -1,26 +1,21 @@
 """A plan as a table for people: a row for each unit."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from sharding.plans.device_ranges import device_ranges
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.unit_plan import UnitPlan
 
-_DEFAULTS = {
-    "module_tp": (),
-    "cp": 1,
-    "context_transfer": "ring",
-    "ep": 1,
-    "expert_transfer": "cheaper",
-    "fsdp": 1,
-    "chunks": 1,
-    "collectives": "reduce",
-    "extra_in_flight": 0,
-    "copies": 1,
-    "rows": 0,
-    "capacities": (),
-    "executor": "dispatched",
+_ALWAYS_SHOWN = ("dp", "tp")
+_UNIT_OPTIONS = {"phase_rows": 0, "capacities": (), "executor": "dispatched"}
+
+
+_PARALLELISM = {
+    field.name: field.default for field in dataclasses.fields(Parallelism) if field.name not in _ALWAYS_SHOWN
 }
-"""Options that are left out where all units have their default."""
+"""Sizes and collectives that are left out where all units have their default, as are `_UNIT_OPTIONS`."""
 
 
 class PlanTable(list[dict[str, str]]):
@@ -35,21 +30,30 @@ class PlanTable(list[dict[str, str]]):
 
 def plan_table(units: Sequence[UnitPlan]) -> PlanTable:
     """One row per unit; options at their default in all units are left out."""
-    shown = [key for key, value in _DEFAULTS.items() if any(getattr(unit, key) != value for unit in units)]
+    options = [_options(unit) for unit in units]
+    defaults = _PARALLELISM | {"extra_microbatches": 0} | _UNIT_OPTIONS
+    shown = [key for key, value in defaults.items() if any(own[key] != value for own in options)]
     return PlanTable(
         {
             "unit": unit.name,
             "modules": " > ".join(unit.modules),
             "devices": device_ranges(unit.devices),
-            "dp": str(unit.dp),
-            "tp": str(unit.tp),
+            "dp": str(unit.parallelism.dp),
+            "tp": str(unit.parallelism.tp),
             "pp": str(unit.pp),
-            **{key: _in_cell(getattr(unit, key)) for key in shown},
+            **{key: _in_cell(own[key]) for key in shown},
             "layers": " ".join(map(str, unit.layers)),
             "recompute": _recompute_cell(unit.recompute),
         }
-        for unit in units
+        for unit, own in zip(units, options, strict=True)
     )
+
+
+def _options(unit: UnitPlan) -> dict[str, Any]:
+    """The options of a unit that the table can show."""
+    own = {key: getattr(unit.parallelism, key) for key in _PARALLELISM}
+    extra = {"extra_microbatches": unit.schedule_hints.extra_microbatches}
+    return own | extra | {key: getattr(unit, key) for key in _UNIT_OPTIONS}
 
 
 def _recompute_cell(recompute: Sequence[str]) -> str:

@@ -72,18 +72,18 @@ def stage_axes(unit: UnitPlan) -> StageAxes:
     """
     own_axes = dataclasses.replace(
         STAGE_AXES,
-        fsdp=("fsdp", "expert") if unit.fsdp > 1 else (),
-        context=("context",) if unit.cp > 1 else (),
-        context_transfer=unit.context_transfer,
+        fsdp=("fsdp", "expert") if unit.parallelism.fsdp > 1 else (),
+        context=("context",) if unit.parallelism.cp > 1 else (),
+        context_transfer=unit.parallelism.context_transfer,
         pipeline=(PIPELINE_AXIS,) if unit.is_compiled else (),
     )
-    if not unit.module_tp:
+    if not unit.parallelism.module_tp:
         pipeline = {PIPELINE_AXIS: unit.pp} if unit.is_compiled else {}
-        sizes = pipeline | _data_sizes(unit, unit.dp) | {"tensor": unit.tp}
+        sizes = pipeline | _data_sizes(unit, unit.parallelism.dp) | {"tensor": unit.parallelism.tp}
         return StageAxes(sizes, dict.fromkeys(unit.modules, own_axes))
     factors = tensor_axes({module: unit.tensor_ranks_of(module) for module in unit.modules})
     names = {users: _axis_name(users, unit.modules) for users in factors}
-    shared = unit.dp * unit.tp // math.prod(factors.values())
+    shared = unit.parallelism.dp * unit.parallelism.tp // math.prod(factors.values())
     sizes = _data_sizes(unit, shared) | {names[users]: size for users, size in factors.items()}
     tensor = {module: tuple(names[users] for users in factors if module in users) for module in unit.modules}
     return StageAxes(
@@ -97,9 +97,9 @@ def stage_axes(unit: UnitPlan) -> StageAxes:
 
 def _data_sizes(unit: UnitPlan, replicas: int) -> dict[str, int]:
     """Sizes of the axes over which all modules divide rows, together `replicas`, and of the one for positions."""
-    sharded = max(unit.fsdp, unit.ep)
-    sizes = {"data": replicas // sharded, "fsdp": sharded // unit.ep, "expert": unit.ep}
-    return sizes | ({"context": unit.cp} if unit.cp > 1 else {})
+    sharded = max(unit.parallelism.fsdp, unit.parallelism.ep)
+    sizes = {"data": replicas // sharded, "fsdp": sharded // unit.parallelism.ep, "expert": unit.parallelism.ep}
+    return sizes | ({"context": unit.parallelism.cp} if unit.parallelism.cp > 1 else {})
 
 
 def _axis_name(users: frozenset[str], modules: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_layers import program_layers
-from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import ModuleGraph
 
 StageId = tuple[str, int]
@@ -242,10 +242,12 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
         rank_devices = [frozenset(unit.stage_devices(rank)) for rank in range(unit.pp)]
         if unit.is_compiled:
             rank_devices = [frozenset(unit.devices)]
-        if unit.copies > 1:
+        if unit.parallelism.pipeline_replicas > 1:
             copies[unit.name] = UnitCopies(
-                tuple(frozenset(unit.rank_devices(rank)) for rank in range(unit.copies * unit.pp)),
-                unit.microbatch_copies(plan.microbatches),
+                tuple(
+                    frozenset(unit.rank_devices(rank)) for rank in range(unit.parallelism.pipeline_replicas * unit.pp)
+                ),
+                unit.replica_of_microbatches(plan.microbatches),
             )
         for number, runs in enumerate(program_layers(unit, graph)):
             stage = (unit.name, number)
@@ -258,9 +260,9 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     module_edges = ((last_stage[source], first_stage[target]) for source, target in graph.edges)
     edges = list(dict.fromkeys([*edges, *(edge for edge in module_edges if edge[0] != edge[1])]))
     order = _topological_order(tuple(devices), edges)
-    pp = {unit.name: unit.pp for unit in plan.units if unit.chunks > 1 and not unit.is_compiled}
+    pp = {unit.name: unit.pp for unit in plan.units if unit.parallelism.chunks > 1 and not unit.is_compiled}
     compiled = frozenset((unit.name, 0) for unit in plan.units if unit.is_compiled)
-    own_rows = {unit.name for unit in plan.units if unit.rows}
+    own_rows = {unit.name for unit in plan.units if unit.phase_rows}
     exchanges = (edge for edge in edges if edge[0][0] != edge[1][0] and own_rows.intersection((edge[0][0], edge[1][0])))
     return StageGraph(
         {stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges), copies, compiled

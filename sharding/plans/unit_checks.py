@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_layers import stage_layers
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
@@ -42,9 +43,9 @@ def check_positions(units: Iterable[UnitPlan], positions: Mapping[str, int]) -> 
         positions: Positions of a row by module, where they are known.
     """
     for unit in units:
-        for module in () if unit.rows else unit.modules:
+        for module in () if unit.phase_rows else unit.modules:
             if module in positions:
-                check_row_chunks(f"unit {unit.name}", unit.cp, module, positions[module])
+                check_row_chunks(f"unit {unit.name}", unit.parallelism.cp, module, positions[module])
 
 
 def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
@@ -59,7 +60,7 @@ def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
     _check_chain(unit, graph)
     stage_layers(unit, graph)
     _check_ranks(unit, graph)
-    if unit.rows and (len(unit.modules) > 1 or any(graph[name].is_backbone for name in unit.modules)):
+    if unit.phase_rows and (len(unit.modules) > 1 or any(graph[name].is_backbone for name in unit.modules)):
         raise PlanError(
             f"unit {unit.name} holds {', '.join(unit.modules)} and has rows of its own; only a unit of one encoder or "
             "one generator can"
@@ -104,18 +105,21 @@ def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
                     "choose a tp that divides it, or another architecture"
                 )
         _check_head_exchange(unit, graph[name])
-    check_cp_and_ep(f"unit {unit.name}", [graph[name] for name in unit.modules], unit.cp, unit.ep)
+    check_cp_and_ep(
+        f"unit {unit.name}", [graph[name] for name in unit.modules], unit.parallelism.cp, unit.parallelism.ep
+    )
 
 
 def _check_head_exchange(unit: UnitPlan, module: ModuleSpec) -> None:
     """Raises PlanError if context-parallel ranks are to trade positions for heads that they do not divide."""
-    if unit.cp == 1 or unit.context_transfer != "all_to_all":
+    cp, tp = unit.parallelism.cp, unit.parallelism.tp
+    if cp == 1 or unit.parallelism.context_transfer != "all_to_all":
         return
-    ranks = unit.cp * unit.tp
+    ranks = cp * tp
     for what, size in module.tensor_splits:
         if what in HEAD_SPLITS and size % ranks:
             raise PlanError(
-                f"unit {unit.name}: cp {unit.cp} x tp {unit.tp} = {ranks} ranks do not divide {what} = {size} of "
+                f"unit {unit.name}: cp {cp} x tp {tp} = {ranks} ranks do not divide {what} = {size} of "
                 f'{module.name}, which context_transfer "all_to_all" deals to them; use "ring", or fewer ranks'
             )
 

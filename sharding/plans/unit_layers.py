@@ -3,7 +3,8 @@
 import itertools
 from typing import NamedTuple
 
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import ModuleGraph
 
 

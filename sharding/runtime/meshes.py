@@ -11,10 +11,12 @@ from jax.sharding import Mesh
 from pallas_kernels.collective_matmul.mosaic_support import unsupported_mesh_reason
 from pallas_kernels.fallbacks import warn_once
 from sharding.axes import Axes
+from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_axes import stage_axes
 from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_plan import TENSOR_COLLECTIVES, PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.copies import CopyMeshes
 
 
@@ -31,7 +33,7 @@ def module_axes(unit: UnitPlan, meshes: CopyMeshes) -> dict[str, Axes]:
         module: dataclasses.replace(
             _with_collectives(unit, module, axes, meshes),
             expert_nodes=most_nodes(meshes.all_copies, axes.expert),
-            expert_transfer=unit.expert_transfer,
+            expert_transfer=unit.parallelism.expert_transfer,
         )
         for module, axes in stage_axes(unit).modules.items()
     }
@@ -54,7 +56,7 @@ def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
 def _with_collectives(unit: UnitPlan, module: str, axes: Axes, meshes: CopyMeshes) -> Axes:
     if unit.tensor_ranks_of(module) == 1:
         return axes
-    sequence_parallel, backend = TENSOR_COLLECTIVES[unit.collectives]
+    sequence_parallel, backend = TENSOR_COLLECTIVES[unit.parallelism.collectives]
     if backend == "mosaic":
         reasons = (unsupported_mesh_reason(mesh, axes.tensor) for mesh in meshes.by_copy)
         if reason := next(filter(None, reasons), ""):
@@ -89,7 +91,9 @@ def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, Cop
         return submesh([devices[index] for index in unit.program_devices(stage, copy)], stage_axes(unit).sizes)
 
     return {
-        (unit.name, stage): CopyMeshes(tuple(mesh(unit, stage, copy) for copy in range(unit.copies)))
+        (unit.name, stage): CopyMeshes(
+            tuple(mesh(unit, stage, copy) for copy in range(unit.parallelism.pipeline_replicas))
+        )
         for unit in plan.units
         for stage in range(unit.program_count)
     }

@@ -119,7 +119,10 @@ def _with_measured_seconds(unit: UnitPlan, graph: StageGraph, means: MeanSeconds
     kinds: tuple[OpKind, ...] = ("forward", "backward")
     fields: dict[str, tuple[float, ...]] = {}
     for kind in kinds:
-        planned, waits = getattr(unit, f"{kind}_seconds"), getattr(unit, f"{kind}_communication")
+        planned, waits = (
+            getattr(unit.schedule_hints, f"{kind}_seconds"),
+            getattr(unit.schedule_hints, f"{kind}_communication"),
+        )
         measured = [means.of_stage(graph, kind, (unit.name, stage)) for stage in range(unit.stage_count)]
         fields[f"{kind}_seconds"] = tuple(measured)
         if waits:
@@ -127,7 +130,7 @@ def _with_measured_seconds(unit: UnitPlan, graph: StageGraph, means: MeanSeconds
             fields[f"{kind}_communication"] = tuple(
                 min(share * seconds, seconds) for share, seconds in zip(shares, measured, strict=True)
             )
-    return dataclasses.replace(unit, **fields)
+    return unit.with_hints(**fields)
 
 
 def _bundles(schedule: Schedule) -> frozenset[tuple[PipelineOp, PipelineOp]]:

@@ -15,6 +15,7 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
@@ -45,10 +46,9 @@ def test_residuals_are_what_the_planner_counts(recompute, tp):
         "b",
         ("backbone",),
         tuple(range(2 * tp)),
-        tp=tp,
         layers=(3, 3),
         recompute=(recompute, "none"),
-        collectives="gather" if tp > 1 else "reduce",
+        parallelism=Parallelism(tp=tp, collectives="sequence_parallel" if tp > 1 else "all_reduce"),
     )
     assert_residuals_are_counted(CONFIG, Plan((unit,)))
 
@@ -70,14 +70,18 @@ def test_residuals_of_experts_with_biases_beside_dense_layers(weighted):
 def assert_residuals_of_experts(experts: ExpertsConfig, recompute: RecomputePolicy, ep: int) -> None:
     config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=experts))
     devices = tuple(range(2 * ep))
-    unit = UnitPlan("b", ("backbone",), devices, dp=ep, layers=(3, 3), recompute=(recompute, "none"), ep=ep)
+    unit = UnitPlan(
+        "b", ("backbone",), devices, layers=(3, 3), recompute=(recompute, "none"), parallelism=Parallelism(dp=ep, ep=ep)
+    )
     assert_residuals_are_counted(config, Plan((unit,)))
 
 
 def test_residuals_of_latent_attention():
     latent = LatentAttentionConfig(query_rank=96, kv_rank=128, nope_width=16, rope_width=8, value_width=12)
     backbone = dataclasses.replace(CONFIG.backbone, kv_heads=16, latent_attention=latent)
-    unit = UnitPlan("b", ("backbone",), (0, 1), tp=1, layers=(3, 3), recompute=("selective", "none"))
+    unit = UnitPlan(
+        "b", ("backbone",), (0, 1), layers=(3, 3), recompute=("selective", "none"), parallelism=Parallelism(tp=1)
+    )
     assert_residuals_are_counted(dataclasses.replace(CONFIG, backbone=backbone), Plan((unit,)))
 
 
@@ -108,10 +112,15 @@ def test_a_stage_holds_what_the_planner_counts(recompute, tp):
     counts, totals = {}, {}
     for depth in (6, 24):
         config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, depth=depth))
-        collectives = "gather" if tp > 1 else "reduce"
+        collectives = "sequence_parallel" if tp > 1 else "all_reduce"
         devices = tuple(range(tp))
         unit = UnitPlan(
-            "b", ("backbone",), devices, tp=tp, layers=(depth,), recompute=(recompute,), collectives=collectives
+            "b",
+            ("backbone",),
+            devices,
+            layers=(depth,),
+            recompute=(recompute,),
+            parallelism=Parallelism(tp=tp, collectives=collectives),
         )
         plan, batch = Plan((unit,)), tiny_batch(config, rows=32)
         of, programs = (

@@ -66,7 +66,7 @@ def test_plans_use_all_devices():
     for case in CASES:
         unit, *generators = case.plan(32).units
         assert len(generators) == case.generator
-        assert unit.tp * case.ranks == len(unit.devices) == 8
+        assert unit.parallelism.tp * case.ranks == len(unit.devices) == 8
 
 
 def test_sends_are_told_apart_by_direction_and_by_what_runs_beside_them():

@@ -46,12 +46,12 @@ def test_its_fully_sharded_plan_deals_the_items_of_any_batch():
     config = configured()
     plan = Plan.load(find_plan_file("plans/spoken_vqa_fully_sharded.json"))
     check_plan(plan, module_graph(config.model), config.data.rows, 8)
-    assert all(unit.fsdp == unit.dp > 1 for unit in plan.units) and plan.device_count == 8
+    assert all(unit.parallelism.fsdp == unit.parallelism.dp > 1 for unit in plan.units) and plan.device_count == 8
     rows = GlobalRows.from_data(config.model, config.data)
     for unit in plan.units:
-        if unit.rows:
+        if unit.phase_rows:
             (module,) = unit.modules
-            assert unit.capacities[-1] == rows.sufficient_capacity(module, plan.microbatches, unit.rows)
+            assert unit.capacities[-1] == rows.sufficient_capacity(module, plan.microbatches, unit.phase_rows)
 
 
 def test_a_batch_brings_something_to_every_module(tmp_path):

@@ -17,7 +17,7 @@ def test_the_policy_of_the_gin_file_is_compared_with_the_others():
     assert [*steps] == [*auto.BUILT_IN_POLICIES, "replicated"]
     assert printed["choice"] == min(steps, key=lambda policy: steps[policy] or float("inf"))
     (plan,) = (entry["plan"] for entry in printed["policies"] if entry["policy"] == "replicated")
-    assert [(unit["dp"], unit["devices"]) for unit in plan["units"]] == [(8, "0-7")] * 2
+    assert [(unit["parallelism"]["dp"], unit["devices"]) for unit in plan["units"]] == [(8, "0-7")] * 2
 
 
 @pytest.mark.parametrize(("rows", "reason"), [(6, "6 rows cannot be divided over 4 replicas"), (8, "")])

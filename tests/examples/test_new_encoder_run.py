@@ -19,6 +19,7 @@ from mmjax import cli
 from mmjax.commands.generate import COMMAND as GENERATE
 from mmjax.generation.trained_model import Prompt
 from mmjax.training.config import TrainConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.examples.loading import EXAMPLES, load_example
@@ -27,15 +28,24 @@ from tests.producers import address_of, end
 SMALL = ("DataConfig.rows = 4", "Recordings.count = 40", "SensorConfig.width = 16", "BackboneConfig.depth = 1")
 DATA_AND_PIPELINE = Plan(
     (
-        UnitPlan("sensor", ("sensor",), (0, 1, 2, 3), dp=2, layers=(1, 1), recompute=("none", "none")),
-        UnitPlan("backbone", ("backbone",), (4, 5), dp=2),
+        UnitPlan(
+            "sensor",
+            ("sensor",),
+            (0, 1, 2, 3),
+            layers=(1, 1),
+            recompute=("none", "none"),
+            parallelism=Parallelism(dp=2),
+        ),
+        UnitPlan("backbone", ("backbone",), (4, 5), parallelism=Parallelism(dp=2)),
     ),
     microbatches=2,
 )
 
 
 def tensor_parallel(collectives):
-    unit = UnitPlan("all", ("sensor", "backbone"), (0, 1), tp=2, layers=(3,), collectives=collectives)
+    unit = UnitPlan(
+        "all", ("sensor", "backbone"), (0, 1), layers=(3,), parallelism=Parallelism(tp=2, collectives=collectives)
+    )
     return Plan((unit,), microbatches=1)
 
 
@@ -64,7 +74,11 @@ def finished(config, tmp_path_factory):
 def test_layouts_have_the_gradients_of_one_device_with_a_loss_of_a_users_own(config):
     loss = load_example("custom_loss").SmoothedCrossEntropy(z_weight=0.1)
     model = dataclasses.replace(config.model, backbone=dataclasses.replace(config.model.backbone, loss=loss))
-    plans = {"dp, pp": DATA_AND_PIPELINE, "gather": tensor_parallel("gather"), "ring": tensor_parallel("ring")}
+    plans = {
+        "dp, pp": DATA_AND_PIPELINE,
+        "sequence_parallel": tensor_parallel("sequence_parallel"),
+        "ring": tensor_parallel("ring"),
+    }
     reports = mmjax.verify(dataclasses.replace(config, model=model), plans)
     assert [(report.layout, report.ok) for report in reports] == [(name, True) for name in plans]
     assert all(report.modules.keys() == {"sensor", "backbone", "all modules"} for report in reports)

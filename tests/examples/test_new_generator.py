@@ -9,6 +9,7 @@ import mmjax
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.model import model_modules
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -16,8 +17,8 @@ from tests.examples.loading import load_example
 
 PLAN = Plan(
     (
-        UnitPlan("trunk", ("vision", "backbone"), (0, 1), dp=2, layers=(7,)),
-        UnitPlan("generator", ("generator",), (2, 3, 4, 5), dp=2, tp=2),
+        UnitPlan("trunk", ("vision", "backbone"), (0, 1), layers=(7,), parallelism=Parallelism(dp=2)),
+        UnitPlan("generator", ("generator",), (2, 3, 4, 5), parallelism=Parallelism(dp=2, tp=2)),
     ),
     microbatches=2,
 )

@@ -28,7 +28,7 @@ def _missing_sum(plan):
     from tests.faults.engine_faults import first_replica_only, stage_function
 
     for unit in plan.units:
-        if unit.dp > 1 and unit.tp * unit.fsdp == 1:
+        if unit.parallelism.dp > 1 and unit.parallelism.tp * unit.parallelism.fsdp == 1:
             return stage_function((unit.name, 0), "reduce", first_replica_only)
     return None
 

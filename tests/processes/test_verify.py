@@ -19,6 +19,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layouts import default_layouts
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -30,15 +31,15 @@ HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 DEVICES = 8
 ONE_PROGRAM = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 7), dp=2, layers=(3,)),
+        UnitPlan("vision", ("vision",), (0, 7), layers=(3,), parallelism=Parallelism(dp=2)),
         UnitPlan(
             "backbone",
             ("backbone",),
             (3, 4, 5, 6),
-            cp=2,
             layers=(2, 2),
             recompute=("none",) * 2,
             executor="compiled",
+            parallelism=Parallelism(cp=2),
         ),
         UnitPlan("generator", ("generator",), (1,)),
     ),
@@ -69,10 +70,16 @@ def features(layout: NamedLayout) -> set[tuple[Any, ...]]:
     own = {("transport", layout.transport), ("attention", layout.attention), ("schedule", layout.plan.schedule)}
     for unit in layout.plan.units:
         plain = UnitPlan(unit.name, unit.modules, (0,))
-        for field in {field.name for field in dataclasses.fields(unit)} - {"devices"}:
-            value = getattr(unit, field)
-            if value != getattr(plain, field):
-                own.add((unit.modules, field, value if isinstance(value, str) else ""))
+        records = ((unit, plain), (unit.parallelism, plain.parallelism), (unit.schedule_hints, plain.schedule_hints))
+        for record, default in records:
+            for field in {field.name for field in dataclasses.fields(record)} - {
+                "devices",
+                "parallelism",
+                "schedule_hints",
+            }:
+                value = getattr(record, field)
+                if value != getattr(default, field):
+                    own.add((unit.modules, field, value if isinstance(value, str) else ""))
     return own
 
 

@@ -17,6 +17,7 @@ from data.errors import BadSampleError
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from mmjax.training.trainer import Trainer
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.trainer_runs import CONFIG as RUN
@@ -25,9 +26,9 @@ from tests.small_vqa import SmallVQA
 STEPS = 3
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 2), dp=2, rows=2),
-        UnitPlan("backbone", ("backbone",), (1, 3), dp=2, layers=(2,)),
-        UnitPlan("generator", ("generator",), (2,), rows=3),
+        UnitPlan("vision", ("vision",), (0, 2), phase_rows=2, parallelism=Parallelism(dp=2)),
+        UnitPlan("backbone", ("backbone",), (1, 3), layers=(2,), parallelism=Parallelism(dp=2)),
+        UnitPlan("generator", ("generator",), (2,), phase_rows=3),
     ),
     microbatches=2,
 )

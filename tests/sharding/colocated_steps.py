@@ -19,14 +19,14 @@ class Encoder:
     Attributes:
         slices: Stages on each pipeline rank.
         pp: Pipeline ranks of a copy.
-        copy_of_microbatch: Which copy takes each microbatch.
+        replica_of_microbatch: Which copy takes each microbatch.
         forward, backward: Seconds of a slice.
         trains: Whether it has backwards.
     """
 
     slices: int
     pp: int
-    copy_of_microbatch: tuple[int, ...]
+    replica_of_microbatch: tuple[int, ...]
     forward: float
     backward: float
     trains: bool = True
@@ -59,7 +59,7 @@ def colocated_op_graph(
     trained: set[StageId] = set()
     of_backbone = [(BACKBONE, stage) for stage in range(backbone.ranks * backbone.chunks)]
     for number, encoder in enumerate(encoders):
-        name, count = f"encoder{number}", max(encoder.copy_of_microbatch) + 1
+        name, count = f"encoder{number}", max(encoder.replica_of_microbatch) + 1
         width = backbone.ranks // (count * encoder.pp)
         held = [frozenset(range(rank * width, (rank + 1) * width)) for rank in range(count * encoder.pp)]
         stages = [(name, stage) for stage in range(encoder.pp * encoder.slices)]
@@ -68,7 +68,7 @@ def colocated_op_graph(
         edges += [*itertools.pairwise(stages), (stages[-1], of_backbone[0])]
         seconds |= dict.fromkeys(stages, StageSeconds(encoder.forward, encoder.backward))
         pp |= {name: encoder.pp} if encoder.slices > 1 else {}
-        copies |= {name: UnitCopies(tuple(held), encoder.copy_of_microbatch)} if count > 1 else {}
+        copies |= {name: UnitCopies(tuple(held), encoder.replica_of_microbatch)} if count > 1 else {}
         trained.update(stages if encoder.trains else ())
     devices |= {stage: frozenset([stage[1] % backbone.ranks]) for stage in of_backbone}
     edges += itertools.pairwise(of_backbone)
@@ -84,7 +84,7 @@ def colocated_op_graph(
     graph = StageGraph(devices, tuple(edges), pp, copies=copies)
     return OpGraph(
         stage_graph=graph,
-        microbatches=len(encoders[0].copy_of_microbatch),
+        microbatches=len(encoders[0].replica_of_microbatch),
         backward_stages=graph.with_descendants(frozenset(trained)),
         trained_stages=frozenset(trained),
         seconds=seconds,
@@ -121,8 +121,8 @@ def colocated_recipes(draw: st.DrawFn) -> tuple:
         most = min(microbatches, ranks // pp)
         count = draw(st.sampled_from([count for count in range(1, most + 1) if ranks % (count * pp) == 0]))
         rest = draw(st.lists(st.integers(0, count - 1), min_size=microbatches - count, max_size=microbatches - count))
-        copy_of_microbatch = tuple(draw(st.permutations([*range(count), *rest])))
+        replica_of_microbatch = tuple(draw(st.permutations([*range(count), *rest])))
         slices, trains = draw(st.integers(1, 3)), draw(st.booleans())
-        encoders.append(Encoder(slices, pp, copy_of_microbatch, draw(times), draw(times), trains))
+        encoders.append(Encoder(slices, pp, replica_of_microbatch, draw(times), draw(times), trains))
     generators = st.tuples(st.integers(0, ranks), times, times)  # the last device is one of its own
     return backbone, tuple(encoders), tuple(draw(st.lists(generators, max_size=1)))

@@ -22,13 +22,25 @@ def shared_nodes(
         microbatches: Microbatches of a step.
         devices_per_node: Devices of a node.
     """
-    if rows % backbone.dp:
+    if rows % backbone.parallelism.dp:
         return 1
-    pairs = set(zip(phase.microbatch_copies(microbatches), backbone.microbatch_copies(microbatches), strict=True))
+    pairs = set(
+        zip(phase.replica_of_microbatches(microbatches), backbone.replica_of_microbatches(microbatches), strict=True)
+    )
     counts = {
         _nodes_in_order(
-            _node_of_rows(phase.copy_devices(0, copy), phase.replica_size, phase.rows, devices_per_node),
-            _node_of_rows(backbone.copy_devices(stage, other), backbone.replica_size, rows, devices_per_node),
+            _node_of_rows(
+                phase.pipeline_replica_devices(0, copy),
+                phase.parallelism.replica_size,
+                phase.phase_rows,
+                devices_per_node,
+            ),
+            _node_of_rows(
+                backbone.pipeline_replica_devices(stage, other),
+                backbone.parallelism.replica_size,
+                rows,
+                devices_per_node,
+            ),
         )
         for copy, other in pairs
     }

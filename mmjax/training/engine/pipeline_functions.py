@@ -54,7 +54,7 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
     return PipelineDefinition(
         stage_id=layout.stage_id,
         ranks=unit.pp,
-        chunks=unit.chunks,
+        chunks=unit.parallelism.chunks,
         chunk_layers=unit.layers[0],
         enter=enter,
         run_layers=run_layers,

@@ -17,9 +17,10 @@ from mmjax.models.structure.module import Module
 from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes, make_stage_layouts
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_checks import check_row_chunks
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, stage_meshes
 from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
@@ -102,7 +103,7 @@ def _in_pipeline_order(stacks: dict[str, LayerStackShapes], unit: UnitPlan) -> d
     if not unit.is_compiled:
         return stacks
     count = unit.layers[0]
-    stages = [chunk * unit.pp + rank for rank in range(unit.pp) for chunk in range(unit.chunks)]
+    stages = [chunk * unit.pp + rank for rank in range(unit.pp) for chunk in range(unit.parallelism.chunks)]
     order = [stage * count + layer for stage in stages for layer in range(count)]
     return {
         key: dataclasses.replace(stack, layers=tuple(stack.layers[layer] for layer in order))
@@ -155,10 +156,11 @@ def check_sequence_parallelism(
         shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * share) for share in shares):
-            check_row_chunks(f"unit {unit.name}", unit.cp, module.name, positions, where)
-            if positions // unit.cp % tp:
+            check_row_chunks(f"unit {unit.name}", unit.parallelism.cp, module.name, positions, where)
+            own = positions // unit.parallelism.cp
+            if own % tp:
                 raise PlanError(
-                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {positions // unit.cp} positions of a "
-                    f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
-                    f'{tp} in {where}, or "reduce"'
+                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {own} positions of a row of "
+                    f'{module.name}, as collectives "{unit.parallelism.collectives}" has them; use a multiple of {tp} '
+                    f'in {where}, or "all_reduce"'
                 )

@@ -24,12 +24,12 @@ def _once_per_step_points(run: MeasuredRun, kind: OpKind) -> Iterator[Point]:
         stages = zip(run.stage_seconds(unit.name, kind), stage_layers(unit, run.graph), strict=True)
         for seconds, layer_runs in stages:
             size = sum(
-                count * layer.parameters_per_rank(unit.tp)
+                count * layer.parameters_per_rank(unit.parallelism.tp)
                 for module, first, last in layer_runs
                 for layer, count in run.graph[module].layers_between(first, last)
             )
             if seconds:
-                ranks = unit.dp * unit.cp
+                ranks = unit.parallelism.dp * unit.parallelism.cp
                 yield ranks, size / ranks if kind == "update" else size, seconds
 
 
@@ -51,7 +51,7 @@ def _hop_points(run: MeasuredRun) -> Iterator[Point]:
             PipelineOp("hop_back", *target, MICROBATCHES - 1, *source),
         ):
             if op in run.seconds:
-                ranks = min(unit.dp * unit.cp for unit in units)
+                ranks = min(unit.parallelism.dp * unit.parallelism.cp for unit in units)
                 yield len(source_devices | target_devices), size / ranks, run.seconds[op]
 
 

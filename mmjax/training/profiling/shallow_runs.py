@@ -15,6 +15,7 @@ from mmjax.training.engine.engine import Engine, HostBatch
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.profiling.op_times import measure_op_times
 from sharding.costs.profiled import TimedRanks
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge
 from sharding.plans.unit_plan import UnitPlan
@@ -142,13 +143,11 @@ def _plan(model: ShallowModel, devices: int) -> Plan:
             name=name,
             modules=(name,),
             devices=tuple(range(pp * stage_devices)),
-            dp=model.dp,
-            tp=ranks.tp,
-            cp=ranks.cp,
-            context_transfer=ranks.context_transfer,
             layers=layers,
             recompute=(model.recompute,) * len(layers),
-            chunks=len(layers) // pp,
+            parallelism=Parallelism(
+                dp=model.dp, tp=ranks.tp, cp=ranks.cp, context_transfer=ranks.context_transfer, chunks=len(layers) // pp
+            ),
         )
 
     return Plan(tuple(map(unit, model.layers_per_stage)), MICROBATCHES)

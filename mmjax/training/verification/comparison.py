@@ -50,7 +50,7 @@ from mmjax.training.verification.reports import Difference, LayoutReport, Module
 from mmjax.training.verification.whole_arrays import share_from_first_process
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.trees import Tree
 
 # Float32 sums in another order differ by a few 1e-7 of their terms. Of gradients that cancel (a key's bias changes no

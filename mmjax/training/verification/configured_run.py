@@ -21,8 +21,8 @@ from mmjax.training.verification.reference import MATMUL_PRECISION, run_referenc
 from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size
 from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_checks import check_positions
-from sharding.plans.unit_plan import PlanError
 from sharding.schedules.named.registry import find_schedule
 from sharding.specs.modules import module_graph
 

@@ -4,18 +4,20 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import row_values
 from data.packing.phases.phase_rows import RowValues
-from sharding.axes import ContextTransfer
-from sharding.expert_transfer import ExpertTransferChoice
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.recompute_text import recompute_text
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_checks import row_chunks
-from sharding.plans.unit_plan import CollectivesName, ExecutorName, PlanError, UnitPlan
+from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
@@ -48,37 +50,43 @@ class GlobalRows:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parallelism:
+class ModuleDivision:
     """How one module is divided, its rows, and how many microbatches it may hold where a step has so many.
 
-    As in `UnitPlan`; successive layers have the policies of `recompute` by turns; `two_capacities` says whether rows
-    of its own have half of their capacity too.
+    Attributes:
+        parallelism: As in `UnitPlan`.
+        pp: Pipeline ranks.
+        recompute: Policies that successive layers have by turns.
+        extra_microbatches: As in `ScheduleHints`.
+        phase_rows: As in `UnitPlan`.
+        two_capacities: Whether rows of its own have half of their capacity too.
+        executor: As in `UnitPlan`.
     """
 
-    dp: int = 1
-    tp: int = 1
+    parallelism: Parallelism = Parallelism()
     pp: int = 1
     recompute: tuple[RecomputePolicy, ...] = ("none",)
-    chunks: int = 1
-    cp: int = 1
-    context_transfer: ContextTransfer = "ring"
-    ep: int = 1
-    expert_transfer: ExpertTransferChoice = "cheaper"
-    fsdp: int = 1
-    collectives: CollectivesName = "reduce"
-    extra_in_flight: int = 0
-    rows: int = 0
+    extra_microbatches: int = 0
+    phase_rows: int = 0
     two_capacities: bool = False
-    copies: int = 1
     executor: ExecutorName = "dispatched"
 
     @property
     def size(self) -> int:
         """Number of devices."""
-        return self.copies * self.dp * self.cp * self.tp * self.pp
+        return self.parallelism.device_count(self.pp)
+
+    @property
+    def stage_count(self) -> int:
+        """Number of virtual stages."""
+        return self.pp * self.parallelism.chunks
+
+    def with_parallelism(self, **changes: Any) -> "ModuleDivision":
+        """The division with other fields of its `Parallelism`."""
+        return dataclasses.replace(self, parallelism=dataclasses.replace(self.parallelism, **changes))
 
 
-UNDIVIDED = Parallelism()
+UNDIVIDED = ModuleDivision()
 
 
 class ModuleRole(enum.IntEnum):
@@ -108,7 +116,7 @@ def uneven_layers(layers: int, stages: int) -> tuple[int, ...]:
 def plan_by_module(
     graph: ModuleGraph,
     rows: GlobalRows,
-    parallelism: Sequence[Parallelism],
+    parallelism: Sequence[ModuleDivision],
     microbatches: int = 1,
     schedule: str = "1f1b",
     together: bool = False,
@@ -129,8 +137,9 @@ def plan_by_module(
     divided = {}
     for module in graph.modules:
         of_role = parallelism[roles[module.name]]
-        divided[module.name] = of_role if module.divisible else dataclasses.replace(of_role, pp=1, chunks=1)
-        if of_role.cp > 1:
+        whole = dataclasses.replace(of_role, pp=1).with_parallelism(chunks=1)
+        divided[module.name] = of_role if module.divisible else whole
+        if of_role.parallelism.cp > 1:
             divided[module.name] = _divided_positions(module, divided[module.name], rows)
     device_order = (ModuleRole.GENERATOR, ModuleRole.ENCODER, ModuleRole.BACKBONE)
     starts, first_free = {}, 0
@@ -140,7 +149,7 @@ def plan_by_module(
     units = []
     for module in graph.modules:
         division, start = divided[module.name], starts[module.name]
-        stages = division.pp * division.chunks
+        stages = division.stage_count
         layers = uneven_layers(module.layer_count, stages)
         if division.executor == "compiled" and module.layer_count % stages == 0:
             layers = (module.layer_count // stages,) * stages
@@ -149,22 +158,15 @@ def plan_by_module(
                 name=module.name,
                 modules=(module.name,),
                 devices=tuple(range(start, start + division.size)),
-                dp=division.dp,
-                tp=division.tp,
                 layers=layers,
                 recompute=_recompute(division.recompute, layers),
-                chunks=division.chunks,
-                cp=division.cp,
-                context_transfer=division.context_transfer,
-                ep=division.ep,
-                expert_transfer=division.expert_transfer,
-                fsdp=division.fsdp,
-                collectives=division.collectives,
-                extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),
-                rows=division.rows,
+                phase_rows=division.phase_rows,
                 capacities=_capacities(module.name, rows, microbatches, division),
-                copies=division.copies,
                 executor=division.executor,
+                parallelism=division.parallelism,
+                schedule_hints=ScheduleHints(
+                    extra_microbatches=min(division.extra_microbatches, microbatches * division.parallelism.chunks - 1)
+                ),
             )
         )
     return Plan(tuple(units), microbatches, schedule)
@@ -175,17 +177,18 @@ def divides_positions(module: ModuleSpec, cp: int, tp: int, rows: GlobalRows) ->
     return cp == 1 or (module.supports_cp and rows.positions.get(module.name, 1) % (row_chunks(cp) * tp) == 0)
 
 
-def _divided_positions(module: ModuleSpec, division: Parallelism, rows: GlobalRows) -> Parallelism:
+def _divided_positions(module: ModuleSpec, division: ModuleDivision, rows: GlobalRows) -> ModuleDivision:
     """The division with context-parallel ranks where a module has positions to divide.
 
     Raises:
         PlanError: The ranks do not divide the positions.
     """
     if not module.supports_cp:
-        return dataclasses.replace(division, cp=1)
-    if not divides_positions(module, division.cp, division.tp, rows):
+        return division.with_parallelism(cp=1)
+    cp, tp = division.parallelism.cp, division.parallelism.tp
+    if not divides_positions(module, cp, tp, rows):
         raise PlanError(
-            f"two chunks for each of cp {division.cp} x tp {division.tp} ranks do not divide the "
+            f"two chunks for each of cp {cp} x tp {tp} ranks do not divide the "
             f"{rows.positions.get(module.name, 0)} positions of a row of {module.name}"
         )
     return division
@@ -196,8 +199,7 @@ def with_communication(plan: Plan) -> Plan:
 
     def with_seconds(unit: UnitPlan) -> UnitPlan:
         forward, backward = (1.0,) * unit.stage_count, (2.0,) * unit.stage_count
-        return dataclasses.replace(
-            unit,
+        return unit.with_hints(
             forward_seconds=forward,
             backward_seconds=backward,
             forward_communication=tuple(seconds / 2 for seconds in forward),
@@ -216,12 +218,12 @@ def _recompute(policies: Sequence[RecomputePolicy], layers: Sequence[int]) -> tu
     )
 
 
-def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Parallelism) -> tuple[int, ...]:
+def _capacities(module: str, rows: GlobalRows, microbatches: int, division: ModuleDivision) -> tuple[int, ...]:
     """The sufficient capacity of a module's rows and about half of it, which tensor ranks divide; or none."""
     if not division.two_capacities or module not in rows.values:
         return ()
-    whole = rows.sufficient_capacity(module, microbatches, division.rows)
-    multiple = rows.values[module].per_cell * division.tp * row_chunks(division.cp)
+    whole = rows.sufficient_capacity(module, microbatches, division.phase_rows)
+    multiple = rows.values[module].per_cell * division.parallelism.tp * row_chunks(division.parallelism.cp)
     half = whole // 2 // multiple * multiple
     return (half, whole) if half else (whole,)
 
@@ -229,7 +231,7 @@ def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Para
 def plan_with_chain(
     graph: ModuleGraph,
     chain: Sequence[str],
-    division: Parallelism,
+    division: ModuleDivision,
     first_layers: int,
     microbatches: int,
     schedule: str = "1f1b",
@@ -250,7 +252,7 @@ def plan_with_chain(
     """
     roles = module_roles(graph)
     total = sum(graph[name].layer_count for name in chain)
-    layers = (first_layers, *uneven_layers(total - first_layers, division.pp * division.chunks - 1))
+    layers = (first_layers, *uneven_layers(total - first_layers, division.stage_count - 1))
     others = [module for module in reversed(graph.modules) if module.name not in chain]
     units = [
         UnitPlan(name=module.name, modules=(module.name,), devices=(device,), layers=(module.layer_count,))
@@ -261,13 +263,12 @@ def plan_with_chain(
             name="chain",
             modules=tuple(chain),
             devices=tuple(range(len(others), len(others) + division.size)),
-            dp=division.dp,
-            tp=division.tp,
-            module_tp=tuple(tensor_ranks[roles[name]] for name in chain) if tensor_ranks else (),
             layers=layers,
             recompute=_recompute(division.recompute, layers),
-            chunks=division.chunks,
-            collectives=division.collectives,
+            parallelism=dataclasses.replace(
+                division.parallelism,
+                module_tp=tuple(tensor_ranks[roles[name]] for name in chain) if tensor_ranks else (),
+            ),
         )
     )
     return Plan(tuple(units), microbatches, schedule)

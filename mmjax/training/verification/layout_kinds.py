@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mmjax.training.verification.divided_plans import (
     GlobalRows,
+    ModuleDivision,
     ModuleRole,
-    Parallelism,
     module_roles,
     plan_by_module,
     plan_with_chain,
     with_communication,
 )
 from sharding.plans.plan import Plan, single_device_plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.specs.modules import ModuleGraph
 
 
@@ -70,7 +70,7 @@ def one_device(graph: ModuleGraph, _: GlobalRows) -> Alternatives:
         )
 
 
-def all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (*SEVERAL, 1)) -> LayoutKind:
+def all_alike(divisions: Sequence[ModuleDivision], microbatches: Sequence[int] = (*SEVERAL, 1)) -> LayoutKind:
     """Every module divided in the same way, on the same devices."""
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
@@ -84,7 +84,7 @@ def all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (*
 
 
 def each_its_own(
-    *choices: Sequence[Parallelism],
+    *choices: Sequence[ModuleDivision],
     microbatches: Sequence[int] = SEVERAL,
     schedule: str = "1f1b",
     together: bool = False,
@@ -95,7 +95,7 @@ def each_its_own(
     """Every module divided its own way; a choice is (encoder, backbone, generator)."""
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
-        def make(divisions: Sequence[Parallelism], m: int) -> Plan:
+        def make(divisions: Sequence[ModuleDivision], m: int) -> Plan:
             plan = plan_by_module(graph, rows, divisions, m, schedule, together)
             return with_communication(plan) if bundled else plan
 
@@ -116,7 +116,7 @@ def each_its_own(
 
 def in_one_unit(
     roles_after_encoder: Sequence[ModuleRole],
-    division: Parallelism,
+    division: ModuleDivision,
     cut_in_encoder: bool,
     schedule: str = "1f1b",
     tensor_ranks: Sequence[int] = (),
@@ -136,8 +136,8 @@ def in_one_unit(
         first = 1 if cut_in_encoder else graph[encoders[-1]].layer_count + 1
         for m in (4, *SEVERAL, 1):
             sizes = [tensor_ranks[roles[name]] for name in chain if tensor_ranks]
-            ranks = division.dp * division.tp
-            divisions = [dataclasses.replace(division, dp=ranks // size, tp=size) for size in sizes]
+            ranks = division.parallelism.dp * division.parallelism.tp
+            divisions = [division.with_parallelism(dp=ranks // size, tp=size) for size in sizes]
             words = f"{' > '.join(chain)} in one unit, {describe_parallelism(divisions or [division], m)}"
             yield lambda m=m, name=f"{words}, first stage {first} layers": NamedLayout(
                 name, plan_with_chain(graph, chain, division, first, m, schedule, tensor_ranks)
@@ -155,32 +155,39 @@ def _no_encoder() -> NamedLayout:
     raise PlanError("the model has no encoder for a chain to begin with")
 
 
-def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) -> str:
+def describe_parallelism(divisions: Sequence[ModuleDivision], microbatches: int) -> str:
     """Such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
     words = []
-    for name, default in (
-        ("dp", 1),
-        ("tp", 1),
-        ("pp", 1),
-        ("cp", 1),
-        ("chunks", 1),
-        ("ep", 1),
-        ("fsdp", 1),
-        ("rows", 0),
-        ("copies", 1),
-    ):
-        sizes = [getattr(division, name) for division in divisions]
-        if max(sizes) > default:
+    ranks = [of.parallelism for of in divisions]
+    sizes_by_name = {
+        "dp": [of.dp for of in ranks],
+        "tp": [of.tp for of in ranks],
+        "pp": [of.pp for of in divisions],
+        "cp": [of.cp for of in ranks],
+        "chunks": [of.chunks for of in ranks],
+        "ep": [of.ep for of in ranks],
+        "fsdp": [of.fsdp for of in ranks],
+        "rows": [of.phase_rows for of in divisions],
+        "pipeline replicas": [of.pipeline_replicas for of in ranks],
+    }
+    for name, sizes in sizes_by_name.items():
+        if max(sizes) > (0 if name == "rows" else 1):
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
-    words += ["all-to-all"] if any(division.context_transfer == "all_to_all" for division in divisions) else []
-    transfers = dict.fromkeys(of.expert_transfer for of in divisions if of.expert_transfer != "cheaper")
+    words += (
+        ["all-to-all"] if any(division.parallelism.context_transfer == "all_to_all" for division in divisions) else []
+    )
+    transfers = dict.fromkeys(
+        of.parallelism.expert_transfer for of in divisions if of.parallelism.expert_transfer != "auto"
+    )
     words += [f"experts by {transfer}" for transfer in transfers]
     words += ["one program"] if any(division.executor == "compiled" for division in divisions) else []
     words += ["two capacities"] if any(division.two_capacities for division in divisions) else []
-    extra = max(division.extra_in_flight for division in divisions)
+    extra = max(division.extra_microbatches for division in divisions)
     words += [f"{extra} extra in flight"] if extra else []
     policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != ("none",))
     words += [f"{', '.join(by_turns)} recomputation" for by_turns in policies]
-    collectives = dict.fromkeys(division.collectives for division in divisions if division.collectives != "reduce")
+    collectives = dict.fromkeys(
+        division.parallelism.collectives for division in divisions if division.parallelism.collectives != "all_reduce"
+    )
     words += [f"{name} collectives" for name in collectives]
     return ", ".join([*words, f"{microbatches} microbatches"])

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mmjax.training.verification.divided_plans import UNDIVIDED, GlobalRows, ModuleRole, Parallelism
+from mmjax.training.verification.divided_plans import UNDIVIDED, GlobalRows, ModuleDivision, ModuleRole
 from mmjax.training.verification.layout_kinds import (
     SEVERAL,
     LayoutKind,
@@ -13,8 +13,9 @@ from mmjax.training.verification.layout_kinds import (
     in_one_unit,
     one_device,
 )
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import check_plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.specs.modules import ModuleGraph
 
 
@@ -51,44 +52,72 @@ def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
     )
 
 
-_DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
-_TP2, _PP2, _PP3 = Parallelism(tp=2), Parallelism(pp=2), Parallelism(pp=3)
-_TWO_CAPACITIES = Parallelism(dp=2, pp=2, rows=2, two_capacities=True, extra_in_flight=1)
-_CHUNKS, _TP2_PP2 = Parallelism(pp=2, chunks=2), Parallelism(tp=2, pp=2)
-_EXTRA, _EXTRA_PP2, _EXTRA_PP3 = (Parallelism(pp=pp, extra_in_flight=1) for pp in (1, 2, 3))
-_GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, collectives="ring")
-_RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
-_SELECTIVE, _FULL = Parallelism(recompute=("selective",)), Parallelism(dp=2, recompute=("full",))
-_SELECTIVE_RING = Parallelism(tp=2, recompute=("selective",), collectives="ring")
-_HEADS = Parallelism(cp=2, context_transfer="all_to_all")
-_FSDP2 = Parallelism(dp=2, fsdp=2)
-_HYBRID = Parallelism(dp=6, fsdp=2, recompute=("none", "selective"))
-_BY_TURNS = Parallelism(recompute=("full", "offload", "none", "selective"))
-_COMPILED = Parallelism(pp=2, executor="compiled")
+_DP2, _DP3, _DP4 = (
+    ModuleDivision(parallelism=Parallelism(dp=2)),
+    ModuleDivision(parallelism=Parallelism(dp=3)),
+    ModuleDivision(parallelism=Parallelism(dp=4)),
+)
+_TP2, _PP2, _PP3 = ModuleDivision(parallelism=Parallelism(tp=2)), ModuleDivision(pp=2), ModuleDivision(pp=3)
+_TWO_CAPACITIES = ModuleDivision(
+    pp=2,
+    phase_rows=2,
+    two_capacities=True,
+    parallelism=Parallelism(dp=2),
+    extra_microbatches=1,
+)
+_CHUNKS, _TP2_PP2 = (
+    ModuleDivision(pp=2, parallelism=Parallelism(chunks=2)),
+    ModuleDivision(pp=2, parallelism=Parallelism(tp=2)),
+)
+_EXTRA, _EXTRA_PP2, _EXTRA_PP3 = (ModuleDivision(pp=pp, extra_microbatches=1) for pp in (1, 2, 3))
+_GATHER, _RING = (
+    ModuleDivision(parallelism=Parallelism(tp=2, collectives="sequence_parallel")),
+    ModuleDivision(parallelism=Parallelism(tp=2, collectives="ring")),
+)
+_RING_PP = ModuleDivision(pp=2, parallelism=Parallelism(tp=2, collectives="ring"))
+_SELECTIVE, _FULL = (
+    ModuleDivision(recompute=("selective",)),
+    ModuleDivision(recompute=("full",), parallelism=Parallelism(dp=2)),
+)
+_SELECTIVE_RING = ModuleDivision(recompute=("selective",), parallelism=Parallelism(tp=2, collectives="ring"))
+_HEADS = ModuleDivision(parallelism=Parallelism(cp=2, context_transfer="all_to_all"))
+_FSDP2 = ModuleDivision(parallelism=Parallelism(dp=2, fsdp=2))
+_HYBRID = ModuleDivision(recompute=("none", "selective"), parallelism=Parallelism(dp=6, fsdp=2))
+_BY_TURNS = ModuleDivision(recompute=("full", "offload", "none", "selective"))
+_COMPILED = ModuleDivision(pp=2, executor="compiled")
 
 # Compilation takes most of the time, so each layout combines several features whose errors can be told apart.
 LAYOUT_KINDS: dict[str, LayoutKind] = {
     "one device": one_device,
-    "data parallelism": all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
+    "data parallelism": all_alike([ModuleDivision(parallelism=Parallelism(dp=n)) for n in (8, 6, 4, 3, 2)]),
     "fully sharded": either(
-        *(all_alike([Parallelism(dp=n, fsdp=n)], SEVERAL) for n in (8, 4)), all_alike([Parallelism(dp=2, fsdp=2)])
+        *(all_alike([ModuleDivision(parallelism=Parallelism(dp=n, fsdp=n))], SEVERAL) for n in (8, 4)),
+        all_alike([ModuleDivision(parallelism=Parallelism(dp=2, fsdp=2))]),
     ),
     "fully sharded in groups of replicas, and with tensor ranks in a pipeline": each_its_own(
-        (_HYBRID, Parallelism(dp=2, tp=2, pp=2, fsdp=2, collectives="ring", recompute=("full",)), _FSDP2),
-        (_FSDP2, Parallelism(dp=2, tp=2, pp=2, fsdp=2, recompute=("full",)), UNDIVIDED),
+        (
+            _HYBRID,
+            ModuleDivision(pp=2, recompute=("full",), parallelism=Parallelism(dp=2, tp=2, fsdp=2, collectives="ring")),
+            _FSDP2,
+        ),
+        (_FSDP2, ModuleDivision(pp=2, recompute=("full",), parallelism=Parallelism(dp=2, tp=2, fsdp=2)), UNDIVIDED),
         (UNDIVIDED, _FSDP2, UNDIVIDED),
         together=True,
     ),
     "fully sharded with rows of their own": each_its_own(
         (
-            Parallelism(dp=6, rows=6, fsdp=2),
-            Parallelism(dp=3, tp=2, fsdp=3, recompute=("selective", "none")),
-            Parallelism(dp=6, rows=6, fsdp=6),
+            ModuleDivision(phase_rows=6, parallelism=Parallelism(dp=6, fsdp=2)),
+            ModuleDivision(recompute=("selective", "none"), parallelism=Parallelism(dp=3, tp=2, fsdp=3)),
+            ModuleDivision(phase_rows=6, parallelism=Parallelism(dp=6, fsdp=6)),
         ),
-        (Parallelism(dp=2, rows=2, fsdp=2), _FSDP2, Parallelism(dp=2, rows=2, fsdp=2)),
+        (
+            ModuleDivision(phase_rows=2, parallelism=Parallelism(dp=2, fsdp=2)),
+            _FSDP2,
+            ModuleDivision(phase_rows=2, parallelism=Parallelism(dp=2, fsdp=2)),
+        ),
         together=True,
     ),
-    "tensor parallelism": all_alike([Parallelism(tp=n) for n in (8, 4, 2)]),
+    "tensor parallelism": all_alike([ModuleDivision(parallelism=Parallelism(tp=n)) for n in (8, 4, 2)]),
     "uneven pipeline, 1F1B": each_its_own(
         (_EXTRA, _EXTRA_PP3, UNDIVIDED), (_EXTRA, _EXTRA_PP2, UNDIVIDED), microbatches=(4, *SEVERAL)
     ),
@@ -104,46 +133,81 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
     "more replicas downstream": each_its_own((_DP2, _DP3, _DP2), (UNDIVIDED, _DP2, _DP4), (UNDIVIDED, _DP2, _DP2)),
     "rows of their own, fewer replicas downstream": each_its_own(
-        (Parallelism(dp=3, rows=3), _DP2, Parallelism(rows=5)), (Parallelism(dp=2, rows=4), UNDIVIDED, UNDIVIDED)
+        (ModuleDivision(phase_rows=3, parallelism=Parallelism(dp=3)), _DP2, ModuleDivision(phase_rows=5)),
+        (ModuleDivision(phase_rows=4, parallelism=Parallelism(dp=2)), UNDIVIDED, UNDIVIDED),
     ),
     "rows of their own, more replicas than the batch has rows": each_its_own(
-        (Parallelism(tp=2, rows=1), UNDIVIDED, Parallelism(dp=5, rows=5)),
-        (Parallelism(tp=2, rows=1), UNDIVIDED, UNDIVIDED),
+        (
+            ModuleDivision(phase_rows=1, parallelism=Parallelism(tp=2)),
+            UNDIVIDED,
+            ModuleDivision(phase_rows=5, parallelism=Parallelism(dp=5)),
+        ),
+        (ModuleDivision(phase_rows=1, parallelism=Parallelism(tp=2)), UNDIVIDED, UNDIVIDED),
         microbatches=(12, 8, 4, *SEVERAL),  # of one row, if it can be, so that some have no image
     ),
     "rows of their own of two capacities": each_its_own(
-        (_TWO_CAPACITIES, _PP2, Parallelism(rows=2, two_capacities=True)),
-        (Parallelism(rows=1, two_capacities=True), UNDIVIDED, Parallelism(rows=1, two_capacities=True)),
+        (_TWO_CAPACITIES, _PP2, ModuleDivision(phase_rows=2, two_capacities=True)),
+        (
+            ModuleDivision(phase_rows=1, two_capacities=True),
+            UNDIVIDED,
+            ModuleDivision(phase_rows=1, two_capacities=True),
+        ),
         microbatches=(6, 4, *SEVERAL),
         transport="ppermute",
     ),
     "rows of their own on shared devices": each_its_own(
-        (Parallelism(dp=8, rows=8), Parallelism(dp=2, pp=2), Parallelism(dp=2, tp=2, rows=2)),
-        (Parallelism(dp=2, rows=2), UNDIVIDED, Parallelism(dp=2, rows=2)),
+        (
+            ModuleDivision(phase_rows=8, parallelism=Parallelism(dp=8)),
+            ModuleDivision(pp=2, parallelism=Parallelism(dp=2)),
+            ModuleDivision(phase_rows=2, parallelism=Parallelism(dp=2, tp=2)),
+        ),
+        (
+            ModuleDivision(phase_rows=2, parallelism=Parallelism(dp=2)),
+            UNDIVIDED,
+            ModuleDivision(phase_rows=2, parallelism=Parallelism(dp=2)),
+        ),
         together=True,
     ),
     "fewer and more tensor ranks": each_its_own((_TP2, UNDIVIDED, _TP2), transport="ppermute"),
     "sequence parallelism": each_its_own(
-        (_GATHER, Parallelism(tp=4, collectives="ring"), _RING),
+        (_GATHER, ModuleDivision(parallelism=Parallelism(tp=4, collectives="ring")), _RING),
         (_GATHER, _RING_PP, _RING),
         (_GATHER, _RING, UNDIVIDED),
         (UNDIVIDED, _RING, UNDIVIDED),
         attention="blocked",
     ),
     "context parallelism, by a ring": each_its_own(
-        (Parallelism(cp=2, tp=2), Parallelism(cp=2, tp=2, pp=2, collectives="ring"), UNDIVIDED),
-        (Parallelism(cp=2), Parallelism(cp=2, tp=2, collectives="ring"), UNDIVIDED),
-        (UNDIVIDED, Parallelism(cp=2), UNDIVIDED),
+        (
+            ModuleDivision(parallelism=Parallelism(cp=2, tp=2)),
+            ModuleDivision(pp=2, parallelism=Parallelism(cp=2, tp=2, collectives="ring")),
+            UNDIVIDED,
+        ),
+        (
+            ModuleDivision(parallelism=Parallelism(cp=2)),
+            ModuleDivision(parallelism=Parallelism(cp=2, tp=2, collectives="ring")),
+            UNDIVIDED,
+        ),
+        (UNDIVIDED, ModuleDivision(parallelism=Parallelism(cp=2)), UNDIVIDED),
     ),
     "context parallelism, by a ring of four, interleaved": each_its_own(
-        (Parallelism(dp=2, cp=2, recompute=("full",)), Parallelism(pp=2, chunks=2, cp=4), UNDIVIDED),
-        (UNDIVIDED, Parallelism(cp=4), UNDIVIDED),
+        (
+            ModuleDivision(recompute=("full",), parallelism=Parallelism(dp=2, cp=2)),
+            ModuleDivision(pp=2, parallelism=Parallelism(chunks=2, cp=4)),
+            UNDIVIDED,
+        ),
+        (UNDIVIDED, ModuleDivision(parallelism=Parallelism(cp=4)), UNDIVIDED),
         microbatches=(4, *SEVERAL),
         schedule="interleaved",
         together=True,
     ),
     "context parallelism, by heads": each_its_own(
-        (_HEADS, Parallelism(dp=2, cp=2, pp=2, context_transfer="all_to_all", recompute=("selective",)), UNDIVIDED),
+        (
+            _HEADS,
+            ModuleDivision(
+                pp=2, recompute=("selective",), parallelism=Parallelism(dp=2, cp=2, context_transfer="all_to_all")
+            ),
+            UNDIVIDED,
+        ),
         (_HEADS, _HEADS, UNDIVIDED),
         together=True,
     ),
@@ -152,41 +216,56 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         (_SELECTIVE, _SELECTIVE_RING, _SELECTIVE),
     ),
     "fewer and more replicas, full recomputation": each_its_own(
-        (_FULL, Parallelism(tp=2, pp=2, recompute=("full",)), _FULL), (_FULL, Parallelism(recompute=("full",)), _FULL)
+        (_FULL, ModuleDivision(pp=2, recompute=("full",), parallelism=Parallelism(tp=2)), _FULL),
+        (_FULL, ModuleDivision(recompute=("full",)), _FULL),
     ),
     "zero-bubble pipeline, recomputation and offload that change along it and within a stage": each_its_own(
-        (_BY_TURNS, dataclasses.replace(_BY_TURNS, tp=2, pp=2), UNDIVIDED),
+        (_BY_TURNS, dataclasses.replace(_BY_TURNS, pp=2).with_parallelism(tp=2), UNDIVIDED),
         (_BY_TURNS, dataclasses.replace(_BY_TURNS, pp=2), UNDIVIDED),
         (_BY_TURNS, _BY_TURNS, UNDIVIDED),
         microbatches=(4, *SEVERAL),
         schedule="zb-h1",
     ),
     "replicas and tensor ranks differ": each_its_own(
-        (_TP2, Parallelism(dp=2, tp=2), UNDIVIDED), (_TP2, _DP2, UNDIVIDED), transport="ppermute"
+        (_TP2, ModuleDivision(parallelism=Parallelism(dp=2, tp=2)), UNDIVIDED),
+        (_TP2, _DP2, UNDIVIDED),
+        transport="ppermute",
     ),
     "shared devices": each_its_own((_DP2, _PP2, _TP2), (_DP2, UNDIVIDED, _DP2), together=True),
     "beside the backbone in its idle time": each_its_own(
-        (Parallelism(tp=2, pp=2), _TP2_PP2, UNDIVIDED),
+        (ModuleDivision(pp=2, parallelism=Parallelism(tp=2)), _TP2_PP2, UNDIVIDED),
         (_TP2, _PP2, UNDIVIDED),
         microbatches=(4, *SEVERAL),
         schedule="colocated",
         together=True,
     ),
     "copies beside the backbone, one on each device": each_its_own(
-        (Parallelism(copies=4), _TP2_PP2, Parallelism(copies=4)),
-        (Parallelism(copies=2), _PP2, Parallelism(copies=2)),
+        (
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=4)),
+            _TP2_PP2,
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=4)),
+        ),
+        (
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=2)),
+            _PP2,
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=2)),
+        ),
         microbatches=(4, *SEVERAL),
         schedule="colocated",
         together=True,
     ),
     "copies beside the backbone, in slices and bundles": each_its_own(
         (
-            Parallelism(copies=2, tp=2, chunks=2),
-            Parallelism(tp=2, pp=2, chunks=2, collectives="gather"),
-            Parallelism(copies=2, tp=2),
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=2, tp=2, chunks=2)),
+            ModuleDivision(pp=2, parallelism=Parallelism(tp=2, chunks=2, collectives="sequence_parallel")),
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=2, tp=2)),
         ),
-        (Parallelism(copies=2, tp=2), Parallelism(tp=2, pp=2), UNDIVIDED),
-        (Parallelism(copies=2), _PP2, UNDIVIDED),
+        (
+            ModuleDivision(parallelism=Parallelism(pipeline_replicas=2, tp=2)),
+            ModuleDivision(pp=2, parallelism=Parallelism(tp=2)),
+            UNDIVIDED,
+        ),
+        (ModuleDivision(parallelism=Parallelism(pipeline_replicas=2)), _PP2, UNDIVIDED),
         microbatches=(4, *SEVERAL),
         schedule="colocated",
         together=True,
@@ -194,16 +273,22 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
     "copies on devices of their own, with rows of their own": each_its_own(
         (
-            Parallelism(copies=2, pp=2, rows=2, two_capacities=True),
-            Parallelism(dp=2),
-            Parallelism(copies=2, rows=1),
+            ModuleDivision(pp=2, phase_rows=2, two_capacities=True, parallelism=Parallelism(pipeline_replicas=2)),
+            ModuleDivision(parallelism=Parallelism(dp=2)),
+            ModuleDivision(phase_rows=1, parallelism=Parallelism(pipeline_replicas=2)),
         ),
-        (Parallelism(copies=2, rows=1), UNDIVIDED, Parallelism(copies=2, rows=1)),
+        (
+            ModuleDivision(phase_rows=1, parallelism=Parallelism(pipeline_replicas=2)),
+            UNDIVIDED,
+            ModuleDivision(phase_rows=1, parallelism=Parallelism(pipeline_replicas=2)),
+        ),
         microbatches=(6, 3, 2),
     ),
     "chain cut in the backbone": in_one_unit((ModuleRole.BACKBONE,), _PP2, cut_in_encoder=False),
     "chain cut in the encoder": in_one_unit(
-        (ModuleRole.BACKBONE, ModuleRole.GENERATOR), Parallelism(dp=2, pp=2), cut_in_encoder=True
+        (ModuleRole.BACKBONE, ModuleRole.GENERATOR),
+        ModuleDivision(pp=2, parallelism=Parallelism(dp=2)),
+        cut_in_encoder=True,
     ),
     "chain cut in the backbone, more tensor ranks there": in_one_unit(
         (ModuleRole.BACKBONE,), _RING_PP, cut_in_encoder=False, tensor_ranks=(1, 2, 1)
@@ -212,7 +297,7 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         *(
             in_one_unit(
                 (ModuleRole.BACKBONE, ModuleRole.GENERATOR),
-                dataclasses.replace(_RING_PP, dp=dp),
+                _RING_PP.with_parallelism(dp=dp),
                 cut_in_encoder=True,
                 tensor_ranks=(1, 2, 1),
             )
@@ -220,24 +305,24 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         )
     ),
     "pipeline in one program, with replicas and rings of tensor ranks": each_its_own(
-        (_DP2, dataclasses.replace(_COMPILED, dp=2, tp=2, collectives="ring"), _DP2),
+        (_DP2, _COMPILED.with_parallelism(dp=2, tp=2, collectives="ring"), _DP2),
         (UNDIVIDED, _COMPILED, UNDIVIDED),
         microbatches=(3, 2),
         together=True,
     ),
     "interleaved pipeline in one program, beside rows of their own": each_its_own(
         (
-            Parallelism(tp=2, rows=1, two_capacities=True),
-            dataclasses.replace(_COMPILED, chunks=2, recompute=("selective",)),
-            Parallelism(rows=1),
+            ModuleDivision(phase_rows=1, two_capacities=True, parallelism=Parallelism(tp=2)),
+            dataclasses.replace(_COMPILED.with_parallelism(chunks=2), recompute=("selective",)),
+            ModuleDivision(phase_rows=1),
         ),
-        (UNDIVIDED, dataclasses.replace(_COMPILED, chunks=2), UNDIVIDED),
+        (UNDIVIDED, _COMPILED.with_parallelism(chunks=2), UNDIVIDED),
         microbatches=(12, 8, 4, *SEVERAL),  # of one row, if it can be, so that some have no image
         schedule="interleaved",
     ),
     "zero-bubble pipeline in one program, on shared devices": each_its_own(
-        (_TP2, dataclasses.replace(_COMPILED, pp=4, tp=2, recompute=("full",)), _TP2),
-        (UNDIVIDED, dataclasses.replace(_COMPILED, dp=2), UNDIVIDED),
+        (_TP2, dataclasses.replace(_COMPILED.with_parallelism(tp=2), pp=4, recompute=("full",)), _TP2),
+        (UNDIVIDED, _COMPILED.with_parallelism(dp=2), UNDIVIDED),
         (UNDIVIDED, _COMPILED, UNDIVIDED),
         microbatches=(4, *SEVERAL),
         schedule="zb-h1",
@@ -245,23 +330,27 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
 }
 
-_EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute=("selective",), ep=2, collectives="ring")
+_EP_TP_PP = ModuleDivision(
+    pp=2, recompute=("selective",), parallelism=Parallelism(dp=2, tp=2, ep=2, collectives="ring")
+)
 
 EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     "expert ranks that are all replicas": each_its_own(
-        (UNDIVIDED, Parallelism(dp=4, ep=4, expert_transfer="all_to_all"), UNDIVIDED),
-        (UNDIVIDED, Parallelism(dp=2, ep=2, expert_transfer="all_to_all"), UNDIVIDED),
+        (UNDIVIDED, ModuleDivision(parallelism=Parallelism(dp=4, ep=4, expert_transfer="all_to_all")), UNDIVIDED),
+        (UNDIVIDED, ModuleDivision(parallelism=Parallelism(dp=2, ep=2, expert_transfer="all_to_all")), UNDIVIDED),
         microbatches=(3, 2),
     ),
     "expert ranks that are some of the replicas": each_its_own(
-        (_DP2, Parallelism(dp=4, ep=2, expert_transfer="gather"), UNDIVIDED)
+        (_DP2, ModuleDivision(parallelism=Parallelism(dp=4, ep=2, expert_transfer="gather")), UNDIVIDED)
     ),
     "expert ranks, fully sharded": each_its_own(
-        (_DP2, Parallelism(dp=4, ep=2, fsdp=4, recompute=("selective",)), UNDIVIDED),
-        (UNDIVIDED, Parallelism(dp=2, ep=2, fsdp=2), UNDIVIDED),
+        (_DP2, ModuleDivision(recompute=("selective",), parallelism=Parallelism(dp=4, ep=2, fsdp=4)), UNDIVIDED),
+        (UNDIVIDED, ModuleDivision(parallelism=Parallelism(dp=2, ep=2, fsdp=2)), UNDIVIDED),
     ),
     "expert and tensor ranks in a pipeline": each_its_own(
-        (_DP2, _EP_TP_PP, _TP2), (_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), together=True
+        (_DP2, _EP_TP_PP, _TP2),
+        (_DP2, ModuleDivision(pp=2, parallelism=Parallelism(dp=2, ep=2)), UNDIVIDED),
+        together=True,
     ),
 }
 

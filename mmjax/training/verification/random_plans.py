@@ -6,14 +6,18 @@ import math
 import random
 from typing import get_args
 
+from configs.short_repr import shown_fields
 from mmjax.training.verification.divided_plans import GlobalRows, divides_positions
 from sharding.axes import ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.device_ranges import device_ranges
+from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.recompute_text import recompute_text
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_checks import check_unit, row_chunks
-from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan
+from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
@@ -21,7 +25,7 @@ from sharding.specs.modules import ModuleGraph
 MOST_MICROBATCHES = 4
 LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2, "copies": 3}
 CONTEXT_RANKS = (2, 4)
-COLLECTIVES: tuple[CollectivesName, ...] = ("reduce", "gather", "ring")
+COLLECTIVES: tuple[CollectivesName, ...] = ("all_reduce", "sequence_parallel", "ring")
 MOST_ROWS = 3  # of its own, of a replica
 UNIT_ATTEMPTS = 100
 PLAN_ATTEMPTS = 100
@@ -120,21 +124,23 @@ def _random_unit(
             name,
             chain,
             tuple(generator.sample(range(devices), copies * dp * cp * tp * pp)),
-            dp=dp,
-            tp=tp,
-            module_tp=module_tp,
             layers=layers,
             recompute=tuple(_random_recompute(count, generator) for count in layers),
-            chunks=chunks,
-            cp=cp,
-            context_transfer=generator.choice(get_args(ContextTransfer)) if cp > 1 else "ring",
-            ep=ep,
-            expert_transfer=generator.choice(get_args(ExpertTransferChoice)) if ep > 1 else "cheaper",
-            fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
-            collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
-            rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
-            copies=copies,
-            copy_of_microbatch=_random_copies(copies, microbatches, generator),
+            phase_rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
+            parallelism=Parallelism(
+                dp=dp,
+                tp=tp,
+                module_tp=module_tp,
+                chunks=chunks,
+                cp=cp,
+                context_transfer=generator.choice(get_args(ContextTransfer)) if cp > 1 else "ring",
+                ep=ep,
+                expert_transfer=generator.choice(get_args(ExpertTransferChoice)) if ep > 1 else "auto",
+                fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
+                collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "all_reduce",
+                pipeline_replicas=copies,
+            ),
+            schedule_hints=ScheduleHints(replica_of_microbatch=_random_copies(copies, microbatches, generator)),
         )
         if own_rows and chain[0] in rows.values:
             unit = dataclasses.replace(unit, capacities=_random_capacities(unit, rows, microbatches, generator))
@@ -177,8 +183,8 @@ def _random_capacities(
     unit: UnitPlan, rows: GlobalRows, microbatches: int, generator: random.Random
 ) -> tuple[int, ...]:
     """Some capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
-    whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.rows)
-    multiple = rows.values[unit.modules[0]].per_cell * unit.tp * row_chunks(unit.cp)
+    whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.phase_rows)
+    multiple = rows.values[unit.modules[0]].per_cell * unit.parallelism.tp * row_chunks(unit.parallelism.cp)
     smaller = range(multiple, whole, multiple)
     drawn = generator.sample(smaller, min(len(smaller), generator.randrange(MOST_CAPACITIES)))
     return (*sorted(drawn), whole) if drawn else ()
@@ -190,12 +196,12 @@ def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generat
     Half of the units of `colocated` wait for collectives in some of them, beside which others may run in bundles.
     """
     seconds = [tuple(generator.choices((0.5, 1.0, 4.0), k=unit.stage_count)) for _ in ("forward", "backward")]
-    unit = dataclasses.replace(unit, extra_in_flight=generator.randrange(microbatches))
+    unit = unit.with_hints(extra_microbatches=generator.randrange(microbatches))
     if schedule in ("interleaved", "colocated"):
-        unit = dataclasses.replace(unit, forward_seconds=seconds[0], backward_seconds=seconds[1])
+        unit = unit.with_hints(forward_seconds=seconds[0], backward_seconds=seconds[1])
     if schedule == "colocated" and generator.random() < 0.5:
         waits = [tuple(second / 2 for second in of) for of in seconds]
-        unit = dataclasses.replace(unit, forward_communication=waits[0], backward_communication=waits[1])
+        unit = unit.with_hints(forward_communication=waits[0], backward_communication=waits[1])
     return unit
 
 
@@ -217,7 +223,7 @@ def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: in
 
 def _for_one_program(unit: UnitPlan, graph: ModuleGraph) -> UnitPlan:
     """The unit as one program if it holds the backbone, or as one beside it."""
-    unit = dataclasses.replace(unit, forward_seconds=(), backward_seconds=())
+    unit = unit.with_hints(forward_seconds=(), backward_seconds=())
     if graph.backbone.name not in unit.modules:
         return unit
     first = unit.layer_recompute(0)[0]
@@ -225,8 +231,8 @@ def _for_one_program(unit: UnitPlan, graph: ModuleGraph) -> UnitPlan:
         unit,
         layers=(sum(unit.layers) // unit.stage_count,) * unit.stage_count,
         recompute=("full" if first == "offload" else first,) * unit.stage_count,
-        extra_in_flight=0,
         executor="compiled",
+        schedule_hints=dataclasses.replace(unit.schedule_hints, extra_microbatches=0),
     )
 
 
@@ -243,8 +249,15 @@ def _describe(plan: Plan) -> str:
 
 def _describe_unit(unit: UnitPlan) -> str:
     """Its modules and devices, and the keys of the plan that do not have their default values."""
-    keys = [field for field in dataclasses.fields(unit) if field.name not in ("name", "modules", "devices")]
-    words = [f"{key.name} {_words(value)}" for key in keys if (value := getattr(unit, key.name)) != key.default]
+    own = shown_fields(unit)
+    records = (own, own.pop("parallelism", None), own.pop("schedule_hints", None))
+    given = [record if isinstance(record, dict) else shown_fields(record) for record in records if record is not None]
+    words = [
+        f"{key} {_words(value)}"
+        for fields in given
+        for key, value in fields.items()
+        if key not in ("name", "modules", "devices")
+    ]
     return f"{' > '.join(unit.modules)}: {'; '.join([f'devices {device_ranges(unit.devices)}', *words])}"
 
 

@@ -43,7 +43,7 @@ def compiled_layers(layers: tuple[LayersOfStage, ...], unit: UnitPlan, graph: Mo
 
     def around(names: set[str]) -> tuple[LayersOfStage, ...]:
         return tuple(
-            of._replace(ranks=dataclasses.replace(of.ranks, tp=of.ranks.tp * unit.pp, collectives="reduce"))
+            of._replace(ranks=dataclasses.replace(of.ranks, tp=of.ranks.tp * unit.pp, collectives="all_reduce"))
             for of in layers
             if of.layer.name in names
         )
@@ -104,7 +104,7 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[st
         order: `training_order`.
     """
     chunk, wgrad, microbatches = of.chunk, of.wgrad, len(of.chunk["forward"])
-    table = tick_table(unit.pp, unit.chunks, microbatches, order, splits_backward=wgrad is not None)
+    table = tick_table(unit.pp, unit.parallelism.chunks, microbatches, order, splits_backward=wgrad is not None)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
     program_of_backwards = "backward" if order == "gpipe" else "forward"
     if wgrad is not None:

@@ -33,7 +33,10 @@ class HopCosts:
         self._units = {unit.name: unit for unit in units}
         self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
         self._own_rows = {
-            module: OwnRows(unit.rows, unit.capacities) for unit in units for module in unit.modules if unit.rows
+            module: OwnRows(unit.phase_rows, unit.capacities)
+            for unit in units
+            for module in unit.modules
+            if unit.phase_rows
         }
         self._nodes: dict[PipelineRank, int | None] = {}
 
@@ -56,7 +59,7 @@ class HopCosts:
         exchanged = self._stages.is_exchange(source, target)
         slowest = latest_of_sources(sent / shards[0], received.shape[1], exchanged)
         seconds = self._link_seconds(source, target, np.maximum(slowest, received / shards[1]))
-        return slowest_of_shared(seconds, self._units[ends[1][0]].shared_replicas)
+        return slowest_of_shared(seconds, self._units[ends[1][0]].parallelism.shared_replicas)
 
     def row_gather_seconds(
         self, unit: UnitPlan, sender: str, receiver: str, has_gradients: bool
@@ -73,13 +76,15 @@ class HopCosts:
             has_gradients: Whether gradients go back from one to the other.
         """
         replicas, *counts = row_gathers(unit, sender, receiver)
-        seconds = np.zeros((2, self._microbatches, unit.shared_replicas))
+        seconds = np.zeros((2, self._microbatches, unit.parallelism.shared_replicas))
         for number, count in enumerate(counts if has_gradients else counts[:1]):
             if count > 1:
                 last = self._graph[sender].layer_count
                 size = self.bytes_between(LayerRun(sender, 0, last), LayerRun(receiver, 0, 1), replicas)
-                gathered = np.asarray(self._costs.gather_rows(size, count, unit.dp * unit.tp // replicas))
-                seconds[number] = slowest_of_shared(gathered, unit.shared_replicas)
+                gathered = np.asarray(
+                    self._costs.gather_rows(size, count, unit.parallelism.dp * unit.parallelism.tp // replicas)
+                )
+                seconds[number] = slowest_of_shared(gathered, unit.parallelism.shared_replicas)
         return seconds
 
     def end_ranks(self, source: StageId, target: StageId, end: StageId) -> LayerParallelism:

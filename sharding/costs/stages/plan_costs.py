@@ -124,7 +124,7 @@ class _PlanCosts(PlanLayers):
         exchanges = self._weight_exchanges(layers, unit, number)
         if keeps_gathered:
             exchanges = tuple(exchange._replace(gather_again=0.0) for exchange in exchanges)
-        key = (layer_key(layers), unit.module_tp, exchanges)
+        key = (layer_key(layers), unit.parallelism.module_tp, exchanges)
         if key not in self._sums:
             self._sums[key] = self._add_layers(layers, exchanges, unit)
         return self._sums[key]
@@ -132,7 +132,7 @@ class _PlanCosts(PlanLayers):
     def _add_layers(
         self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]:
-        microbatches, shared = self._microbatches, unit.shared_replicas
+        microbatches, shared = self._microbatches, unit.parallelism.shared_replicas
         by_module = {
             of.module: {field: np.zeros((microbatches, of.ranks.dp)) for field in PER_MICROBATCH} for of in layers
         }
@@ -168,7 +168,7 @@ class _PlanCosts(PlanLayers):
             gathered = max(gathered, gathered_bytes(of_stage, self._costs))
         sums: dict[str, Float[np.ndarray, "m _"]] = {}
         for module, own in by_module.items():
-            for field, values in (on_shared_replicas(own, unit, module) if unit.module_tp else own).items():
+            for field, values in (on_shared_replicas(own, unit, module) if unit.parallelism.module_tp else own).items():
                 sums[field] = values + sums.get(field, 0.0)
         for sender, receiver in itertools.pairwise(by_module):
             gathers = self.hops.row_gather_seconds(unit, sender, receiver, self._required.trains_upstream(receiver))
@@ -194,7 +194,7 @@ class _PlanCosts(PlanLayers):
             reserved=(growth - 1) * float(sums["saved_bytes"].max()),
         )
         wgrad = self._wgrad(layers, unit) if splits_backward else None
-        sharded = needs.sharded if unit.fsdp > 1 else None
+        sharded = needs.sharded if unit.parallelism.fsdp > 1 else None
         return StageCosts(**sums, **once._asdict(), static=static, wgrad=wgrad, sharded=sharded)
 
     def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:
@@ -211,14 +211,14 @@ class _PlanCosts(PlanLayers):
         trains = any("wgrad" in of.gradients for of in layers.chunk)
         wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
         (module,) = unit.modules
-        activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.dp), self._costs)
+        activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.parallelism.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
         once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
         weights, gradients, optimizer = map(sum, zip(*(self._state_bytes(each, unit) for each in held), strict=True))
         around = float((before["saved_bytes"] + behind["saved_bytes"]).max())
         needs = (chunk_needs, before_needs, behind_needs)
         gathered, workspace = max((each.bytes_ for each in needs), key=sum)  # one of them runs at a time
-        sharded = before_needs.sharded.plus(behind_needs.sharded, *[chunk_needs.sharded] * unit.chunks)
+        sharded = before_needs.sharded.plus(behind_needs.sharded, *[chunk_needs.sharded] * unit.parallelism.chunks)
         return StageCosts(
             **lockstep_sums(
                 CompiledSums(of_chunk, before, behind, activations, wgrad),
@@ -227,12 +227,12 @@ class _PlanCosts(PlanLayers):
             ),
             **OncePerStep(*once.tolist())._asdict(),
             static=StaticBytes(weights, gradients, optimizer, gathered, workspace, reserved=around),
-            sharded=sharded if unit.fsdp > 1 else None,
+            sharded=sharded if unit.parallelism.fsdp > 1 else None,
         )
 
     def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> tuple[float, float, float]:
         """Bytes of weights, gradients and optimizer state on a device."""
-        states = [train_state(*of, self._costs) for of in module_parameters(layers, unit.copies)]
+        states = [train_state(*of, self._costs) for of in module_parameters(layers, unit.parallelism.pipeline_replicas)]
         return (
             float(sum(np.sum(of.weights) for of in states)),
             float(sum(np.sum(of.gradients) for of in states)),
@@ -256,6 +256,6 @@ class _PlanCosts(PlanLayers):
     def _exchange_bytes(self, stage: StageId) -> float:
         """Bytes of what a stage exchanges of the largest microbatch: activations, or gradients on their way back."""
         edges = (edge for edge in self.stages.exchanges if stage in edge)
-        cp = self._units[stage[0]].cp
+        cp = self._units[stage[0]].parallelism.cp
         replicas = {edge: self.hops.end_ranks(*edge, stage).dp for edge in edges}
         return sum((float(self.hops.bytes_on(*edge, dp).max()) / cp for edge, dp in replicas.items()), start=0.0)

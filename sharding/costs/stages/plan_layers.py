@@ -90,7 +90,7 @@ class PlanLayers:
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
     ) -> tuple[WeightExchange, ...]:
         """What each layer exchanges whenever it computes; nothing where replicas have whole weights."""
-        if unit.fsdp == 1:
+        if unit.parallelism.fsdp == 1:
             return (NO_EXCHANGE,) * len(layers)
         parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
         return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
@@ -98,13 +98,13 @@ class PlanLayers:
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
         devices, tp = unit.stage_devices(number), ranks.tp
         if unit.is_compiled:  # pipeline ranks hold different parameters, as tensor ranks do
-            by_pipeline_rank = np.reshape(unit.devices, (unit.pp, -1, unit.tp))
-            devices, tp = by_pipeline_rank.swapaxes(0, 1).ravel().tolist(), unit.pp * unit.tp
-        dp, per_node = unit.copies * ranks.dp, self._costs.devices_per_node
+            by_pipeline_rank = np.reshape(unit.devices, (unit.pp, -1, unit.parallelism.tp))
+            devices, tp = by_pipeline_rank.swapaxes(0, 1).ravel().tolist(), unit.pp * unit.parallelism.tp
+        dp, per_node = unit.parallelism.pipeline_replicas * ranks.dp, self._costs.devices_per_node
         return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=tp, ep=ranks.ep, fsdp=ranks.fsdp)
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> OncePerStep:
         def placed(ranks: LayerParallelism) -> tuple[NodePlacement, ...]:
             return self._parameter_ranks(unit, number, ranks).same
 
-        return once_per_step(layers, unit.copies, placed, self._costs)
+        return once_per_step(layers, unit.parallelism.pipeline_replicas, placed, self._costs)

@@ -89,7 +89,7 @@ class _PlanWork(PlanLayers):
 
         What modules of unlike tensor-parallel sizes gather between each other is left out.
         """
-        least, shared = np.zeros(2), unit.shared_replicas
+        least, shared = np.zeros(2), unit.parallelism.shared_replicas
         by_load: dict[tuple[str, int], Float[np.ndarray, "3 d"]] = {}  # forward, backward, waits in both
         waiting: dict[tuple[str, int], Float[np.ndarray, "3 m i"]] = {}  # of experts, on every replica
         for of_stage, exchange in zip(layers, exchanges, strict=True):
@@ -115,8 +115,8 @@ class _PlanWork(PlanLayers):
             # All of a module's layers are added before its slowest replica is taken: another one may be in each.
             of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
             seconds += slowest_of_shared(of_replicas, shared)
-        taken_by = np.array(unit.microbatch_copies(self._microbatches))
-        of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.copies)]
+        taken_by = np.array(unit.replica_of_microbatches(self._microbatches))
+        of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.parallelism.pipeline_replicas)]
         totals = np.concatenate(of_copies, axis=1)
         forward, backward = (
             _PassWork(total, of.max(axis=1), float(of_least))

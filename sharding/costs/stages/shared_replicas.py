@@ -56,7 +56,7 @@ def on_shared_replicas(figures: ModuleFigures, unit: UnitPlan, module: str) -> d
     Seconds are those of the slowest of its replicas, and FLOPs their sum. Bytes are those of `finest_replicas`, because
     each microbatch may have the most on other devices of a shared replica.
     """
-    shared = unit.shared_replicas
+    shared = unit.parallelism.shared_replicas
     of_shared = {"flops": figures["flops"].reshape(len(figures["flops"]), shared, -1).sum(axis=2)}
     of_shared |= {name: figures[name][:, finest_replicas(unit)[module]] for name in HELD}
     for name in ("forward", "backward"):

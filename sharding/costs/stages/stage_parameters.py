@@ -16,13 +16,13 @@ def module_parallelism(unit: UnitPlan, module: str) -> LayerParallelism:
     tp, dp = unit.tensor_ranks_of(module), unit.replicas_of(module)
     return LayerParallelism(
         tp=tp,
-        cp=unit.cp,
-        context_transfer=unit.context_transfer,
-        ep=unit.ep,
-        expert_transfer=unit.expert_transfer,
+        cp=unit.parallelism.cp,
+        context_transfer=unit.parallelism.context_transfer,
+        ep=unit.parallelism.ep,
+        expert_transfer=unit.parallelism.expert_transfer,
         dp=dp,
-        fsdp=unit.fsdp,
-        collectives=unit.collectives,
+        fsdp=unit.parallelism.fsdp,
+        collectives=unit.parallelism.collectives,
     )
 
 

@@ -43,7 +43,7 @@ def wgrad_costs(
             replicas = loads(of.module, of.ranks.dp)
             of_layer = wgrad_operand_bytes(of.layer, replicas.distinct, of.ranks, of.recompute, costs)
             saved[of.module] = saved.get(of.module, 0.0) + of.count * np.asarray(of_layer)[replicas.index]
-    if unit.module_tp:
+    if unit.parallelism.module_tp:
         saved = {module: held[:, finest_replicas(unit)[module]] for module, held in saved.items()}
     zero = np.zeros_like(whole["saved_bytes"])
     return WgradCosts(

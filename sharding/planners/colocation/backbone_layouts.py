@@ -7,7 +7,8 @@ import numpy as np
 
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 _MOST_ROWS = 16  # of a replica's microbatch

@@ -41,5 +41,5 @@ def with_assigned_microbatches(problem: PlanningProblem, plan: Plan) -> Plan:
     """
     trained = trained_stages(plan, problem.graph, problem.trained_parts)
     of_units = assign_microbatches(training_op_graph(plan, problem.graph, trained))
-    units = (dataclasses.replace(unit, copy_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)
+    units = (unit.with_hints(replica_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)
     return dataclasses.replace(plan, units=tuple(units))

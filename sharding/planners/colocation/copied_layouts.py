@@ -103,7 +103,7 @@ def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayo
     """
     unit = make_unit(
         (layout.module,),
-        dp=backbone.dp,
+        dp=backbone.parallelism.dp,
         tp=layout.tp,
         layers=even_layers(problem.graph[layout.module].layer_count, layout.pp * slices),
         recompute=layout.recompute,
@@ -111,7 +111,11 @@ def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayo
         fixed_ranks=problem.fixed_ranks_of(layout.module),
         collectives=problem.collectives_of(layout.module, layout.tp),
     )
-    return dataclasses.replace(unit, devices=copy_devices(backbone, layout.pp, layout.tp), copies=layout.copies)
+    return dataclasses.replace(
+        unit,
+        devices=pipeline_replica_devices(backbone, layout.pp, layout.tp),
+        parallelism=dataclasses.replace(unit.parallelism, pipeline_replicas=layout.copies),
+    )
 
 
 def even_layers(count: int, stages: int) -> tuple[int, ...]:
@@ -120,7 +124,7 @@ def even_layers(count: int, stages: int) -> tuple[int, ...]:
     return tuple(least + (stage < rest) for stage in range(stages))
 
 
-def copy_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int, ...]:
+def pipeline_replica_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int, ...]:
     """Devices of a unit whose copies fill a backbone's pipeline ranks, by copy, stage, data and tensor rank.
 
     A copy is on `pp` consecutive pipeline ranks, and on `tp` consecutive tensor ranks of each replica there.
@@ -130,5 +134,7 @@ def copy_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int, ...]:
         pp: Pipeline ranks of a copy; they divide the backbone's.
         tp: Tensor ranks of a copy; they divide the backbone's.
     """
-    by_rank = np.array(backbone.devices).reshape(backbone.pp // pp, pp, backbone.dp, backbone.tp // tp, tp)
+    by_rank = np.array(backbone.devices).reshape(
+        backbone.pp // pp, pp, backbone.parallelism.dp, backbone.parallelism.tp // tp, tp
+    )
     return tuple(by_rank.transpose(0, 3, 1, 2, 4).ravel().tolist())

@@ -10,7 +10,7 @@ from sharding.planners.context_transfer import with_best_context_transfers
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan, check_layout, check_plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layer import RecomputePolicy
 

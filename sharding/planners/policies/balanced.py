@@ -160,4 +160,4 @@ def _scheduled_plan(problem: PlanningProblem, balanced: _Balanced) -> Plan:
     counts = (each * layout.chunks for each in range(most, 0, -1))
     memory = problem.cluster.memory
     extra = next((each for each in counts if rank_bytes(chain, layout, stages, each).max() <= memory), 0)
-    return dataclasses.replace(plan, units=(dataclasses.replace(plan.units[0], extra_in_flight=extra),))
+    return dataclasses.replace(plan, units=(plan.units[0].with_hints(extra_microbatches=extra),))

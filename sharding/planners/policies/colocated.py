@@ -19,7 +19,7 @@ from sharding.planners.least_recompute import SimulatedMemory
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 _BOUNDED = 40  # layouts of the backbone of which a lower bound of the step is computed, by the estimate
 _BACKBONES = 3  # layouts of the backbone that are simulated, of those that fit

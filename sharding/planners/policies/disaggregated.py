@@ -19,8 +19,8 @@ from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import scheduled_plan
 from sharding.planners.step_estimate import StepEstimate
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import RequiredGradients
-from sharding.plans.unit_plan import PlanError
 
 _COUNT, _COUNT_BY_FLOPS = 5, 3  # of the best sizes of the backbone
 _ESTIMATED = 2  # times as many sizes are estimated

@@ -21,7 +21,8 @@ from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, le
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 _GROUP_GROWTH = 4  # how many times larger the next hybrid group is
@@ -174,11 +175,18 @@ class _Search:
             capacities = () if module.is_backbone else self._capacities(unit, layout.microbatches)
             of_layers = policies.of_stage(module.layer_count)
             fsdp = layout.group * replicas // layout.dp
-            units.append(dataclasses.replace(unit, fsdp=fsdp, recompute=(of_layers,), capacities=capacities))
+            units.append(
+                dataclasses.replace(
+                    unit,
+                    recompute=(of_layers,),
+                    capacities=capacities,
+                    parallelism=dataclasses.replace(unit.parallelism, fsdp=fsdp),
+                )
+            )
         return Plan(tuple(units), layout.microbatches)
 
     def _capacities(self, unit: UnitPlan, microbatches: int) -> tuple[int, ...]:
-        key = (unit.name, unit.rows, microbatches)
+        key = (unit.name, unit.phase_rows, microbatches)
         if key not in self._drawn_capacities:
             self._drawn_capacities[key] = capacities_of(self._problem, unit, microbatches)
         return self._drawn_capacities[key]

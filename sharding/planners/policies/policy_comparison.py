@@ -21,7 +21,7 @@ from sharding.planners.policies.auto import (
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import solve_relaxations
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.simulation.html_page import html_fragment
 from sharding.simulation.timeline import Timeline
 

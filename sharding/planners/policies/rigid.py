@@ -16,8 +16,10 @@ import numpy as np
 
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.problem import PlanningProblem
+from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 _SIMULATED = 3  # how many of the best plans are simulated
@@ -237,12 +239,17 @@ def _unit(problem: PlanningProblem, name: str, depth: int, layout: _ModuleLayout
 
 def _not_overlapped(collectives: CollectivesName) -> CollectivesName:
     """The collectives of Megatron-LM, which do not overlap the matmuls."""
-    return "gather" if collectives == "ring" else collectives
+    return "sequence_parallel" if collectives == "ring" else collectives
 
 
 def _with_encoder(unit: UnitPlan, encoder: str, problem: PlanningProblem) -> UnitPlan:
     """A unit with an encoder in front of its first stage."""
     layers = (problem.graph[encoder].layer_count + unit.layers[0], *unit.layers[1:])
-    both = (unit.collectives, _not_overlapped(problem.collectives_of(encoder, unit.tp)))
-    collectives = "reduce" if "reduce" in both else unit.collectives
-    return dataclasses.replace(unit, modules=(encoder, *unit.modules), layers=layers, collectives=collectives)
+    both = (unit.parallelism.collectives, _not_overlapped(problem.collectives_of(encoder, unit.parallelism.tp)))
+    collectives = "all_reduce" if "all_reduce" in both else unit.parallelism.collectives
+    return dataclasses.replace(
+        unit,
+        modules=(encoder, *unit.modules),
+        layers=layers,
+        parallelism=dataclasses.replace(unit.parallelism, collectives=collectives),
+    )

@@ -156,7 +156,7 @@ class _Builder:
         self, seconds: LayerSeconds, layer: LayerSpec, loads: ReplicaLoads, ranks: LayerParallelism
     ) -> float:
         """The mean over microbatches and shared replicas, of which each waits for the slowest of a module's there."""
-        shared = self._unit.shared_replicas
+        shared = self._unit.parallelism.shared_replicas
         of_replicas = on_replicas(seconds, layer, loads.index, ranks.ep, shared)
         return float(slowest_of_shared(np.asarray(of_replicas.total), shared).mean())
 

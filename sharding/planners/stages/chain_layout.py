@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import recompute_text
-from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.plans.schedule_hints import ScheduleHints
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 
@@ -37,7 +39,7 @@ class ChainLayout:
     chunks: int = 1
     cp: int = 1
     ep: int = 1
-    collectives: CollectivesName = "reduce"
+    collectives: CollectivesName = "all_reduce"
     microbatches: int = 1
 
     @property
@@ -58,44 +60,46 @@ class ChainLayout:
         """Data-parallel replicas of one of its modules."""
         return self.dp * self.tp // self.tensor_ranks_of(module)
 
-    def unit(self, layers: tuple[int, ...], recompute: Sequence[str], extra_in_flight: int = 0) -> UnitPlan:
+    def unit(self, layers: tuple[int, ...], recompute: Sequence[str], extra_microbatches: int = 0) -> UnitPlan:
         """The unit, on devices from 0 on, named after its last module.
 
         Args:
             layers: As in `UnitPlan`.
             recompute: As in `UnitPlan`.
-            extra_in_flight: As in `UnitPlan`.
+            extra_microbatches: As in `UnitPlan`.
         """
         return UnitPlan(
             self.modules[-1],
             self.modules,
             tuple(range(self.stage_devices * self.pp)),
-            dp=self.dp,
-            tp=self.tp,
-            module_tp=self.module_tp,
             layers=layers,
             recompute=tuple(recompute),
-            chunks=self.chunks,
-            cp=self.cp,
-            ep=self.ep,
-            collectives=self.collectives,
-            extra_in_flight=extra_in_flight,
+            parallelism=Parallelism(
+                dp=self.dp,
+                tp=self.tp,
+                module_tp=self.module_tp,
+                chunks=self.chunks,
+                cp=self.cp,
+                ep=self.ep,
+                collectives=self.collectives,
+            ),
+            schedule_hints=ScheduleHints(extra_microbatches=extra_microbatches),
         )
 
     def plan(
         self,
         layers: tuple[int, ...],
         policies: Sequence[RecomputePolicy],
-        extra_in_flight: int = 0,
+        extra_microbatches: int = 0,
     ) -> Plan:
         """The plan of the unit.
 
         Args:
             layers: As in `UnitPlan`.
             policies: Recomputation policy of every layer of the chain, as plans count them.
-            extra_in_flight: As in `UnitPlan`.
+            extra_microbatches: As in `UnitPlan`.
         """
         ends: Int[np.ndarray, " s"] = np.cumsum(layers)
         texts = [recompute_text(policies[end - count : end]) for end, count in zip(ends.tolist(), layers, strict=True)]
         schedule = "interleaved" if self.chunks > 1 else "1f1b"
-        return Plan((self.unit(layers, texts, extra_in_flight),), self.microbatches, schedule)
+        return Plan((self.unit(layers, texts, extra_microbatches),), self.microbatches, schedule)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from sharding.planners.stages.chain_layout import ChainLayout
-from sharding.plans.unit_plan import CollectivesName
+from sharding.plans.parallelism import CollectivesName
 
 ROW_MULTIPLES = (1, 2, 4)
 """Rows of a microbatch, in the fewest that the replicas of all modules can divide among them."""

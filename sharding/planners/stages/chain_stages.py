@@ -38,16 +38,16 @@ class ChainStages:
         seconds = np.take_along_axis(chain.seconds, self.policies[:, None], axis=1)[:, 0]
         return rank_sums(stage_sums(seconds, self.counts) + chain.stage_gathers(self.counts), pp)
 
-    def plan(self, chain: LayerChain, layout: ChainLayout, extra_in_flight: int = 0) -> Plan:
+    def plan(self, chain: LayerChain, layout: ChainLayout, extra_microbatches: int = 0) -> Plan:
         """The plan of these stages under a layout."""
         policies: list[RecomputePolicy] = [
             chain.policies[number] for number in np.repeat(self.policies, chain.layers).tolist()
         ]
-        return layout.plan(chain.stage_layers(self.counts), policies, extra_in_flight)
+        return layout.plan(chain.stage_layers(self.counts), policies, extra_microbatches)
 
 
 def balanced_stages(
-    chain: LayerChain, layout: ChainLayout, memory: float, extra_in_flight: int = 0
+    chain: LayerChain, layout: ChainLayout, memory: float, extra_microbatches: int = 0
 ) -> ChainStages | None:
     """The stages and the recomputation with the fastest slowest rank, as the module says; None if nothing fits.
 
@@ -57,9 +57,9 @@ def balanced_stages(
         chain: The layers.
         layout: Gives pp, chunks and microbatches.
         memory: Bytes of a device.
-        extra_in_flight: As in `UnitPlan`.
+        extra_microbatches: As in `UnitPlan`.
     """
-    held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
+    held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_microbatches).tolist()
     solver = RecomputationSolver(chain, memory)
     if layout.chunks == 1:
         bounds = {most: solver.fastest_seconds(most) for most in set(held)}
@@ -68,12 +68,12 @@ def balanced_stages(
             lambda stage, first, last: solver.least_seconds(HeldLayers(first, last, held[stage])),
         )
     else:
-        counts = ChunkPartitions(chain, layout, memory, extra_in_flight).best()
+        counts = ChunkPartitions(chain, layout, memory, extra_microbatches).best()
     return _recomputed(solver, counts, held, layout.pp) if counts else None
 
 
 def recomputed_stages(
-    chain: LayerChain, layout: ChainLayout, counts: tuple[int, ...], memory: float, extra_in_flight: int = 0
+    chain: LayerChain, layout: ChainLayout, counts: tuple[int, ...], memory: float, extra_microbatches: int = 0
 ) -> ChainStages | None:
     """The best recomputation for a given partition; None if it does not fit.
 
@@ -82,9 +82,9 @@ def recomputed_stages(
         layout: Gives pp, chunks and microbatches.
         counts: Layers of each virtual stage.
         memory: Bytes of a device.
-        extra_in_flight: As in `UnitPlan`.
+        extra_microbatches: As in `UnitPlan`.
     """
-    held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
+    held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_microbatches).tolist()
     return _recomputed(RecomputationSolver(chain, memory), counts, held, layout.pp)
 
 
@@ -110,7 +110,7 @@ def least_peak_bytes(chain: LayerChain, layout: ChainLayout) -> float:
 
 
 def rank_bytes(
-    chain: LayerChain, layout: ChainLayout, stages: ChainStages, extra_in_flight: int = 0
+    chain: LayerChain, layout: ChainLayout, stages: ChainStages, extra_microbatches: int = 0
 ) -> Float[np.ndarray, " p"]:
     """Bytes on a device of each pipeline rank at most.
 
@@ -118,9 +118,9 @@ def rank_bytes(
         chain: The layers.
         layout: Gives pp, chunks and microbatches.
         stages: The partition, and the policy of each layer.
-        extra_in_flight: As in `UnitPlan`.
+        extra_microbatches: As in `UnitPlan`.
     """
-    in_flight = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight)
+    in_flight = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_microbatches)
     held = np.concatenate([chain.bytes_held(int(most))[:, :, None] for most in in_flight], axis=2)
     layers, of_stage = np.arange(len(chain.forward)), np.repeat(np.arange(len(stages.counts)), stages.counts)
     starts = np.cumsum([0, *stages.counts[:-1]])

@@ -67,12 +67,12 @@ class ChunkPartitions:
         chain: The layers.
         layout: Gives pp, chunks and microbatches.
         memory: Bytes of a device.
-        extra_in_flight: As in `UnitPlan`.
+        extra_microbatches: As in `UnitPlan`.
     """
 
-    def __init__(self, chain: LayerChain, layout: ChainLayout, memory: float, extra_in_flight: int = 0) -> None:
+    def __init__(self, chain: LayerChain, layout: ChainLayout, memory: float, extra_microbatches: int = 0) -> None:
         self._chain, self._layout, self._memory = chain, layout, memory
-        self._held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
+        self._held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_microbatches).tolist()
         self._solver = RecomputationSolver(chain, memory)
         self._known: dict[tuple[int, tuple[tuple[int, int], ...]], tuple[float, float]] = {}
         self._tried = 0

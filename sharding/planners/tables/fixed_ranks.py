@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_checks import check_cp_and_ep, check_row_chunks
-from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import ModuleGraph
 
 

@@ -13,8 +13,8 @@ from sharding.planners.tables.layer_groups import LayerGroupCosts, LayerGroups
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.partition import balanced_layers
 from sharding.planners.tables.row_bytes import RowBytes
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import RequiredGradients
-from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import Loads, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 

@@ -30,12 +30,12 @@ def training_op_graph(
 
 def _seconds(unit: UnitPlan) -> list[StageSeconds]:
     """What the ops of every virtual stage of a unit take; empty where its plan does not say."""
-    none = (0.0,) * len(unit.forward_seconds)
+    none = (0.0,) * len(unit.schedule_hints.forward_seconds)
     columns = (
-        unit.forward_seconds,
-        unit.backward_seconds,
-        unit.forward_communication or none,
-        unit.backward_communication or none,
+        unit.schedule_hints.forward_seconds,
+        unit.schedule_hints.backward_seconds,
+        unit.schedule_hints.forward_communication or none,
+        unit.schedule_hints.backward_communication or none,
     )
     return [StageSeconds(*row) for row in zip(*columns, strict=True)]
 
@@ -76,7 +76,7 @@ def in_flight_limits(plan: Plan, op_graph: OpGraph) -> InFlightLimits:
 
     A compiled unit, and those that feed it, hold all microbatches: its program starts when all its inputs are there.
     """
-    extra = {unit.name: unit.extra_in_flight for unit in plan.units}
+    extra = {unit.name: unit.schedule_hints.extra_microbatches for unit in plan.units}
     limits = find_schedule(plan.schedule).max_in_flight(op_graph)
     return {rank: limit + extra.get(rank[0], 0) for rank, limit in limits.items()} | _held_for_compiled(op_graph)
 

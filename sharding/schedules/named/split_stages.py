@@ -1,8 +1,8 @@
 """Which stages leave the gradients of their weights for later, in schedules that fill bubbles with these."""
 
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.plans.unit_plan import PlanError
 from sharding.schedules.named.registry import find_schedule
 
 
@@ -32,7 +32,7 @@ def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) ->
         frozen = [number for _, number in own if (unit.name, number) in sends_back - trained]
         if frozen and unit.stage_count > 1:
             numbers = range(unit.stage_count) if unit.is_compiled else frozen
-            instead = "interleaved" if unit.chunks > 1 else "1f1b"
+            instead = "interleaved" if unit.parallelism.chunks > 1 else "1f1b"
             raise PlanError(
                 f"schedule {plan.schedule!r} splits backwards, but {len(numbers)} of the {unit.stage_count} stages of "
                 f"unit {unit.name} ({', '.join(map(str, numbers))}) train nothing, so that they have no gradients of "

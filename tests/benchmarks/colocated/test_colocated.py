@@ -14,7 +14,7 @@ from benchmarks.colocated.measure import bubble_rows, mean_gain_rows, measure_ca
 from benchmarks.colocated.settings import MegatronRanks, OptimusSetting
 from benchmarks.colocated.systems import ALPA, BACKBONE, COLOCATED, MEGATRON, MEGATRON_BALANCED, systems_of
 from sharding.planners.stages.exact_partition import partition_by
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.simulation.idle_time import IDLE_CAUSES
 from tests.sharding.planners.stages.brute_force import all_partitions
 
@@ -194,7 +194,7 @@ def test_alpa_is_the_best_of_the_layouts_of_one_chain(tiny):
     problem = tiny.problem_with(1).with_devices(4)
     best = simulate_alpa(problem)
     (unit,) = best.plan.units
-    assert unit.collectives == "reduce"
+    assert unit.parallelism.collectives == "all_reduce"
     assert best.plan.schedule == "1f1b"
     assert problem.memory_fraction(best.timeline) <= 1
     without_layout = OptimusCase(dataclasses.replace(TINY, devices=4, ranks=None), tiny.model)

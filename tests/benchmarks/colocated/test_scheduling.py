@@ -21,11 +21,16 @@ def test_a_copy_of_the_encoder_is_on_the_devices_of_each_pipeline_rank(case):
     plan = scheduling.colocated_plan(case.problem, case.setting, 1)
     encoder, backbone = plan.units
     assert plan.schedule == "colocated"
-    assert (encoder.copies, encoder.pp, encoder.chunks, encoder.tp) == (4, 1, scheduling.SLICES[1], 2)
+    assert (encoder.parallelism.pipeline_replicas, encoder.pp, encoder.parallelism.chunks, encoder.parallelism.tp) == (
+        4,
+        1,
+        scheduling.SLICES[1],
+        2,
+    )
     assert [encoder.devices[copy * 2 : copy * 2 + 2] for copy in range(4)] == [
         tuple(backbone.rank_devices(rank)) for rank in range(4)
     ]
-    assert set(encoder.copy_of_microbatch) == {0, 1, 2, 3}
+    assert set(encoder.schedule_hints.replica_of_microbatch) == {0, 1, 2, 3}
     assert case.problem.memory_fraction(case.problem.simulate(plan)) <= 1
 
 

@@ -46,7 +46,7 @@ def test_the_work_counted_is_that_of_the_batches():
             for number in (0, 1)
         )
         assert work.ratio(capacities, is_dealt=capacities is not None) == pytest.approx(computed / needed)
-    assert all(unit.rows == unit.dp for unit in plan.units if unit.name != "backbone")
+    assert all(unit.phase_rows == unit.parallelism.dp for unit in plan.units if unit.name != "backbone")
 
 
 def test_rows_as_drawn_hold_the_samples_of_the_step_and_are_as_long_as_the_fullest():

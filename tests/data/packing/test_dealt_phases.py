@@ -13,8 +13,10 @@ from data.packing.phases.item_tables import ITEM_FIELDS, BatchItems, deal_phase,
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.phases.table_check import ItemTableError
 from sharding.balancing.dealing import deal_items
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 MODEL = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
@@ -29,7 +31,14 @@ def dealt_phases(
     square_weights: tuple[tuple[str, float], ...] = (),
 ) -> DealtPhases:
     units = [
-        UnitPlan(name, (name,), tuple(range(dp)), dp=dp, rows=rows[name], capacities=capacities.get(name, ()))
+        UnitPlan(
+            name,
+            (name,),
+            tuple(range(dp)),
+            phase_rows=rows[name],
+            capacities=capacities.get(name, ()),
+            parallelism=Parallelism(dp=dp),
+        )
         for name in rows
     ]
     units.append(UnitPlan("backbone", ("backbone",), (dp,)))

@@ -13,6 +13,7 @@ from data.packing.dealt_phases import NO_PHASES, plan_phase_rows
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import training_pipeline
 from data.packing.step_planner import PlannerState
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.data.first_samples import CONFIG
@@ -21,9 +22,9 @@ from tests.small_vqa import SmallVQA
 MODEL = ModelConfig()
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3),
-        UnitPlan("generator", ("generator",), (3, 4), dp=2, rows=6, capacities=(1, 2)),
-        UnitPlan("backbone", ("backbone",), (5, 6), dp=2),
+        UnitPlan("vision", ("vision",), (0, 1, 2), layers=(2,), phase_rows=3, parallelism=Parallelism(dp=3)),
+        UnitPlan("generator", ("generator",), (3, 4), phase_rows=6, capacities=(1, 2), parallelism=Parallelism(dp=2)),
+        UnitPlan("backbone", ("backbone",), (5, 6), parallelism=Parallelism(dp=2)),
     ),
     microbatches=2,
 )

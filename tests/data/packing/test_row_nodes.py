@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.packing.phases.row_nodes import rows_near_their_items, shared_nodes
-from sharding.plans.unit_plan import UnitPlan
+from tests.unit_plans import flat_unit
 
 
 def crossing(lengths, phase_rows, batch_rows, rows, nodes):
@@ -40,19 +40,29 @@ def test_rows_whose_items_are_of_one_node_lie_there():
 @pytest.mark.parametrize(
     ("devices", "phase", "backbone", "nodes"),
     [
-        (range(8), {"dp": 8, "rows": 8}, {"dp": 4, "tp": 2}, 4),
-        (range(8), {"dp": 4, "tp": 2, "rows": 12}, {"dp": 8}, 4),
-        (range(8, 16), {"dp": 8, "rows": 8}, {"dp": 8}, 1),  # other nodes
-        (range(8), {"dp": 8, "rows": 8}, {"dp": 2, "tp": 4}, 1),  # a replica of the backbone on two nodes
-        (range(2), {"dp": 2, "rows": 2}, {"dp": 2, "tp": 4}, 1),
-        ((0, 2, 4, 6, 1, 3, 5, 7), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "tp": 2}, 4),
-        ((0, 2, 4, 6, 3, 1, 5, 7), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "tp": 2}, 1),  # another order in one
-        (range(8), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "copies": 2}, 2),
-        (range(8), {"dp": 4, "copies": 2, "rows": 8}, {"dp": 4, "copies": 2, "copy_of_microbatch": (1, 0)}, 1),
+        (range(8), {"dp": 8, "phase_rows": 8}, {"dp": 4, "tp": 2}, 4),
+        (range(8), {"dp": 4, "tp": 2, "phase_rows": 12}, {"dp": 8}, 4),
+        (range(8, 16), {"dp": 8, "phase_rows": 8}, {"dp": 8}, 1),  # other nodes
+        (range(8), {"dp": 8, "phase_rows": 8}, {"dp": 2, "tp": 4}, 1),  # a replica of the backbone on two nodes
+        (range(2), {"dp": 2, "phase_rows": 2}, {"dp": 2, "tp": 4}, 1),
+        ((0, 2, 4, 6, 1, 3, 5, 7), {"dp": 4, "pipeline_replicas": 2, "phase_rows": 8}, {"dp": 4, "tp": 2}, 4),
+        (
+            (0, 2, 4, 6, 3, 1, 5, 7),
+            {"dp": 4, "pipeline_replicas": 2, "phase_rows": 8},
+            {"dp": 4, "tp": 2},
+            1,
+        ),  # another order in one
+        (range(8), {"dp": 4, "pipeline_replicas": 2, "phase_rows": 8}, {"dp": 4, "pipeline_replicas": 2}, 2),
+        (
+            range(8),
+            {"dp": 4, "pipeline_replicas": 2, "phase_rows": 8},
+            {"dp": 4, "pipeline_replicas": 2, "replica_of_microbatch": (1, 0)},
+            1,
+        ),
     ],
 )
 def test_nodes_are_shared_if_both_are_divided_over_them_in_order(devices, phase, backbone, nodes):
-    own = UnitPlan("vision", ("vision",), tuple(devices), **phase)
-    other = UnitPlan("backbone", ("backbone",), tuple(range(8)), **backbone)
+    own = flat_unit("vision", ("vision",), tuple(devices), **phase)
+    other = flat_unit("backbone", ("backbone",), tuple(range(8)), **backbone)
     assert shared_nodes(own, other, 0, rows=8, microbatches=2, devices_per_node=2) == nodes
     assert shared_nodes(own, other, 0, rows=8, microbatches=2, devices_per_node=16) == 1

@@ -9,6 +9,7 @@ from data.packing.row_order import RowOrder, reorder_rows
 from data.samples.sample_format import SampleFormat
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
@@ -21,7 +22,7 @@ GRAPH = module_graph(MODEL)
 DATA = DataConfig(rows=8, tokens=160, patches=32, images=3, samples=8, window=64)
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
         UnitPlan("backbone", ("backbone",), (2, 3), layers=(1, 2), recompute=("none", "none")),
         UnitPlan("generator", ("generator",), (4,)),
     ),

@@ -17,6 +17,7 @@ from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
 from data.producers.request_bounds import RequestBounds
 from data.producers.step_request import StepRequest, batch_fingerprint
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -74,7 +75,7 @@ BEYOND_TYPED = {
     "a row of no step": dataclasses.replace(REQUEST, needed=NeededRows((2**62,))),
     "a plan of microbatches of no row": with_plan(microbatches=16_384),
     "a plan of 4 million rows": with_plan(
-        units=(UnitPlan("vision", ("vision",), (0,), rows=2**22), UnitPlan("backbone", ("backbone",), (1,)))
+        units=(UnitPlan("vision", ("vision",), (0,), phase_rows=2**22), UnitPlan("backbone", ("backbone",), (1,)))
     ),
 }
 BEYOND = {situation: request.to_bytes() for situation, request in BEYOND_TYPED.items()}
@@ -97,8 +98,21 @@ def test_what_trainers_of_the_configuration_send_is_accepted():
     accepted = 0
     for microbatches, rows in itertools.product((1, 2, 4), (1, 2, 3, 8, 16)):
         units = (
-            UnitPlan("vision", ("vision",), tuple(range(rows)), dp=rows, layers=(2,), rows=rows),
-            UnitPlan("generator", ("generator",), tuple(range(rows, 2 * rows)), dp=rows, rows=rows),
+            UnitPlan(
+                "vision",
+                ("vision",),
+                tuple(range(rows)),
+                layers=(2,),
+                phase_rows=rows,
+                parallelism=Parallelism(dp=rows),
+            ),
+            UnitPlan(
+                "generator",
+                ("generator",),
+                tuple(range(rows, 2 * rows)),
+                phase_rows=rows,
+                parallelism=Parallelism(dp=rows),
+            ),
             UnitPlan("backbone", ("backbone",), (2 * rows,)),
         )
         phases = plan_phase_rows(Plan(units, microbatches), MODEL, batch)

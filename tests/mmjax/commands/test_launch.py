@@ -53,7 +53,7 @@ MODEL = ModelConfig(
 )
 """That of tiny.gin without generators."""
 
-UNIT = {"dp": 1, "tp": 1, "recompute": ["none"]}
+UNIT = {"recompute": ["none"]}
 PLAN = {
     "microbatches": 1,
     "schedule": "1f1b",

@@ -64,7 +64,11 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
     assert tables and max(map(cell_len, tables)) <= width
     lines = shown.partition("Placement of modules")[2].partition("The choice")[0].splitlines()
     headings = [line.split() for line in lines if "policy" in line.split()[:1]]
-    copies = ["copies"] if any(unit.copies > 1 for result in comparison.results for unit in result.plan.units) else []
+    copies = (
+        ["pipelines"]
+        if any(unit.parallelism.pipeline_replicas > 1 for result in comparison.results for unit in result.plan.units)
+        else []
+    )
     ranks = ["devices", *copies, "dp", "fsdp", "tp", "pp", "chunks", "layers"]
     assert all(heading[:2] == ["policy", "unit"] for heading in headings)
     expected = [*ranks, "recompute", "rows", "capacities", "memory", "MFU"]
@@ -74,9 +78,10 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
     for result in comparison.results:
         assert result.policy in cells
         for unit in result.plan.units:
+            of = unit.parallelism
             numbers = (
                 f"{len(unit.devices):,}",
-                *map(str, (unit.copies, unit.dp, unit.fsdp, unit.tp, unit.pp, *unit.capacities)),
+                *map(str, (of.pipeline_replicas, of.dp, of.fsdp, of.tp, unit.pp, *unit.capacities)),
             )
             words = (*unit.modules, *numbers, f"{result.timeline.mfu_by_unit[unit.name]:.0%}")
             assert set(words) <= set(cells), (unit.name, words)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -24,9 +25,16 @@ def simulate(*arguments):
 def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     units = (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(32,)),
-        UnitPlan("backbone", ("backbone",), tuple(range(2, 18)), dp=2, tp=4, layers=(16, 16), recompute=("full",) * 2),
-        UnitPlan("generator", ("generator",), (18, 19), dp=2),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(32,), parallelism=Parallelism(dp=2)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            tuple(range(2, 18)),
+            layers=(16, 16),
+            recompute=("full",) * 2,
+            parallelism=Parallelism(dp=2, tp=4),
+        ),
+        UnitPlan("generator", ("generator",), (18, 19), parallelism=Parallelism(dp=2)),
     )
     Plan(units, microbatches=16).save(path)
     return path
@@ -56,9 +64,22 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
 def test_a_colocated_plan_says_what_idle_time_is_filled(tmp_path):
     path, page = tmp_path / "plan.json", tmp_path / "timeline.html"
     units = (
-        UnitPlan("vision", ("vision",), tuple(range(16)), dp=2, tp=4, layers=(32,), copies=2),
-        UnitPlan("backbone", ("backbone",), tuple(range(16)), dp=2, tp=4, layers=(16, 16), recompute=("full",) * 2),
-        UnitPlan("generator", ("generator",), (16, 17), dp=2),
+        UnitPlan(
+            "vision",
+            ("vision",),
+            tuple(range(16)),
+            layers=(32,),
+            parallelism=Parallelism(dp=2, tp=4, pipeline_replicas=2),
+        ),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            tuple(range(16)),
+            layers=(16, 16),
+            recompute=("full",) * 2,
+            parallelism=Parallelism(dp=2, tp=4),
+        ),
+        UnitPlan("generator", ("generator",), (16, 17), parallelism=Parallelism(dp=2)),
     )
     Plan(units, microbatches=8).save(path)
     flags = (f"--plan={path}", "--gin_file=models/mllm_9b.gin", "--batch_rows=16")
@@ -88,7 +109,9 @@ def test_stages_and_those_that_do_not_fit_are_printed(plan):
 
 def test_a_layer_that_a_device_cannot_gather_is_refused(plan, tmp_path):
     vision, backbone, generator = Plan.load(plan).units
-    backbone = dataclasses.replace(backbone, fsdp=2, tp=1, devices=tuple(range(2, 6)))
+    backbone = dataclasses.replace(
+        backbone, devices=tuple(range(2, 6)), parallelism=dataclasses.replace(backbone.parallelism, fsdp=2, tp=1)
+    )
     Plan((vision, backbone, generator), microbatches=16).save(tmp_path / "plan.json")
     flags = ("--gin_file=models/mllm_9b.gin", "--batch_rows=32", "--cluster=cpu")
     done = simulate(f"--plan={tmp_path / 'plan.json'}", *flags)
@@ -119,7 +142,7 @@ def test_mistakes_are_refused_in_one_line(plan, arguments, message):
 def test_context_parallel_ranks_that_do_not_divide_the_rows_are_refused(tmp_path):
     units = (
         UnitPlan("vision", ("vision",), (0,), layers=(3,)),
-        UnitPlan("backbone", ("backbone",), (1, 2, 3), cp=3, layers=(4,)),
+        UnitPlan("backbone", ("backbone",), (1, 2, 3), layers=(4,), parallelism=Parallelism(cp=3)),
         UnitPlan("generator", ("generator",), (0,)),
     )
     Plan(units).save(tmp_path / "plan.json")
@@ -245,7 +268,7 @@ def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measu
     arguments = ("--gin_file=tiny.gin", "--devices=4", f"--profile={path}", "--json")
     planned = run_command("mmjax.plan", *arguments, "--cluster=cpu", f"--output={kept}")
     assert json.loads(planned.stdout)["policies"][0]["mfu"] > 0
-    assert {unit.tp for unit in Plan.load(kept).units} <= {1, 2}
+    assert {unit.parallelism.tp for unit in Plan.load(kept).units} <= {1, 2}
     assert {choice for unit in Plan.load(kept).units for choice in unit.recompute} == {"none"}
     refused = simulate(f"--plan={kept}", "--cluster=a800", *arguments)
     assert refused.returncode == 2 and "measured on cpu, and the device is NVIDIA A800" in refused.stderr
@@ -263,7 +286,7 @@ def test_a_plan_with_context_parallel_ranks_is_made_and_simulated_by_a_profile_t
     planned = call_command("plan", *arguments, "--cp=backbone:2", f"--output={kept}")
     assert planned.returncode == 0, planned.stderr
     backbone = Plan.load(kept).unit_of("backbone")
-    assert (backbone.cp, backbone.tp, backbone.context_transfer) == (2, 1, "ring")
+    assert (backbone.parallelism.cp, backbone.parallelism.tp, backbone.parallelism.context_transfer) == (2, 1, "ring")
     simulated = simulate(f"--plan={kept}", *arguments, "--json")
     assert json.loads(simulated.stdout)["step_seconds"] > 0
     refused = call_command("plan", *arguments, "--cp=backbone:4")

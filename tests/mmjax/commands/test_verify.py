@@ -17,6 +17,7 @@ from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import default_layouts
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -92,7 +93,7 @@ def test_layouts_of_the_default_list_agree(tmp_path):
     _, _, layouts, refused = tiny_run()
     assert len(layouts) >= 12 and not refused
     of_two_capacities = [layout.plan for layout in layouts if layout.plan.unit_of("vision").capacities]
-    by_copies = {plan.unit_of("vision").copies: plan for plan in of_two_capacities}
+    by_copies = {plan.unit_of("vision").parallelism.pipeline_replicas: plan for plan in of_two_capacities}
     chosen = {f"{copies}.json": by_copies[copies] for copies in (1, 2)}
     for name, plan in chosen.items():
         plan.save(tmp_path / name)
@@ -115,7 +116,7 @@ def test_layouts_of_the_default_list_agree(tmp_path):
 
 @pytest.fixture
 def plan(tmp_path):
-    Plan((UnitPlan("all", MODULES, (0, 1), dp=2, layers=(8,)),)).save(tmp_path / "plan.json")
+    Plan((UnitPlan("all", MODULES, (0, 1), layers=(8,), parallelism=Parallelism(dp=2)),)).save(tmp_path / "plan.json")
     return tmp_path / "plan.json"
 
 

@@ -9,7 +9,8 @@ from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, single_device_plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, problem
 
 OF = problem(ModelConfig((AUDIO,), BACKBONE, ()), devices=2, rows=4)

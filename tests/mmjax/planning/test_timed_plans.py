@@ -20,11 +20,14 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
 from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
 from sharding.planners.problem import STEP_SLACK
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.planners.problems import problem
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import BACKBONE, VISION
+from tests.unit_plans import flat_unit
 
 STEPS = 2
 
@@ -40,16 +43,16 @@ CONFIG = TrainConfig(
 
 def two_units(**vision) -> Plan:
     units = (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, **vision),
-        UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+        flat_unit("vision", ("vision",), (0, 1), **vision, parallelism=Parallelism(dp=2)),
+        UnitPlan("backbone", ("backbone",), (2, 3), parallelism=Parallelism(tp=2)),
     )
     return Plan(units, microbatches=2)
 
 
 PLANS = {
     "no device 8": Plan((UnitPlan("all", ("vision", "backbone"), (8,), layers=(2,)),)),
-    "small rows": two_units(rows=2, capacities=(4,)),
-    "one stage": Plan((UnitPlan("all", ("vision", "backbone"), (0, 1), dp=2, layers=(2,)),)),
+    "small rows": two_units(phase_rows=2, capacities=(4,)),
+    "one stage": Plan((UnitPlan("all", ("vision", "backbone"), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),)),
     "two units": two_units(),
 }
 

@@ -4,6 +4,7 @@ import dataclasses
 import xml.etree.ElementTree
 
 from mmjax.reporting.plan_drawing import plan_drawing
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_html import placement_drawing
 from sharding.plans.unit_plan import UnitPlan
@@ -23,12 +24,17 @@ def test_each_stage_says_its_devices_and_layout():
 
 
 def test_devices_that_are_apart_are_drawn_apart():
-    unit = UnitPlan("all", ("vision", "backbone"), (0, 1, 6, 7), dp=4, layers=(5,))
+    unit = UnitPlan("all", ("vision", "backbone"), (0, 1, 6, 7), layers=(5,), parallelism=Parallelism(dp=4))
     assert hints(Plan((unit,))) == ["all (vision > backbone): devices 0-1,6-7, 5 layers, dp 4"] * 2
 
 
 def test_chunks_of_a_pipeline_rank_share_its_row():
-    backbone = dataclasses.replace(PLAN.units[1], chunks=2, layers=(1, 2, 1, 1), recompute=("none",) * 4)
+    backbone = dataclasses.replace(
+        PLAN.units[1],
+        layers=(1, 2, 1, 1),
+        recompute=("none",) * 4,
+        parallelism=dataclasses.replace(PLAN.units[1].parallelism, chunks=2),
+    )
     assert hints(Plan((backbone,), 2, "interleaved")) == [
         "backbone 0 (backbone): devices 2-3, 1, 1 layers, tp 2",
         "backbone 1 (backbone): devices 4-5, 2, 1 layers, tp 2",
@@ -43,7 +49,14 @@ def test_many_pipeline_ranks_are_cut_off_and_counted():
 
 
 def test_copies_of_a_pipeline_have_rows_of_their_own():
-    unit = UnitPlan("vision", ("vision",), tuple(range(8)), dp=2, copies=2, layers=(2, 1), recompute=("none",) * 2)
+    unit = UnitPlan(
+        "vision",
+        ("vision",),
+        tuple(range(8)),
+        layers=(2, 1),
+        recompute=("none",) * 2,
+        parallelism=Parallelism(dp=2, pipeline_replicas=2),
+    )
     assert hints(Plan((unit,), 2)) == [
         "vision 0, copy 0 (vision): devices 0-1, 2 layers, dp 2",
         "vision 1, copy 0 (vision): devices 2-3, 1 layer, dp 2",

@@ -24,7 +24,7 @@ from tests.tiny_model import BACKBONE, VISION, tiny_batch
 MODEL = ModelConfig((VISION,), BACKBONE, ())
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0,), rows=2, capacities=(8, 16)),
+        UnitPlan("vision", ("vision",), (0,), phase_rows=2, capacities=(8, 16)),
         UnitPlan("backbone", ("backbone",), (1,)),
     ),
     microbatches=2,

@@ -14,6 +14,7 @@ from mmjax.models.structure.parameters import init_module_parameters, place_host
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -27,12 +28,26 @@ def single_unit_plan(config, microbatches=1, recompute="none", dp=2, tp=2):
     """All modules in one unit of one stage."""
     graph = module_graph(config)
     layers = sum(module.layer_count for module in graph.modules)
-    unit = UnitPlan("all", graph.names, tuple(range(dp * tp)), dp=dp, tp=tp, layers=(layers,), recompute=(recompute,))
+    unit = UnitPlan(
+        "all",
+        graph.names,
+        tuple(range(dp * tp)),
+        layers=(layers,),
+        recompute=(recompute,),
+        parallelism=Parallelism(dp=dp, tp=tp),
+    )
     return Plan((unit,), microbatches)
 
 
-VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,))
-BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 2), recompute=("selective", "full"))
+VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2))
+BACKBONE_UNIT = UnitPlan(
+    "backbone",
+    ("backbone",),
+    (2, 3, 4, 5),
+    layers=(1, 2),
+    recompute=("selective", "full"),
+    parallelism=Parallelism(tp=2),
+)
 # Without a generator, whose U-Net takes most of the time to compile.
 WITHOUT_GENERATOR = ModelConfig((VISION,), BACKBONE, ())
 TIED_EMBEDDINGS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), ())

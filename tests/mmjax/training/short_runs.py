@@ -11,6 +11,7 @@ from configs.architectures import ModelConfig
 from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.pipeline import TrainState
@@ -30,12 +31,21 @@ OWN_ROWS = {"vision": (2, (12, 16)), "generator": (6, (1,))}
 def spread(devices: tuple[int, ...], rows: Mapping[str, tuple[int, tuple[int, ...]]]) -> Plan:
     """Vision, fully sharded, on two of the eight devices, the backbone in two stages of two, the generator on two."""
     units = (
-        UnitPlan("vision", ("vision",), devices[:2], dp=2, fsdp=2, layers=(2,)),
-        UnitPlan("backbone", ("backbone",), devices[2:6], tp=2, layers=(1, 2), recompute=("none", "none")),
-        UnitPlan("generator", ("generator",), devices[6:], dp=2),
+        UnitPlan("vision", ("vision",), devices[:2], layers=(2,), parallelism=Parallelism(dp=2, fsdp=2)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            devices[2:6],
+            layers=(1, 2),
+            recompute=("none", "none"),
+            parallelism=Parallelism(tp=2),
+        ),
+        UnitPlan("generator", ("generator",), devices[6:], parallelism=Parallelism(dp=2)),
     )
     with_rows = (
-        dataclasses.replace(unit, rows=rows[unit.name][0], capacities=rows[unit.name][1]) if unit.name in rows else unit
+        dataclasses.replace(unit, phase_rows=rows[unit.name][0], capacities=rows[unit.name][1])
+        if unit.name in rows
+        else unit
         for unit in units
     )
     return Plan(tuple(with_rows), microbatches=2)

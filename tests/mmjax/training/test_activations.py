@@ -12,6 +12,7 @@ from mmjax.training.activations import layer_activations, select_names
 from tests.mmjax.training.engines import SEED, STEP, WITHOUT_GENERATOR, noisy_parameters, reference
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN
 from tests.tiny_model import tiny_batch
+from tests.unit_plans import changed_unit
 
 NAMES = (
     "vision/embed/000",
@@ -89,8 +90,8 @@ def test_names_are_patterns_and_one_that_matches_nothing_is_refused_with_the_nea
 
 @pytest.mark.runs
 def test_a_trainer_gives_those_of_its_next_batch_on_any_plan_and_leaves_the_batch():
-    own_rows = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacities": (3,)}}
-    units = tuple(dataclasses.replace(unit, **own_rows.get(unit.name, {})) for unit in PLAN.units)
+    own_rows = {"vision": {"phase_rows": 1}, "generator": {"phase_rows": 3, "capacities": (3,)}}
+    units = tuple(changed_unit(unit, **own_rows.get(unit.name, {})) for unit in PLAN.units)
     found = {}
     for name, plan in (("own rows", dataclasses.replace(PLAN, units=units)), ("plain", PLAN)):
         with mmjax.Trainer(CONFIG, plan) as trainer:

@@ -24,7 +24,7 @@ def test_it_trains_to_the_losses_of_one_device_which_goes_on_with_its_checkpoint
     (plan, remark), alone = load_configured_plan(CONFIG, 8), single_device_plan(module_graph(CONFIG.model))
     assert not remark
     (chain,) = plan.units
-    assert chain.module_tp == (1, 2, 1)
+    assert chain.parallelism.module_tp == (1, 2, 1)
     assert [len(set(chain.layer_recompute(stage))) for stage in range(chain.stage_count)] == [2, 2]
     _, expected = run(tmp_path / "alone", alone, config=CONFIG)
     stopped = Recorder(at=1, then=lambda: os.kill(os.getpid(), signal.SIGTERM))

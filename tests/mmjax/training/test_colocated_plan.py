@@ -35,7 +35,7 @@ def steps():
 def test_it_has_copies_beside_the_backbone_and_bundles_of_every_kind(steps):
     _, trainer = steps
     units = trainer.engine.plan.units
-    assert [(unit.name, unit.copies, unit.chunks) for unit in units] == [
+    assert [(unit.name, unit.parallelism.pipeline_replicas, unit.parallelism.chunks) for unit in units] == [
         ("vision", 2, 2),
         ("backbone", 1, 1),
         ("generator", 4, 1),

@@ -14,14 +14,15 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, run, written
+from tests.unit_plans import changed_unit
 
 pytestmark = pytest.mark.runs
 
-OWN_ROWS = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacities": (3,)}}
+OWN_ROWS = {"vision": {"phase_rows": 1}, "generator": {"phase_rows": 3, "capacities": (3,)}}
 
 
 def with_own_rows(fields: dict[str, dict[str, Any]]) -> Plan:
-    units = (dataclasses.replace(unit, **fields.get(unit.name, {})) for unit in PLAN.units)
+    units = (changed_unit(unit, **fields.get(unit.name, {})) for unit in PLAN.units)
     return dataclasses.replace(PLAN, units=tuple(units))
 
 
@@ -53,7 +54,7 @@ def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
         (dataclasses.replace(config, steps=3), {}),
         (weighted, {"capacities": (48, 64)}),
     ):
-        plan = with_own_rows({**OWN_ROWS, "vision": {"rows": 1, **vision}})
+        plan = with_own_rows({**OWN_ROWS, "vision": {"phase_rows": 1, **vision}})
         result, seen = run(tmp_path / "with", plan, resume=shorter is weighted, config=shorter)
         for step, of in seen.items():
             for name, loss in of.items():
@@ -83,7 +84,7 @@ def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tm
     """Batches of training hold fewer images than those of evaluations, which are all questions about one."""
     data = dataclasses.replace(CONFIG.data, mixture=(("vqa", 0.02), ("description", 1.0)))
     config = dataclasses.replace(CONFIG, data=data, steps=3)
-    plan = with_own_rows({"vision": {"rows": 1, "capacities": (32,)}})
+    plan = with_own_rows({"vision": {"phase_rows": 1, "capacities": (32,)}})
     with caplog.at_level(logging.WARNING):
         result, _ = run(tmp_path, plan, config=config, recorder=Recorder())
     assert result.step == 3 and result.score is None and not result.stopped_by
@@ -93,7 +94,7 @@ def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tm
 def test_a_refused_batch_ends_the_run_after_a_save_from_which_it_goes_on_with_a_larger_capacity(tmp_path, caplog):
     data = dataclasses.replace(CONFIG.data, seed=24, mixture=(("vqa", 0.05), ("description", 1.0)))
     config = dataclasses.replace(CONFIG, data=data, checkpoint_interval=1000)
-    small, large = (with_own_rows({"vision": {"rows": 1, "capacities": each}}) for each in ((16,), (16, 32)))
+    small, large = (with_own_rows({"vision": {"phase_rows": 1, "capacities": each}}) for each in ((16,), (16, 32)))
     undisturbed, losses = run(tmp_path / "undisturbed", large, config=config)
     assert undisturbed.step == 6
     caplog.clear()

@@ -13,6 +13,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.progress import make_progress
 from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import Trainer
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -30,9 +31,9 @@ MODEL = ModelConfig(
 DATA = DataConfig(rows=4, tokens=384, patches=64, frames=1600, images=2, samples=8, window=32)
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2),
+        UnitPlan("vision", ("vision",), (0, 1), parallelism=Parallelism(dp=2)),
         UnitPlan("audio", ("audio",), (2,)),
-        UnitPlan("backbone", ("backbone",), (3, 4), dp=2, layers=(2,)),
+        UnitPlan("backbone", ("backbone",), (3, 4), layers=(2,), parallelism=Parallelism(dp=2)),
         UnitPlan("generator", ("generator",), (5,)),
     ),
     microbatches=2,

@@ -23,6 +23,7 @@ from mmjax.training.metrics.step_timeline_file import read_step_timeline
 from mmjax.training.steps import NonFiniteStepError
 from mmjax.training.trainer import Trainer
 from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
@@ -48,7 +49,7 @@ pytestmark = pytest.mark.runs
 
 OTHER_PLAN = Plan(
     (
-        UnitPlan("trunk", ("vision", "backbone"), (4, 5), dp=2, layers=(3,)),
+        UnitPlan("trunk", ("vision", "backbone"), (4, 5), layers=(3,), parallelism=Parallelism(dp=2)),
         UnitPlan("generator", ("generator",), (6,)),
     ),
 )

@@ -17,6 +17,7 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.weights.export import export_checkpoint, export_target_like, export_target_of_type, with_merged_adapters
 from mmjax.weights.initialization import SeedInitializer, parameter_initializer
 from mmjax.weights.published_checkpoint import open_checkpoint
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.trees import set_leaf
@@ -140,7 +141,7 @@ def test_a_vocabulary_that_tensor_ranks_do_not_divide_is_imported_and_exported_w
     published = open_checkpoint(tmp_path / "a")
     assert published.folder.tensors["transformer.wte.weight"].shape == (23, 16)
 
-    unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,))
+    unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), layers=(2,), parallelism=Parallelism(dp=2, tp=2))
     engine = Engine(ours, Plan((unit,)), tiny_batch(ours), EngineSettings(steps=4, seed=3))
     state = engine.initial_state(parameter_initializer(ours, 0, (("backbone", str(tmp_path / "a")),)))
     checkpoints = CheckpointManager(tmp_path / "run", ours)

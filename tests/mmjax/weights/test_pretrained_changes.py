@@ -20,6 +20,7 @@ from mmjax.weights.export import export_checkpoint, export_target_like
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import open_checkpoint
 from mmjax.weights.registry import read_architecture
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.weights.llama_checkpoint import BACKBONE, bits, model, random_tensors, write_llama
@@ -110,7 +111,7 @@ def test_a_field_that_no_run_may_change_is_refused():
 def test_a_run_with_more_rows_starts_on_tensor_ranks_and_is_exported_with_all_rows(folder, tmp_path):
     """29 rows, which two tensor ranks do not divide."""
     ours = model(LARGER)
-    unit = UnitPlan("backbone", ("backbone",), (0, 1), tp=2, layers=(2,))
+    unit = UnitPlan("backbone", ("backbone",), (0, 1), layers=(2,), parallelism=Parallelism(tp=2))
     engine = Engine(ours, Plan((unit,)), tiny_batch(ours), EngineSettings(steps=4, seed=3))
     (masters,) = engine.initial_state(values_of(folder)).master_weights.values()
 

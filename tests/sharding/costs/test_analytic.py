@@ -91,7 +91,7 @@ def test_norms_are_divided_by_sequence_parallelism_only():
     load = loads(10, 0, 0)
     assert (
         TOY.forward(norm, load, LayerParallelism(2)).total
-        == TOY.forward(norm, load, LayerParallelism(2, collectives="reduce")).total / 2
+        == TOY.forward(norm, load, LayerParallelism(2, collectives="all_reduce")).total / 2
     )
 
 
@@ -147,7 +147,10 @@ def test_expert_ranks_divide_weights_and_exchange_tokens():
     # All tokens of the other replica: 8 numbers of 2 bytes each, and on the way there two experts and weights of 4.
     there, back = 10 * (2 * 8 + 2 * 2 * 4), 10 * 2 * 8
     assert two.communication == 2 * 0.5 + (there + back) / 10
-    for collectives in ("reduce", "gather"):  # every tensor rank sends whole tokens, whoever divides their positions
+    for collectives in (
+        "all_reduce",
+        "sequence_parallel",
+    ):  # every tensor rank sends whole tokens, whoever divides their positions
         ranks = LayerParallelism(2, ep=2, collectives=collectives)
         assert TOY.forward(experts, load, ranks).communication == two.communication
     assert TOY.forward(experts, loads(1e6, 0, 0), LayerParallelism(1)).compute == 2 * 10 * 10 * 2 * 1e6 / 100

@@ -10,7 +10,7 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts, distinct_loads, replica_loads
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.own_rows import dealt_loads
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.specs.modules import module_graph
 from tests.sharding.planners.problems import MODEL
 

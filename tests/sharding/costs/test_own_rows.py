@@ -6,11 +6,13 @@ import pytest
 from configs.architectures import ModelConfig
 from sharding.costs.own_rows import OwnRows, dealt_items, executed_loads, fullest_row
 from sharding.costs.stages.plan_costs import plan_costs
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH
 from tests.sharding.planners.problems import AUDIO, BACKBONE
+from tests.unit_plans import flat_unit
 
 # Two microbatches of one row: three images of 64 patches; and none.
 IMAGES = np.array([[192.0, 3 * 64.0**2, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
@@ -47,7 +49,7 @@ def test_capacities_are_counted_in_frames_and_in_target_images():
 
 def plan(dp: int = 3, **own) -> Plan:
     units = (
-        UnitPlan("vision", ("vision",), tuple(range(dp)), dp=dp, layers=(3,), **own),
+        flat_unit("vision", ("vision",), tuple(range(dp)), layers=(3,), **own, parallelism=Parallelism(dp=dp)),
         UnitPlan("backbone", ("backbone",), (3,), layers=(4,)),
         UnitPlan("generator", ("generator",), (4,)),
     )
@@ -57,7 +59,12 @@ def plan(dp: int = 3, **own) -> Plan:
 def test_padding_takes_time_and_memory_but_no_useful_flops():
     whole, alone, padded, larger = (
         plan_costs(each, BATCH, ALL)
-        for each in (plan(1), plan(rows=3), plan(rows=3, capacities=(64, 256)), plan(rows=3, capacities=(256,)))
+        for each in (
+            plan(1),
+            plan(phase_rows=3),
+            plan(phase_rows=3, capacities=(64, 256)),
+            plan(phase_rows=3, capacities=(256,)),
+        )
     )
     assert padded.flops == larger.flops == pytest.approx(whole.flops) and alone.flops == pytest.approx(whole.flops)
     alone, padded, larger = (of.stages["vision", 0] for of in (alone, padded, larger))
@@ -67,7 +74,7 @@ def test_padding_takes_time_and_memory_but_no_useful_flops():
 
 
 def test_both_ends_of_an_exchange_hold_what_is_exchanged():
-    whole, own = (plan_costs(each, BATCH, ALL).stages for each in (plan(1), plan(1, rows=1)))
+    whole, own = (plan_costs(each, BATCH, ALL).stages for each in (plan(1), plan(1, phase_rows=1)))
     tokens = max(BATCH.rows["vision"][:, 0].reshape(2, 2).sum(axis=1))
     for stage in (("vision", 0), ("backbone", 0)):
         more = own[stage].static_bytes - whole[stage].static_bytes
@@ -76,7 +83,7 @@ def test_both_ends_of_an_exchange_hold_what_is_exchanged():
 
 def test_there_is_memory_for_a_microbatch_of_the_largest_capacity():
     """In a run one may come that those of this step are all smaller than."""
-    small, one = plan(rows=3, capacities=(64,)), plan(rows=3, capacities=(64, 256))
+    small, one = plan(phase_rows=3, capacities=(64,)), plan(phase_rows=3, capacities=(64, 256))
     fits, grows = (plan_costs(each, BATCH, ALL).stages["vision", 0] for each in (small, one))
     assert fits.saved_bytes.max() == grows.saved_bytes.max()
     extra = grows.static_bytes - fits.static_bytes

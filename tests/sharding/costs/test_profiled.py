@@ -17,7 +17,7 @@ BLOCKS = bare_layer("blocks", "backbone")
 
 def ranks(tp, **more):
     """Ranks with the collectives with which layers are timed."""
-    return LayerParallelism(tp, collectives="reduce", **more)
+    return LayerParallelism(tp, collectives="all_reduce", **more)
 
 
 ONE_PASS = PassTimes((0.5,), (0.5,))
@@ -111,10 +111,12 @@ def test_a_missing_measurement_is_refused_with_the_command_that_makes_it():
 
 
 def test_other_collectives_are_not_measured():
-    with pytest.raises(ProfileError, match=r'collectives "reduce" alone, not "ring"; leave --profile out .* "reduce"'):
+    with pytest.raises(
+        ProfileError, match=r'collectives "all_reduce" alone, not "ring"; leave --profile out .* "all_reduce"'
+    ):
         COSTS.forward(BLOCKS, np.ones((1, 4)), LayerParallelism(2, collectives="ring"))
-    with pytest.raises(ProfileError, match='not "gather"'):
-        COSTS.backward(BLOCKS, np.ones((1, 4)), LayerParallelism(2, collectives="gather"), BOTH, "none")
+    with pytest.raises(ProfileError, match='not "sequence_parallel"'):
+        COSTS.backward(BLOCKS, np.ones((1, 4)), LayerParallelism(2, collectives="sequence_parallel"), BOTH, "none")
     one = COSTS.forward(
         UNET, np.array([[0.0, 0.0, 2.0, 0.0]]), LayerParallelism(1, collectives="ring")
     )  # alone, nothing travels

@@ -29,11 +29,11 @@ def test_planned_capacities_hold_every_microbatch_that_plans_are_simulated_with(
     for layout in search_layouts(of, 8):
         plan = scheduled_plan(of, layout)
         for unit in plan.units:
-            assert bool(unit.capacities) == bool(unit.rows)
-            if unit.rows:
+            assert bool(unit.capacities) == bool(unit.phase_rows)
+            if unit.phase_rows:
                 with_rows += 1
                 totals = of.sampled_rows[unit.name].reshape(plan.microbatches, -1, 4).sum(axis=1)
-                assert fullest_row(totals, unit.rows, of.graph[unit.name]).max() <= unit.capacities[-1]
+                assert fullest_row(totals, unit.phase_rows, of.graph[unit.name]).max() <= unit.capacities[-1]
                 assert len(unit.capacities) <= MOST_CAPACITIES
                 assert not any(size % of.graph[unit.name].values_per_cell for size in unit.capacities)
     assert with_rows
@@ -43,8 +43,8 @@ def test_tensor_ranks_that_divide_positions_divide_all_capacities():
     of = problem(devices=30, rows=24, spread=0.6)
     cell = of.graph["vision"].values_per_cell
     unit = make_unit(("vision",), dp=3, tp=4, layers=(3,), recompute="none", rows=3)
-    assert any(size % (4 * cell) for size in capacities_of(of, dataclasses.replace(unit, collectives="reduce"), 6))
-    sizes = capacities_of(of, dataclasses.replace(unit, collectives="ring"), 6)
+    assert any(size % (4 * cell) for size in capacities_of(of, unit.with_parallelism(collectives="all_reduce"), 6))
+    sizes = capacities_of(of, unit.with_parallelism(collectives="ring"), 6)
     assert sizes and not any(size % (4 * cell) for size in sizes)
 
 
@@ -61,4 +61,4 @@ def test_the_largest_capacity_of_a_run_holds_full_rows():
     of = dataclasses.replace(problem(rows=8), row_capacities={"vision": 640})
     unit = make_unit(("vision",), dp=3, tp=1, layers=(3,), recompute="none", rows=3)
     assert capacities_of(of, unit, 2)[-1] == 2 * 640  # two of a microbatch's four rows
-    assert capacities_of(of, dataclasses.replace(unit, rows=6), 2)[-1] == 640
+    assert capacities_of(of, dataclasses.replace(unit, phase_rows=6), 2)[-1] == 640

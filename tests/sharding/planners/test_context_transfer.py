@@ -23,10 +23,9 @@ def on_links(bandwidth: float, cp: int):
 def test_the_shorter_step_is_kept(bandwidth):
     of = on_links(bandwidth, 2)
     found = run_policy(of, "disaggregated").plan
-    other = {"ring": "all_to_all", "all_to_all": "ring"}[found.unit_of("backbone").context_transfer]
+    other = {"ring": "all_to_all", "all_to_all": "ring"}[found.unit_of("backbone").parallelism.context_transfer]
     units = tuple(
-        dataclasses.replace(unit, context_transfer=other) if "backbone" in unit.modules else unit
-        for unit in found.units
+        unit.with_parallelism(context_transfer=other) if "backbone" in unit.modules else unit for unit in found.units
     )
     assert of.simulate(found).step <= of.simulate(dataclasses.replace(found, units=units)).step
 
@@ -36,4 +35,4 @@ def test_a_ring_is_kept_where_heads_cannot_be_divided():
     plan = run_policy(of, "disaggregated").plan
     timeline = of.simulate(plan)
     assert with_best_context_transfers(of, plan, timeline) == (plan, timeline)
-    assert plan.unit_of("backbone").context_transfer == "ring"
+    assert plan.unit_of("backbone").parallelism.context_transfer == "ring"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
-from sharding.planners.schedule_fields import MOST_EXTRA, extra_in_flight, scheduled_plan
+from sharding.planners.schedule_fields import MOST_EXTRA, extra_microbatches, scheduled_plan
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.named.build import in_flight_limits
 from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
@@ -43,10 +43,12 @@ def test_more_in_flight_still_fits_where_rows_are_equal(recipe):
     """
     of = uniform(build_problem(recipe))
     for layout in search_layouts(of, 3):
-        extra = extra_in_flight(of, layout)
+        extra = extra_microbatches(of, layout)
         assert all(0 <= count <= MOST_EXTRA * max(of.chunk_choices) for count in extra.values())
         plan = scheduled_plan(of, layout)
-        if any(choice.dealt for choice in layout.choices.values()) or any(unit.chunks > 1 for unit in plan.units):
+        if any(choice.dealt for choice in layout.choices.values()) or any(
+            unit.parallelism.chunks > 1 for unit in plan.units
+        ):
             continue
         timeline, stages = of.simulate(plan), of.step_costs(plan).stages
         above = above_limits(plan, timeline)
@@ -70,7 +72,7 @@ def test_memory_and_microbatches_limit_what_is_in_flight():
     of = uniform(problem(rows=8, devices=4))
     (layout,) = search_layouts(of)
     plain, more = plan_of_layout(of, layout), scheduled_plan(of, layout)
-    extra = {unit.name: unit.extra_in_flight for unit in more.units}
+    extra = {unit.name: unit.schedule_hints.extra_microbatches for unit in more.units}
     count = min(MOST_EXTRA, layout.microbatches - 1)
     most = plain.unit_of("backbone").pp  # with a generator behind it, one stage more than the backbone has, less one
     assert count > most >= 1 and extra == {"vision": count, "backbone": most, "generator": 0}
@@ -78,7 +80,7 @@ def test_memory_and_microbatches_limit_what_is_in_flight():
     peaks = [max(timeline.lane_peak_memory(lane) for lane in timeline.lanes[:2]) for timeline in timelines]
     assert peaks[0] < peaks[1]
     tight = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=peaks[0]))
-    assert not any(extra_in_flight(tight, layout).values())
+    assert not any(extra_microbatches(tight, layout).values())
 
 
 def test_plans_with_chunks_have_the_mean_seconds_of_their_stages():
@@ -87,7 +89,7 @@ def test_plans_with_chunks_have_the_mean_seconds_of_their_stages():
     for layout in search_layouts(of, 20):
         plan = scheduled_plan(of, layout)
         if plan.schedule != "interleaved":
-            assert not any(unit.forward_seconds for unit in plan.units)
+            assert not any(unit.schedule_hints.forward_seconds for unit in plan.units)
             continue
         with_chunks += 1
         stages = of.step_costs(plan).stages
@@ -95,5 +97,5 @@ def test_plans_with_chunks_have_the_mean_seconds_of_their_stages():
             plan.units, (("forward_seconds", "forward"), ("backward_seconds", "backward"))
         ):
             means = [float(np.mean(getattr(stages[unit.name, number], kind))) for number in range(unit.stage_count)]
-            assert getattr(unit, key) == pytest.approx(means, rel=5e-3)
+            assert getattr(unit.schedule_hints, key) == pytest.approx(means, rel=5e-3)
     assert with_chunks

@@ -9,7 +9,7 @@ import pytest
 from configs.shown_text import one_line
 from sharding.plans.bounds import MAX_MICROBATCHES, MAX_UNITS
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 UNIT = {"name": "all", "modules": ["vision", "backbone"], "devices": "0"}
 
@@ -22,14 +22,23 @@ def text(unit=None, **fields) -> str:
     ("document", "message"),
     [
         (text(microbatches=10**9), "microbatches is 1000000000; it must be at least 1 and at most 16384"),
-        (text({"rows": 2 * 10**15}), "unit all: rows has 2e.15; it may be at most 4.1943e.06"),
-        (text({"rows": 1, "capacities": [2**60]}), "unit all: capacities has 1.15292e.18; it may be at most"),
+        (text({"phase_rows": 2 * 10**15}), "unit all: phase_rows has 2e.15; it may be at most 4.1943e.06"),
+        (text({"phase_rows": 1, "capacities": [2**60]}), "unit all: capacities has 1.15292e.18; it may be at most"),
         (text({"layers": [10**9]}), "unit all: layers has 1e.09; it may be at most 65536"),
         (text({"layers": [1] * 5000}), "unit all: 5000 stages in layers; give at most 4096"),
-        (text({"extra_in_flight": 10**12}), "unit all: extra_in_flight has 1e.12"),
-        (text({"forward_seconds": [1e300], "backward_seconds": [1.0]}), "unit all: forward_seconds has 1e.300"),
-        (text({"dp": 10**12}), "unit all: dp 1000000000000 .* needs 1000000000000 devices"),
-        (text({"copies": 2**40, "tp": 2**20}), "unit all: copies .* devices, but it lists 1"),
+        (
+            text({"schedule_hints": {"extra_microbatches": 10**12}}),
+            r"units\[0\]\.schedule_hints: extra_microbatches has 1e.12",
+        ),
+        (
+            text({"schedule_hints": {"forward_seconds": [1e300], "backward_seconds": [1.0]}}),
+            r"units\[0\]\.schedule_hints: forward_seconds has 1e.300",
+        ),
+        (text({"parallelism": {"dp": 10**12}}), "unit all: dp 1000000000000 .* needs 1000000000000 devices"),
+        (
+            text({"parallelism": {"pipeline_replicas": 2**40, "tp": 2**20}}),
+            "unit all: pipeline_replicas .* devices, but it lists 1",
+        ),
         (text({"name": "\x1b[2J"}), r"'\\x1b\[2J' is not a name; use at most 100 printable characters"),
         (text({"name": "n" * 10**6}), "nnn' is not a name"),
         (text({"modules": ["vision\n"]}), r"'vision\\n' is not a name"),

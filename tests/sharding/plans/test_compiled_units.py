@@ -6,21 +6,32 @@ import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_axes import stage_axes
 from sharding.plans.stage_graph import stage_graph
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, training_op_graph
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import PipelineOp, ScheduleError
 from sharding.specs.modules import module_graph
+from tests.unit_plans import changed_unit
 
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2, projector=MLPProjectorConfig())
 BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=4, heads=4, kv_heads=2, ffn=24)
 MODEL = ModelConfig((VISION,), BACKBONE, ())
 WITH_GENERATOR = dataclasses.replace(MODEL, generators=(UNetConfig(image_size=4),))
 ENCODER = UnitPlan("eyes", ("vision",), (0, 1), layers=(1, 1), recompute=("none",) * 2)
-MIND = UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(2, 2), recompute=("full",) * 2, executor="compiled")
+MIND = UnitPlan(
+    "mind",
+    ("backbone",),
+    (2, 3, 4, 5),
+    layers=(2, 2),
+    recompute=("full",) * 2,
+    executor="compiled",
+    parallelism=Parallelism(tp=2),
+)
 
 
 def check(mind=MIND, model=MODEL, others=(ENCODER,), schedule="1f1b"):
@@ -28,7 +39,7 @@ def check(mind=MIND, model=MODEL, others=(ENCODER,), schedule="1f1b"):
 
 
 def change(**fields):
-    return dataclasses.replace(MIND, **fields)
+    return changed_unit(MIND, **fields)
 
 
 def with_backbone(**fields):
@@ -47,9 +58,11 @@ def in_one_unit():
         pytest.param(lambda: check(change(recompute=("full", "none"))), ["full, none", "one policy"], id="policies"),
         pytest.param(lambda: check(change(recompute=("offload",) * 2)), ["offload"], id="offload"),
         pytest.param(
-            lambda: check(change(devices=tuple(range(8)), copies=2), others=(ENCODER,)), ["copies 2"], id="copies"
+            lambda: check(change(devices=tuple(range(8)), pipeline_replicas=2), others=(ENCODER,)),
+            ["pipeline_replicas 2"],
+            id="pipeline replicas",
         ),
-        pytest.param(lambda: check(change(extra_in_flight=1)), ["extra_in_flight 1"], id="in flight"),
+        pytest.param(lambda: check(change(extra_microbatches=1)), ["extra_microbatches 1"], id="in flight"),
         pytest.param(in_one_unit, ["vision, backbone"], id="two modules"),
         pytest.param(lambda: check(schedule="colocated"), ["colocated"], id="bundles"),
         pytest.param(
@@ -97,7 +110,9 @@ def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zb-h1"])
 def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedule, copies):
     """What it sends follows its last forward, and its last backward, of the microbatches in order."""
-    painter = UnitPlan("painter", ("generator",), tuple(range(6, 6 + copies)), copies=copies)
+    painter = UnitPlan(
+        "painter", ("generator",), tuple(range(6, 6 + copies)), parallelism=Parallelism(pipeline_replicas=copies)
+    )
     plan, graph = Plan((ENCODER, MIND, painter), 5, schedule), module_graph(WITH_GENERATOR)
     check_plan(plan, graph, 10, 8)
     trained = frozenset({("eyes", 0), ("eyes", 1), ("mind", 0), ("painter", 0)})

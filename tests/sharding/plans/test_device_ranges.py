@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sharding.plans.bounds import MAX_DEVICES
 from sharding.plans.device_ranges import device_ranges, parse_device_ranges
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 
 DEVICES = st.lists(st.integers(0, 40) | st.integers(0, MAX_DEVICES - 1), unique=True, min_size=1, max_size=30)
 

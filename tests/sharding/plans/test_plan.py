@@ -11,25 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, as_plan, check_layout, check_plan, single_device_plan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_layers import stage_layers
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import Kernel, PerLoad
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
 from tests.sharding.layers import bare_layer
+from tests.unit_plans import changed_unit, flat_unit
 
 GRAPH = module_graph(ModelConfig())
-VISION = UnitPlan("eyes", ("vision",), (0, 1), dp=2, layers=(2,))
-BACKBONE = UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 3), recompute=("none", "full"))
+VISION = UnitPlan("eyes", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2))
+BACKBONE = UnitPlan(
+    "mind", ("backbone",), (2, 3, 4, 5), layers=(1, 3), recompute=("none", "full"), parallelism=Parallelism(tp=2)
+)
 GENERATOR = UnitPlan("hand", ("generator",), (6,))
 PLAN = Plan((VISION, BACKBONE, GENERATOR), microbatches=4)
 
 
 def changed(unit: int, **fields: object) -> Plan:
     units = list(PLAN.units)
-    units[unit] = dataclasses.replace(units[unit], **fields)
+    units[unit] = changed_unit(units[unit], **fields)
     return dataclasses.replace(PLAN, units=tuple(units))
 
 
@@ -45,7 +51,14 @@ def test_a_valid_plan_passes_and_counts_its_devices():
 
 
 def test_chunks_lie_on_the_devices_of_their_stage():
-    unit = UnitPlan("mind", ("backbone",), (4, 5, 6, 7), tp=2, layers=(1,) * 4, recompute=("none",) * 4, chunks=2)
+    unit = UnitPlan(
+        "mind",
+        ("backbone",),
+        (4, 5, 6, 7),
+        layers=(1,) * 4,
+        recompute=("none",) * 4,
+        parallelism=Parallelism(tp=2, chunks=2),
+    )
     assert (unit.pp, unit.stage_count) == (2, 4)
     assert [unit.stage_devices(stage) for stage in range(4)] == [(4, 5), (6, 7)] * 2
     plan = Plan((VISION, unit, GENERATOR), schedule="interleaved")
@@ -68,11 +81,18 @@ def experts_and_sequence() -> ModuleGraph:
     return ModuleGraph((ModuleSpec("eyes", 1), ModuleSpec("mind", 2, ("eyes",), layer=long, expert_count=6)))
 
 
-RANKED = UnitPlan("mind", ("mind",), tuple(range(16)), dp=2, tp=2, layers=(1, 1), recompute=("none",) * 2, cp=2, ep=2)
+RANKED = UnitPlan(
+    "mind",
+    ("mind",),
+    tuple(range(16)),
+    layers=(1, 1),
+    recompute=("none",) * 2,
+    parallelism=Parallelism(dp=2, tp=2, cp=2, ep=2),
+)
 
 
 def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
-    assert RANKED.stage_devices(1) == tuple(range(8, 16)) and RANKED.replica_size == 4
+    assert RANKED.stage_devices(1) == tuple(range(8, 16)) and RANKED.parallelism.replica_size == 4
     plan = Plan((UnitPlan("eyes", ("eyes",), (16,)), RANKED))
     check_layout(plan, experts_and_sequence(), devices=17)
     assert [(row["cp"], row["ep"]) for row in plan.table()] == [("1", "1"), ("2", "2")]
@@ -85,21 +105,21 @@ def one_stage(*modules: str, **fields: int) -> UnitPlan:
     """A unit of one stage of the model with experts."""
     layers = sum(experts_and_sequence()[name].layer_count for name in modules)
     devices = tuple(range(fields.get("dp", 1) * fields.get("cp", 1)))
-    return UnitPlan("mind", modules, devices, layers=(layers,), **fields)
+    return flat_unit("mind", modules, devices, layers=(layers,), **fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"cp": 0}, "unit mind: cp is 0"),
-        ({"ep": -1}, "unit mind: ep is -1"),
-        ({"ep": 3}, "unit mind: ep 3 does not divide dp 2"),
+        ({"cp": 0}, "cp is 0"),
+        ({"ep": -1}, "ep is -1"),
+        ({"ep": 3}, "ep 3 does not divide dp 2"),
         ({"cp": 3}, "dp 2 x cp 3 x tp 2 x pp 2 (stages in layers) needs 24 devices, but it lists 16"),
     ],
 )
 def test_invalid_rank_counts_are_refused(fields, message):
     with refused(message):
-        dataclasses.replace(RANKED, **fields)
+        changed_unit(RANKED, **fields)
 
 
 @pytest.mark.parametrize(
@@ -137,16 +157,14 @@ def test_json_round_trip_of_any_plan(layers, dp, tp, data):
         name,
         ("a", "b"),
         devices,
-        dp=dp,
-        tp=tp,
         layers=tuple(layers),
         recompute=recompute,
-        chunks=chunks,
-        cp=cp,
-        ep=ep,
-        extra_in_flight=data.draw(st.integers(0, microbatches * chunks - 1)),
-        forward_seconds=both_seconds[0],
-        backward_seconds=both_seconds[1],
+        parallelism=Parallelism(dp=dp, tp=tp, chunks=chunks, cp=cp, ep=ep),
+        schedule_hints=ScheduleHints(
+            extra_microbatches=data.draw(st.integers(0, microbatches * chunks - 1)),
+            forward_seconds=both_seconds[0],
+            backward_seconds=both_seconds[1],
+        ),
     )
     plan = Plan((unit,), microbatches, data.draw(st.sampled_from(("1f1b", "interleaved", "gpipe"))))
     assert Plan.from_json(plan.to_json()) == plan
@@ -180,14 +198,21 @@ def test_defaults_may_be_left_out_of_the_json():
             '{"units": [{"name": "a", "modules": ["x"], "devices": "3-1"}]}',
             "units[0]: devices is '3-1'; the range 3-1 descends: write 1-3, or each number in the order wanted",
         ),
-        ('{"units": [{"name": "a", "modules": ["x"], "devices": "0", "dp": true}]}', "units[0]: dp is True"),
+        (
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "parallelism": {"dp": true}}]}',
+            "units[0].parallelism: dp is True",
+        ),
+        (
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "dp": 1}]}',
+            "units[0] has the unknown key 'dp'; known are name, modules, devices, layers, parallelism, recompute",
+        ),
         (
             '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "recompute": ["some"]}]}',
             "unit a: recompute of stage 0: 'some'; choose from none, selective, offload, full, or give counts",
         ),
         (
-            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "collectives": "rings"}]}',
-            "units[0]: collectives is 'rings'; it must be one of reduce, gather, ring, mosaic",
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "parallelism": {"collectives": "rings"}}]}',
+            "parallelism: collectives is 'rings'; it must be one of all_reduce, sequence_parallel, ring, mosaic",
         ),
         (
             '{"units": [{"name": "a", "modules": ["x"], "devices": "0"}], "schedule": 2}',
@@ -222,9 +247,9 @@ def test_one_entry_of_recompute_is_for_all_stages(tmp_path):
         ({"devices": (0, 1, 2)}, "dp 2 x tp 1 x pp 1 (stages in layers) needs 2 devices, but it lists 3"),
         ({"devices": (1, 1)}, "unit eyes: devices must differ, but 1 is listed more than once"),
         ({"devices": (-1, 1)}, "unit eyes: there is no device -1; they are 0 to 1048575"),
-        ({"dp": 0}, "unit eyes: dp is 0"),
+        ({"dp": 0}, "dp is 0"),
         ({"layers": (2, 0)}, "unit eyes: layers [2, 0]; every stage must own at least one"),
-        ({"chunks": 0}, "unit eyes: chunks is 0; it must be at least 1"),
+        ({"chunks": 0}, "chunks is 0; it must be at least 1"),
         ({"chunks": 2}, "unit eyes: 2 chunks a pipeline rank need a multiple of 2 entries in layers, not 1"),
         (
             {"recompute": ("none", "none")},
@@ -235,16 +260,22 @@ def test_one_entry_of_recompute_is_for_all_stages(tmp_path):
             "unit eyes: recompute of stage 0: '3 full, 5 none' is for 8 layers, but the stage owns 2",
         ),
         ({"modules": ()}, "needs a name, at least one module"),
-        ({"extra_in_flight": -1}, "unit eyes: extra_in_flight is -1; it must be at least 0, because with fewer"),
-        ({"forward_seconds": (1.0, 2.0)}, "unit eyes: forward_seconds has 2 entries for 1 stages; give one for each"),
-        ({"forward_seconds": (float("nan"),)}, r"unit eyes: forward_seconds [nan] must be finite and not negative"),
-        ({"backward_seconds": (-1.0,)}, r"unit eyes: backward_seconds [-1.0] must be finite and not negative"),
-        ({"forward_seconds": (1.0,)}, "unit eyes: give both forward_seconds and backward_seconds, or neither"),
+        ({"extra_microbatches": -1}, "extra_microbatches is -1; it must be at least 0, because with fewer"),
+        (
+            {"forward_seconds": (1.0, 2.0), "backward_seconds": (1.0, 2.0)},
+            "unit eyes: forward_seconds has 2 entries for 1 stages; give one for each",
+        ),
+        ({"forward_seconds": (float("nan"),)}, r"forward_seconds [nan] must be finite and not negative"),
+        ({"backward_seconds": (-1.0,)}, r"backward_seconds [-1.0] must be finite and not negative"),
+        (
+            {"forward_seconds": (1.0,)},
+            "forward_seconds has 1 entries, but backward_seconds 0; give both for every stage, or neither",
+        ),
     ],
 )
 def test_an_invalid_unit_is_refused(fields, message):
     with refused(message):
-        dataclasses.replace(VISION, **fields)
+        changed_unit(VISION, **fields)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +284,11 @@ def test_an_invalid_unit_is_refused(fields, message):
         ({"microbatches": 0}, "microbatches is 0"),
         ({"units": (VISION, VISION)}, "unit names must differ, but eyes"),
         (
-            {"units": (dataclasses.replace(VISION, extra_in_flight=4), BACKBONE)},
-            "unit eyes: extra_in_flight is 4, but a step has only 4 (microbatches x chunks); use at most one less",
+            {"units": (VISION.with_hints(extra_microbatches=4), BACKBONE)},
+            "unit eyes: extra_microbatches is 4, but a step has only 4 (microbatches x chunks); use at most one less",
         ),
         (
-            {"units": (dataclasses.replace(VISION, forward_seconds=(1.0,), backward_seconds=(2.0,)), BACKBONE)},
+            {"units": (VISION.with_hints(forward_seconds=(1.0,), backward_seconds=(2.0,)), BACKBONE)},
             "give forward_seconds for all units or for none; mind has none",
         ),
     ],
@@ -276,7 +307,7 @@ def test_an_invalid_plan_is_refused(fields, message):
             "unit a: recompute of stage 0: 'some'; choose from none, selective, offload, full",
         ),
         ("UnitPlan('a', ('x',), (0,), collectives='rings')", "collectives 'rings'; choose from reduce, gather, ring"),
-        ("UnitPlan('a', ('x',), (0,), expert_transfer='post')", "'post'; choose from cheaper, gather, all_to_all"),
+        ("UnitPlan('a', ('x',), (0,), expert_transfer='post')", "'post'; choose from auto, gather, all_to_all"),
     ],
 )
 def test_a_plan_built_in_python_refuses_unknown_kinds(expression, message):
@@ -361,37 +392,40 @@ def test_one_device_holds_everything_and_the_table_says_so():
 
 
 def test_the_table_shows_groups_that_divide_weights():
-    whole, divided = (UnitPlan("a", ("vision",), (0, 1), dp=2, fsdp=fsdp) for fsdp in (1, 2))
+    whole, divided = (UnitPlan("a", ("vision",), (0, 1), parallelism=Parallelism(dp=2, fsdp=fsdp)) for fsdp in (1, 2))
     assert "fsdp" not in Plan((whole,)).table()[0]
     assert Plan((divided,)).table()[0]["fsdp"] == "2"
 
 
 def test_the_table_shows_collectives_if_a_unit_sets_them():
     eyes, mind, *others = PLAN.units
-    plan = dataclasses.replace(PLAN, units=(eyes, dataclasses.replace(mind, collectives="ring"), *others))
-    assert [row["collectives"] for row in plan.table()[:2]] == ["reduce", "ring"]
+    plan = dataclasses.replace(PLAN, units=(eyes, mind.with_parallelism(collectives="ring"), *others))
+    assert [row["collectives"] for row in plan.table()[:2]] == ["all_reduce", "ring"]
     assert Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rows": -1}, "unit vision: rows is -1; it must not be negative"),
-        ({"capacities": (8,)}, r"unit vision: capacities \[8\] are those of rows of its own; set rows too"),
-        ({"rows": 2, "capacities": (0, 8)}, r"unit vision: capacities \[0, 8\] must be positive and ascend"),
-        ({"rows": 2, "capacities": (8, 4)}, r"unit vision: capacities \[8, 4\] must be positive and ascend"),
-        ({"rows": 2, "capacities": (4, 4)}, r"unit vision: capacities \[4, 4\] must be positive and ascend"),
-        ({"rows": 2, "capacities": (1, 2, 3, 4, 5)}, "unit vision: 5 capacities; give at most 4, because"),
-        ({"rows": 3, "dp": 2, "devices": (0, 1)}, "unit vision: dp 2 does not divide its 3 rows of a microbatch"),
+        ({"phase_rows": -1}, "unit vision: phase_rows is -1; it must not be negative"),
+        ({"capacities": (8,)}, r"unit vision: capacities \[8\] belong to rows of its own; set phase_rows too"),
+        ({"phase_rows": 2, "capacities": (0, 8)}, r"unit vision: capacities \[0, 8\] must be positive and ascend"),
+        ({"phase_rows": 2, "capacities": (8, 4)}, r"unit vision: capacities \[8, 4\] must be positive and ascend"),
+        ({"phase_rows": 2, "capacities": (4, 4)}, r"unit vision: capacities \[4, 4\] must be positive and ascend"),
+        ({"phase_rows": 2, "capacities": (1, 2, 3, 4, 5)}, "unit vision: 5 capacities; give at most 4, because"),
+        (
+            {"phase_rows": 3, "dp": 2, "devices": (0, 1)},
+            "unit vision: dp 2 does not divide its 3 phase_rows of a microbatch",
+        ),
     ],
 )
 def test_rows_of_its_own_are_a_multiple_of_the_replicas(fields, words):
     with pytest.raises(PlanError, match=words):
-        UnitPlan(**{"name": "vision", "modules": ("vision",), "devices": (0,)} | fields)
+        flat_unit(**{"name": "vision", "modules": ("vision",), "devices": (0,)} | fields)
 
 
 def test_only_a_unit_of_one_encoder_or_generator_has_rows_of_its_own():
     for modules in (("backbone",), ("vision", "backbone")):
         layers = sum(GRAPH[name].layer_count for name in modules)
         with pytest.raises(PlanError, match="has rows of its own; only a unit of one encoder or one generator can"):
-            check_unit(UnitPlan("trunk", modules, (0,), layers=(layers,), rows=2), GRAPH, 8)
+            check_unit(UnitPlan("trunk", modules, (0,), layers=(layers,), phase_rows=2), GRAPH, 8)

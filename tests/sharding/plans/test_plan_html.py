@@ -2,13 +2,21 @@
 
 import re
 
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.html.documents import parsed_fragment, tables, tick_positions, words
 
 UNITS = (
-    UnitPlan("vision", ("vision",), (0, 1, 6), dp=3, layers=(12,)),
-    UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), dp=2, layers=(3, 2, 3, 1), chunks=2, recompute=("none",) * 4),
+    UnitPlan("vision", ("vision",), (0, 1, 6), layers=(12,), parallelism=Parallelism(dp=3)),
+    UnitPlan(
+        "backbone",
+        ("backbone",),
+        (2, 3, 4, 5),
+        layers=(3, 2, 3, 1),
+        recompute=("none",) * 4,
+        parallelism=Parallelism(dp=2, chunks=2),
+    ),
 )
 
 
@@ -32,6 +40,6 @@ def test_a_plan_shows_its_units_and_their_devices():
 
 
 def test_thousands_of_devices_are_a_few_rectangles():
-    unit = UnitPlan("backbone", ("backbone",), tuple(range(1152)), dp=288, tp=4, layers=(80,))
+    unit = UnitPlan("backbone", ("backbone",), tuple(range(1152)), layers=(80,), parallelism=Parallelism(dp=288, tp=4))
     html = Plan((unit,))._repr_html_()
     assert len(re.findall("<rect", html)) == 1 and "80 layers: devices 0 to 1151" in html

@@ -14,6 +14,7 @@ from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
 from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.plans.plan import Plan, check_layout, single_device_plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_purpose import (
     MeanLoad,
     ModuleSize,
@@ -23,7 +24,7 @@ from sharding.plans.plan_purpose import (
     mean_loads,
     module_sizes,
 )
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

@@ -1,5 +1,6 @@
 """A plan's table, as it is printed."""
 
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 
@@ -7,8 +8,15 @@ from sharding.plans.unit_plan import UnitPlan
 def test_a_printed_table_has_a_line_of_aligned_columns_for_each_unit():
     plan = Plan(
         (
-            UnitPlan("eyes", ("vision",), (0, 1), dp=2, layers=(2,)),
-            UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 3), recompute=("none", "full")),
+            UnitPlan("eyes", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
+            UnitPlan(
+                "mind",
+                ("backbone",),
+                (2, 3, 4, 5),
+                layers=(1, 3),
+                recompute=("none", "full"),
+                parallelism=Parallelism(tp=2),
+            ),
         )
     )
     assert str(plan.table()) == (

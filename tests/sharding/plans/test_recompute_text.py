@@ -4,8 +4,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from sharding.plans.plan_error import PlanError
 from sharding.plans.recompute_text import layer_policies, read_recompute, recompute_text
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES
 
 POLICIES = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=40).map(tuple)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sharding.axes import Axes
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.stage_axes import STAGE_AXES, row_reshard, stage_axes, tensor_axes
 from sharding.plans.unit_plan import UnitPlan
 
@@ -22,11 +23,10 @@ def unit(sizes, copies=1, ep=1):
         "chain",
         names,
         tuple(range(devices)),
-        dp=devices // sizes[0],
-        tp=sizes[0],
-        module_tp=tuple(sizes) if len(set(sizes)) > 1 else (),
         layers=(len(sizes),),
-        ep=ep,
+        parallelism=Parallelism(
+            dp=devices // sizes[0], tp=sizes[0], module_tp=tuple(sizes) if len(set(sizes)) > 1 else (), ep=ep
+        ),
     )
 
 
@@ -43,7 +43,9 @@ def rows_of_devices(axes, sizes, rows):
 
 def test_equal_sizes_have_one_tensor_axis_also_of_size_1():
     for tp in (1, 2):
-        of = stage_axes(UnitPlan("u", ("a", "b"), tuple(range(4 * tp)), dp=4, tp=tp, layers=(2,), ep=2))
+        of = stage_axes(
+            UnitPlan("u", ("a", "b"), tuple(range(4 * tp)), layers=(2,), parallelism=Parallelism(dp=4, tp=tp, ep=2))
+        )
         assert of.sizes == {"data": 2, "fsdp": 1, "expert": 2, "tensor": tp}
         assert list(of.sizes) == ["data", "fsdp", "expert", "tensor"]
         assert of.modules == {"a": STAGE_AXES, "b": STAGE_AXES}

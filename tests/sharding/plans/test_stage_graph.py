@@ -5,16 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig, UNetConfig, VisionConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.stage_graph import StageGraph, device_classes, stage_graph
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
 from tests.sharding.stage_graphs import fan
+from tests.unit_plans import flat_unit
 
 
 def unit(name, modules, devices, layers, **more):
-    return UnitPlan(name, modules, devices, layers=layers, recompute=("none",) * len(layers), **more)
+    return flat_unit(name, modules, devices, layers=layers, recompute=("none",) * len(layers), **more)
 
 
 def test_edges_join_the_stages_that_own_last_and_first_layers():
@@ -50,7 +54,10 @@ def test_heights_and_depths_are_longest_paths():
 
 
 def test_chunks_share_a_pipeline_rank_and_its_devices():
-    units = (UnitPlan("a", ("a",), (4, 5), dp=2), unit("b", ("b",), (0, 1, 2, 3), (1,) * 6, dp=2, chunks=3))
+    units = (
+        UnitPlan("a", ("a",), (4, 5), parallelism=Parallelism(dp=2)),
+        unit("b", ("b",), (0, 1, 2, 3), (1,) * 6, dp=2, chunks=3),
+    )
     graph = stage_graph(Plan(units), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 6, ("a",)))))
     assert graph.stages == (("a", 0), *(("b", stage) for stage in range(6)))
     assert graph.edges == (*(((("b", s), ("b", s + 1))) for s in range(5)), (("a", 0), ("b", 0)))
@@ -63,7 +70,13 @@ def test_chunks_share_a_pipeline_rank_and_its_devices():
 
 
 def test_a_microbatch_has_a_position_among_those_of_its_copy():
-    copied = UnitPlan("a", ("a",), (0, 1, 2), copies=3, copy_of_microbatch=(2, 0, 2, 1, 0, 2))
+    copied = UnitPlan(
+        "a",
+        ("a",),
+        (0, 1, 2),
+        parallelism=Parallelism(pipeline_replicas=3),
+        schedule_hints=ScheduleHints(replica_of_microbatch=(2, 0, 2, 1, 0, 2)),
+    )
     graph = stage_graph(
         Plan((copied, UnitPlan("b", ("b",), (3,))), 6), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",))))
     )

@@ -8,8 +8,10 @@ import pytest
 
 from pallas_kernels.fallbacks import warn_once
 from sharding.axes import Axes
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, most_nodes, stage_meshes, submesh
 
@@ -25,7 +27,9 @@ def test_a_submesh_has_all_axes_with_its_devices_in_row_major_order():
 
 def test_every_virtual_stage_has_a_submesh():
     devices = jax.devices()
-    unit = UnitPlan("mind", ("backbone",), (7, 6, 1, 0), tp=2, layers=(1, 2), recompute=("none",) * 2)
+    unit = UnitPlan(
+        "mind", ("backbone",), (7, 6, 1, 0), layers=(1, 2), recompute=("none",) * 2, parallelism=Parallelism(tp=2)
+    )
     meshes = stage_meshes(Plan((unit,)), devices)
     assert list(meshes) == [("mind", 0), ("mind", 1)]
     assert meshes[("mind", 1)].all_copies.devices.tolist() == [[[[devices[1], devices[0]]]]]
@@ -36,8 +40,8 @@ def test_every_virtual_stage_has_a_submesh():
 @pytest.mark.parametrize(
     ("collectives", "tp", "sequence", "matmul"),
     [
-        ("reduce", 2, (), "reference"),
-        ("gather", 2, ("tensor",), "reference"),
+        ("all_reduce", 2, (), "reference"),
+        ("sequence_parallel", 2, ("tensor",), "reference"),
         ("ring", 2, ("tensor",), "ring"),
         ("ring", 1, (), "reference"),  # one rank divides nothing
         ("mosaic", 2, ("tensor",), "ring"),  # no GPUs
@@ -47,7 +51,7 @@ def test_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
     collectives, tp, sequence, matmul, caplog
 ):
     warn_once.cache_clear()
-    unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
+    unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), parallelism=Parallelism(tp=tp, collectives=collectives))
     mesh = submesh(jax.devices()[:tp], {"data": 1, "fsdp": 1, "expert": 1, "tensor": tp})
     axes = module_axes(unit, CopyMeshes((mesh,)))["backbone"]
     assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
@@ -61,7 +65,13 @@ def test_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
 
 
 def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions():
-    unit = UnitPlan("chain", ("eyes", "mind"), (0, 1), tp=2, module_tp=(1, 2), layers=(2,), collectives="ring")
+    unit = UnitPlan(
+        "chain",
+        ("eyes", "mind"),
+        (0, 1),
+        layers=(2,),
+        parallelism=Parallelism(tp=2, module_tp=(1, 2), collectives="ring"),
+    )
     (meshes,) = stage_meshes(Plan((unit,)), jax.devices()).values()
     axes = module_axes(unit, meshes)
     assert dict(meshes.all_copies.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
@@ -94,6 +104,6 @@ def test_nodes_of_expert_ranks_are_those_of_the_group_on_most():
     assert most_nodes(mesh([0, 0, 0, 0, 1, 1, 1, 1]), ("data", "expert")) == 2
     assert most_nodes(mesh([0, 0, 0, 0, 0, 0, 0, 1]), ("expert",)) == 2  # of one group alone
     assert most_nodes(mesh([0, 0, 1, 1, 2, 2, 3, 3], OfSlice), ("data", "expert")) == 4
-    (unit,) = (UnitPlan("mind", ("backbone",), (0, 1), dp=2, ep=2),)
+    (unit,) = (UnitPlan("mind", ("backbone",), (0, 1), parallelism=Parallelism(dp=2, ep=2)),)
     (here,) = stage_meshes(Plan((unit,)), jax.devices()).values()
     assert module_axes(unit, here)["backbone"].expert_nodes == 1

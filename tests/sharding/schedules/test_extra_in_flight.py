@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.plans.plan import Plan
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
@@ -62,9 +63,14 @@ def test_in_slots_a_fan_takes_no_longer_with_more_in_flight(near, far, backbone)
 
 def plan(extra: int, microbatches: int = 8) -> Plan:
     backbone = UnitPlan(
-        "backbone", ("backbone",), (1, 2), layers=(2, 2), recompute=("none",) * 2, extra_in_flight=extra
+        "backbone",
+        ("backbone",),
+        (1, 2),
+        layers=(2, 2),
+        recompute=("none",) * 2,
+        schedule_hints=ScheduleHints(extra_microbatches=extra),
     )
-    vision = UnitPlan("vision", ("vision",), (0,), layers=(2,), extra_in_flight=extra)
+    vision = UnitPlan("vision", ("vision",), (0,), layers=(2,), schedule_hints=ScheduleHints(extra_microbatches=extra))
     return Plan((vision, backbone), microbatches)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from sharding.html.numbers import percent, seconds, size
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.html_page import html_page
@@ -13,8 +14,10 @@ from tests.sharding.html.documents import parsed_fragment, parsed_page, tables, 
 from tests.sharding.planners.problems import BACKBONE, VISION, problem
 
 PROBLEM = problem(ModelConfig((VISION,), BACKBONE, ()), memory=2e7)
-ENCODER = UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=4, layers=(3,))
-SHARDED = UnitPlan("backbone", ("backbone",), (4, 5, 6, 7), dp=4, layers=(4,), fsdp=4, recompute=("full",))
+ENCODER = UnitPlan("vision", ("vision",), (0, 1, 2, 3), layers=(3,), parallelism=Parallelism(dp=4))
+SHARDED = UnitPlan(
+    "backbone", ("backbone",), (4, 5, 6, 7), layers=(4,), recompute=("full",), parallelism=Parallelism(dp=4, fsdp=4)
+)
 
 
 def simulated(*units: UnitPlan):
@@ -100,7 +103,7 @@ def test_gathers_are_those_of_the_costs_and_their_bars_overlap_by_what_is_hidden
 
 
 def test_a_plan_without_sharded_units_has_no_section_of_gathers_and_a_measured_step_no_memory(timeline):
-    whole = simulated(ENCODER, dataclasses.replace(SHARDED, fsdp=1))
+    whole = simulated(ENCODER, SHARDED.with_parallelism(fsdp=1))
     measured = dataclasses.replace(timeline, costs=None)
     both = ["Gathers of fully sharded weights", "Memory of a device"]
     for each, kept in ((timeline, both), (whole, both[1:]), (measured, [])):

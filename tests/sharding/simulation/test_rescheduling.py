@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from sharding.plans.device_groups import replica_devices
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named import registry
@@ -33,7 +34,14 @@ GRAPH = module_graph(ModelConfig((VisionConfig(depth=1),), BackboneConfig(depth=
 PLAN = Plan(
     (
         UnitPlan("vision", ("vision",), (0,)),
-        UnitPlan("backbone", ("backbone",), (1, 2), layers=(1,) * 4, recompute=("none",) * 4, chunks=2),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            (1, 2),
+            layers=(1,) * 4,
+            recompute=("none",) * 4,
+            parallelism=Parallelism(chunks=2),
+        ),
         UnitPlan("generator", ("generator",), (3,)),
     ),
     microbatches=6,
@@ -52,7 +60,7 @@ def with_seconds(plan: Plan, seconds) -> Plan:
     def of_unit(unit: UnitPlan) -> UnitPlan:
         pairs = [of_stage[unit.name, stage] for stage in range(unit.stage_count)]
         forward, backward = (tuple(column) for column in zip(*pairs, strict=True))
-        return dataclasses.replace(unit, forward_seconds=forward, backward_seconds=backward)
+        return unit.with_hints(forward_seconds=forward, backward_seconds=backward)
 
     return dataclasses.replace(plan, units=tuple(map(of_unit, plan.units)))
 
@@ -128,7 +136,7 @@ def test_a_step_in_which_a_unit_had_nothing_to_do_changes_nothing():
 def test_the_share_of_communication_stays_that_of_the_plan(supposed, true, share):
     plan = with_seconds(PLAN, supposed)
     units = [
-        dataclasses.replace(unit, forward_communication=tuple(share * seconds for seconds in unit.forward_seconds))
+        unit.with_hints(forward_communication=tuple(share * seconds for seconds in unit.schedule_hints.forward_seconds))
         for unit in plan.units
     ]
     plan = dataclasses.replace(plan, units=tuple(units))
@@ -137,10 +145,12 @@ def test_the_share_of_communication_stays_that_of_the_plan(supposed, true, share
     measured = with_measured_seconds(plan, schedule.op_graph.stage_graph, means)
     expected = with_seconds(PLAN, true)
     for unit, of_true in zip(measured.units, expected.units, strict=True):
-        np.testing.assert_allclose(unit.forward_seconds, of_true.forward_seconds)
-        np.testing.assert_allclose(unit.backward_seconds, of_true.backward_seconds)
-        np.testing.assert_allclose(unit.forward_communication, share * np.array(unit.forward_seconds), atol=1e-12)
-        assert unit.backward_communication == ()
+        np.testing.assert_allclose(unit.schedule_hints.forward_seconds, of_true.schedule_hints.forward_seconds)
+        np.testing.assert_allclose(unit.schedule_hints.backward_seconds, of_true.schedule_hints.backward_seconds)
+        np.testing.assert_allclose(
+            unit.schedule_hints.forward_communication, share * np.array(unit.schedule_hints.forward_seconds), atol=1e-12
+        )
+        assert unit.schedule_hints.backward_communication == ()
 
 
 def test_an_order_that_takes_microbatches_in_another_sequence_changes_sums(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from configs.architectures import ModelConfig
 from sharding.costs.step_costs import StageCosts, StageWork, StepWork
 from sharding.planners.policies.auto import PLANNING_POLICIES
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from sharding.simulation.step_bound import least_on_one_device, least_step_seconds
 from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes
 from tests.sharding.steps import SimulatedStep, build_step, step_recipes

@@ -14,8 +14,10 @@ from configs.experts import ExpertsConfig, RouterConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
+from sharding.plans.parallelism import Parallelism
+from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_checks import check_unit
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 
 TOKENS = 20
@@ -105,9 +107,13 @@ def test_tensor_and_expert_parallelism_divide_every_expert_size():
     assert ("experts.ffn", 16) in spec.tensor_splits and ("experts.shared_ffn", 40) in spec.tensor_splits
     assert spec.expert_count == 6 and not any(what == "ffn" for what, _ in spec.tensor_splits)
     graph = module_graph(model("Qwen2-MoE"))
-    check_unit(UnitPlan("mind", ("backbone",), tuple(range(4)), dp=4, layers=(3,), ep=2), graph, 4)
+    check_unit(
+        UnitPlan("mind", ("backbone",), tuple(range(4)), layers=(3,), parallelism=Parallelism(dp=4, ep=2)), graph, 4
+    )
     with pytest.raises(PlanError, match="ep 4 does not divide the 6 experts"):
-        check_unit(UnitPlan("mind", ("backbone",), tuple(range(4)), dp=4, layers=(3,), ep=4), graph, 4)
+        check_unit(
+            UnitPlan("mind", ("backbone",), tuple(range(4)), layers=(3,), parallelism=Parallelism(dp=4, ep=4)), graph, 4
+        )
 
 
 def test_experts_with_options_of_the_feed_forward_layer_are_refused():

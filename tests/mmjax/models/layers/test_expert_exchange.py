@@ -92,7 +92,7 @@ def test_outputs_and_gradients_are_those_of_one_device(form, ranks, top_k, tenso
         compare(program(form, ranks, top_k, tensor)(*given), program("", 1, top_k)(*given), 1e-6)
 
 
-@pytest.mark.parametrize(("choice", "scattered"), [("gather", True), ("all_to_all", False), ("cheaper", False)])
+@pytest.mark.parametrize(("choice", "scattered"), [("gather", True), ("all_to_all", False), ("auto", False)])
 def test_a_layer_uses_the_form_that_its_axes_name(choice, scattered):
     graph, state = nnx.split(MixtureOfExperts(ExpertsConfig(count=EXPERTS, ffn=8), WIDTH))
     axes = Axes(data=AXES, expert=AXES, expert_transfer=choice)

@@ -9,6 +9,7 @@ import pytest
 
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.bundled_ops import check_device_order
@@ -27,13 +28,22 @@ from tests.tiers import first_in_default
 from tests.tiny_model import tiny_batch
 
 MICROBATCHES, ROWS = 3, 12
-BACKBONE = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), dp=2, tp=2, layers=(3,), recompute=("selective",))
+BACKBONE = UnitPlan(
+    "backbone", ("backbone",), (0, 1, 2, 3), layers=(3,), recompute=("selective",), parallelism=Parallelism(dp=2, tp=2)
+)
 ENCODERS = {
-    "tp 2": UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,)),
+    "tp 2": UnitPlan("vision", ("vision",), (0, 1, 2, 3), layers=(2,), parallelism=Parallelism(dp=2, tp=2)),
     "tp 2, gathered positions": UnitPlan(
-        "vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,), collectives="gather", recompute=("full",)
+        "vision",
+        ("vision",),
+        (0, 1, 2, 3),
+        layers=(2,),
+        recompute=("full",),
+        parallelism=Parallelism(dp=2, tp=2, collectives="sequence_parallel"),
     ),
-    "tp 1, offloaded": UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=4, layers=(2,), recompute=("offload",)),
+    "tp 1, offloaded": UnitPlan(
+        "vision", ("vision",), (0, 1, 2, 3), layers=(2,), recompute=("offload",), parallelism=Parallelism(dp=4)
+    ),
 }
 
 

@@ -10,7 +10,9 @@ import pytest
 from configs.architectures import ModelConfig
 from configs.projectors import ResamplerConfig
 from data.packing.dealt_phases import DealtPhases
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
     SETTINGS,
@@ -39,14 +41,21 @@ PLANS = {
                     "eyes",
                     ("vision",),
                     (0, 1, 2, 3),
-                    dp=2,
                     layers=(1, 1),
                     recompute=("full", "none"),
-                    rows=2,
+                    phase_rows=2,
                     capacities=(4, 8),
-                    extra_in_flight=2,
+                    parallelism=Parallelism(dp=2),
+                    schedule_hints=ScheduleHints(extra_microbatches=2),
                 ),
-                UnitPlan("backbone", ("backbone",), (4, 5, 6, 7), dp=2, layers=(1, 2), recompute=("none",) * 2),
+                UnitPlan(
+                    "backbone",
+                    ("backbone",),
+                    (4, 5, 6, 7),
+                    layers=(1, 2),
+                    recompute=("none",) * 2,
+                    parallelism=Parallelism(dp=2),
+                ),
             ),
             microbatches=4,
         ),
@@ -56,9 +65,23 @@ PLANS = {
         EVERY_MODULE,
         Plan(
             (
-                UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(4, 8)),
                 UnitPlan(
-                    "audio", ("audio",), (6, 7), layers=(1, 1), recompute=("none",) * 2, rows=1, capacities=(4, 8, 16)
+                    "vision",
+                    ("vision",),
+                    (0, 1, 2),
+                    layers=(2,),
+                    phase_rows=3,
+                    capacities=(4, 8),
+                    parallelism=Parallelism(dp=3),
+                ),
+                UnitPlan(
+                    "audio",
+                    ("audio",),
+                    (6, 7),
+                    layers=(1, 1),
+                    recompute=("none",) * 2,
+                    phase_rows=1,
+                    capacities=(4, 8, 16),
                 ),
                 UnitPlan(
                     "backbone",
@@ -66,10 +89,12 @@ PLANS = {
                     (2, 3),
                     layers=(1, 1, 1, 1),
                     recompute=("none",) * 4,
-                    chunks=2,
-                    extra_in_flight=1,
+                    parallelism=Parallelism(chunks=2),
+                    schedule_hints=ScheduleHints(extra_microbatches=1),
                 ),
-                UnitPlan("generator", ("generator",), (4, 5), dp=2, rows=2, capacities=(1, 2)),
+                UnitPlan(
+                    "generator", ("generator",), (4, 5), phase_rows=2, capacities=(1, 2), parallelism=Parallelism(dp=2)
+                ),
             ),
             microbatches=4,
             schedule="interleaved",

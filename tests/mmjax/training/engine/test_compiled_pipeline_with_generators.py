@@ -20,6 +20,7 @@ from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TIED, backbone
 from tests.mmjax.training.engines import SETTINGS, STEP, assert_step_of_one_device, noisy_state, shared_engine
 from tests.tiny_model import LATENT_GENERATOR, TRANSFORMER_GENERATOR, VISION, tiny_batch
+from tests.unit_plans import flat_unit
 
 pytestmark = pytest.mark.layouts
 
@@ -29,7 +30,7 @@ EYES = UnitPlan("vision", ("vision",), (0,), layers=(2,))
 
 
 def generator(*devices, **unit):
-    return UnitPlan("generator", ("generator",), devices, **unit)
+    return flat_unit("generator", ("generator",), devices, **unit)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.attention_kinds import AttentionTemperature
 from configs.experts import ExpertsConfig
 from mmjax.training.engine.engine import Engine
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
     SETTINGS,
     TIED_EMBEDDINGS,
@@ -19,6 +21,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
+from tests.unit_plans import flat_unit
 
 EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (TRANSFORMER_GENERATOR,))
 WITH_EXPERTS = ModelConfig(
@@ -48,7 +51,7 @@ LATENT = ModelConfig((), dataclasses.replace(BACKBONE, depth=2, kv_heads=4, late
 
 
 def backbone(devices, layers, **fields):
-    return UnitPlan(
+    return flat_unit(
         "backbone", ("backbone",), tuple(devices), layers=layers, recompute=("none",) * len(layers), **fields
     )
 
@@ -64,8 +67,8 @@ PLANS = {
         EVERY_MODULE,
         Plan(
             (
-                UnitPlan("eyes", ("vision",), (0, 1, 2, 3), cp=2, dp=2, layers=(2,)),
-                UnitPlan("ears", ("audio",), (4, 5), cp=2, layers=(2,), recompute=("full",)),
+                UnitPlan("eyes", ("vision",), (0, 1, 2, 3), layers=(2,), parallelism=Parallelism(cp=2, dp=2)),
+                UnitPlan("ears", ("audio",), (4, 5), layers=(2,), recompute=("full",), parallelism=Parallelism(cp=2)),
                 backbone((4, 5, 6, 7), (2,), cp=2, dp=2),
                 UnitPlan("painter", ("generator",), (0,)),
             ),
@@ -80,12 +83,9 @@ PLANS = {
                     "all",
                     ("vision", "backbone"),
                     tuple(range(8)),
-                    cp=2,
-                    tp=2,
-                    dp=2,
                     layers=(5,),
                     recompute=("selective",),
-                    collectives="gather",
+                    parallelism=Parallelism(cp=2, tp=2, dp=2, collectives="sequence_parallel"),
                 ),
             ),
             microbatches=2,
@@ -95,7 +95,13 @@ PLANS = {
         TIED_EMBEDDINGS,
         Plan(
             (
-                UnitPlan("vision", ("vision",), (0, 1), cp=2, layers=(2,), context_transfer="all_to_all"),
+                UnitPlan(
+                    "vision",
+                    ("vision",),
+                    (0, 1),
+                    layers=(2,),
+                    parallelism=Parallelism(cp=2, context_transfer="all_to_all"),
+                ),
                 backbone((2, 3, 4, 5), (1, 2), cp=2, context_transfer="all_to_all"),
             ),
             microbatches=2,
@@ -107,11 +113,11 @@ PLANS = {
     ),
     "experts over replicas": (
         WITH_EXPERTS,
-        Plan((backbone(range(8), (2,), cp=2, dp=2, tp=2, ep=2, collectives="gather"),), microbatches=2),
+        Plan((backbone(range(8), (2,), cp=2, dp=2, tp=2, ep=2, collectives="sequence_parallel"),), microbatches=2),
     ),
     "latent attention, with tensor ranks": (
         LATENT,
-        Plan((backbone(range(4), (2,), cp=2, tp=2, collectives="gather"),), microbatches=2),
+        Plan((backbone(range(4), (2,), cp=2, tp=2, collectives="sequence_parallel"),), microbatches=2),
     ),
     "chunked layers": (CHUNKED, Plan((backbone(range(4), (1, 1), cp=2),), microbatches=2)),
     "local layers with sinks": (LOCAL, Plan((backbone(range(4), (1, 1), cp=2),), microbatches=2)),

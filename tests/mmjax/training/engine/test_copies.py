@@ -13,7 +13,9 @@ from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.copy_rows import rows_of_devices
 from mmjax.training.engine.engine import Engine
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.communication_check import CommunicationError, check_communication
 from sharding.runtime.op_recorder import OpRecorder
@@ -33,20 +35,23 @@ from tests.mmjax.training.engines import (
 from tests.mmjax.training.short_runs import assembled, assert_same, local_arrays
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
+from tests.unit_plans import flat_unit
 
 EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (TRANSFORMER_GENERATOR,))
 FOUR_LAYERS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, depth=4), ())
 
 
 def backbone(devices, layers, **fields):
-    return UnitPlan(
+    return flat_unit(
         "backbone", ("backbone",), tuple(devices), layers=layers, recompute=("none",) * len(layers), **fields
     )
 
 
 ON_PIPELINE_RANKS = Plan(
     (
-        UnitPlan("vision", ("vision",), tuple(range(8)), tp=2, layers=(2,), copies=4),
+        UnitPlan(
+            "vision", ("vision",), tuple(range(8)), layers=(2,), parallelism=Parallelism(tp=2, pipeline_replicas=4)
+        ),
         backbone(range(8), (1, 2), dp=2, tp=2),
     ),
     microbatches=4,
@@ -59,12 +64,18 @@ UNEQUAL_SHARES = Plan(
             (0, 1, 2, 3, 4, 5),
             layers=(1, 1),
             recompute=("full", "none"),
-            copies=3,
-            copy_of_microbatch=(2, 0, 2, 1),
+            parallelism=Parallelism(pipeline_replicas=3),
+            schedule_hints=ScheduleHints(replica_of_microbatch=(2, 0, 2, 1)),
         ),
-        UnitPlan("ears", ("audio",), (6, 7), dp=2, layers=(2,)),
+        UnitPlan("ears", ("audio",), (6, 7), layers=(2,), parallelism=Parallelism(dp=2)),
         backbone((0, 1, 2, 3), (1, 1), tp=2),
-        UnitPlan("painter", ("generator",), (4, 5, 6, 7), dp=2, copies=2, copy_of_microbatch=(0, 1, 1, 1)),
+        UnitPlan(
+            "painter",
+            ("generator",),
+            (4, 5, 6, 7),
+            parallelism=Parallelism(dp=2, pipeline_replicas=2),
+            schedule_hints=ScheduleHints(replica_of_microbatch=(0, 1, 1, 1)),
+        ),
     ),
     microbatches=4,
 )
@@ -74,31 +85,32 @@ OWN_ROWS = Plan(
             "eyes",
             ("vision",),
             tuple(range(8)),
-            dp=2,
-            fsdp=2,
             layers=(1, 1),
             recompute=("none",) * 2,
-            chunks=2,
-            copies=4,
-            rows=2,
+            phase_rows=2,
             capacities=(4, 8),
-            extra_in_flight=2,
+            parallelism=Parallelism(dp=2, fsdp=2, chunks=2, pipeline_replicas=4),
+            schedule_hints=ScheduleHints(extra_microbatches=2),
         ),
-        backbone((0, 1, 2, 3), (1, 1, 1, 1), dp=2, chunks=2, extra_in_flight=2),
+        backbone((0, 1, 2, 3), (1, 1, 1, 1), dp=2, chunks=2, extra_microbatches=2),
     ),
     microbatches=4,
     schedule="interleaved",
 )
 TIED_IN_COPIES = Plan(
     (
-        UnitPlan("vision", ("vision",), (4, 5), dp=2, layers=(2,)),
-        backbone(range(8), (1, 2), dp=2, copies=2),
+        UnitPlan("vision", ("vision",), (4, 5), layers=(2,), parallelism=Parallelism(dp=2)),
+        backbone(range(8), (1, 2), dp=2, pipeline_replicas=2),
     ),
     microbatches=2,
 )
 SMALL = ModelConfig((dataclasses.replace(VISION, depth=1),), dataclasses.replace(BACKBONE, depth=1), ())
 SMALL_COPIES = Plan(
-    (UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, copies=2), backbone((2, 3), (1,), tp=2)), microbatches=2
+    (
+        UnitPlan("vision", ("vision",), (0, 1, 2, 3), parallelism=Parallelism(dp=2, pipeline_replicas=2)),
+        backbone((2, 3), (1,), tp=2),
+    ),
+    microbatches=2,
 )
 SMALL_WHOLE = Plan((UnitPlan("vision", ("vision",), (0,)), backbone((1,), (1,))), microbatches=2)
 

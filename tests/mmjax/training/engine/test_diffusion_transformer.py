@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from configs.architectures import AutoencoderConfig, DiTConfig, ModelConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import assert_step_of_one_device, shared_engine
@@ -43,7 +44,9 @@ OF_LATENTS = dataclasses.replace(
 def plan(layers, recompute):
     """The backbone on one device, and the generator in two stages of two tensor ranks."""
     backbone = UnitPlan("backbone", ("backbone",), (0,), layers=(3,))
-    generator = UnitPlan("generator", ("generator",), (1, 2, 3, 4), tp=2, layers=layers, recompute=recompute)
+    generator = UnitPlan(
+        "generator", ("generator",), (1, 2, 3, 4), layers=layers, recompute=recompute, parallelism=Parallelism(tp=2)
+    )
     return Plan((backbone, generator), microbatches=2)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.tiny_model import tiny_batch, tiny_model
@@ -19,8 +20,15 @@ from tests.tiny_model import tiny_batch, tiny_model
 MODEL = dataclasses.replace(tiny_model(), generators=())
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,), recompute=("none",)),
-        UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), tp=2, layers=(2, 1), recompute=("none", "none")),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), recompute=("none",), parallelism=Parallelism(dp=2)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            (2, 3, 4, 5),
+            layers=(2, 1),
+            recompute=("none", "none"),
+            parallelism=Parallelism(tp=2),
+        ),
     ),
     2,
     "1f1b",

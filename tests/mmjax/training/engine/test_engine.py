@@ -16,8 +16,10 @@ from configs.vision_rope import VisionRope
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
     BACKBONE_UNIT,
     STEP,
@@ -52,10 +54,17 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
     config = ModelConfig((adapted, other), BACKBONE, (GENERATOR, LATENT_GENERATOR))
     plan = Plan(
         (
-            UnitPlan("eyes", ("vision", "backbone"), (3, 2, 1, 0), dp=2, layers=(3, 2), recompute=("full", "none")),
-            UnitPlan("document", ("document",), (4, 5), tp=2, recompute=("selective",)),
+            UnitPlan(
+                "eyes",
+                ("vision", "backbone"),
+                (3, 2, 1, 0),
+                layers=(3, 2),
+                recompute=("full", "none"),
+                parallelism=Parallelism(dp=2),
+            ),
+            UnitPlan("document", ("document",), (4, 5), recompute=("selective",), parallelism=Parallelism(tp=2)),
             UnitPlan("generator", ("generator",), (0,), recompute=("full",)),
-            UnitPlan("painter", ("painter",), (4, 5, 6, 7), dp=2, tp=2),
+            UnitPlan("painter", ("painter",), (4, 5, 6, 7), parallelism=Parallelism(dp=2, tp=2)),
         ),
         microbatches=2,
         schedule="gpipe",
@@ -92,18 +101,22 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False, newline=True), ())
     plan = Plan(
         (
-            UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,), collectives="ring"),
+            UnitPlan(
+                "vision",
+                ("vision",),
+                (0, 1, 2, 3),
+                layers=(2,),
+                parallelism=Parallelism(dp=2, tp=2, collectives="ring"),
+            ),
             UnitPlan(
                 "audio",
                 ("audio",),
                 (4, 5, 6, 7),
-                dp=1,
-                tp=2,
                 layers=(1, 1),
                 recompute=("full", "none"),
-                collectives="gather",
+                parallelism=Parallelism(dp=1, tp=2, collectives="sequence_parallel"),
             ),
-            UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+            UnitPlan("backbone", ("backbone",), (2, 3), parallelism=Parallelism(tp=2)),
         ),
         microbatches=2,
     )
@@ -125,17 +138,23 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
     config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1), ())
     plan = Plan(
         (
-            UnitPlan("vision", ("vision",), (0, 1, 2, 3), tp=2, layers=(1, 2), recompute=("full", "none")),
+            UnitPlan(
+                "vision",
+                ("vision",),
+                (0, 1, 2, 3),
+                layers=(1, 2),
+                recompute=("full", "none"),
+                parallelism=Parallelism(tp=2),
+            ),
             UnitPlan(
                 "audio",
                 ("audio",),
                 (4, 5, 6, 7),
-                tp=2,
                 layers=(1, 1),
                 recompute=("none", "selective"),
-                collectives="gather",
+                parallelism=Parallelism(tp=2, collectives="sequence_parallel"),
             ),
-            UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+            UnitPlan("backbone", ("backbone",), (2, 3), parallelism=Parallelism(tp=2)),
         ),
         microbatches=2,
     )
@@ -170,10 +189,9 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
                 "backbone",
                 ("backbone",),
                 (4, 5, 6, 7),
-                tp=2,
                 layers=(1, 2),
                 recompute=("none", "full"),
-                collectives="gather",
+                parallelism=Parallelism(tp=2, collectives="sequence_parallel"),
             ),
         ),
         microbatches=2,
@@ -196,12 +214,16 @@ def test_chunked_and_unrotated_layers_in_runs_of_one_with_experts_between():
 
 
 @pytest.mark.layouts
-@pytest.mark.parametrize(("collectives", "query_rank"), [("gather", 6), ("reduce", 0)])
+@pytest.mark.parametrize(("collectives", "query_rank"), [("sequence_parallel", 6), ("all_reduce", 0)])
 def test_latent_attention_on_two_stages_of_two_tensor_ranks(collectives, query_rank):
     """Tensor ranks have whole latent vectors, of which each expands its own heads; or they divide the positions."""
     latent = LatentAttentionConfig(query_rank=query_rank, kv_rank=8, nope_width=4, rope_width=2, value_width=3)
     config = ModelConfig((), dataclasses.replace(BACKBONE, kv_heads=4, latent_attention=latent), ())
-    unit = dataclasses.replace(BACKBONE_UNIT, devices=(0, 1, 2, 3), collectives=collectives)
+    unit = dataclasses.replace(
+        BACKBONE_UNIT,
+        devices=(0, 1, 2, 3),
+        parallelism=dataclasses.replace(BACKBONE_UNIT.parallelism, collectives=collectives),
+    )
     assert_step_of_one_device(shared_engine(Plan((unit,), 2), config))
 
 
@@ -225,7 +247,11 @@ def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(expe
     config = ModelConfig((vision,), dataclasses.replace(BACKBONE, depth=4, experts=experts), ())
     units = (
         UnitPlan("vision", ("vision",), (0, 1), layers=(1, 2), recompute=("full", "none")),
-        dataclasses.replace(BACKBONE_UNIT, layers=(1, 1), collectives="gather"),
+        dataclasses.replace(
+            BACKBONE_UNIT,
+            layers=(1, 1),
+            parallelism=dataclasses.replace(BACKBONE_UNIT.parallelism, collectives="sequence_parallel"),
+        ),
     )
     assert_step_of_one_device(shared_engine(Plan(units, 2), config))
 
@@ -245,11 +271,9 @@ def test_virtual_stages_on_the_same_devices_tie_an_embedding_and_evaluate():
         "chain",
         ("vision", "backbone"),
         (0, 1, 2, 3),
-        tp=2,
         layers=layers,
         recompute=("none",) * 4,
-        chunks=2,
-        collectives="ring",
+        parallelism=Parallelism(tp=2, chunks=2, collectives="ring"),
     )
     engine = shared_engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED_EMBEDDINGS)
     assert_step_of_one_device(engine)
@@ -277,7 +301,7 @@ def test_a_tied_weight_equals_its_owners_after_every_update():
 
 
 GATHERED = dataclasses.replace(
-    TWO_UNITS, units=(TWO_UNITS.units[0], dataclasses.replace(TWO_UNITS.units[1], collectives="gather"))
+    TWO_UNITS, units=(TWO_UNITS.units[0], TWO_UNITS.units[1].with_parallelism(collectives="sequence_parallel"))
 )
 
 
@@ -340,7 +364,7 @@ def test_evaluation_gives_the_losses_of_the_step():
 
 def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
     eyes, mind = TWO_UNITS.units
-    ringed = dataclasses.replace(TWO_UNITS, units=(eyes, dataclasses.replace(mind, collectives="ring")))
+    ringed = dataclasses.replace(TWO_UNITS, units=(eyes, mind.with_parallelism(collectives="ring")))
     batch = {name: dict(arrays) for name, arrays in tiny_batch(WITHOUT_GENERATOR, 4).items()}
     batch["backbone"] = {name: array[:, :11] for name, array in batch["backbone"].items()}
     message = r'unit backbone: its 2 tensor ranks do not divide the 11 positions .*"ring".* multiple of 2 .*"reduce"'

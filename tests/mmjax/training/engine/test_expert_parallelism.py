@@ -12,6 +12,7 @@ from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
 from sharding.expert_transfer import Routing, cheaper_transfer
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -36,18 +37,28 @@ PLANS = {
     "pipeline of expert and tensor ranks": Plan(
         (
             UnitPlan(
-                "mind", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=(1, 2), recompute=("selective", "full"), ep=2
+                "mind",
+                ("backbone",),
+                tuple(range(8)),
+                layers=(1, 2),
+                recompute=("selective", "full"),
+                parallelism=Parallelism(dp=2, tp=2, ep=2),
             ),
         ),
         microbatches=2,
     ),
     "expert ranks that are some of the instances": Plan(
-        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), dp=4, tp=1, layers=(3,), ep=2),)
+        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), layers=(3,), parallelism=Parallelism(dp=4, tp=1, ep=2)),)
     ),
     "an all-to-all among half of the ranks that divide all weights": Plan(
         (
             UnitPlan(
-                "mind", ("backbone",), tuple(range(8)), dp=8, layers=(3,), recompute=("2 full, 1 none",), ep=4, fsdp=8
+                "mind",
+                ("backbone",),
+                tuple(range(8)),
+                layers=(3,),
+                recompute=("2 full, 1 none",),
+                parallelism=Parallelism(dp=8, ep=4, fsdp=8),
             ),
         )
     ),
@@ -59,7 +70,7 @@ OPTIONS = dataclasses.replace(EXPERTS, router=GROUPS, biases=True, limit=1.0, up
 
 @pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(name):
-    assert cheaper_transfer(ROUTING, PLANS[name].units[0].ep, nodes=1) == TRANSFERS[list(PLANS).index(name)]
+    assert cheaper_transfer(ROUTING, PLANS[name].units[0].parallelism.ep, nodes=1) == TRANSFERS[list(PLANS).index(name)]
     engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
     losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
     gradients, decision = gradients_and_summary(engine, batch)
@@ -85,7 +96,12 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     backbone = dataclasses.replace(CONFIG.backbone, kv_heads=4, latent_attention=latent, experts=experts)
     config = dataclasses.replace(CONFIG, backbone=backbone)
     unit = UnitPlan(
-        "mind", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=cut, recompute=("selective", "none"), ep=2
+        "mind",
+        ("backbone",),
+        tuple(range(8)),
+        layers=cut,
+        recompute=("selective", "none"),
+        parallelism=Parallelism(dp=2, tp=2, ep=2),
     )
     engine = shared_engine(Plan((unit,), microbatches=2), config)
     assert_step_of_one_device(engine)
@@ -139,6 +155,9 @@ def test_verify_tries_layouts_of_experts_where_there_are_some():
     for layout in layouts:
         check_plan(layout.plan, graph, 12, 8)
     units = [layout.plan.unit_of("backbone") for layout in layouts[-len(EXPERT_LAYOUT_KINDS) :]]
-    assert {(unit.ep, unit.ep < unit.dp) for unit in units} >= {(4, False), (2, True)}
-    assert any(unit.ep > 1 and unit.tp > 1 and unit.pp > 1 for unit in units)
-    assert {cheaper_transfer(ROUTING, unit.ep, nodes=1) for unit in units} == {"gather", "all_to_all"}
+    assert {(unit.parallelism.ep, unit.parallelism.ep < unit.parallelism.dp) for unit in units} >= {
+        (4, False),
+        (2, True),
+    }
+    assert any(unit.parallelism.ep > 1 and unit.parallelism.tp > 1 and unit.pp > 1 for unit in units)
+    assert {cheaper_transfer(ROUTING, unit.parallelism.ep, nodes=1) for unit in units} == {"gather", "all_to_all"}

@@ -13,6 +13,7 @@ from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
@@ -21,8 +22,15 @@ from sharding.specs.modules import module_graph
 TP = 4
 PLAN = Plan(
     (
-        UnitPlan("internvit", ("vision",), (0, 1), dp=2, layers=(45,), recompute=("full",)),
-        UnitPlan("qwen", ("backbone",), tuple(range(2 * TP)), tp=TP, layers=(39, 41), recompute=("full", "selective")),
+        UnitPlan("internvit", ("vision",), (0, 1), layers=(45,), recompute=("full",), parallelism=Parallelism(dp=2)),
+        UnitPlan(
+            "qwen",
+            ("backbone",),
+            tuple(range(2 * TP)),
+            layers=(39, 41),
+            recompute=("full", "selective"),
+            parallelism=Parallelism(tp=TP),
+        ),
     ),
     microbatches=2,
 )
@@ -68,7 +76,7 @@ def test_a_device_holds_what_the_planner_counts(engine):
                 masters.compute_specs,
             )
             expected = sum(
-                n * layer.parameters_per_rank(unit.tp)
+                n * layer.parameters_per_rank(unit.parallelism.tp)
                 for name, *span in runs
                 for layer, n in graph[name].layers_between(*span)
             )

@@ -11,8 +11,9 @@ import pytest
 from configs.architectures import ExpertsConfig, LoraConfig, ModelConfig
 from data.packing.dealt_phases import plan_phase_rows
 from mmjax.training.engine.engine import Engine
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
 from tests.mmjax.training.engines import (
     SETTINGS,
     TIED_EMBEDDINGS,
@@ -25,6 +26,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, VISION, tiny_batch
+from tests.unit_plans import flat_unit
 
 EXPERTS = ModelConfig((), dataclasses.replace(BACKBONE, experts=ExpertsConfig(count=4, top_k=2, ffn=16)), ())
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=3), ())
@@ -34,8 +36,14 @@ ADAPTERS = dataclasses.replace(WITHOUT_GENERATOR, lora=(LoraConfig("backbone", r
 def unit(name="all", modules=("vision", "backbone"), start=0, dp=4, fsdp=4, layers=(5,), tp=1, **fields):
     devices = range(start, start + dp * tp * len(layers))
     recompute = fields.pop("recompute", ("none",) * len(layers))
-    return UnitPlan(
-        name, modules, tuple(devices), dp=dp, tp=tp, fsdp=fsdp, layers=layers, recompute=recompute, **fields
+    return flat_unit(
+        name,
+        modules,
+        tuple(devices),
+        layers=layers,
+        recompute=recompute,
+        **fields,
+        parallelism=Parallelism(dp=dp, tp=tp, fsdp=fsdp),
     )
 
 
@@ -81,8 +89,8 @@ def test_adapters_of_frozen_weights_get_the_gradients_of_one_device(recompute):
 # As the policy `fsdp` plans two encoders; the group of the backbone has the devices of a group of each encoder.
 EVERY_PHASE = Plan(
     (
-        unit("vision", ("vision",), dp=4, fsdp=2, layers=(2,), rows=4, capacities=(4, 8)),
-        unit("audio", ("audio",), dp=4, fsdp=2, layers=(2,), rows=4, capacities=(8,)),
+        unit("vision", ("vision",), dp=4, fsdp=2, layers=(2,), phase_rows=4, capacities=(4, 8)),
+        unit("audio", ("audio",), dp=4, fsdp=2, layers=(2,), phase_rows=4, capacities=(8,)),
         backbone(dp=4, fsdp=2, recompute=("1 full, 2 none",)),
     ),
     microbatches=2,

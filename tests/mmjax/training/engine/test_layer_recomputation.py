@@ -14,8 +14,10 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.placement import check_host_memory
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import make_stage_layouts, trees_by_module
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,
@@ -29,6 +31,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
+from tests.unit_plans import flat_unit
 
 DEEP = dataclasses.replace(BACKBONE, depth=5)
 CONFIG = ModelConfig((VISION,), DEEP, ())
@@ -41,8 +44,14 @@ def chain(*recompute: str, layers=(7,), dp=1, tp=1, **fields) -> Plan:
     """The encoder of two layers and the backbone of five in one unit."""
     devices = tuple(range(dp * tp * len(layers) // fields.get("chunks", 1)))
     schedule = "interleaved" if "chunks" in fields else "1f1b"
-    unit = UnitPlan(
-        "chain", ("vision", "backbone"), devices, dp=dp, tp=tp, layers=layers, recompute=recompute, **fields
+    unit = flat_unit(
+        "chain",
+        ("vision", "backbone"),
+        devices,
+        layers=layers,
+        recompute=recompute,
+        **fields,
+        parallelism=Parallelism(dp=dp, tp=tp),
     )
     return Plan((unit,), 2, schedule)
 
@@ -108,7 +117,12 @@ def test_so_are_those_of_adapters_and_behind_a_frozen_encoder(trainable):
 @pytest.mark.layouts
 def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over_runs():
     unit = UnitPlan(
-        "mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 1 selective, 2 none, 1 offload",), ep=2
+        "mind",
+        ("backbone",),
+        (0, 1),
+        layers=(5,),
+        recompute=("1 full, 1 selective, 2 none, 1 offload",),
+        parallelism=Parallelism(dp=2, ep=2),
     )
     check(Plan((unit,), 2), EXPERTS)
 
@@ -143,7 +157,9 @@ def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
 
 
 def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
-    unit = UnitPlan("mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 4 offload",))
+    unit = UnitPlan(
+        "mind", ("backbone",), (0, 1), layers=(5,), recompute=("1 full, 4 offload",), parallelism=Parallelism(dp=2)
+    )
     config = ModelConfig((), DEEP, ())
     engine = shared_engine(Plan((unit,)), config)
     programs = engine.executor.stages["mind", 0].programs

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import LoraConfig
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
@@ -26,10 +27,10 @@ from tests.tiny_model import tiny_batch
 
 CONFIG = dataclasses.replace(WITHOUT_GENERATOR, lora=(LoraConfig("backbone", rank=2), LoraConfig("vision", rank=2)))
 TRAINED = ("backbone_lora", "vision_lora", "vision_projector")
-SPLIT_VISION = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(2,))
+SPLIT_VISION = UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(tp=2))
 PLANS = {
     "data, tensor around a ring, pipeline": Plan(
-        (VISION_UNIT, dataclasses.replace(BACKBONE_UNIT, collectives="ring")), microbatches=2
+        (VISION_UNIT, BACKBONE_UNIT.with_parallelism(collectives="ring")), microbatches=2
     ),
     "tensor ranks next to one device": Plan((SPLIT_VISION, UnitPlan("backbone", ("backbone",), (2,), layers=(3,)))),
 }

@@ -11,8 +11,9 @@ from configs.architectures import ExpertsConfig, ModelConfig
 from configs.optimizer import SGD
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
 from tests.mmjax.training.engines import (
     SETTINGS,
     TIED_EMBEDDINGS,
@@ -26,6 +27,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
+from tests.unit_plans import flat_unit
 
 # Three tensor ranks divide the heads, and the projector's width, which is the backbone's.
 THREE_HEADS = ModelConfig(
@@ -41,15 +43,13 @@ def chain(vision, backbone, layers=(5,), microbatches=2, dp=1, schedule="1f1b", 
     """Vision and backbone in one unit, with tensor ranks of their own, on as few devices as these need, `dp` times."""
     devices = dp * np.lcm(vision, backbone).item()
     stages = len(layers) // fields.get("chunks", 1)
-    unit = UnitPlan(
+    unit = flat_unit(
         "chain",
         ("vision", "backbone"),
         tuple(range(devices * stages)),
-        dp=devices // backbone,
-        tp=backbone,
-        module_tp=(vision, backbone),
         layers=layers,
         **{"recompute": ("none",) * len(layers), **fields},
+        parallelism=Parallelism(dp=devices // backbone, tp=backbone, module_tp=(vision, backbone)),
     )
     return Plan((unit,), microbatches, schedule)
 
@@ -59,7 +59,7 @@ def chain(vision, backbone, layers=(5,), microbatches=2, dp=1, schedule="1f1b", 
     first_in_default(
         [
             (chain(1, 2, dp=2, collectives="ring"), WITHOUT_GENERATOR),
-            (chain(1, 2, layers=(1, 2, 2), collectives="gather"), TIED_EMBEDDINGS),
+            (chain(1, 2, layers=(1, 2, 2), collectives="sequence_parallel"), TIED_EMBEDDINGS),
             (chain(2, 1, layers=(3, 2), dp=2, recompute=("full", "selective")), TIED_EMBEDDINGS),
             (
                 chain(1, 2, layers=(1, 2, 1, 1), chunks=2, collectives="ring", schedule="interleaved"),

@@ -10,7 +10,6 @@ from configs.architectures import ModelConfig
 from configs.optimizer import Adafactor, AdamW, OptimizerConfig
 from mmjax.training.engine.stage_layouts import trees_by_module
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
     SETTINGS,
     assert_step_of_one_device,
@@ -20,6 +19,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch
+from tests.unit_plans import flat_unit
 
 
 def text_model(vocabulary, *, tied):
@@ -30,7 +30,7 @@ def unit(layers, **divisions):
     count = len(layers)
     for name in ("dp", "tp"):
         count *= divisions.get(name, 1)
-    return UnitPlan(
+    return flat_unit(
         "backbone", ("backbone",), tuple(range(count)), layers=layers, recompute=("none",) * len(layers), **divisions
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from data.packing.dealt_phases import plan_phase_rows
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
@@ -25,14 +26,25 @@ from tests.mmjax.training.engines import (
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
 
-BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, tp=2, layers=(3,))
+BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), layers=(3,), parallelism=Parallelism(dp=2, tp=2))
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=1), (TRANSFORMER_GENERATOR,))
 
 PLANS = {
     "3 replicas to 2": (
         WITHOUT_GENERATOR,
         Plan(
-            (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(12,)), BACKBONE_UNIT),
+            (
+                UnitPlan(
+                    "vision",
+                    ("vision",),
+                    (0, 1, 2),
+                    layers=(2,),
+                    phase_rows=3,
+                    capacities=(12,),
+                    parallelism=Parallelism(dp=3),
+                ),
+                BACKBONE_UNIT,
+            ),
             microbatches=2,
         ),
     ),
@@ -44,13 +56,11 @@ PLANS = {
                     "vision",
                     ("vision",),
                     tuple(range(8)),
-                    dp=2,
-                    tp=2,
                     layers=(1, 1),
                     recompute=("full", "none"),
-                    rows=8,
+                    phase_rows=8,
                     capacities=(4,),
-                    collectives="gather",
+                    parallelism=Parallelism(dp=2, tp=2, collectives="sequence_parallel"),
                 ),
                 BACKBONE_UNIT,
             ),
@@ -61,10 +71,25 @@ PLANS = {
         TWO_ENCODERS,
         Plan(
             (
-                UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(12,)),
-                UnitPlan("audio", ("audio",), (3,), layers=(2,), rows=1, capacities=(32,)),
+                UnitPlan(
+                    "vision",
+                    ("vision",),
+                    (0, 1, 2),
+                    layers=(2,),
+                    phase_rows=3,
+                    capacities=(12,),
+                    parallelism=Parallelism(dp=3),
+                ),
+                UnitPlan("audio", ("audio",), (3,), layers=(2,), phase_rows=1, capacities=(32,)),
                 UnitPlan("backbone", ("backbone",), (4,), layers=(1,)),
-                UnitPlan("generator", ("generator",), (5, 6, 7, 0, 1, 2), dp=6, rows=6, capacities=(1,)),
+                UnitPlan(
+                    "generator",
+                    ("generator",),
+                    (5, 6, 7, 0, 1, 2),
+                    phase_rows=6,
+                    capacities=(1,),
+                    parallelism=Parallelism(dp=6),
+                ),
             ),
             microbatches=2,
         ),
@@ -75,7 +100,7 @@ PLANS = {
 @pytest.mark.parametrize(("config", "plan"), first_in_default(PLANS.values()), ids=list(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(config, plan):
     engine = shared_engine(plan, config)
-    assert len(engine.exchanges.channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
+    assert len(engine.exchanges.channels) == len(engine.phases) == sum(unit.phase_rows > 0 for unit in plan.units)
     assert_step_of_one_device(engine)
 
 
@@ -107,7 +132,19 @@ def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
 
 def test_an_evaluation_answers_as_without_rows_of_its_own():
     config, plan = PLANS["3 replicas to 2"]
-    whole = Plan((dataclasses.replace(plan.units[0], rows=0, capacities=(), dp=1, devices=(0,)), BACKBONE_UNIT), 2)
+    whole = Plan(
+        (
+            dataclasses.replace(
+                plan.units[0],
+                phase_rows=0,
+                capacities=(),
+                devices=(0,),
+                parallelism=dataclasses.replace(plan.units[0].parallelism, dp=1),
+            ),
+            BACKBONE_UNIT,
+        ),
+        2,
+    )
     found = []
     for each in (plan, whole):
         engine = shared_engine(each, config)
@@ -133,7 +170,18 @@ def test_a_batch_without_an_image_is_an_ordinary_one():
 def test_items_with_a_class_token_keep_its_cell():
     config = dataclasses.replace(WITHOUT_GENERATOR, encoders=(dataclasses.replace(VISION, class_token=True),))
     plan = Plan(
-        (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(16,)), BACKBONE_UNIT),
+        (
+            UnitPlan(
+                "vision",
+                ("vision",),
+                (0, 1, 2),
+                layers=(2,),
+                phase_rows=3,
+                capacities=(16,),
+                parallelism=Parallelism(dp=3),
+            ),
+            BACKBONE_UNIT,
+        ),
         microbatches=2,
     )
     engine, batch = shared_engine(plan, config), tiny_batch(config)

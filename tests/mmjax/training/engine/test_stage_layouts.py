@@ -11,6 +11,7 @@ from mmjax.models.model import model_modules
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import layer_stack_shapes, make_stage_layouts
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -113,23 +114,26 @@ WIDE = ModelConfig(
 MATRIX, VECTORS = 64 * 64 // 2, 3 * 4 * 64
 
 
-def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives: str = "reduce") -> dict:
+def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives: str = "all_reduce") -> dict:
     """By stage, the shapes on one device of all residuals of a microbatch; nothing is compiled."""
     plan = Plan(
         (
-            UnitPlan("v", ("vision",), (0, 1), dp=2, layers=(2,), recompute=(recompute,)),
+            UnitPlan("v", ("vision",), (0, 1), layers=(2,), recompute=(recompute,), parallelism=Parallelism(dp=2)),
             UnitPlan(
                 "b",
                 ("backbone",),
                 (0, 1, 2, 3),
-                dp=2,
-                tp=2,
                 layers=(3,),
                 recompute=(recompute,),
-                collectives=collectives,
+                parallelism=Parallelism(dp=2, tp=2, collectives=collectives),
             ),
             UnitPlan(
-                "g", ("generator",), (2, 3), dp=1, tp=2, layers=(1,), recompute=(recompute,), collectives=collectives
+                "g",
+                ("generator",),
+                (2, 3),
+                layers=(1,),
+                recompute=(recompute,),
+                parallelism=Parallelism(dp=1, tp=2, collectives=collectives),
             ),
         )
     )
@@ -171,6 +175,6 @@ def test_sequence_parallelism_divides_the_residuals_of_a_stage():
     """All between the layers, that is: a rank keeps its positions, and everything inside attention and MLP is split."""
     whole, divided = (
         {node: sum(map(np.prod, shapes)) for node, shapes in residuals("selective", 8, ("all",), how).items()}
-        for how in ("reduce", "ring")
+        for how in ("all_reduce", "ring")
     )
     assert divided["b", 0] < 0.8 * whole["b", 0]

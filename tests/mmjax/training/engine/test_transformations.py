@@ -31,6 +31,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.hyperparameters import learning_rate, make_hyperparameters
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.transformations import LayerOptimizer
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import noisy_state
@@ -44,8 +45,15 @@ CONFIG = ModelConfig(
 )
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
-        UnitPlan("backbone", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=(1, 2), recompute=("none",) * 2, ep=2),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            tuple(range(8)),
+            layers=(1, 2),
+            recompute=("none",) * 2,
+            parallelism=Parallelism(dp=2, tp=2, ep=2),
+        ),
     ),
     microbatches=2,
 )

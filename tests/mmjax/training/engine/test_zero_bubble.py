@@ -17,7 +17,8 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.split_backward import MicrobatchArrays
 from sharding.specs.layer import make_loads
@@ -135,7 +136,7 @@ def test_costs_count_what_waits_for_a_wgrad_and_no_half_more(recompute, tp):
         np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves((kept, saved))
     )
     loads = {"backbone": make_loads(np.full(rows, float(length)), float(length) ** 2, 1.0)}
-    costs = AnalyticCostModel(read_cluster("h100"), element_bytes=4, collectives="reduce")
+    costs = AnalyticCostModel(read_cluster("h100"), element_bytes=4, collectives="all_reduce")
     batch_costs = BatchCosts(module_graph(WIDE), costs, loads)
     stage = plan_costs(plan, batch_costs, frozenset(["backbone"])).stages["backbone", 1]
     counted = float(stage.saved_bytes.max() + stage.wgrad.saved_bytes.max())
@@ -166,7 +167,7 @@ def test_a_step_after_compile_step_compiles_no_stage_and_a_recording_has_every_o
     "unit",
     [
         pytest.param({"tp": 2}, id="reduce"),
-        pytest.param({"tp": 2, "collectives": "gather"}, id="gather"),
+        pytest.param({"tp": 2, "collectives": "sequence_parallel"}, id="sequence_parallel"),
         pytest.param({"tp": 2, "collectives": "ring"}, id="ring"),
         pytest.param({"cp": 2}, id="context parallel"),
         pytest.param({"dp": 2, "fsdp": 2, "recompute": "full"}, id="fully sharded"),

@@ -97,7 +97,11 @@ def test_a_plan_on_context_parallel_ranks_that_were_not_timed_is_refused(measure
 def _on_context_ranks(ranks):
     plan, devices = single_device_plan(GRAPH), tuple(range(ranks.cp))
     units = [
-        dataclasses.replace(unit, cp=ranks.cp, devices=devices, context_transfer=ranks.context_transfer)
+        dataclasses.replace(
+            unit,
+            devices=devices,
+            parallelism=dataclasses.replace(unit.parallelism, cp=ranks.cp, context_transfer=ranks.context_transfer),
+        )
         for unit in plan.units[:2]
     ]
     return dataclasses.replace(plan, units=(*units, plan.units[2]))

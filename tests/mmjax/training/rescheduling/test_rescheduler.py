@@ -31,8 +31,7 @@ SECONDS = {"vision": (100.0, 0.1), "backbone": (0.1, 10.0), "generator": (0.1, 0
 
 WRONG = Plan(
     tuple(
-        dataclasses.replace(
-            unit,
+        unit.with_hints(
             forward_seconds=(SECONDS[unit.name][0],) * unit.stage_count,
             backward_seconds=(SECONDS[unit.name][1],) * unit.stage_count,
         )

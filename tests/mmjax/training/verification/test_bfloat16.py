@@ -9,6 +9,7 @@ import pytest
 from mmjax.training.engine.engine import Engine
 from mmjax.training.verification.comparison import compare_with_reference
 from mmjax.training.verification.reference import AVERAGED
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.faulty_hop import faulty
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.layouts
 
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
         UnitPlan("backbone", ("backbone",), (2, 3), layers=(1, 2), recompute=("none",) * 2),
     ),
     microbatches=3,

@@ -26,6 +26,7 @@ from mmjax.training.verification.reports import (
     print_verdict,
 )
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.faulty_hop import faulty
@@ -40,8 +41,15 @@ MODEL = dataclasses.replace(
 )
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,)),
-        UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, layers=(1, 2), recompute=("none", "selective")),
+        UnitPlan("vision", ("vision",), (0, 1, 2), layers=(2,), parallelism=Parallelism(dp=3)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            (3, 4, 5, 6),
+            layers=(1, 2),
+            recompute=("none", "selective"),
+            parallelism=Parallelism(dp=2),
+        ),
         UnitPlan("generator", ("generator",), (7,)),
     ),
 )

@@ -12,6 +12,7 @@ import pytest
 
 from mmjax.training.engine.engine import Engine
 from mmjax.training.verification.comparison import ALL_MODULES, LIMITS, compare_with_reference
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.faults.engine_faults import (
@@ -29,8 +30,15 @@ pytestmark = pytest.mark.layouts
 
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
-        UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), dp=2, layers=(1, 2), recompute=("none",) * 2),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            (2, 3, 4, 5),
+            layers=(1, 2),
+            recompute=("none",) * 2,
+            parallelism=Parallelism(dp=2),
+        ),
     ),
     microbatches=3,
 )

@@ -10,7 +10,8 @@ from mmjax.training.verification.configured_run import layouts_to_verify
 from mmjax.training.verification.divided_plans import GlobalRows, module_roles
 from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, kinds_for
 from sharding.plans.plan import Plan, check_plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.bundled_ops import find_bundles
 from sharding.schedules.named.build import build_schedule
 from sharding.specs.modules import module_graph
@@ -29,7 +30,7 @@ def units(layouts, name):
 
 
 def copied(plan):
-    return any(unit.copies > 1 for unit in plan.units)
+    return any(unit.parallelism.pipeline_replicas > 1 for unit in plan.units)
 
 
 def bundle_kinds(plan, graph):
@@ -42,23 +43,31 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     layouts, refused = default_layouts(module_graph(DEEP), ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS), {}) and len(layouts) >= 12
     assert len({layout.name for layout in layouts}) == len(layouts)
-    pairs = {(layout.plan.unit_of("vision").dp, layout.plan.unit_of("backbone").dp) for layout in layouts}
+    pairs = {
+        (layout.plan.unit_of("vision").parallelism.dp, layout.plan.unit_of("backbone").parallelism.dp)
+        for layout in layouts
+    }
     assert {(3, 2), (2, 3), (2, 1)} <= pairs
-    ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
+    ranks = {
+        (layout.plan.unit_of("vision").parallelism.tp, layout.plan.unit_of("backbone").parallelism.tp)
+        for layout in layouts
+    }
     assert {(2, 1), (1, 2), (2, 2)} <= ranks
     assert {layout.plan.microbatches for layout in layouts} == {2, 3, 4, 6, 12}
     assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe", "zb-h1", "colocated"}
-    assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
+    assert max(unit.parallelism.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
     recompute = {kind for unit in units(layouts, "backbone") for kind in unit.recompute}
     assert {"none", "selective", "full"} <= recompute and any("offload, " in kind for kind in recompute)
-    assert {unit.extra_in_flight for unit in units(layouts, "backbone")} == {0, 1}
+    assert {unit.schedule_hints.extra_microbatches for unit in units(layouts, "backbone")} == {0, 1}
     several = {
         (unit.name, unit.pp, unit.capacities) for layout in layouts for unit in layout.plan.units if unit.capacities
     }
     assert several == {("vision", 2, (16, 32)), ("vision", 1, (16, 32)), ("generator", 1, (2, 4))}
     assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
-    unlike = [(unit.modules, unit.module_tp, unit.layers[0]) for layout in layouts for unit in layout.plan.units]
+    unlike = [
+        (unit.modules, unit.parallelism.module_tp, unit.layers[0]) for layout in layouts for unit in layout.plan.units
+    ]
     assert [each for each in unlike if each[1]] == [
         (("vision", "backbone"), (1, 2), 3),
         (("vision", "backbone", "generator"), (1, 2, 1), 1),
@@ -70,12 +79,15 @@ def test_eight_devices_allow_a_layout_of_every_kind():
 def test_colocated_layouts_have_copies_slices_and_bundles_of_every_kind():
     graph = module_graph(DEEP)
     layouts, _ = default_layouts(graph, ROWS, devices=8)
-    assert {unit.copies for unit in units(layouts, "vision")} == {1, 2, 4}
-    assert {unit.copies for unit in units(layouts, "backbone")} == {1}
+    assert {unit.parallelism.pipeline_replicas for unit in units(layouts, "vision")} == {1, 2, 4}
+    assert {unit.parallelism.pipeline_replicas for unit in units(layouts, "backbone")} == {1}
     colocated = [layout for layout in layouts if layout.plan.schedule == "colocated"]
-    assert [layout.plan.unit_of("vision").copies for layout in colocated] == [1, 4, 2]
+    assert [layout.plan.unit_of("vision").parallelism.pipeline_replicas for layout in colocated] == [1, 4, 2]
     assert [set(layout.plan.unit_of("vision").devices) for layout in colocated] == [set(range(n)) for n in (4, 4, 4)]
-    assert [(layout.plan.unit_of("vision").chunks, layout.plan.unit_of("backbone").chunks) for layout in colocated] == [
+    assert [
+        (layout.plan.unit_of("vision").parallelism.chunks, layout.plan.unit_of("backbone").parallelism.chunks)
+        for layout in colocated
+    ] == [
         (1, 1),
         (1, 1),
         (2, 2),
@@ -87,7 +99,11 @@ def test_colocated_layouts_have_copies_slices_and_bundles_of_every_kind():
     ]
     assert [layout.name.endswith(", in bundles") for layout in colocated] == [False, False, True]
     (own,) = (plan for plan in (layout.plan for layout in layouts) if plan.schedule == "1f1b" and copied(plan))
-    assert [(unit.copies, unit.pp, unit.rows) for unit in own.units] == [(2, 2, 2), (1, 1, 0), (2, 1, 1)]
+    assert [(unit.parallelism.pipeline_replicas, unit.pp, unit.phase_rows) for unit in own.units] == [
+        (2, 2, 2),
+        (1, 1, 0),
+        (2, 1, 1),
+    ]
 
 
 def test_a_plan_that_cannot_run_is_named_before_anything_is_computed():
@@ -96,7 +112,14 @@ def test_a_plan_that_cannot_run_is_named_before_anything_is_computed():
     backbone = UnitPlan("backbone", ("backbone",), (1,), layers=(4,))
     refused = {
         "the plan's schedule is 'zb-h2'": Plan((vision, backbone), schedule="zb-h2"),
-        "cp 5 takes two chunks": Plan((vision, dataclasses.replace(backbone, devices=(1, 2, 3, 4, 5), cp=5))),
+        "cp 5 takes two chunks": Plan(
+            (
+                vision,
+                dataclasses.replace(
+                    backbone, devices=(1, 2, 3, 4, 5), parallelism=dataclasses.replace(backbone.parallelism, cp=5)
+                ),
+            )
+        ),
     }
     for reason, plan in refused.items():
         with pytest.raises(PlanError, match=f"mine.json: .*{reason}"):
@@ -145,15 +168,19 @@ def test_a_backbone_is_tried_as_one_program(model):
     layouts, _ = default_layouts(module_graph(model), ROWS, devices=8)
     compiled = [layout.plan for layout in layouts if layout.plan.unit_of("backbone").is_compiled]
     units = [plan.unit_of("backbone") for plan in compiled]
-    assert [(unit.pp, unit.chunks, unit.tp, unit.dp) for unit in units] == [(2, 1, 2, 2), (2, 2, 1, 1), (4, 1, 2, 1)]
-    assert [plan.unit_of("vision").rows for plan in compiled] == [0, 1, 0]
+    assert [(unit.pp, unit.parallelism.chunks, unit.parallelism.tp, unit.parallelism.dp) for unit in units] == [
+        (2, 1, 2, 2),
+        (2, 2, 1, 1),
+        (4, 1, 2, 1),
+    ]
+    assert [plan.unit_of("vision").phase_rows for plan in compiled] == [0, 1, 0]
 
 
 def test_a_backbone_of_few_layers_interleaves_together_with_its_encoder():
     layouts, _ = default_layouts(module_graph(tiny_model()), GlobalRows(12), devices=8)
     (plan,) = (layout.plan for layout in layouts if layout.plan.schedule == "interleaved")
     chain = plan.unit_of("backbone")
-    assert (chain.modules, chain.layers, chain.chunks) == (("vision", "backbone"), (1, 1, 1, 2), 2)
+    assert (chain.modules, chain.layers, chain.parallelism.chunks) == (("vision", "backbone"), (1, 1, 1, 2), 2)
 
 
 def test_roles_follow_the_edges():

@@ -45,40 +45,53 @@ def test_all_kinds_of_division_occur_and_combine():
     units = list(itertools.chain.from_iterable(plan.units for plan in plans))
     assert {plan.microbatches for plan in plans} == {1, 2, 3, 4}
     assert {plan.schedule for plan in plans} == set(BUILT_IN_SCHEDULES)
-    assert {unit.dp for unit in units} >= {1, 2, 3, 4} and {unit.tp for unit in units} == {1, 2}  # of 2 key-value heads
-    assert {unit.pp for unit in units} == {1, 2, 3, 4} and {unit.chunks for unit in units} == {1, 2}
-    assert {unit.ep for unit in units} >= {1, 2, 4}
-    assert {unit.expert_transfer for unit in units if unit.ep > 1} == set(get_args(ExpertTransferChoice))
+    assert {unit.parallelism.dp for unit in units} >= {1, 2, 3, 4} and {unit.parallelism.tp for unit in units} == {
+        1,
+        2,
+    }  # of 2 key-value heads
+    assert {unit.pp for unit in units} == {1, 2, 3, 4} and {unit.parallelism.chunks for unit in units} == {1, 2}
+    assert {unit.parallelism.ep for unit in units} >= {1, 2, 4}
+    assert {unit.parallelism.expert_transfer for unit in units if unit.parallelism.ep > 1} == set(
+        get_args(ExpertTransferChoice)
+    )
     stages = [(unit, stage) for unit in units for stage in range(unit.stage_count)]
     policies = [unit.layer_recompute(stage) for unit, stage in stages]
     assert set(itertools.chain.from_iterable(policies)) == set(RECOMPUTE_POLICIES)
     assert max(len(set(of_stage)) for of_stage in policies) == 2
-    assert {unit.collectives for unit in units} == set(COLLECTIVES)
+    assert {unit.parallelism.collectives for unit in units} == set(COLLECTIVES)
     assert {unit.modules for unit in units} == {
         *(("vision",), ("backbone",), ("generator",), ("vision", "backbone"), ("backbone", "generator")),
         ("vision", "backbone", "generator"),
     }
-    assert {unit.extra_in_flight for unit in units} == {0, 1, 2, 3}
-    assert {unit.modules for unit in units if unit.rows} == {("vision",), ("generator",)}
-    assert any(unit.rows and 12 % unit.dp for unit in units)
-    assert {len(unit.capacities) for unit in units if unit.rows} == {0, 2, 3, 4}
-    timed = {plan.schedule for plan in plans if any(unit.forward_seconds for unit in plan.units)}
+    assert {unit.schedule_hints.extra_microbatches for unit in units} == {0, 1, 2, 3}
+    assert {unit.modules for unit in units if unit.phase_rows} == {("vision",), ("generator",)}
+    assert any(unit.phase_rows and 12 % unit.parallelism.dp for unit in units)
+    assert {len(unit.capacities) for unit in units if unit.phase_rows} == {0, 2, 3, 4}
+    timed = {plan.schedule for plan in plans if any(unit.schedule_hints.forward_seconds for unit in plan.units)}
     assert timed == {"interleaved", "colocated"}
     dispatched = [plan for plan in plans if not any(unit.is_compiled for unit in plan.units)]
-    assert all(bool(unit.forward_seconds) == (plan.schedule in timed) for plan in dispatched for unit in plan.units)
-    assert {unit.copies for unit in units} == {1, 2, 3} and any(unit.copy_of_microbatch for unit in units)
-    assert any(unit.copies > 1 and unit.rows for unit in units)
-    waiting = [plan for plan in plans if any(unit.forward_communication for unit in plan.units)]
+    assert all(
+        bool(unit.schedule_hints.forward_seconds) == (plan.schedule in timed)
+        for plan in dispatched
+        for unit in plan.units
+    )
+    assert {unit.parallelism.pipeline_replicas for unit in units} == {1, 2, 3} and any(
+        unit.schedule_hints.replica_of_microbatch for unit in units
+    )
+    assert any(unit.parallelism.pipeline_replicas > 1 and unit.phase_rows for unit in units)
+    waiting = [plan for plan in plans if any(unit.schedule_hints.forward_communication for unit in plan.units)]
     assert {plan.schedule for plan in waiting} == {"colocated"}
-    assert {unit.cp for unit in units} == {1, 2, 4} and any(unit.cp > 1 and unit.rows for unit in units)
-    assert {unit.context_transfer for unit in units if unit.cp > 1} == {"ring", "all_to_all"}
+    assert {unit.parallelism.cp for unit in units} == {1, 2, 4} and any(
+        unit.parallelism.cp > 1 and unit.phase_rows for unit in units
+    )
+    assert {unit.parallelism.context_transfer for unit in units if unit.parallelism.cp > 1} == {"ring", "all_to_all"}
     assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
     shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
     assert any(shared) and not all(shared)
-    assert any(unit.dp > 1 and unit.tp > 1 and unit.pp > 1 for unit in units)
-    unlike = [unit for unit in units if unit.module_tp]
-    assert {unit.module_tp for unit in unlike} >= {(1, 2), (2, 1), (1, 2, 1), (2, 1, 2)}
-    assert any(unit.pp > 1 for unit in unlike) and any(unit.ep > 1 for unit in unlike)
+    assert any(unit.parallelism.dp > 1 and unit.parallelism.tp > 1 and unit.pp > 1 for unit in units)
+    unlike = [unit for unit in units if unit.parallelism.module_tp]
+    assert {unit.parallelism.module_tp for unit in unlike} >= {(1, 2), (2, 1), (1, 2, 1), (2, 1, 2)}
+    assert any(unit.pp > 1 for unit in unlike) and any(unit.parallelism.ep > 1 for unit in unlike)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +103,12 @@ def test_the_backbone_is_one_program_in_some(model):
     compiled = {name: plan for name, plan in plans.items() if plan.unit_of("backbone").is_compiled}
     assert 20 < len(compiled) < 100 and all("executor compiled" in name for name in compiled)
     units = [plan.unit_of("backbone") for plan in compiled.values()]
-    assert {unit.pp for unit in units} == {1, 2, 4} and {unit.chunks for unit in units} == {1, 2}
-    assert {unit.cp for unit in units} == {1, 2, 4} and {unit.tp for unit in units} == {1, 2}
+    assert {unit.pp for unit in units} == {1, 2, 4} and {unit.parallelism.chunks for unit in units} == {1, 2}
+    assert {unit.parallelism.cp for unit in units} == {1, 2, 4} and {unit.parallelism.tp for unit in units} == {1, 2}
     assert {unit.layers for unit in units} == {(4,), (2, 2), (1, 1, 1, 1)}
     assert {unit.recompute[0] for unit in units} == {"none", "selective", "full"}
     assert {plan.schedule for plan in compiled.values()} == {"1f1b", "interleaved", "gpipe", "zb-h1"}
-    assert max(unit.fsdp for unit in units) > 1
+    assert max(unit.parallelism.fsdp for unit in units) > 1
 
 
 def test_the_name_of_a_plan_has_every_key_that_is_not_a_default():
@@ -104,8 +117,13 @@ def test_the_name_of_a_plan_has_every_key_that_is_not_a_default():
         _, *of_units = name.split(" | ")
         for of_unit, unit in zip(of_units, plan.units, strict=True):
             keys = {of_key.split()[0] for of_key in of_unit.split(": ")[1].split("; ")}
-            others = (field for field in dataclasses.fields(unit) if field.name not in ("name", "modules", "devices"))
-            assert keys == {"devices"} | {key.name for key in others if getattr(unit, key.name) != key.default}
+            changed = {
+                field.name
+                for record in (unit, unit.parallelism, unit.schedule_hints)
+                for field in dataclasses.fields(record)
+                if getattr(record, field.name) != field.default
+            }
+            assert keys == changed - {"name", "modules", "parallelism", "schedule_hints"}
 
 
 def test_plans_depend_on_seed_and_number_alone():

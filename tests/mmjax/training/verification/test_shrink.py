@@ -22,6 +22,7 @@ from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -35,11 +36,16 @@ LARGE = ModelConfig(
 )
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(45,)),
+        UnitPlan("vision", ("vision",), (0, 1, 2), layers=(45,), parallelism=Parallelism(dp=3)),
         UnitPlan(
-            "backbone", ("backbone",), tuple(range(48)), tp=8, layers=(5, 15, 15, 15, 15, 15), recompute=("full",) * 6
+            "backbone",
+            ("backbone",),
+            tuple(range(48)),
+            layers=(5, 15, 15, 15, 15, 15),
+            recompute=("full",) * 6,
+            parallelism=Parallelism(tp=8),
         ),
-        UnitPlan("generator", ("generator",), tuple(range(8)), tp=8),
+        UnitPlan("generator", ("generator",), tuple(range(8)), parallelism=Parallelism(tp=8)),
     ),
     microbatches=4,
 )
@@ -171,7 +177,7 @@ def test_layers_keep_about_their_proportion():
 
 
 def test_capacities_shrink_with_rows_and_hold_any_batch():
-    eyes = dataclasses.replace(PLAN.units[0], rows=3, capacities=(100, 1024, 2048, 3072))
+    eyes = dataclasses.replace(PLAN.units[0], phase_rows=3, capacities=(100, 1024, 2048, 3072))
     large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN,)))
     plan = dataclasses.replace(PLAN, units=(eyes, *PLAN.units[1:]))
     assert shrink_plan(plan, large, small, ROWS, SMALL_ROWS).unit_of("vision").capacities == (4, 16, 32, 64)

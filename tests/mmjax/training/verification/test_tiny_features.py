@@ -1,7 +1,5 @@
 """`tiny_features.gin`: three axes of positions, features of encoder layers and blocks, where both modules are cut."""
 
-import dataclasses
-
 import pytest
 
 import mmjax
@@ -11,6 +9,7 @@ from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layouts import default_layouts
 from sharding.plans.plan import Plan
 from sharding.specs.modules import module_graph
+from tests.unit_plans import changed_unit
 
 pytestmark = pytest.mark.layouts
 
@@ -25,9 +24,11 @@ def test_pipelines_of_tensor_ranks_and_rows_of_their_own_agree_with_one_device()
         next(layout for layout in layouts if layout.name.startswith(name))
         for name in ("tp 2 -> 2 -> 1, pp 2 -> 2 -> 1", "rows 1 -> 0")
     )
-    of_rows = {unit.name: {"rows": unit.rows, "capacities": unit.capacities} for unit in own_rows.plan.units}
-    units = tuple(dataclasses.replace(unit, **of_rows[unit.name]) for unit in cut.plan.units)
-    assert [(unit.pp, unit.tp, unit.rows, len(unit.capacities)) for unit in units] == [
+    of_rows = {
+        unit.name: {"phase_rows": unit.phase_rows, "capacities": unit.capacities} for unit in own_rows.plan.units
+    }
+    units = tuple(changed_unit(unit, **of_rows[unit.name]) for unit in cut.plan.units)
+    assert [(unit.pp, unit.parallelism.tp, unit.phase_rows, len(unit.capacities)) for unit in units] == [
         (2, 2, 1, 2),
         (2, 2, 0, 0),
         (1, 1, 1, 2),

@@ -23,6 +23,6 @@ def test_stages_with_tensor_ranks_agree_with_one_device(file, name, divisions):
     model, data = config.model, config.data
     layouts, _ = default_layouts(module_graph(model), GlobalRows.from_data(model, data), devices=4)
     (layout,) = [layout for layout in layouts if layout.name.startswith(name)][:1]
-    assert [(unit.pp, unit.tp) for unit in layout.plan.units] == divisions
+    assert [(unit.pp, unit.parallelism.tp) for unit in layout.plan.units] == divisions
     for report in verify_run(model, data, config.dataset("train"), [layout], config.engine_settings, steps=1):
         assert report.ok, report

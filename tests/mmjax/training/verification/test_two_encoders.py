@@ -27,7 +27,7 @@ def test_colocated_layouts_agree_and_the_frozen_encoder_has_no_gradient(layouts)
     """In copies, in slices and bundles; `python -m mmjax.verify` compares the others."""
     assert GRAPH.names == ("vision", "audio", "backbone", "generator") and "vision" not in CONFIG.trainable
     chosen = [layout for layout in layouts if layout.plan.schedule == "colocated" and layout.plan.units[0].copies > 1]
-    copies = [[unit.copies for unit in layout.plan.units] for layout in chosen]
+    copies = [[unit.parallelism.pipeline_replicas for unit in layout.plan.units] for layout in chosen]
     assert copies == [[4, 4, 1, 4], [2, 2, 1, 2]]
     settings, data = CONFIG.engine_settings, CONFIG.dataset("train")
     reports = list(verify_run(CONFIG.model, CONFIG.data, data, chosen, settings, steps=1))

@@ -17,6 +17,7 @@ from mmjax.training.verification import comparison
 from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layout_results import prepare_processes
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -29,15 +30,24 @@ def layouts() -> list[NamedLayout]:
     """Of 2 devices in each of 3 processes: all of them, one device of the first, those of the last two."""
     spread = Plan(
         (
-            UnitPlan("vision", ("vision",), (4, 5), dp=2, layers=(2,), rows=2),  # sends to other processes by items
-            UnitPlan("backbone", ("backbone",), (0, 3, 1, 2), dp=2, layers=(1, 2), recompute=("none",) * 2),
+            UnitPlan(
+                "vision", ("vision",), (4, 5), layers=(2,), phase_rows=2, parallelism=Parallelism(dp=2)
+            ),  # sends to other processes by items
+            UnitPlan(
+                "backbone",
+                ("backbone",),
+                (0, 3, 1, 2),
+                layers=(1, 2),
+                recompute=("none",) * 2,
+                parallelism=Parallelism(dp=2),
+            ),
         ),
         microbatches=3,
     )
     last = Plan(
         (
             UnitPlan("vision", ("vision",), (2,), layers=(2,)),
-            UnitPlan("backbone", ("backbone",), (3, 4), tp=2, layers=(3,)),
+            UnitPlan("backbone", ("backbone",), (3, 4), layers=(3,), parallelism=Parallelism(tp=2)),
         ),
         microbatches=2,
     )

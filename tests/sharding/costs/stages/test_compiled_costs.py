@@ -10,6 +10,7 @@ from sharding.costs.stages.compiled_costs import CompiledSums, lockstep_sums
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import WgradCosts
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
@@ -21,6 +22,7 @@ from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import COSTS, MODEL, ROWS
+from tests.unit_plans import changed_unit
 
 TEXT = dataclasses.replace(MODEL, generators=())
 GRAPH = module_graph(TEXT)
@@ -35,13 +37,16 @@ def plan(executor: ExecutorName, chunks: int = 1, dp: int = 1) -> Plan:
         "backbone",
         ("backbone",),
         devices,
-        dp=dp,
         layers=layers,
         recompute=("none",) * len(layers),
-        chunks=chunks,
         executor=executor,
+        parallelism=Parallelism(dp=dp, chunks=chunks),
     )
-    return Plan((UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)), backbone), 2, "interleaved")
+    return Plan(
+        (UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)), backbone),
+        2,
+        "interleaved",
+    )
 
 
 def sums(wgrad: WgradCosts | None = None) -> CompiledSums:
@@ -108,7 +113,7 @@ def test_replicas_of_a_pipeline_rank_may_be_on_any_devices(fields):
     """Devices are listed by pipeline rank: the replicas of the first are on the first two."""
 
     def once_per_step(*devices):
-        unit = dataclasses.replace(plan("compiled", dp=2).units[1], devices=devices, **fields)
+        unit = changed_unit(plan("compiled", dp=2).units[1], devices=devices, **fields)
         (costs,) = unit_costs(unit, 2, BATCH, ALL)
         communication = costs.forward_communication + costs.backward_communication
         return costs.gather + costs.reduce + float(communication.sum())

@@ -13,9 +13,11 @@ from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StepCosts
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
@@ -36,8 +38,15 @@ BATCH = BatchCosts(GRAPH, COSTS, ROWS)
 ALL = trained_parts(GRAPH, ("all",))
 CUT = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)),
-        UnitPlan("backbone", ("backbone",), (2, 3), dp=1, tp=1, layers=(1, 3), recompute=("full", "none")),
+        UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)),
+        UnitPlan(
+            "backbone",
+            ("backbone",),
+            (2, 3),
+            layers=(1, 3),
+            recompute=("full", "none"),
+            parallelism=Parallelism(dp=1, tp=1),
+        ),
         UnitPlan("generator", ("generator",), (4,)),
     ),
     microbatches=2,
@@ -127,7 +136,14 @@ def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state()
 
 
 def test_every_chunk_gathers_and_reduces_what_it_holds():
-    unit = UnitPlan("backbone", ("backbone",), (2, 3), dp=2, layers=(2, 2), recompute=("none", "none"), chunks=2)
+    unit = UnitPlan(
+        "backbone",
+        ("backbone",),
+        (2, 3),
+        layers=(2, 2),
+        recompute=("none", "none"),
+        parallelism=Parallelism(dp=2, chunks=2),
+    )
     plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
     chunked, whole = plan_costs(plan, BATCH, ALL).stages, plan_costs(ranked(), BATCH, ALL).stages["backbone", 0]
     for kind in ("gather", "reduce"):
@@ -139,7 +155,14 @@ def test_every_chunk_gathers_and_reduces_what_it_holds():
 def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
     """A plan whose backbone has these ranks."""
     devices = tuple(range(2, 2 + dp * cp * tp))
-    unit = UnitPlan("backbone", ("backbone",), devices, dp=dp, tp=tp, layers=(4,), recompute=(recompute,), cp=cp, ep=ep)
+    unit = UnitPlan(
+        "backbone",
+        ("backbone",),
+        devices,
+        layers=(4,),
+        recompute=(recompute,),
+        parallelism=Parallelism(dp=dp, tp=tp, cp=cp, ep=ep),
+    )
     return Plan((CUT.units[0], unit, CUT.units[2]), 2)
 
 
@@ -164,7 +187,7 @@ def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
     edge = (("vision", 0), ("backbone", 0))
     seconds = [plan_costs(ranked(2, cp), BATCH, ALL).hops[edge] for cp in (1, 2)]
     np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's replicas have one device each
-    encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), dp=2, layers=(3,), cp=2)
+    encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), layers=(3,), parallelism=Parallelism(dp=2, cp=2))
     both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
     halves = plan_costs(both, BATCH, ALL).hops[edge]
     assert (halves < seconds[0]).all() and (halves > seconds[0] / 2).all()
@@ -198,12 +221,12 @@ def test_a_plan_may_name_the_transfer_of_tokens_to_experts(ep, cheaper):
     graph = with_experts(GRAPH, 8)
     batch, trains = BatchCosts(graph, COSTS, _four(ROWS)), trained_parts(graph, ("all",))
     found = {}
-    for transfer in ("cheaper", "gather", "all_to_all"):
+    for transfer in ("auto", "gather", "all_to_all"):
         plan = ranked(4, ep=ep)
-        units = [dataclasses.replace(unit, expert_transfer=transfer) for unit in plan.units]
+        units = [unit.with_parallelism(expert_transfer=transfer) for unit in plan.units]
         stage = plan_costs(dataclasses.replace(plan, units=tuple(units)), batch, trains).stages["backbone", 0]
         found[transfer] = (stage.static_bytes, stage.forward_communication.tolist())
-    assert found["cheaper"] == found[cheaper] and found["gather"] != found["all_to_all"]
+    assert found["auto"] == found[cheaper] and found["gather"] != found["all_to_all"]
 
 
 def test_replicas_that_exchange_tokens_wait_for_the_slowest():
@@ -266,15 +289,22 @@ def test_hops_carry_the_input_of_the_next_stage():
 
 
 def test_sequence_parallelism_divides_hops_and_saved_activations():
-    unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), tp=2, layers=(2, 2), recompute=("none", "none"))
+    unit = UnitPlan(
+        "backbone",
+        ("backbone",),
+        (0, 1, 2, 3),
+        layers=(2, 2),
+        recompute=("none", "none"),
+        parallelism=Parallelism(tp=2),
+    )
     others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
     whole, divided = (
         plan_costs(
-            Plan((others[0], dataclasses.replace(unit, collectives=how), others[1]), 2),
+            Plan((others[0], unit.with_parallelism(collectives=how), others[1]), 2),
             BATCH,
             ALL,
         )
-        for how in ("reduce", "gather")
+        for how in ("all_reduce", "sequence_parallel")
     )
     node, hop = ("backbone", 0), (("backbone", 0), ("backbone", 1))
     assert (divided.stages[node].saved_bytes < whole.stages[node].saved_bytes).all()
@@ -283,17 +313,17 @@ def test_sequence_parallelism_divides_hops_and_saved_activations():
 
 
 def test_layers_without_sequence_parallelism_are_not_divided():
-    unit = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(3,))
+    unit = UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(tp=2))
     others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
     whole, divided = (
-        plan_costs(Plan((dataclasses.replace(unit, collectives=how), *others), 2), BATCH, ALL)
-        for how in ("reduce", "ring")
+        plan_costs(Plan((unit.with_parallelism(collectives=how), *others), 2), BATCH, ALL)
+        for how in ("all_reduce", "ring")
     )
     hop = (("vision", 0), ("backbone", 0))
     np.testing.assert_array_equal(divided.hops[hop], whole.hops[hop])
     load, two = np.array([100.0, 1e4, 1.0, 0.0]), LayerParallelism(2, collectives="ring")
     for layer, _ in GRAPH["vision"].all_layers:
-        alone = saved_activation_bytes(layer, load, dataclasses.replace(two, collectives="reduce"), "none", COSTS)
+        alone = saved_activation_bytes(layer, load, dataclasses.replace(two, collectives="all_reduce"), "none", COSTS)
         assert (saved_activation_bytes(layer, load, two, "none", COSTS) < alone) == layer.sequence_parallel, layer.name
     assert [layer.sequence_parallel for layer, _ in GRAPH["vision"].all_layers] == [False, True, True, False]
 

@@ -15,11 +15,12 @@ from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.stages.sharded_weights import WeightExchange, exposed_in_backward, exposed_in_forward
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
+from tests.unit_plans import flat_unit
 
 BACKBONE = BackboneConfig(vocabulary=256, width=128, depth=4, heads=4, kv_heads=2, ffn=256)
 GRAPH = module_graph(ModelConfig((), BACKBONE, ()))
@@ -33,7 +34,7 @@ def batch(tokens: float, graph=GRAPH) -> BatchCosts:
 
 
 def step(costs: BatchCosts, trained=ALL, **fields):
-    unit = UnitPlan("backbone", ("backbone",), tuple(range(16)), dp=16, layers=(4,), **fields)
+    unit = flat_unit("backbone", ("backbone",), tuple(range(16)), layers=(4,), **fields, parallelism=Parallelism(dp=16))
     return plan_costs(Plan((unit,)), costs, trained).stages["backbone", 0]
 
 

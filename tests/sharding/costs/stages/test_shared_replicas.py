@@ -13,6 +13,7 @@ from sharding.costs.profiled import ProfiledCostModel, ProfileError
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.stages.shared_replicas import RowGathers, row_gathers
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import UnitPlan
@@ -21,6 +22,7 @@ from sharding.simulation.simulator import simulate
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile
 from tests.sharding.expert_graphs import with_experts
+from tests.unit_plans import flat_unit
 
 MODEL = ModelConfig(
     (VisionConfig(width=60, depth=3, heads=5, ffn=100),),
@@ -41,16 +43,14 @@ ALL = trained_parts(GRAPH, ("all",))
 
 
 def chain(vision, backbone, devices, layers=(7,), **fields):
-    unit = UnitPlan(
+    unit = flat_unit(
         "chain",
         ("vision", "backbone"),
         tuple(range(devices * len(layers))),
-        dp=devices // backbone,
-        tp=backbone,
-        module_tp=(vision, backbone),
         layers=layers,
         recompute=("none",) * len(layers),
         **fields,
+        parallelism=Parallelism(dp=devices // backbone, tp=backbone, module_tp=(vision, backbone)),
     )
     return Plan((unit,), MICROBATCHES)
 
@@ -64,9 +64,8 @@ def alone(vision, backbone, devices):
                 name,
                 (name,),
                 tuple(range(16 * number, 16 * number + devices)),
-                dp=devices // tp,
-                tp=tp,
                 layers=(GRAPH[name].layer_count,),
+                parallelism=Parallelism(dp=devices // tp, tp=tp),
             )
             for number, (name, tp) in enumerate(sizes.items())
         ),
@@ -166,11 +165,8 @@ def test_experts_of_a_module_with_several_replicas_in_each_shared_one_wait_for_t
         "chain",
         ("vision", "backbone"),
         tuple(range(20)),
-        dp=20,
-        tp=1,
-        module_tp=(5, 1),
         layers=(7,),
-        ep=2,
+        parallelism=Parallelism(dp=20, tp=1, module_tp=(5, 1), ep=2),
     )
     together = plan_costs(Plan((unit,), 1), batch, trained_parts(graph, ("all",))).stages["chain", 0]
     assert together.forward.shape == (1, 4)
@@ -183,14 +179,14 @@ def test_work_of_experts_and_other_layers_is_that_of_the_costs_but_for_gathers(m
     graph = with_experts(GRAPH, 8)
     batch, trained = BatchCosts(graph, COSTS, LOADS), trained_parts(graph, ("all",))
     fields = {"dp": dp, "tp": tp, "module_tp": module_tp, "ep": ep}
-    unit = UnitPlan("chain", ("vision", "backbone"), tuple(range(dp * tp)), layers=(7,), **fields)
+    unit = flat_unit("chain", ("vision", "backbone"), tuple(range(dp * tp)), layers=(7,), **fields)
     plan = Plan((unit,), 1 if dp == 20 else MICROBATCHES)
     gathers = np.zeros((2, 1, 1))
     if module_tp:
         found = row_gathers(unit, "vision", "backbone")
-        tokens = IMAGES.reshape(plan.microbatches, unit.shared_replicas, -1).sum(axis=2) * 64 / 4
+        tokens = IMAGES.reshape(plan.microbatches, unit.parallelism.shared_replicas, -1).sum(axis=2) * 64 / 4
         size = COSTS.element_bytes * tokens * MODEL.backbone.width
-        ranks = dp * tp // unit.shared_replicas
+        ranks = dp * tp // unit.parallelism.shared_replicas
         counts = (found.forward, found.backward)
         gathers = np.stack([COSTS.gather_rows(size, n, ranks) if n > 1 else 0 * size for n in counts])
     costs, work = plan_costs(plan, batch, trained).stages["chain", 0], plan_work(plan, batch, trained)
@@ -227,6 +223,6 @@ def test_a_device_holds_what_its_own_replicas_save_of_the_microbatches_in_flight
 def test_a_profile_without_times_of_gathered_rows_is_refused():
     profile = ProfiledCostModel(synthetic_profile(GRAPH, "cpu"))
     plan = chain(1, 2, 4)
-    plan = dataclasses.replace(plan, units=(dataclasses.replace(plan.units[0], collectives="reduce"),))
+    plan = dataclasses.replace(plan, units=(plan.units[0].with_parallelism(collectives="all_reduce"),))
     with pytest.raises(ProfileError, match=r"no times of rows gathered between modules of one stage .*module_tp"):
         plan_costs(plan, BatchCosts(GRAPH, profile, LOADS), ALL)

@@ -12,14 +12,18 @@ from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import PER_MICROBATCH
 from sharding.planners.schedule_fields import with_stage_seconds
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH, ROWS
 from tests.sharding.planners.problems import problem
+from tests.unit_plans import changed_unit
 
 MICROBATCHES = 4
 VISION, BACKBONE = ("vision", 0), ("backbone", 0)
-ENCODER = UnitPlan("vision", ("vision",), tuple(range(4)), tp=2, layers=(2, 1), recompute=("none",) * 2)
+ENCODER = UnitPlan(
+    "vision", ("vision",), tuple(range(4)), layers=(2, 1), recompute=("none",) * 2, parallelism=Parallelism(tp=2)
+)
 
 
 def colocated(encoder: UnitPlan) -> Plan:
@@ -29,7 +33,7 @@ def colocated(encoder: UnitPlan) -> Plan:
 
 def copied(count: int, first: int = 0, **fields) -> UnitPlan:
     devices = tuple(range(first, first + 4 * count))
-    return dataclasses.replace(ENCODER, devices=devices, copies=count, **fields)
+    return changed_unit(ENCODER, devices=devices, pipeline_replicas=count, **fields)
 
 
 def test_a_copy_takes_a_microbatch_like_the_only_pipeline():
@@ -43,10 +47,16 @@ def test_a_copy_takes_a_microbatch_like_the_only_pipeline():
 @pytest.mark.parametrize("fsdp", [1, 2])
 def test_weights_gradients_and_state_are_shared_as_by_so_many_replicas(fsdp):
     """Copies whose devices lie like those of more replicas; none of these costs depends on the rows."""
-    unit = UnitPlan("vision", ("vision",), tuple(range(8)), dp=2, copies=4, layers=(3,), fsdp=fsdp)
+    unit = UnitPlan(
+        "vision",
+        ("vision",),
+        tuple(range(8)),
+        layers=(3,),
+        parallelism=Parallelism(dp=2, pipeline_replicas=4, fsdp=fsdp),
+    )
     copies, replicas = (
         plan_costs(colocated(each), BATCH, ALL).stages[VISION]
-        for each in (unit, dataclasses.replace(unit, dp=8, copies=1))
+        for each in (unit, unit.with_parallelism(dp=8, pipeline_replicas=1))
     )
     for field in ("static_bytes", "gather", "reduce", "update"):
         assert getattr(copies, field) == getattr(replicas, field) > 0
@@ -59,7 +69,7 @@ def test_a_microbatch_hops_to_the_copy_that_takes_it():
     """The second copy, on devices 4 to 7, is on another node of four than the backbone."""
     batch = BatchCosts(GRAPH, AnalyticCostModel(dataclasses.replace(CLUSTERS["a100"], devices_per_node=4)), ROWS)
     taken = (0, 1, 1, 0)
-    both = plan_costs(colocated(copied(2, copy_of_microbatch=taken)), batch, ALL)
+    both = plan_costs(colocated(copied(2, replica_of_microbatch=taken)), batch, ALL)
     alone = [plan_costs(colocated(copied(1, first)), batch, ALL) for first in (0, 4)]
     edge = (("vision", 1), BACKBONE)
     for hops in ("hops", "hops_back"):
@@ -67,13 +77,13 @@ def test_a_microbatch_hops_to_the_copy_that_takes_it():
         assert (near < far).all()
         expected = np.where(np.array(taken)[:, None] == 0, near, far)
         np.testing.assert_array_equal(found, expected)
-        least = getattr(plan_work(colocated(copied(2, copy_of_microbatch=taken)), batch, ALL), hops)[edge]
+        least = getattr(plan_work(colocated(copied(2, replica_of_microbatch=taken)), batch, ALL), hops)[edge]
         assert 0 < least <= found.min()
 
 
 def test_the_work_of_each_copy_is_that_of_its_microbatches():
     taken = np.array([1, 0, 0, 0])
-    plan = colocated(copied(2, copy_of_microbatch=tuple(taken.tolist())))
+    plan = colocated(copied(2, replica_of_microbatch=tuple(taken.tolist())))
     costs, work = plan_costs(plan, BATCH, ALL), plan_work(plan, BATCH, ALL)
     for stage in (("vision", 0), ("vision", 1)):
         for kind in ("forward", "backward"):
@@ -91,9 +101,11 @@ def test_fewer_microbatches_than_copies_have_the_costs_of_one_but_the_weights_of
 
 def test_stages_get_the_seconds_of_a_microbatch_and_of_its_collectives():
     of = problem(rows=8, devices=4)
-    unit = UnitPlan("vision", ("vision",), (0, 1, 2, 3), tp=2, copies=2, layers=(3,))
+    unit = UnitPlan(
+        "vision", ("vision",), (0, 1, 2, 3), layers=(3,), parallelism=Parallelism(tp=2, pipeline_replicas=2)
+    )
     others = [
-        UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), dp=2, tp=2, layers=(4,)),
+        UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), layers=(4,), parallelism=Parallelism(dp=2, tp=2)),
         UnitPlan("generator", ("generator",), (0,)),
     ]
     plan = Plan((unit, *others), 4)
@@ -101,11 +113,14 @@ def test_stages_get_the_seconds_of_a_microbatch_and_of_its_collectives():
     plain, full = with_stage_seconds(of, plan), with_stage_seconds(of, plan, communication=True)
     for without, unit in zip(plain.units, full.units, strict=True):
         costs = mean[unit.name, 0]
-        assert costs.forward.shape == (1, unit.dp)
+        assert costs.forward.shape == (1, unit.parallelism.dp)
         for kind in ("forward", "backward"):
-            seconds, waits = getattr(unit, f"{kind}_seconds"), getattr(unit, f"{kind}_communication")
-            assert seconds == getattr(without, f"{kind}_seconds")
+            seconds, waits = (
+                getattr(unit.schedule_hints, f"{kind}_seconds"),
+                getattr(unit.schedule_hints, f"{kind}_communication"),
+            )
+            assert seconds == getattr(without.schedule_hints, f"{kind}_seconds")
             assert seconds == pytest.approx([getattr(costs, kind).mean()], rel=5e-3)
             assert waits == pytest.approx([getattr(costs, f"{kind}_communication").mean()], rel=5e-3)
-            assert not getattr(without, f"{kind}_communication")
-    assert full.units[0].forward_communication[0] > 0
+            assert not getattr(without.schedule_hints, f"{kind}_communication")
+    assert full.units[0].schedule_hints.forward_communication[0] > 0

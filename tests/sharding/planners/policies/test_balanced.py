@@ -16,7 +16,7 @@ from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
 from sharding.planners.stages.layer_chain import spread
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
 from sharding.plans.plan import check_layout
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from tests.profiles import synthetic_profile
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
@@ -37,7 +37,7 @@ def test_plans_are_one_unit_within_memory(recipe):
         check_layout(plan, of.graph, of.devices)
         assert of.memory_fraction(of.simulate(plan)) <= 1 + 1e-9
         assert all(of.rows % (plan.microbatches * unit.replicas_of(name)) == 0 for name in unit.modules)
-        assert unit.chunks in of.chunk_choices
+        assert unit.parallelism.chunks in of.chunk_choices
 
 
 def test_a_module_that_the_tensor_ranks_do_not_divide_has_its_own():
@@ -112,9 +112,9 @@ def test_layouts_have_two_chunks_and_as_many_as_shorten_the_step():
     sizes = ChainProblem(of).sizes
     most = {layout.pp: sizes.chunks_of(layout) for layout in sizes.layouts(2) if layout.microbatches % layout.pp == 0}
     assert most == {1: 1, 2: 9}
-    chunked = [plan for plan in balanced.plans(of) if plan.units[0].chunks > 1]
-    assert {plan.units[0].chunks for plan in chunked} == {2, 4}  # 9 do not fit
-    assert all(plan.schedule == "interleaved" and plan.units[0].forward_seconds for plan in chunked)
+    chunked = [plan for plan in balanced.plans(of) if plan.units[0].parallelism.chunks > 1]
+    assert {plan.units[0].parallelism.chunks for plan in chunked} == {2, 4}  # 9 do not fit
+    assert all(plan.schedule == "interleaved" and plan.units[0].schedule_hints.forward_seconds for plan in chunked)
     alone = run_policy(deep_problem((1,)), "balanced").timeline.step
     assert run_policy(of, "balanced").timeline.step <= alone * (1 + STEP_SLACK)
 
@@ -122,7 +122,7 @@ def test_layouts_have_two_chunks_and_as_many_as_shorten_the_step():
 def test_spare_memory_holds_more_microbatches():
     model = ModelConfig((VISION,), BACKBONE, ())
     roomy = balanced.plans(dataclasses.replace(problem(model, devices=2, rows=8), tensor_sizes=(1,)))
-    assert all(plan.units[0].extra_in_flight == 1 for plan in roomy if plan.units[0].pp == 2)
+    assert all(plan.units[0].schedule_hints.extra_microbatches == 1 for plan in roomy if plan.units[0].pp == 2)
 
 
 def test_modules_of_one_unit_have_one_cp():
@@ -131,7 +131,7 @@ def test_modules_of_one_unit_have_one_cp():
     assert "have one cp, but they are given vision 1, backbone 2, generator 1" in reason
     both = problem(ModelConfig((AUDIO,), BACKBONE, ()), rows=4, ranks=(("audio", 2, 1), ("backbone", 2, 1)))
     (unit,) = run_policy(both, "balanced").plan.units
-    assert unit.cp == 2
+    assert unit.parallelism.cp == 2
 
 
 def test_measured_costs_leave_out_unlike_tensor_sizes():
@@ -145,5 +145,5 @@ def test_measured_costs_leave_out_unlike_tensor_sizes():
     )
     assert ChainProblem(of).sizes.tensor_sizes == ((1, 1),)
     (unit,) = run_policy(of, "balanced").plan.units
-    assert unit.tp == 1
+    assert unit.parallelism.tp == 1
     assert plan_automatically(of).timeline.step <= run_policy(of, "balanced").timeline.step * (1 + STEP_SLACK)

@@ -9,8 +9,10 @@ from configs.architectures import ModelConfig
 from sharding.planners import problem as problem_module
 from sharding.planners.policies.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, most_economical
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule
 from tests.sharding.planners.problems import BACKBONE, VISION, build_problem, problem, recipes
 
@@ -83,11 +85,13 @@ def test_plans_that_differ_in_how_replicas_divide_work_and_weights_share_an_orde
     of = problem(ModelConfig((VISION,), BACKBONE, ()), devices=4, rows=8)
     built = []
     monkeypatch.setattr(problem_module, "build_schedule", lambda *given: built.append(given) or build_schedule(*given))
-    plain = UnitPlan("all", of.graph.names, (0, 1, 2, 3), dp=2, layers=(3, 4), recompute=("none",) * 2)
+    plain = UnitPlan(
+        "all", of.graph.names, (0, 1, 2, 3), layers=(3, 4), recompute=("none",) * 2, parallelism=Parallelism(dp=2)
+    )
     for unit in (
         plain,
-        dataclasses.replace(plain, fsdp=2),
-        dataclasses.replace(plain, dp=1, tp=2, module_tp=(1, 2), collectives="gather"),
+        plain.with_parallelism(fsdp=2),
+        plain.with_parallelism(dp=1, tp=2, module_tp=(1, 2), collectives="sequence_parallel"),
     ):
         of.simulate(Plan((unit,), microbatches=4))
     assert len(built) == 1

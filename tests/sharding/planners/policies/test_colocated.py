@@ -7,11 +7,16 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from sharding.planners.colocation.backbone_layouts import backbone_layouts, backbone_unit
-from sharding.planners.colocation.copied_layouts import copied_layouts, copied_unit, copy_devices, even_layers
+from sharding.planners.colocation.copied_layouts import (
+    copied_layouts,
+    copied_unit,
+    even_layers,
+    pipeline_replica_devices,
+)
 from sharding.planners.policies import colocated
 from sharding.planners.policies.auto import run_policy
 from sharding.plans.plan import check_plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
@@ -29,28 +34,36 @@ def test_every_plan_can_be_trained_and_has_all_modules_on_the_backbones_devices(
     for plan in plans:
         check_plan(plan, of.graph, of.rows, of.devices)
         own = plan.unit_of("backbone")
-        assert plan.schedule == "colocated" and own.copies == 1
+        assert plan.schedule == "colocated" and own.parallelism.pipeline_replicas == 1
         for unit in plan.units:
-            assert set(unit.devices) == set(own.devices) and unit.dp == own.dp
-            assert own.tp % unit.tp == 0 and own.pp % unit.pp == 0
-            assert unit.copies == own.tp // unit.tp * (own.pp // unit.pp) <= plan.microbatches
-            assert len(unit.forward_seconds) == len(unit.forward_communication) == unit.stage_count
+            assert set(unit.devices) == set(own.devices) and unit.parallelism.dp == own.parallelism.dp
+            assert own.parallelism.tp % unit.parallelism.tp == 0 and own.pp % unit.pp == 0
+            assert (
+                unit.parallelism.pipeline_replicas
+                == own.parallelism.tp // unit.parallelism.tp * (own.pp // unit.pp)
+                <= plan.microbatches
+            )
+            assert (
+                len(unit.schedule_hints.forward_seconds)
+                == len(unit.schedule_hints.forward_communication)
+                == unit.stage_count
+            )
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (1, 4)])
 def test_copies_fill_the_pipeline_ranks_of_the_backbone(tp, pp):
     of = problem(ModelConfig((VISION,), dataclasses.replace(BACKBONE, kv_heads=4), ()), devices=32, rows=32)
     own = backbone_unit(of, next(each for each in backbone_layouts(of) if (each.tp, each.pp) == (4, 4)))
-    devices = copy_devices(own, pp, tp)
-    assert sorted(devices) == sorted(own.devices) and (own.tp, own.pp, own.dp) == (4, 4, 2)
-    size = tp * own.dp
+    devices = pipeline_replica_devices(own, pp, tp)
+    assert sorted(devices) == sorted(own.devices) and (own.parallelism.tp, own.pp, own.parallelism.dp) == (4, 4, 2)
+    size = tp * own.parallelism.dp
     for stage in range(len(devices) // size):
         of_stage = devices[stage * size : (stage + 1) * size]
         (rank,) = {device // len(own.rank_devices(0)) for device in of_stage}
-        assert rank == stage // (pp * own.tp // tp) * pp + stage % pp
-        for replica in range(own.dp):  # a replica's ranks are some of those of the backbone's same replica
+        assert rank == stage // (pp * own.parallelism.tp // tp) * pp + stage % pp
+        for replica in range(own.parallelism.dp):  # a replica's ranks are some of those of the backbone's same replica
             ranks = [own.rank_devices(rank).index(each) for each in of_stage[replica * tp : (replica + 1) * tp]]
-            assert {each // own.tp for each in ranks} == {replica}
+            assert {each // own.parallelism.tp for each in ranks} == {replica}
 
 
 def test_layouts_of_a_module_are_those_that_divide_the_backbones():

@@ -9,8 +9,8 @@ from configs.architectures import ModelConfig
 from sharding.planners.policies import fully_sharded
 from sharding.planners.policies.auto import best_simulated, run_policy
 from sharding.plans.plan import check_plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.recompute_text import policy_runs
-from sharding.plans.unit_plan import PlanError
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, MODEL, VISION, problem
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
@@ -26,16 +26,20 @@ def test_all_modules_are_on_the_same_devices_and_their_groups_too(devices):
     for plan in fully_sharded.plans(of):
         check_plan(plan, of.graph, of.rows, of.devices)
         own = plan.unit_of("backbone")
-        assert own.rows == 0 and own.dp == min(8, 2 ** (devices // own.tp).bit_length() // 2)
+        assert own.phase_rows == 0 and own.parallelism.dp == min(
+            8, 2 ** (devices // own.parallelism.tp).bit_length() // 2
+        )
         for unit in plan.units:
             assert unit.devices == own.devices and unit.pp == 1
-            assert unit.fsdp * unit.tp == own.fsdp * own.tp
-            assert unit is own or (unit.rows == unit.dp and unit.capacities and unit.tp == 1)
+            assert unit.parallelism.fsdp * unit.parallelism.tp == own.parallelism.fsdp * own.parallelism.tp
+            assert unit is own or (
+                unit.phase_rows == unit.parallelism.dp and unit.capacities and unit.parallelism.tp == 1
+            )
 
 
 def test_groups_are_whole_nodes():
     of = problem(devices=32, rows=32)
-    sizes = {plan.unit_of("vision").fsdp for plan in fully_sharded.plans(of)}
+    sizes = {plan.unit_of("vision").parallelism.fsdp for plan in fully_sharded.plans(of)}
     assert sizes <= {4, 16, 32} and len(sizes) > 1
 
 
@@ -51,7 +55,7 @@ def test_a_larger_group_takes_less_memory():
 
 
 def _grouped(plan, devices):
-    return tuple(dataclasses.replace(unit, fsdp=devices // unit.tp) for unit in plan.units)
+    return tuple(unit.with_parallelism(fsdp=devices // unit.parallelism.tp) for unit in plan.units)
 
 
 def test_as_few_layers_recompute_as_the_memory_needs():
@@ -75,7 +79,7 @@ def test_expert_ranks_lie_inside_groups():
     of = problem(devices=8, rows=8, experts=4, ranks=(("backbone", 1, 4),))
     for plan in fully_sharded.plans(of):
         own = plan.unit_of("backbone")
-        assert own.ep == 4 and own.fsdp % 4 == 0
+        assert own.parallelism.ep == 4 and own.parallelism.fsdp % 4 == 0
         check_plan(plan, of.graph, of.rows, of.devices)
 
 

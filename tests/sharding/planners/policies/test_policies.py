@@ -15,7 +15,7 @@ from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
 from sharding.planners.policies.disaggregated import flops_shares
 from sharding.plans.plan import check_layout, check_plan
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 
@@ -40,7 +40,7 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
         assert max(device for unit in plan.units for device in unit.devices) < of.devices
         assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= of.cluster.memory
         assert timeline.step >= busiest(timeline) * (1 - 1e-9)
-        if any(unit.cp > 1 for unit in plan.units):
+        if any(unit.parallelism.cp > 1 for unit in plan.units):
             check_layout(plan, of.graph, of.devices)
         elif not policy.startswith("rigid"):
             check_plan(plan, of.graph, of.rows, of.devices)
@@ -62,9 +62,12 @@ def test_rigid_replicates_encoders_inside_the_tensor_group():
     of = problem(devices=12, rows=4)
     plan = rigid.plans(of, pp=1)[0]
     own = plan.unit_of("backbone")
-    assert (own.tp, own.dp, own.pp) == (2, 2, 1)
+    assert (own.parallelism.tp, own.parallelism.dp, own.pp) == (2, 2, 1)
     for name in ("vision", "generator"):
-        assert (plan.unit_of(name).tp, plan.unit_of(name).dp) == (1, own.tp * own.dp)
+        assert (plan.unit_of(name).parallelism.tp, plan.unit_of(name).parallelism.dp) == (
+            1,
+            own.parallelism.tp * own.parallelism.dp,
+        )
     assert plan.device_count == 12 and plan.microbatches == 2
     with pytest.raises(PlanError, match="not divisible"):
         check_plan(plan, of.graph, of.rows, of.devices)
@@ -85,23 +88,26 @@ def test_policies_keep_fixed_ranks():
     outcomes = [run_policy(of, policy) for policy in ("rigid", "ratio", "disaggregated")]
     for outcome in outcomes:
         own, eyes = outcome.plan.unit_of("backbone"), outcome.plan.unit_of("vision")
-        assert (own.cp, own.ep, eyes.cp, eyes.ep) == (2, 2, 2, 1)
-        assert own.dp % 2 == 0 and len(own.devices) == own.dp * 2 * own.tp * own.pp
+        assert (own.parallelism.cp, own.parallelism.ep, eyes.parallelism.cp, eyes.parallelism.ep) == (2, 2, 2, 1)
+        assert own.parallelism.dp % 2 == 0 and len(own.devices) == own.parallelism.dp * 2 * own.parallelism.tp * own.pp
     assert best_result(of, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
 
 
 def test_expert_ranks_alone_can_be_trained():
     of = problem(devices=12, rows=4, experts=4, ranks=(("backbone", 1, 4),))
     best = run_policy(of, "disaggregated")
-    assert best.plan.unit_of("backbone").ep == 4 and is_trainable(of, best.plan)
+    assert best.plan.unit_of("backbone").parallelism.ep == 4 and is_trainable(of, best.plan)
 
 
 def test_rigid_replicates_encoders_over_a_replicas_sequence_ranks_too():
     of = problem(devices=12, rows=4, ranks=(("backbone", 2, 1),))
     plan = rigid.plans(of, pp=1)[0]
     own = plan.unit_of("backbone")
-    assert (own.tp, own.cp, own.dp) == (2, 2, 1)
-    assert (plan.unit_of("vision").dp, plan.unit_of("vision").cp) == (4, 1) and plan.device_count == 12
+    assert (own.parallelism.tp, own.parallelism.cp, own.parallelism.dp) == (2, 2, 1)
+    assert (plan.unit_of("vision").parallelism.dp, plan.unit_of("vision").parallelism.cp) == (
+        4,
+        1,
+    ) and plan.device_count == 12
 
 
 @pytest.mark.parametrize(
@@ -150,20 +156,20 @@ def test_tensor_groups_lie_on_one_node():
     assert plan.unit_of("b").devices == tuple(range(8)) and plan.unit_of("a").devices == (8, 9, 10)
     plans = disaggregated.plans(problem(devices=14))
     for made in (each for plan in plans for each in plan.units):
-        groups = np.array(made.devices).reshape(-1, made.tp) // 4
+        groups = np.array(made.devices).reshape(-1, made.parallelism.tp) // 4
         assert (groups == groups[:, :1]).all()
 
 
 @pytest.mark.parametrize(
     ("policy", "counted", "said"),
-    [("rigid", "ring", "gather"), ("disaggregated", "ring", "ring"), ("rigid", "reduce", "reduce")],
+    [("rigid", "ring", "sequence_parallel"), ("disaggregated", "ring", "ring"), ("rigid", "all_reduce", "all_reduce")],
 )
 def test_units_have_the_collectives_that_their_costs_assume(policy, counted, said):
     of = problem(devices=14)
     of = dataclasses.replace(of, costs=dataclasses.replace(of.costs, collectives=counted))
     units = run_policy(of, policy).plan.units
-    assert policy != "rigid" or any(made.tp > 1 for made in units)
-    assert all(made.collectives == (said if made.tp > 1 else "reduce") for made in units)
+    assert policy != "rigid" or any(made.parallelism.tp > 1 for made in units)
+    assert all(made.parallelism.collectives == (said if made.parallelism.tp > 1 else "all_reduce") for made in units)
 
 
 @pytest.mark.parametrize("policy", ["rigid", "rigid_first_stage"])
@@ -173,13 +179,15 @@ def test_tensor_ranks_that_do_not_divide_the_positions_use_all_reduce(policy):
     of = dataclasses.replace(of, row_positions={encoder: 7, of.graph.backbone.name: 64})
     for made in run_policy(of, policy).plan.units:
         alone = made.modules == (of.graph.backbone.name,)
-        assert made.collectives == ("gather" if alone and made.tp > 1 else made.collectives)
+        assert made.parallelism.collectives == (
+            "sequence_parallel" if alone and made.parallelism.tp > 1 else made.parallelism.collectives
+        )
         if encoder in made.modules:
-            assert made.collectives == "reduce"
+            assert made.parallelism.collectives == "all_reduce"
     uneven = dataclasses.replace(of, row_positions={of.graph.backbone.name: 7})
-    assert {made.collectives for made in run_policy(uneven, policy).plan.units if made.modules[-1] == "backbone"} == {
-        "reduce"
-    }
+    assert {
+        made.parallelism.collectives for made in run_policy(uneven, policy).plan.units if made.modules[-1] == "backbone"
+    } == {"all_reduce"}
 
 
 @pytest.mark.parametrize("memory", [6e6, 9e6])
@@ -222,7 +230,7 @@ def test_more_chunks_are_tried_while_they_shorten_the_step():
     of = dataclasses.replace(of, tensor_sizes=(1,))
     steps = {}
     for plan in disaggregated.plans(of):
-        chunks = plan.unit_of("backbone").chunks
+        chunks = plan.unit_of("backbone").parallelism.chunks
         steps[chunks] = min(of.simulate(plan).step, steps.get(chunks, np.inf))
     assert set(steps) == {1, 2, 3, 4}
     assert steps[1] > steps[2] > steps[3] < steps[4]

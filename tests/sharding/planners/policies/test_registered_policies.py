@@ -7,7 +7,7 @@ import pytest
 from configs.errors import UserError
 from sharding.planners.policies import auto
 from sharding.planners.policies.auto import PLANNING_POLICIES, plan_automatically, register_policy, run_policy
-from sharding.plans.unit_plan import PlanError
+from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import problem
 
 
@@ -37,7 +37,9 @@ def test_the_reason_of_a_policy_without_a_plan_is_kept():
         raise PlanError(f"{problem.devices} devices are too many")
 
     plan = run_policy(of, "disaggregated").plan
-    off_the_cluster = dataclasses.replace(plan.units[0], devices=(12,), dp=1, tp=1)
+    off_the_cluster = dataclasses.replace(
+        plan.units[0], devices=(12,), parallelism=dataclasses.replace(plan.units[0].parallelism, dp=1, tp=1)
+    )
     for policy, reason in (
         (refuse, "12 devices are too many"),
         (lambda _: [], "the policy returns no plan"),

@@ -22,7 +22,7 @@ from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 from tests.sharding.planners.problems import BACKBONE, VISION, cluster, problem
 
-LAYOUT = ChainLayout(modules=("vision", "backbone"), pp=2, dp=2, tp=2, microbatches=2, collectives="gather")
+LAYOUT = ChainLayout(modules=("vision", "backbone"), pp=2, dp=2, tp=2, microbatches=2, collectives="sequence_parallel")
 
 
 def problem_beside_a_slow_host(*args, **kwargs):
@@ -126,7 +126,7 @@ def random_step(seed, sizes, depth, chunks, trainable, experts, image_sizes):
         chunks=chunks,
         ep=2 if experts and shared % 2 == 0 else 1,
         microbatches=4,
-        collectives="gather",
+        collectives="sequence_parallel",
     )
     rows = 8 * int(np.lcm.reduce([layout.replicas_of(name) for name in layout.modules]))
     images, patches = random.integers(0, 6, rows), 64.0 + 32 * random.integers(0, image_sizes, rows)

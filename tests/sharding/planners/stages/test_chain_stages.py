@@ -60,12 +60,24 @@ def test_ranks_with_chunks_fit(seed, layers, memory):
 def test_the_plan_has_the_stages_and_their_policies():
     chain = random_chain(0, 6, 1, 2)
     layout = ChainLayout(
-        modules=("encoder", "backbone"), pp=2, dp=1, tp=2, module_tp=(1, 2), microbatches=4, collectives="gather"
+        modules=("encoder", "backbone"),
+        pp=2,
+        dp=1,
+        tp=2,
+        module_tp=(1, 2),
+        microbatches=4,
+        collectives="sequence_parallel",
     )
     stages = uniform_stages(chain, (4, 2), "full")
     stages.policies[1:3] = 0
-    plan = stages.plan(chain, layout, extra_in_flight=1)
+    plan = stages.plan(chain, layout, extra_microbatches=1)
     (unit,) = plan.units
     assert (unit.layers, unit.recompute) == ((4, 2), ("1 full, 2 none, 1 full", "full"))
-    assert (unit.module_tp, unit.pp, unit.dp, unit.tp, unit.extra_in_flight) == ((1, 2), 2, 1, 2, 1)
+    assert (
+        unit.parallelism.module_tp,
+        unit.pp,
+        unit.parallelism.dp,
+        unit.parallelism.tp,
+        unit.schedule_hints.extra_microbatches,
+    ) == ((1, 2), 2, 1, 2, 1)
     assert (plan.microbatches, plan.schedule) == (4, "1f1b") and len(unit.devices) == 4

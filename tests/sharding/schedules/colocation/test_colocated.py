@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
@@ -187,11 +189,10 @@ def colocated_plan(extra: int) -> Plan:
         (0, 1),
         layers=(1, 1),
         recompute=("none",) * 2,
-        chunks=2,
-        copies=2,
-        copy_of_microbatch=(0, 1, 1, 0),
-        forward_seconds=(0.25, 0.25),
-        backward_seconds=(0.5, 0.5),
+        parallelism=Parallelism(chunks=2, pipeline_replicas=2),
+        schedule_hints=ScheduleHints(
+            replica_of_microbatch=(0, 1, 1, 0), forward_seconds=(0.25, 0.25), backward_seconds=(0.5, 0.5)
+        ),
     )
     backbone = UnitPlan(
         "backbone",
@@ -199,9 +200,7 @@ def colocated_plan(extra: int) -> Plan:
         (0, 1),
         layers=(2, 2),
         recompute=("none",) * 2,
-        extra_in_flight=extra,
-        forward_seconds=(1.0, 1.0),
-        backward_seconds=(2.0, 2.0),
+        schedule_hints=ScheduleHints(extra_microbatches=extra, forward_seconds=(1.0, 1.0), backward_seconds=(2.0, 2.0)),
     )
     return Plan((vision, backbone), 4, "colocated")
 

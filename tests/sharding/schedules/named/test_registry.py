@@ -7,7 +7,8 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.errors import UserError
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
 from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule

@@ -6,8 +6,9 @@ import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_graph import stage_graph
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.modules import module_graph
 from tests.tiny_model import VISION

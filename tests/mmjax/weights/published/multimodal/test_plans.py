@@ -14,12 +14,14 @@ from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import checkpoint_matches, open_checkpoint
 from mmjax.weights.registry import read_architecture
 from mmjax.weights.safetensors_file import TensorHeader
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.weights.published.encoders.vision_parity import picture
 from tests.mmjax.weights.published.multimodal.mixed_prompts import MixedPrompt, one_row
 from tests.mmjax.weights.published.parity import same_tensors
 from tests.tiers import first_in_default
+from tests.unit_plans import flat_unit
 
 IMAGE, SOUND = 39, 36
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
@@ -85,7 +87,7 @@ def test_what_a_plan_holds_is_written_bit_for_bit(kind, tmp_path):
     units = [UnitPlan(name, (name,), (n,), layers=(depths[n],)) for n, name in enumerate(names)]
     half = (model.backbone.depth - model.early_blocks) // 2  # the early blocks are in the first stage
     stages = {"layers": (half, half), "recompute": ("none", "none")}
-    backbone = UnitPlan("backbone", ("backbone",), (4, 5, 6, 7), tp=2, **stages)
+    backbone = flat_unit("backbone", ("backbone",), (4, 5, 6, 7), **stages, parallelism=Parallelism(tp=2))
     placeholders = {"vision": ("patches", IMAGE), "audio": ("frames", SOUND)}
     batch = one_row(model, PROMPT, dict(placeholders[name] for name in names))
     engine = Engine(model, Plan((*units, backbone)), batch, EngineSettings(steps=1))

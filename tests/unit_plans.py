@@ -1,0 +1,29 @@
+"""Units for tests whose parameters name fields of a unit, of its `Parallelism` and of its `ScheduleHints` alike."""
+
+import dataclasses
+from typing import Any
+
+from sharding.plans.parallelism import Parallelism
+from sharding.plans.schedule_hints import ScheduleHints
+from sharding.plans.unit_plan import UnitPlan
+
+_NESTED = {"parallelism": Parallelism, "schedule_hints": ScheduleHints}
+
+
+def flat_unit(*args: Any, **fields: Any) -> UnitPlan:
+    """A unit of fields that are its own or belong to one of its records."""
+    return UnitPlan(*args, **_nested({name: record() for name, record in _NESTED.items()}, fields))
+
+
+def changed_unit(unit: UnitPlan, **fields: Any) -> UnitPlan:
+    """A unit with other fields, which are its own or belong to one of its records."""
+    return dataclasses.replace(unit, **_nested({name: getattr(unit, name) for name in _NESTED}, fields))
+
+
+def _nested(records: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a unit, with the records as they are once their fields are taken out."""
+    own = dict(fields)
+    for name, record in records.items():
+        keys = [field.name for field in dataclasses.fields(record) if field.name in own]
+        own[name] = dataclasses.replace(own.get(name, record), **{key: own.pop(key) for key in keys})
+    return own
