@@ -71,7 +71,7 @@ def make_batch(megabytes: int) -> GlobalBatch:
     backbone = {name: random.integers(0, 100, (rows, tokens), np.int32) for name in columns}
     vision = {"patches": random.standard_normal((rows, patches, 192), np.float32)}
     arrays = {"backbone": backbone, "vision": vision}
-    return GlobalBatch(arrays=arrays, sample_ids=np.zeros((rows, 16), np.int32), counts={}, targets=0)
+    return GlobalBatch(arrays=arrays, sample_ids=np.zeros((rows, 16), np.int32), real_and_capacity={}, targets=0)
 
 
 def _latency(fetch: Fetch) -> float:

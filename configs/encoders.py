@@ -203,7 +203,7 @@ class VisionConfig(EncoderConfig):
         return self.class_token + self.registers
 
     @property
-    def prefix_cells(self) -> int:
+    def prefix_slots(self) -> int:
         """Cells of merge x merge positions that these tokens take in a row, none of which is a backbone token."""
         return -(-self.prefix_tokens // self.positions_per_token)
 

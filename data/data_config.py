@@ -25,8 +25,8 @@ GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_gro
 
 OversizedAction = Literal["skip", "error"]
 
-SquareWeights = tuple[tuple[str, float], ...]
-"""(encoder field, weight) pairs (`DataConfig.square_weights`)."""
+QuadraticCostWeights = tuple[tuple[str, float], ...]
+"""(encoder field, weight) pairs (`DataConfig.quadratic_cost_weights`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,9 @@ class DataConfig:
         tokens, patches, frames, images, samples: Capacity of a row (`RowCapacity`): backbone tokens, patches of images,
             mel frames of audio clips, images to generate, samples.
         capacities: (field, capacity) pairs of the inputs of encoders of other kinds (`EncoderConfig.field`).
-        square_weights: (encoder field, w) pairs, for encoders with rows of their own in the plan (`UnitPlan.rows`):
-            items are dealt so that rows have even costs, where an item of l patches or frames costs l + w l^2. A field
-            without a weight has a linear cost.
+        quadratic_cost_weights: (encoder field, w) pairs, for encoders with rows of their own in the plan
+            (`UnitPlan.rows`): items are dealt so that rows have even costs, where an item of l patches or frames costs
+            l + w l^2. A field without a weight has a linear cost.
         mixture: (kind, weight) pairs: the proportions in which samples of each kind are drawn. Empty for all kinds of
             the data set, each in proportion to its number of samples.
         seed: Seed of the order of the samples.
@@ -118,7 +118,7 @@ class DataConfig:
     images: int = 2
     samples: int = 16
     capacities: tuple[tuple[str, int], ...] = ()
-    square_weights: SquareWeights = ()
+    quadratic_cost_weights: QuadraticCostWeights = ()
     mixture: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     grouping: str = "first_fit"
@@ -153,21 +153,21 @@ class DataConfig:
         fields = [*_NAMED_CAPACITIES, "tokens", "images", "samples", *(field for field, _ in self.capacities)]
         if repeated := sorted({field for field in fields if fields.count(field) > 1}):
             raise DataError(f"DataConfig.capacities names {', '.join(repeated)}, which has a capacity; give each once")
-        self._check_square_weights()
+        self._check_quadratic_cost_weights()
         _ = self.capacity  # checks itself
 
-    def _check_square_weights(self) -> None:
-        weighted = [field for field, _ in self.square_weights]
+    def _check_quadratic_cost_weights(self) -> None:
+        weighted = [field for field, _ in self.quadratic_cost_weights]
         if repeated := sorted({field for field in weighted if weighted.count(field) > 1}):
             raise DataError(
-                f"DataConfig.square_weights is {self.square_weights}; it names {', '.join(repeated)} more than once; "
-                "give each field once"
+                f"DataConfig.quadratic_cost_weights is {self.quadratic_cost_weights}; it names {', '.join(repeated)} "
+                "more than once; give each field once"
             )
-        for field, weight in self.square_weights:
+        for field, weight in self.quadratic_cost_weights:
             if not 0 < weight < float("inf"):
                 raise DataError(
-                    f"DataConfig.square_weights gives {field} the weight {weight}; it must be finite and above zero, "
-                    "or left out for a linear cost"
+                    f"DataConfig.quadratic_cost_weights gives {field} the weight {weight}; it must be finite and above "
+                    "zero, or left out for a linear cost"
                 )
 
     @property

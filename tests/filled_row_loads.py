@@ -34,7 +34,7 @@ def _segment_loads(segments: np.ndarray, positions: np.ndarray, module: ModuleSp
     """
     lengths = np.bincount(segments[segments > 0])
     numbers, lengths = np.flatnonzero(lengths), lengths[lengths > 0].astype(float)
-    cells = segments.reshape(-1, module.values_per_cell // module.values_per_position)
+    cells = segments.reshape(-1, module.values_per_slot // module.values_per_position)
     pairs, local = 0.0, module.local
     if local is not None and local.kind == "square":
         grids = (1 + positions[segments == number].max(axis=0) for number in numbers)

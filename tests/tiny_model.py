@@ -68,7 +68,7 @@ def _vision(config: VisionConfig, rows: int, random: np.random.Generator) -> dic
     positions = random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32)
     if tokens := config.prefix_tokens:  # one image behind the cells of its tokens, or none
         segments[:] = 1
-        segments[1::3], segments[:, tokens : config.prefix_cells * cell] = 0, 0
+        segments[1::3], segments[:, tokens : config.prefix_slots * cell] = 0, 0
         positions[:, :tokens] = -1 - np.arange(tokens)[:, None]
     return {
         "patches": random.uniform(-1, 1, (rows, PATCHES, config.patch_width)).astype(np.float32),
@@ -113,10 +113,10 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
         fields["blocks"] = np.array([0, 1, 1, 0, 2, 2, 3, 3, 0, 4] + [0] * 2, np.int32)[None].repeat(rows, axis=0)
     if config.backbone.experts:
         real = segments > 0
-        fields["shares"] = (real / max(1, real.sum())).astype(np.float32)
+        fields["balancing_weights"] = (real / max(1, real.sum())).astype(np.float32)
     for place, encoder in enumerate(config.encoders):
         index = np.full((rows, TOKENS), -1, np.int32)
-        index[:, 1 + place] = encoder.prefix_cells if isinstance(encoder, VisionConfig) else 0
+        index[:, 1 + place] = encoder.prefix_slots if isinstance(encoder, VisionConfig) else 0
         index[::3, 4] = 1
         if config.backbone.newline and not place:
             index[:, 3] = NEWLINE

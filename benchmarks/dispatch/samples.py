@@ -50,8 +50,8 @@ class StepSamples:
         tokens = {}
         for encoder in self.model.encoders:
             items = self.loads[encoder.name][:, LoadColumn.ITEMS].astype(np.int64)
-            prefix_cells = getattr(encoder, "prefix_cells", 0)
-            tokens[encoder.name] = self._tokens[encoder.name] // encoder.positions_per_token - items * prefix_cells
+            prefix_slots = getattr(encoder, "prefix_slots", 0)
+            tokens[encoder.name] = self._tokens[encoder.name] // encoder.positions_per_token - items * prefix_slots
         return tokens
 
     @functools.cached_property

@@ -155,7 +155,7 @@ def _waiting_costs(costs: StepCosts, waits_for: int) -> StepCosts:
         costs,
         stages={stage: _waiting_stage(of, waits_for) for stage, of in costs.stages.items()},
         hops=no_hops,
-        hops_back={edge: no_hops[edge] for edge in costs.hops_back},
+        gradient_hops={edge: no_hops[edge] for edge in costs.gradient_hops},
     )
 
 

@@ -101,7 +101,7 @@ def dispatches(engine: Engine, batch: HostBatch) -> int:
     counts: list[int] = []
 
     def count(op: Any, outputs: Any) -> None:
-        counts.append(bool(jax.tree.leaves(outputs)) * (1 + len(engine.stages) * (op.kind == "norm")))
+        counts.append(bool(jax.tree.leaves(outputs)) * (1 + len(engine.stages) * (op.kind == "global_norm")))
 
     engine.executor.step(engine.initial_state(), engine.place_batch(batch, 0), count)
     return sum(counts)
@@ -112,7 +112,7 @@ def check_same_work(times: dict[str, list[StepTiming]]) -> None:
     first, *others = times
     for name in others:
         for step, (one, other) in enumerate(zip(times[first], times[name], strict=True)):
-            for what in ("loss", "norm"):
+            for what in ("loss", "global_norm"):
                 expected, got = getattr(one, what), getattr(other, what)
                 if not abs(got - expected) <= TOLERANCE * abs(expected):
                     raise DifferentResultsError(f"step {step}: the {what} is {got} {name} and {expected} {first}")

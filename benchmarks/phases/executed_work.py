@@ -102,16 +102,16 @@ class Work:
 
     def _roomy(self, module: str, is_generator: bool) -> PhaseRows:
         values = self._values[module]
-        cells = values.count // values.per_cell
+        cells = values.count // values.per_slot
         return PhaseRows(
             module=module,
             unit=self._units[module].name,
             is_generator=is_generator,
             rows=1,
-            cells=cells,
+            slots=cells,
             capacities=(cells * self._rows,),
             values=values.field,
-            values_per_cell=values.per_cell,
+            values_per_slot=values.per_slot,
         )
 
     def needs(self, module: str, is_dealt: bool) -> list[int]:
@@ -124,7 +124,7 @@ class Work:
         """Values of the samples of all steps, by module; tokens of the backbone."""
         tokens = sum(step.sizes[each].tokens for step in self._steps for row in step.rows for each in row)
         return {self._backbone: tokens} | {
-            module: self._values[module].per_cell * sum(int(items[:, -1].sum()) for items in tables)
+            module: self._values[module].per_slot * sum(int(items[:, -1].sum()) for items in tables)
             for module, tables in self._tables.items()
         }
 
@@ -146,7 +146,7 @@ class Work:
             chosen = np.array(least_padding_capacities(needs, capacities))
             rows = self._units[module].parallelism.dp if is_dealt else self._rows
             cells = sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
-            computed[module] = values.per_cell * rows * cells
+            computed[module] = values.per_slot * rows * cells
         return computed
 
     def flops(self, values: Mapping[str, int]) -> float:
@@ -162,7 +162,7 @@ class Work:
         changed = {}
         for module, unit in self._units.items():
             chosen = least_padding_capacities(self.needs(module, True), capacities)
-            values = tuple(capacity * self._values[module].per_cell for capacity in chosen)
+            values = tuple(capacity * self._values[module].per_slot for capacity in chosen)
             changed[unit.name] = dataclasses.replace(unit, phase_rows=unit.parallelism.dp, capacities=values)
         units = tuple(changed.get(unit.name, unit) for unit in self._plan.units)
         return dataclasses.replace(self._plan, units=units)

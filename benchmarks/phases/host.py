@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.phases.figures import figure
 from benchmarks.rows import Row
-from data.packing.phases.item_tables import BatchItems, deal_phase, first_cells, microbatch_items
+from data.packing.phases.item_tables import BatchItems, deal_phase, first_slots, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
 from sharding.runtime.exchange.tables import TokenRuns, TokenShards, exchange_tables
 
@@ -27,10 +27,10 @@ def host_rows() -> list[Row]:
         unit="vision",
         is_generator=False,
         rows=ENCODER_REPLICAS,
-        cells=ROW_TOKENS,
+        slots=ROW_TOKENS,
         capacities=(ROW_TOKENS,),
         values="tokens",
-        values_per_cell=1,
+        values_per_slot=1,
     )
     rows_of_microbatch = ROWS // MICROBATCHES
     devices = ENCODER_REPLICAS + BACKBONE_REPLICAS * TENSOR_RANKS
@@ -43,7 +43,7 @@ def host_rows() -> list[Row]:
     def tables() -> tuple[int, int]:
         sent = needed = 0
         for of_microbatch in microbatch_items(deal(), MICROBATCHES):
-            in_batch, in_phase = first_cells(of_microbatch, phase, phase.largest)
+            in_batch, in_phase = first_slots(of_microbatch, phase, phase.largest)
             runs = TokenRuns(in_phase, in_batch, of_microbatch[:, -1])
             there = exchange_tables(runs, source, target, devices, local)
             exchange_tables(runs.reversed, target, source, devices, local)

@@ -173,11 +173,11 @@ def _of_one_program(case: PipelineCase, step: ProgramCall) -> PipelineReport:
 
 def _of_two_programs(case: PipelineCase, step: ProgramCall, backward: ProgramCall) -> PipelineReport:
     compiled = [_compile(case, of) for of in (step, backward)]
-    weights, *_, held, output_gradients, gradients = backward.arguments
+    weights, *_, saved_state, output_gradients, gradients = backward.arguments
     taken = PipelineBytes(
         stage=-1,
         state=device_bytes((weights, gradients)),
-        saved=device_bytes((held, output_gradients)),
+        saved=device_bytes((saved_state, output_gradients)),
         temporary=max(of.memory_analysis().temp_size_in_bytes for of in compiled),
     )
     return PipelineReport(

@@ -77,7 +77,7 @@ class BatchLoader:
         return dataclasses.replace(
             batch,
             arrays=self._without_rows(arrays, for_items),
-            counts=self.phases.counts(batch.counts, arrays),
+            real_and_capacity=self.phases.counts(batch.real_and_capacity, arrays),
             state=plan.state_after.to_json(),
             refused=(*plan.refused, *refused.values()),
         )

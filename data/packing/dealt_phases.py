@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
-from data.data_config import SquareWeights
+from data.data_config import QuadraticCostWeights
 from data.errors import DataError
 from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
 from data.packing.phases.item_arrays import find_items, move_to_phase
@@ -49,7 +49,7 @@ class DealtPhases:
         """The arrays of a global batch with the items of the phases in their rows; those of a dealt batch as they are.
 
         Returns:
-            The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in cells,
+            The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in slots,
             and under `layout` for which rows they are dealt.
 
         Raises:
@@ -148,7 +148,7 @@ class DealtPhases:
         }
 
     def counts(self, counts: Mapping[str, tuple[int, int]], arrays: HostArrays) -> dict[str, tuple[int, int]]:
-        """`GlobalBatch.counts` of a dealt batch: what is computed in the phases' rows."""
+        """`GlobalBatch.real_and_capacity` of a dealt batch: what is computed in the phases' rows."""
         computed = {
             module: self.phases[module].values_in(numbers) for module, numbers in self.capacities(arrays).items()
         }
@@ -175,7 +175,7 @@ class DealtPhases:
 
         def in_phase(phase: PhaseRows, spec: HasShapeAndDtype) -> ArraySpec:
             _, length, *rest = spec.shape
-            shape = (self.microbatches * phase.rows, length * phase.largest // phase.cells, *rest)
+            shape = (self.microbatches * phase.rows, length * phase.largest // phase.slots, *rest)
             return ArraySpec(shape, spec.dtype)
 
         return {
@@ -196,7 +196,7 @@ def plan_phase_rows(
     model: ModelConfig,
     batch_spec: BatchSpec,
     devices_per_node: int = MAX_DEVICES,
-    square_weights: SquareWeights = (),
+    quadratic_cost_weights: QuadraticCostWeights = (),
 ) -> DealtPhases:
     """The phases with rows of their own in a plan.
 
@@ -205,15 +205,15 @@ def plan_phase_rows(
         model: The model.
         batch_spec: Of a global batch.
         devices_per_node: Consecutive devices of a plan that are one node; by default all are.
-        square_weights: `DataConfig.square_weights`.
+        quadratic_cost_weights: `DataConfig.quadratic_cost_weights`.
 
     Raises:
-        PlanError: A capacity is no multiple of what a cell takes.
+        PlanError: A capacity is no multiple of what a slot takes.
         DataError: A square weight is of a field that no encoder with rows of its own reads.
     """
     values_of = row_values(model, batch_spec)
-    _check_square_weights(square_weights, plan, model)
-    weights = dict(square_weights)
+    _check_quadratic_cost_weights(quadratic_cost_weights, plan, model)
+    weights = dict(quadratic_cost_weights)
     rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
     phases = {}
     for unit in plan.units:
@@ -223,9 +223,9 @@ def plan_phase_rows(
         values = values_of[module]
         capacities = unit.capacities or (values.count * -(-rows // unit.phase_rows),)
         for capacity in capacities:
-            if capacity % values.per_cell:
+            if capacity % values.per_slot:
                 raise PlanError(
-                    f"unit {unit.name}: the capacity {capacity} must be a multiple of {values.per_cell}, the "
+                    f"unit {unit.name}: the capacity {capacity} must be a multiple of {values.per_slot}, the "
                     f"{values.field} of a backbone token of {module}"
                 )
         is_generator = module in {generator.name for generator in model.generators}
@@ -236,21 +236,21 @@ def plan_phase_rows(
             unit=unit.name,
             is_generator=is_generator,
             rows=unit.phase_rows,
-            cells=values.count // values.per_cell,
-            capacities=tuple(capacity // values.per_cell for capacity in capacities),
+            slots=values.count // values.per_slot,
+            capacities=tuple(capacity // values.per_slot for capacity in capacities),
             values=values.field,
-            values_per_cell=values.per_cell,
+            values_per_slot=values.per_slot,
             nodes=shared_nodes(unit, backbone, stage, rows, plan.microbatches, devices_per_node),
-            square_weight=weights.get(values.field, 0.0),
+            quadratic_cost_weight=weights.get(values.field, 0.0),
         )
     return DealtPhases(phases, plan.microbatches)
 
 
-def _check_square_weights(square_weights: SquareWeights, plan: Plan, model: ModelConfig) -> None:
+def _check_quadratic_cost_weights(quadratic_cost_weights: QuadraticCostWeights, plan: Plan, model: ModelConfig) -> None:
     """Raises DataError for a weight that would have no effect."""
     encoders = {encoder.field: encoder.name for encoder in model.encoders}
-    for field, weight in square_weights:
-        given = f"DataConfig.square_weights gives {field} the weight {weight}"
+    for field, weight in quadratic_cost_weights:
+        given = f"DataConfig.quadratic_cost_weights gives {field} the weight {weight}"
         if field not in encoders:
             fields = ", ".join(encoders) or "none, as it has no encoders"
             raise DataError(f"{given}, but no encoder of the model reads {field}; its fields: {fields}")

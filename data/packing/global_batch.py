@@ -37,13 +37,13 @@ class GlobalBatch:
               attend both ways, `blocks`, the number of such a block within the sample, 0 for causal; for every
               encoder `{name}_index`, -1 or the index within the row of the encoder output that replaces the token's
               embedding; `targets`; `weights` float32, the weight of
-              each token in the loss: they sum to `language_weight`; where the backbone has experts, `shares` float32,
-              the weight of each token in their balancing loss: they sum to 1. For every generator,
+              each token in the loss: they sum to `language_weight`; where the backbone has experts, `balancing_weights`
+              float32, the weight of each token in their balancing loss: they sum to 1. For every generator,
               `{name}_conditions` int32[n, g, q], positions in the row.
             - `generator`: `images` float32[n, g, z, z, c] in [-1, 1]; `weights` float32[n, g], which sum to
               `generator_weight`; `samples` int32[n, g], the sample ids that key noise and time.
         sample_ids: int32[n, most samples of a row]; -1 for none, -2 where decoding refused one.
-        counts: By module name, (real, capacity): patches, frames, tokens and target images.
+        real_and_capacity: By module name, (real, capacity): patches, frames, tokens and target images.
         targets: Number of target tokens.
         state: State from which the pipeline continues after this batch; empty for a batch built by hand.
         refused: Samples that planning or decoding refused for this batch.
@@ -52,7 +52,7 @@ class GlobalBatch:
 
     arrays: dict[str, dict[str, np.ndarray]]
     sample_ids: np.ndarray
-    counts: dict[str, tuple[int, int]]
+    real_and_capacity: dict[str, tuple[int, int]]
     targets: int
     state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     refused: tuple[Refusal, ...] = ()
@@ -132,7 +132,7 @@ def build_global_batch(
         "weights": _even_weights(rows.layout.target_mask > 0, language_weight, totals.targets)
     }
     if model.backbone.experts:
-        backbone["shares"] = _even_weights(rows.token_segments > 0, 1.0, totals.tokens)
+        backbone["balancing_weights"] = _even_weights(rows.token_segments > 0, 1.0, totals.tokens)
     arrays = {model.backbone.name: backbone}
     counts = {model.backbone.name: (totals.tokens, row_count * tokens)}
     for field, encoder_format in sample_format.encoder_formats.items():
@@ -149,7 +149,7 @@ def build_global_batch(
         }
         backbone[f"{generator}_conditions"] = rows.condition_positions
         counts[generator] = (totals.images, is_image.size)
-    return GlobalBatch(arrays=arrays, sample_ids=rows.sample_ids, counts=counts, targets=totals.targets)
+    return GlobalBatch(arrays=arrays, sample_ids=rows.sample_ids, real_and_capacity=counts, targets=totals.targets)
 
 
 def _backbone_arrays(rows: PackedRows, sample_format: SampleFormat) -> dict[str, np.ndarray]:

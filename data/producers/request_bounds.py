@@ -25,8 +25,8 @@ from sharding.plans.bounds import name_fault
 MAX_ROWS_RATIO = 64
 """Most rows that a phase may have for each row of the global batch: replicas of an encoder beside the backbone's."""
 
-MAX_CELLS_RATIO = 16
-"""Most cells that the rows of a phase may hold for each that the global batch holds; all others are padding."""
+MAX_SLOTS_RATIO = 16
+"""Most slots that the rows of a phase may hold for each that the global batch holds; all others are padding."""
 
 MAX_PLAN_BYTES = 1 << 20
 """Most bytes of a ticket beside its fingerprint and its lists of numbers: what is left is mostly a plan."""
@@ -44,7 +44,7 @@ class RequestBounds:
         window: Most samples of a window.
         values: What a row of the global batch holds of the inputs of each encoder and generator.
         generators: Names of the generators.
-        square_weights: By field, `DataConfig.square_weights`.
+        quadratic_cost_weights: By field, `DataConfig.quadratic_cost_weights`.
         ticket_bytes: Most bytes of a ticket.
     """
 
@@ -53,7 +53,7 @@ class RequestBounds:
     window: int
     values: Mapping[str, RowValues]
     generators: frozenset[str]
-    square_weights: Mapping[str, float]
+    quadratic_cost_weights: Mapping[str, float]
     ticket_bytes: int
 
     @classmethod
@@ -72,7 +72,7 @@ class RequestBounds:
             window=planner.window_rule.most,
             values=values,
             generators=frozenset(generator.name for generator in model.generators),
-            square_weights=dict(config.square_weights),
+            quadratic_cost_weights=dict(config.quadratic_cost_weights),
             ticket_bytes=MAX_PLAN_BYTES + len(fingerprint) + _NUMBER_BYTES * numbers,
         )
 
@@ -116,16 +116,16 @@ class RequestBounds:
             raise DataError(f"the unit of {module} has no name")
         expected: dict[str, Any] = {
             "is_generator": phase.module in self.generators,
-            "cells": values.count // values.per_cell,
-            "values_per_cell": values.per_cell,
-            "square_weight": self.square_weights.get(values.field, 0.0),
+            "slots": values.count // values.per_slot,
+            "values_per_slot": values.per_slot,
+            "quadratic_cost_weight": self.quadratic_cost_weights.get(values.field, 0.0),
         }
         for name, value in expected.items():
             if getattr(phase, name) != value:
                 raise DataError(f"the rows of {module} have another {name} than the configuration gives them")
         most = {
             "rows": (phase.rows, MAX_ROWS_RATIO * rows),
-            "cells": (phase.rows * phase.largest, MAX_CELLS_RATIO * phase.cells * rows),
+            "slots": (phase.rows * phase.largest, MAX_SLOTS_RATIO * phase.slots * rows),
         }
         for name, (number, bound) in most.items():
             if number > bound:

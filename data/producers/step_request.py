@@ -26,7 +26,7 @@ MAX_STEPS_AHEAD = 256
 """Most steps after its state that a request may ask for: it bounds what one request makes a producer plan."""
 
 
-_DECIDING = ("oversized", "language_weight", "generator_weight", "square_weights")  # beside the steps' samples
+_DECIDING = ("oversized", "language_weight", "generator_weight", "quadratic_cost_weights")  # beside the steps' samples
 
 
 @dataclasses.dataclass(frozen=True)

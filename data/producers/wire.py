@@ -48,7 +48,9 @@ def encode_batch(batch: GlobalBatch, max_part_bytes: int = MAX_PART_BYTES) -> pa
         "version": WIRE_VERSION,
         "tensors": [[module, field, array.dtype.str, list(array.shape)] for module, field, array in tensors],
         "modules": list(batch.arrays),
-        "counts": {name: [int(real), int(capacity)] for name, (real, capacity) in batch.counts.items()},
+        "real_and_capacity": {
+            name: [int(real), int(capacity)] for name, (real, capacity) in batch.real_and_capacity.items()
+        },
         "targets": int(batch.targets),
         "state": dict(batch.state),
         "refused": [list(refusal) for refusal in batch.refused],
@@ -82,8 +84,9 @@ def decode_batch(schema: pa.Schema, stream_rows: Iterable[pa.RecordBatch]) -> Gl
 
 
 def _header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
+    counts = header["real_and_capacity"]
     return {
-        "counts": {name: (int(real), int(capacity)) for name, (real, capacity) in header["counts"].items()},
+        "real_and_capacity": {name: (int(real), int(capacity)) for name, (real, capacity) in counts.items()},
         "targets": int(header["targets"]),
         "state": dict(header["state"]),
         "refused": tuple(Refusal(*fields) for fields in header["refused"]),

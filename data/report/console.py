@@ -28,7 +28,8 @@ while another has more. Static: padding where all rows have one shape, the capac
 is the same over all modalities, by the FLOPs of their modules. Means over rows and steps.
 """
 
-_PHASE_LEGEND = """Square weight: of these units in DataConfig.square_weights, attention's FLOPs over all others.
+_PHASE_LEGEND = """Quadratic cost weight: of these units in DataConfig.quadratic_cost_weights, attention's FLOPs over
+all others.
 Saves: how much of the costliest rows' FLOPs, summed over microbatches, it saves in rows of these capacities.
 """
 
@@ -201,8 +202,8 @@ def _phase_table(description: DatasetDescription) -> Table:
     for name, suggested in description.phase_capacities.items():
         for number, (capacities, padding) in enumerate(zip(suggested.capacities, suggested.padding, strict=True)):
             label, without = ("", "") if number else (_unit_label(name), f"{suggested.without_items:.1%}")
-            weight = f"{suggested.square_weight:.2g}" if suggested.square_weight and not number else ""
-            saved = f"{suggested.cost_saved[number]:.1%}" if suggested.square_weight else ""
+            weight = f"{suggested.quadratic_cost_weight:.2g}" if suggested.quadratic_cost_weight and not number else ""
+            saved = f"{suggested.cost_saved[number]:.1%}" if suggested.quadratic_cost_weight else ""
             sizes = "  ".join(f"{capacity:,}" for capacity in capacities)
             table.add_row(label, without, weight, saved, f"{padding:.1%}", sizes)
     return table

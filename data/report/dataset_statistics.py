@@ -185,7 +185,7 @@ def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str,
     return flops
 
 
-def square_weights(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
+def quadratic_cost_weights(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
     """By encoder field, w of the cost l + w l^2 of an item of l values: FLOPs of attention over those of all else.
 
     An encoder without attention has 0.

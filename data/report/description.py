@@ -187,7 +187,7 @@ def describe_dataset(
     capacity: RowCapacity,
     flops_per_unit: Mapping[str, float],
     modules: Mapping[str, str],
-    square_weights: Mapping[str, float],
+    quadratic_cost_weights: Mapping[str, float],
     max_buckets: int,
     microbatch_rows: int = 0,
     examples: Sequence[SampleExample] = (),
@@ -200,7 +200,7 @@ def describe_dataset(
         capacity: Capacity of a row for the model (`data.packing.global_batch.capacity_for_model`).
         flops_per_unit: FLOPs of a unit of each modality (`data.report.dataset_statistics.flops_per_unit`).
         modules: Module that reads each modality (`data.report.dataset_statistics.modules_of_units`).
-        square_weights: Of encoder fields (`data.report.dataset_statistics.square_weights`).
+        quadratic_cost_weights: Of encoder fields (`data.report.dataset_statistics.quadratic_cost_weights`).
         max_buckets: Largest number of sizes to which samples are padded.
         microbatch_rows: Rows of a microbatch, for capacities of rows of its own; 0 for those of a step.
         examples: Decoded samples to show (`data.report.examples.decode_examples`).
@@ -219,7 +219,7 @@ def describe_dataset(
             microbatch_rows or config.rows,
             MOST_CAPACITIES,
             _multiple(name, statistics.columns(name)[:, 0]),
-            square_weights.get(name, 0.0),
+            quadratic_cost_weights.get(name, 0.0),
         )
         for name in in_capacity
         if name in statistics.items and statistics.columns(name).any()

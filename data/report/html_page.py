@@ -173,7 +173,7 @@ def _suggestions(description: DatasetDescription) -> Iterator[Html]:
     yield _buckets_table(description)
     if description.phase_capacities:
         yield _phase_table(description)
-    if any(suggested.square_weight for suggested in description.phase_capacities.values()):
+    if any(suggested.quadratic_cost_weight for suggested in description.phase_capacities.values()):
         yield _square_weight_table(description)
 
 
@@ -240,14 +240,14 @@ def _phase_table(description: DatasetDescription) -> Html:
 
 def _square_weight_table(description: DatasetDescription) -> Html:
     lines = [
-        ("" if number else name, "" if number else f"{suggested.square_weight:.2g}", percent(saved), sizes)
+        ("" if number else name, "" if number else f"{suggested.quadratic_cost_weight:.2g}", percent(saved), sizes)
         for name, suggested in description.phase_capacities.items()
-        if suggested.square_weight
+        if suggested.quadratic_cost_weight
         for number, (capacities, saved) in enumerate(zip(suggested.capacities, suggested.cost_saved, strict=True))
         for sizes in [", ".join(count(capacity) for capacity in capacities)]
     ]
     caption = (
-        "Weights for DataConfig.square_weights, attention's FLOPs over all others, and how much of the costliest rows' "
-        "FLOPs they save in rows of these capacities"
+        "Weights for DataConfig.quadratic_cost_weights, attention's FLOPs over all others, and how much of the "
+        "costliest rows' FLOPs they save in rows of these capacities"
     )
     return table(("units", "#square weight", "#saves", "capacities"), lines, caption)

@@ -1,6 +1,7 @@
 """Suggested capacities of rows of its own for a module, from what microbatches of packed samples need.
 
-With them, how much less the costliest rows cost where items are dealt by quadratic cost (`DataConfig.square_weights`).
+With them, how much less the costliest rows cost where items are dealt by quadratic cost
+(`DataConfig.quadratic_cost_weights`).
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ class SuggestedPhaseCapacities:
         without_items: Share of the microbatches without an item of the module, which it does not compute.
         capacities: The capacities with the least padding, at most 1, 2, ... of them.
         padding: For each of these, the share of padding in what is computed.
-        square_weight: Weight of the module's field in `DataConfig.square_weights`, from its FLOPs; 0 without attention.
+        quadratic_cost_weight: Weight of the module's field in `DataConfig.quadratic_cost_weights`, from its FLOPs; 0
+            without attention.
         cost_saved: For each of the capacities, the share of the costliest rows' cost, summed over microbatches, that
             dealing with this weight saves.
     """
@@ -32,12 +34,12 @@ class SuggestedPhaseCapacities:
     without_items: float
     capacities: tuple[tuple[int, ...], ...]
     padding: tuple[float, ...]
-    square_weight: float
+    quadratic_cost_weight: float
     cost_saved: tuple[float, ...]
 
 
 def suggest_phase_capacities(
-    groups: Groups, lengths: Sequence[Sequence[int]], rows: int, count: int, multiple: int, square_weight: float
+    groups: Groups, lengths: Sequence[Sequence[int]], rows: int, count: int, multiple: int, quadratic_cost_weight: float
 ) -> SuggestedPhaseCapacities | None:
     """Capacities for the items of one module; None where the samples fill no microbatch, or have no items.
 
@@ -47,7 +49,8 @@ def suggest_phase_capacities(
         rows: Rows of a microbatch.
         count: Most capacities.
         multiple: Capacities are whole multiples of this.
-        square_weight: w of the cost l + w l^2 of an item (`data.report.dataset_statistics.square_weights`).
+        quadratic_cost_weight: w of the cost l + w l^2 of an item
+            (`data.report.dataset_statistics.quadratic_cost_weights`).
     """
     of_rows = [[length for sample in group for length in lengths[sample]] for group in groups]
     microbatches = [
@@ -64,20 +67,20 @@ def suggest_phase_capacities(
         without_items=float((needs == 0).mean()),
         capacities=tuple(choices),
         padding=tuple(1 - total / (rows * _computed(needs, chosen)) for chosen in choices),
-        square_weight=square_weight,
-        cost_saved=tuple(_cost_saved(microbatches, rows, chosen, square_weight) for chosen in choices),
+        quadratic_cost_weight=quadratic_cost_weight,
+        cost_saved=tuple(_cost_saved(microbatches, rows, chosen, quadratic_cost_weight) for chosen in choices),
     )
 
 
 def _cost_saved(
-    microbatches: Sequence[Int[np.ndarray, " _"]], rows: int, capacities: tuple[int, ...], square_weight: float
+    microbatches: Sequence[Int[np.ndarray, " _"]], rows: int, capacities: tuple[int, ...], quadratic_cost_weight: float
 ) -> float:
     by_length, by_cost = (
         sum(
-            largest_cost(lengths, deal_items(lengths, rows, capacities, weight).rows, square_weight)
+            largest_cost(lengths, deal_items(lengths, rows, capacities, weight).rows, quadratic_cost_weight)
             for lengths in microbatches
         )
-        for weight in (0.0, square_weight)
+        for weight in (0.0, quadratic_cost_weight)
     )
     return 1 - by_cost / by_length
 

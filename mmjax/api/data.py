@@ -8,7 +8,7 @@ from data.report.dataset_statistics import (
     collect_statistics,
     flops_per_unit,
     modules_of_units,
-    square_weights,
+    quadratic_cost_weights,
 )
 from data.report.description import DatasetDescription, describe_dataset
 from data.report.examples import decode_examples
@@ -48,7 +48,7 @@ def describe_data(
             capacity,
             flops_per_unit(config.model, sample_format),
             modules_of_units(config.model, sample_format),
-            square_weights(config.model, sample_format),
+            quadratic_cost_weights(config.model, sample_format),
             buckets,
             microbatch_rows,
             decode_examples(sample_index, statistics) if examples else (),

@@ -170,7 +170,7 @@ class TrainConfig:
             seed=self.seed,
             trainable=self.trainable,
             transport=self.transport,
-            square_weights=self.data.square_weights,
+            quadratic_cost_weights=self.data.quadratic_cost_weights,
         )
 
 

@@ -255,7 +255,7 @@ class Fitting:
             dispatched = self._in_flight.popleft()
             with self._timer.part("device"):
                 result = self._trainer.finish_step(dispatched)
-            self._counts = sum_counts([self._counts, dispatched.batch.counts])
+            self._counts = sum_counts([self._counts, dispatched.batch.real_and_capacity])
             if result.step % config.log_interval == 0 or result.step == config.steps:
                 self._report(result.step)
 

@@ -36,9 +36,9 @@ def warn_of_small_capacities(dealt_phases: DealtPhases, rows: int) -> None:
                 "unit %s: the largest of its capacities, %d %s, does not suffice for any batch, which %d does; a "
                 "microbatch that it does not hold ends the run: raise it, or add one, in the plan",
                 phase.unit,
-                phase.largest * phase.values_per_cell,
+                phase.largest * phase.values_per_slot,
                 phase.values,
-                sufficient * phase.values_per_cell,
+                sufficient * phase.values_per_slot,
             )
 
 

@@ -380,7 +380,7 @@ class Trainer:
         losses, gradient_norm = self.engine.losses_by_name(summary), float(summary.gradient_norm)
         self.heartbeat.step_finished(
             dispatched.step,
-            f"{losses} {gradient_norm} {dispatched.batch.counts} {dispatched.batch.targets}",
+            f"{losses} {gradient_norm} {dispatched.batch.real_and_capacity} {dispatched.batch.targets}",
         )
         if float(summary.all_finite) > 0:
             self.window.add(losses, gradient_norm, dispatched.batch)

@@ -42,7 +42,7 @@ class DealtItems:
 
 
 def deal_items(
-    lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[int], square_weight: float = 0.0
+    lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[int], quadratic_cost_weight: float = 0.0
 ) -> DealtItems:
     """Deals items, longest first, to the row with the least sum, so that rows and replicas get even sums.
 
@@ -57,7 +57,8 @@ def deal_items(
         rows: Rows of the phase.
         capacities: Sums of the lengths that a row may hold, ascending. No row holds more than the smallest of them
             with which the items fit in either way.
-        square_weight: Cost of the square of a length over that of the length; 0 for costs that are linear in it.
+        quadratic_cost_weight: Cost of the square of a length over that of the length; 0 for costs that are linear in
+            it.
 
     Raises:
         DealingError: The items do not fit with the largest capacity.
@@ -76,10 +77,10 @@ def deal_items(
                 break
     else:
         raise DealingError(len(lengths), rows, capacities[-1], even)
-    if square_weight:
-        even_costs = _deal_costs(lengths, descending, rows, capacity, square_weight)
+    if quadratic_cost_weight:
+        even_costs = _deal_costs(lengths, descending, rows, capacity, quadratic_cost_weight)
         if even_costs is not None:
-            row_of = min(row_of, even_costs, key=lambda each: largest_cost(lengths, each, square_weight))
+            row_of = min(row_of, even_costs, key=lambda each: largest_cost(lengths, each, quadratic_cost_weight))
     by_row = np.argsort(row_of, kind="stable")
     ends = np.cumsum(lengths[by_row])
     begins = ends - lengths[by_row]
@@ -90,16 +91,16 @@ def deal_items(
     return DealtItems(row_of, places)
 
 
-def largest_cost(lengths: Int[np.ndarray, " k"], row_of: Int[np.ndarray, " k"], square_weight: float) -> float:
+def largest_cost(lengths: Int[np.ndarray, " k"], row_of: Int[np.ndarray, " k"], quadratic_cost_weight: float) -> float:
     """Cost of the costliest row, whose items cost l + w l^2 each.
 
     Args:
         lengths: Lengths of the items.
         row_of: Row of each.
-        square_weight: Cost of the square of a length over that of the length, w.
+        quadratic_cost_weight: Cost of the square of a length over that of the length, w.
     """
     float_lengths = lengths.astype(np.float64)
-    costs = float_lengths + square_weight * float_lengths**2
+    costs = float_lengths + quadratic_cost_weight * float_lengths**2
     return float(np.bincount(row_of, weights=costs).max(initial=0))
 
 
@@ -108,13 +109,13 @@ def _deal_costs(
     descending: Int[np.ndarray, " k"],
     rows: int,
     capacity: int,
-    square_weight: float,
+    quadratic_cost_weight: float,
 ) -> Int[np.ndarray, " k"] | None:
     """The row of each item: costliest first, to the row with the least cost of those with room.
 
     None if an item finds no room. Longer items cost more, so that the costliest first are the longest first.
     """
-    costs = whole_costs(lengths, rows, square_weight)
+    costs = whole_costs(lengths, rows, quadratic_cost_weight)
     row_of = np.empty(len(lengths), np.int64)
     row_of[descending], _ = largest_first(costs[descending], np.zeros(rows, np.int64))
     if np.bincount(row_of, weights=lengths).max(initial=0) <= capacity:

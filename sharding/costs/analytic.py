@@ -158,7 +158,7 @@ class AnalyticCostModel:
 
     def _collective(self, layer: LayerSpec, number: int, loads: Loads, ranks: LayerParallelism) -> Times:
         kernel = layer.kernels[number]
-        size = self.element_bytes * kernel.activations.at(loads)
+        size = self.element_bytes * kernel.activations.evaluate(loads)
         if kernel.rank_group == "tensor":
             return ring_seconds(size, ranks.tp, self._link_over(ranks.tp))
         assert layer.routing is not None, f"the layer {layer.name} sends tokens to experts, but has no routing"
@@ -170,7 +170,7 @@ class AnalyticCostModel:
 
     def _ring_attention(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         """Seconds in which keys and values are sent once around the context-parallel ranks."""
-        size = self.element_bytes * kernel.ring_elements.at(loads) / (ranks.tp if kernel.split else 1)
+        size = self.element_bytes * kernel.ring_elements.evaluate(loads) / (ranks.tp if kernel.split else 1)
         return ring_seconds(size * ranks.cp, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
     def _head_exchange(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
@@ -178,7 +178,7 @@ class AnalyticCostModel:
 
         As much is sent in the backward: the output's gradient, and those of queries, keys and values.
         """
-        size = self.element_bytes * kernel.activations.at(loads) / (ranks.tp if kernel.split else 1)
+        size = self.element_bytes * kernel.activations.evaluate(loads) / (ranks.tp if kernel.split else 1)
         return ring_seconds(size, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
     def _overlapped(

@@ -51,6 +51,6 @@ def attention_arithmetic(
     per_block = kernel.flops.squared_lengths * (3 if is_causal else 1)
     per_block += kernel.flops.local_pairs * (2 if is_causal else 1)
     extra = per_block * device.attention_block * tokens
-    flops = kernel.flops.at(loads) + np.where(squared > 0, extra, 0.0)
+    flops = kernel.flops.evaluate(loads) + np.where(squared > 0, extra, 0.0)
     peaks = [cluster.peak_flops * share for share in attention_shares(device, kernel.head_width)]
     return np.asarray(flops / peaks[0]), np.asarray(BACKWARD_FLOPS * flops / peaks[1])

@@ -204,7 +204,7 @@ def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]
 
 def masked_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], gradients: tuple[Gradient, ...]) -> float:
     """What `useful_flops` leaves out of causal attention's squares, for one load."""
-    return float(sum(kernel.masked_flops.at(load) * _passes(kernel, gradients) for kernel in layer.kernels))
+    return float(sum(kernel.masked_flops.evaluate(load) * _passes(kernel, gradients) for kernel in layer.kernels))
 
 
 def _passes(kernel: Kernel, gradients: tuple[Gradient, ...]) -> int:

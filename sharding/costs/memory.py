@@ -38,9 +38,12 @@ def offloaded_bytes(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
 
 
 def _bytes(saved: SavedActivations, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, costs: CostModel) -> Times:
-    elements = saved.split.at(loads) / ranks.tp + saved.replicated.at(loads) / ranks.for_layer(layer).sequence_shards
+    elements = (
+        saved.split.evaluate(loads) / ranks.tp
+        + saved.replicated.evaluate(loads) / ranks.for_layer(layer).sequence_shards
+    )
     if layer.routing:
-        of_pair = saved.pair_split.at(loads) / ranks.tp + saved.pair_replicated.at(loads)
+        of_pair = saved.pair_split.evaluate(loads) / ranks.tp + saved.pair_replicated.evaluate(loads)
         elements = elements + ranks.ep * layer.routing.pairs_per_token(ranks.ep) * of_pair
     return np.asarray(costs.element_bytes * elements / ranks.cp)
 
@@ -59,7 +62,7 @@ def wgrad_operand_bytes(
     for kernel in layer.kernels:
         if kernel.kind in MATMUL_KINDS and kernel.weights:
             is_divided = kernel.split and kernel.split_by != "rows"
-            of_outputs = kernel.flops.at(loads) / (2 * kernel.inner)
+            of_outputs = kernel.flops.evaluate(loads) / (2 * kernel.inner)
             elements = elements + of_outputs / (ranks.tp if is_divided else 1)
     again = saved_activation_bytes(layer, loads, ranks, "none", costs) - saved_activation_bytes(
         layer, loads, ranks, recompute, costs
@@ -82,7 +85,7 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
     """Bytes of the tokens of all expert ranks, of a copy for each pair, and of what is sent, if not all is."""
     if not layer.routing or ranks.ep == 1:
         return np.zeros(loads.shape[:-1])
-    of_token = costs.element_bytes * layer.output_elements.at(loads) / ranks.cp
+    of_token = costs.element_bytes * layer.output_elements.evaluate(loads) / ranks.cp
     copies = ranks.ep * (1 + layer.routing.pairs_per_token(ranks.ep))
     nodes = expert_nodes(ranks, costs.devices_per_node)
     if chosen_transfer(ranks.expert_transfer, layer.routing, ranks.ep, nodes) == "all_to_all":

@@ -334,7 +334,7 @@ class ProfiledCostModel:
 def _dgrad_share(layer: LayerSpec, loads: Loads, recompute: RecomputePolicy) -> Times:
     """Which share of a backward's FLOPs, recomputation included, is needed for the gradient of the input."""
     kinds = RECOMPUTED_KERNELS[recompute]
-    again = sum((kernel.flops.at(loads) for kernel in layer.kernels if kernel.kind in kinds), start=np.zeros(()))
+    again = sum((kernel.flops.evaluate(loads) for kernel in layer.kernels if kernel.kind in kinds), start=np.zeros(()))
     without = again - useful_flops(layer, loads, ())
     dgrad = without + useful_flops(layer, loads, ("dgrad",))
     whole = without + useful_flops(layer, loads, ("dgrad", "wgrad"))

@@ -152,7 +152,7 @@ class StageCosts:
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
 
     def of_pass(self, kind: OpKind) -> Float[np.ndarray, "m i"]:
-        """Seconds of an op of `PASSES`."""
+        """Seconds of an op of `COMPUTE_KINDS`."""
         if kind == "forward":
             return self.forward
         if self.wgrad is None:
@@ -193,20 +193,20 @@ class StepCosts:
         stages: Costs of every stage.
         hops: For every edge of the stage graph, seconds until a microbatch's activations are complete on each replica
             of the target.
-        hops_back: For every edge on which gradients return, the same for the replicas of the source.
+        gradient_hops: For every edge on which gradients return, the same for the replicas of the source.
         peak_flops: Peak FLOP/s of one device.
         tokens: Backbone tokens of the step, without padding.
-        norm: Seconds that all devices wait for the norm of the gradients.
+        global_norm: Seconds that all devices wait for the norm of the gradients.
         masked_flops: What the stages' `flops` leave out of causal attention's squares.
         recomputed: What the step computes a second time.
     """
 
     stages: Mapping[StageId, StageCosts]
     hops: Mapping[StageEdge, Float[np.ndarray, "m _"]]
-    hops_back: Mapping[StageEdge, Float[np.ndarray, "m _"]]
+    gradient_hops: Mapping[StageEdge, Float[np.ndarray, "m _"]]
     peak_flops: float
     tokens: float = 0.0
-    norm: float = 0.0
+    global_norm: float = 0.0
     masked_flops: float = 0.0
     recomputed: RecomputedFlops = RecomputedFlops()
 
@@ -253,11 +253,11 @@ class StepWork(NamedTuple):
     Attributes:
         stages: Of every stage.
         hops: For every edge of the stage graph, of its activations.
-        hops_back: For every edge, of its gradients, whether these return or not.
-        norm: As in `StepCosts`.
+        gradient_hops: For every edge, of its gradients, whether these return or not.
+        global_norm: As in `StepCosts`.
     """
 
     stages: Mapping[StageId, StageWork]
     hops: Mapping[StageEdge, float]
-    hops_back: Mapping[StageEdge, float]
-    norm: float
+    gradient_hops: Mapping[StageEdge, float]
+    global_norm: float

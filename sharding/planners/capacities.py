@@ -57,15 +57,15 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
 def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
     """What capacities are whole multiples of.
 
-    A cell, or one for each tensor rank where these divide the positions; of rows that hold many blocks of positions,
-    which kernels compute at a time, whole blocks.
+    A token slot, or one for each tensor rank where these divide the positions; of rows that hold many blocks of
+    positions, which kernels compute at a time, whole blocks.
     """
     divides_positions = (
         TENSOR_COLLECTIVES[unit.parallelism.collectives].sequence_parallel and module.layer.sequence_parallel
     )
-    cells = module.values_per_cell * (unit.parallelism.tp if divides_positions else 1)
-    block = math.lcm(cells, _BLOCK * module.values_per_position)
-    return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else cells
+    slots = module.values_per_slot * (unit.parallelism.tp if divides_positions else 1)
+    block = math.lcm(slots, _BLOCK * module.values_per_position)
+    return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else slots
 
 
 def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 4"]:

@@ -51,10 +51,10 @@ def check_communication(executor: Executor) -> None:
 
 
 def _try_both_ways(
-    what: str, source: StageId, target: StageId, hop: Hop | ExchangeHop, hop_back: Hop | ExchangeHop
+    what: str, source: StageId, target: StageId, hop: Hop | ExchangeHop, gradient_hop: Hop | ExchangeHop
 ) -> None:
     _try(f"{what} from {_describe(source)} to {_describe(target)}", hop.send_zeros)
-    _try(f"{what} back from {_describe(target)} to {_describe(source)}", hop_back.send_zeros)
+    _try(f"{what} back from {_describe(target)} to {_describe(source)}", gradient_hop.send_zeros)
 
 
 def _describe_capacity(executor: Executor, channel: Channel) -> str:

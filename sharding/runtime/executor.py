@@ -88,11 +88,11 @@ class Executor:
             "reduce": self._reduce,
         }
         self._run_op: dict[OpKind, Callable[[StepBuffers, PipelineOp], Any]] = {
-            "share": self._share,
+            "send_tied_weight": self._send_tied_weight,
             "hop": self.microbatch_ops.hop,
-            "hop_back": self.microbatch_ops.hop_back,
-            "share_back": self._share_back,
-            "norm": self._norm,
+            "gradient_hop": self.microbatch_ops.gradient_hop,
+            "send_tied_gradient": self._send_tied_gradient,
+            "global_norm": self._global_norm,
             "update": self._update,
         }
 
@@ -145,14 +145,14 @@ class Executor:
         given = StepBuffers(
             state=state, batch=PlacedBatch({}), compute_weights={}, losses=losses, gradients=dict(gradients)
         )
-        buffers = self._run_training_ops(given, frozenset({"norm", "update"}))
+        buffers = self._run_training_ops(given, frozenset({"global_norm", "update"}))
         assert buffers.summary is not None
         return buffers.state, buffers.summary
 
     def compute_weights(self, state: TrainState) -> dict[StageId, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
         buffers = StepBuffers(state=state, batch=PlacedBatch({}), compute_weights={})
-        return self._run_training_ops(buffers, frozenset({"gather", "share"})).compute_weights
+        return self._run_training_ops(buffers, frozenset({"gather", "send_tied_weight"})).compute_weights
 
     def bundle_calls(self, calls: Sequence[ProgramCall]) -> list[ProgramCall]:
         """Those of the training schedule's bundles, given the calls of all programs of this process's stages."""
@@ -220,7 +220,7 @@ class Executor:
     def _backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         return self._ops_of(op.stage_id).backward(buffers, op)
 
-    def _share(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+    def _send_tied_weight(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []
         for tied in self._tied_between(op):
             weight = None
@@ -243,7 +243,7 @@ class Executor:
         call = ProgramCall(stage.reduce, (stage.join_gradients(by_copy),))
         return OpCall(call, functools.partial(_store, buffers.gradients, op.stage_id))
 
-    def _share_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+    def _send_tied_gradient(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         sent = []
         for tied in self._tied_between(op):
             if tied.borrower_path[0] not in self.stages[tied.borrower].programs.definition.trained_keys:
@@ -268,7 +268,7 @@ class Executor:
                 buffers.gradients[tied.owner] = {**tree, key: layers}
         return sent
 
-    def _norm(self, buffers: StepBuffers, op: PipelineOp) -> StepSummary:
+    def _global_norm(self, buffers: StepBuffers, op: PipelineOp) -> StepSummary:
         statistics = {}
         for stage_id, stage in self.stages.items():
             if stage.is_local:
@@ -305,7 +305,7 @@ class Executor:
 
     def _mark(self, batch: PlacedBatch, op: PipelineOp, outputs: Any) -> Any:
         """A small array that is ready when an op is finished, of the ops in which devices of processes meet."""
-        return outputs.gradient_norm if op.kind == "norm" else self.microbatch_ops.arrived(batch, op)
+        return outputs.gradient_norm if op.kind == "global_norm" else self.microbatch_ops.arrived(batch, op)
 
 
 def _store(arrays: dict[StageId, Tree], stage_id: StageId, result: Tree) -> Tree:

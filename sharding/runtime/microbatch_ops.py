@@ -168,7 +168,7 @@ class MicrobatchOps:
         )
         return OpCall(ProgramCall(split.wgrad, operands), functools.partial(_store_wgrad, buffers, place))
 
-    def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+    def gradient_hop(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""
         source, target, microbatch = op.target_id, op.stage_id, op.microbatch
         capacity = buffers.batch.capacity(microbatch, source[0], target[0])
@@ -185,7 +185,7 @@ class MicrobatchOps:
 
     def arrived(self, batch: PlacedBatch, op: PipelineOp) -> jax.Array | None:
         """A small array that is ready when a hop in which devices meet is finished; None of other ops."""
-        if op.kind not in ("hop", "hop_back"):
+        if op.kind not in ("hop", "gradient_hop"):
             return None
         source, target = (op.stage_id, op.target_id) if op.kind == "hop" else (op.target_id, op.stage_id)
         capacity = batch.capacity(op.microbatch, source[0], target[0])

@@ -48,7 +48,7 @@ class PipelineOps:
             return None
         operands = (
             *_operands(buffers, op, programs, buffers.inputs),
-            buffers.held.pop(op.stage_id),
+            buffers.saved_state.pop(op.stage_id),
             _of_microbatches(buffers.output_gradients, programs.definition.output_channels, programs.microbatches),
             buffers.unreduced_gradients[place],
         )
@@ -93,7 +93,7 @@ def _store_step(buffers: StepBuffers, place: StageCopy, result: PipelineStepResu
     stage_id, _ = place
     buffers.losses[place] = result.losses
     buffers.unreduced_gradients[place] = result.parameter_gradients
-    buffers.held[stage_id] = result.held
+    buffers.saved_state[stage_id] = result.saved_state
     _store_channels(buffers.outputs, result.outputs)
     _store_channels(buffers.input_gradients, result.input_gradients)
     return result

@@ -39,7 +39,7 @@ class StepBuffers:
 
     Compute weights are on the mesh of all copies of a stage; `copy_weights` are views of them on each copy's submesh.
     `begun` has, by kind of op and stage, the microbatches whose inputs or output gradients have come, of units that are
-    one program or two; `held` what the forwards of such a unit leave for its backwards.
+    one program or two; `saved_state` what the forwards of such a unit leave for its backwards.
     """
 
     state: TrainState
@@ -57,7 +57,7 @@ class StepBuffers:
     wgrad_operands: dict[tuple[StageId, int], tuple[list[Any], list[jax.Array]]] = dataclasses.field(
         default_factory=dict
     )
-    held: dict[StageId, list[jax.Array]] = dataclasses.field(default_factory=dict)
+    saved_state: dict[StageId, list[jax.Array]] = dataclasses.field(default_factory=dict)
     begun: dict[tuple[OpKind, StageId], set[int]] = dataclasses.field(default_factory=dict)
     summary: StepSummary | None = None
 

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Mapping
 
 from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
-from sharding.schedules.ops import PASSES, OpGraph, PipelineOp, ScheduleError
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp, ScheduleError
 
 InFlightLimits = Mapping[PipelineRank, int]
 """How many microbatches each pipeline rank may hold at once; one that is in several of its chunks counts in each."""
@@ -47,7 +47,7 @@ class InFlightMicrobatches:
         self._first_unfinished = dict.fromkeys(self._graph.stages, 0)
 
     def record(self, op: PipelineOp) -> None:
-        """Counts an op that has run; kinds other than `PASSES` change nothing."""
+        """Counts an op that has run; kinds other than `COMPUTE_KINDS` change nothing."""
         stage, number = op.stage_id, op.microbatch
         has_backward = stage in self._op_graph.backward_stages
         if op.kind == "forward":
@@ -59,7 +59,7 @@ class InFlightMicrobatches:
                 self._finish(stage, number)
             for source in self._graph.sources[stage]:
                 self._take(source, number)
-        elif op.kind in PASSES and op.kind == self._op_graph.last_pass(stage):
+        elif op.kind in COMPUTE_KINDS and op.kind == self._op_graph.last_pass(stage):
             self._by_rank[self._graph.rank_at(stage, number)] -= 1
             self._finish(stage, number)
 

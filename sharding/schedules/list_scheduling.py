@@ -13,10 +13,10 @@ from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, Schedu
 from sharding.schedules.weights_and_gradients import WeightsAndGradients
 
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
-"""Sort key of an op of `PASSES`; the least is the most urgent. It grows with the microbatch in every stage."""
+"""Sort key of an op of `COMPUTE_KINDS`; the least is the most urgent. It grows with the microbatch in every stage."""
 
 ONE_SLOT = StageSeconds(forward=1.0, backward=1.0, wgrad=1.0)
-"""Where no seconds are known, all ops of `PASSES` take as long as each other."""
+"""Where no seconds are known, all ops of `COMPUTE_KINDS` take as long as each other."""
 
 
 def list_schedule(
@@ -28,7 +28,7 @@ def list_schedule(
 ) -> Schedule:
     """Orders all ops of a pass by when they start.
 
-    Whenever devices become free, the ready ops of `PASSES` are taken by priority; an op needs all its devices
+    Whenever devices become free, the ready ops of `COMPUTE_KINDS` are taken by priority; an op needs all its devices
     free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
     between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
@@ -105,7 +105,7 @@ _Urgency = tuple[tuple[Any, ...], int, PipelineOp]
 
 
 class _ReadyOps:
-    """The ops of `PASSES` whose inputs are there: the first of each rank's stage and kind, most urgent first."""
+    """The ops of `COMPUTE_KINDS` whose inputs are there: the first of each rank's stage and kind, most urgent first."""
 
     def __init__(self, op_graph: OpGraph, priority: Priority) -> None:
         self._op_graph, self._priority = op_graph, priority
@@ -147,7 +147,7 @@ class _ReadyOps:
         return op.kind, op.stage_id, self._op_graph.stage_graph.copy_at(op.unit, op.microbatch)
 
     def add_dependents(self, op: PipelineOp) -> None:
-        """Records that an op has ended; ops of `PASSES` that waited for nothing else become ready."""
+        """Records that an op has ended; ops of `COMPUTE_KINDS` that waited for nothing else become ready."""
         graph, backward_stages = self._op_graph.stage_graph, self._op_graph.backward_stages
         if op.kind == "wgrad":
             return

@@ -9,13 +9,23 @@ from configs.errors import UserError
 from sharding.plans.stage_graph import StageEdge, StageGraph, StageId
 
 OpKind = Literal[
-    "forward", "backward", "wgrad", "hop", "hop_back", "gather", "share", "reduce", "share_back", "norm", "update"
+    "forward",
+    "backward",
+    "wgrad",
+    "hop",
+    "gradient_hop",
+    "gather",
+    "send_tied_weight",
+    "reduce",
+    "send_tied_gradient",
+    "global_norm",
+    "update",
 ]
 
-PASSES: tuple[OpKind, ...] = ("forward", "backward", "wgrad")
+COMPUTE_KINDS: tuple[OpKind, ...] = ("forward", "backward", "wgrad")
 """Kinds that compute on a microbatch in a stage."""
 
-TRANSFERS: tuple[OpKind, ...] = ("hop", "hop_back", "share", "share_back")
+TRANSFERS: tuple[OpKind, ...] = ("hop", "gradient_hop", "send_tied_weight", "send_tied_gradient")
 """Kinds that move arrays from one stage to another."""
 
 
@@ -27,13 +37,14 @@ class PipelineOp(NamedTuple):
     """One piece of work of a step. A tuple, because a step has tens of thousands that serve as dictionary keys.
 
     Attributes:
-        kind: Once per microbatch: `forward`, `backward`, `hop` (sends an activation), `hop_back` (sends a gradient),
-            `wgrad` (computes the gradients of weights where `backward` leaves them for later, `OpGraph.split_stages`).
-            Once per step: `gather` (makes compute weights from master weights), `share` (sends a tied weight from its
-            owner to its borrower), `reduce` (sums gradients over replicas), `share_back` (sends the gradient of a tied
-            weight from the borrower to the owner), `norm` (gradient norm and losses, over all devices), `update`.
-        unit: Unit of the stage that runs the op, or that sends; empty for `norm`, which runs on every device.
-        stage: Number of that stage in its unit; -1 for `norm`.
+        kind: Once per microbatch: `forward`, `backward`, `hop` (sends an activation), `gradient_hop` (sends a
+            gradient), `wgrad` (computes the gradients of weights where `backward` leaves them for later,
+            `OpGraph.split_stages`). Once per step: `gather` (makes compute weights from master weights),
+            `send_tied_weight` (sends a tied weight from its owner to its borrower), `reduce` (sums gradients over
+            replicas), `send_tied_gradient` (sends the gradient of a tied weight from the borrower to the owner),
+            `global_norm` (gradient norm and losses, over all devices), `update`.
+        unit: Unit of the stage that runs the op, or that sends; empty for `global_norm`, which runs on every device.
+        stage: Number of that stage in its unit; -1 for `global_norm`.
         microbatch: Number of the microbatch; -1 for an op that runs once per step.
         target_unit: Unit of the receiving stage of a transfer; empty for the other kinds.
         target_stage: Number of the receiving stage; -1 for the other kinds.
@@ -64,7 +75,7 @@ class PipelineOp(NamedTuple):
         return f"{self.kind} {self.unit} {self.stage}{target}{microbatch}"
 
 
-NORM = PipelineOp("norm", "", -1)
+GLOBAL_NORM = PipelineOp("global_norm", "", -1)
 """The one op that runs on every device."""
 
 
@@ -86,7 +97,7 @@ class StageSeconds(NamedTuple):
     wgrad: float = 0.0
 
     def of(self, kind: OpKind) -> float:
-        """Seconds of an op of `PASSES`."""
+        """Seconds of an op of `COMPUTE_KINDS`."""
         return {"forward": self.forward, "backward": self.backward, "wgrad": self.wgrad}[kind]
 
     def communication_of(self, kind: OpKind) -> float:
@@ -109,7 +120,7 @@ class OpGraph:
         trained_stages: Stages with parameters to update; each of them runs a backward.
         split_stages: Those of them whose backward computes only what is sent back, and leaves the gradients of weights
             to an op `wgrad` (zero-bubble schedules, arXiv 2401.10241).
-        shares: Pairs (owner, borrower) of stages with a tied parameter. Its gradient returns if both stages train.
+        tied_stages: Pairs (owner, borrower) of stages with a tied parameter. Its gradient returns if both stages train.
         seconds: How long every stage's forward and backward take, where the plan says so; else empty.
         with_update: True for a training step, which ends with reductions, the norm and updates; False for evaluation.
     """
@@ -119,7 +130,7 @@ class OpGraph:
     backward_stages: frozenset[StageId] = frozenset()
     trained_stages: frozenset[StageId] = frozenset()
     split_stages: frozenset[StageId] = frozenset()
-    shares: tuple[StageEdge, ...] = ()
+    tied_stages: tuple[StageEdge, ...] = ()
     seconds: Mapping[StageId, StageSeconds] = dataclasses.field(default_factory=dict)
     with_update: bool = True
 
@@ -134,7 +145,7 @@ class OpGraph:
                     f"step has {self.microbatches}"
                 )
         known = frozenset(graph.stages)
-        named = self.backward_stages | self.trained_stages | {stage for share in self.shares for stage in share}
+        named = self.backward_stages | self.trained_stages | {stage for share in self.tied_stages for stage in share}
         for stage in sorted(named - known):
             raise ScheduleError(f"stage {stage} is not in the graph; it has {', '.join(map(str, graph.stages))}")
         for stage in sorted(graph.with_descendants(self.trained_stages) - self.backward_stages):
@@ -143,7 +154,7 @@ class OpGraph:
             raise ScheduleError(f"stage {stage} needs a backward: a stage that feeds it waits for its gradient")
         for stage in sorted(self.split_stages - self.trained_stages):
             raise ScheduleError(f"stage {stage} trains nothing, so there are no gradients of weights to compute later")
-        for owner, borrower in self.shares:
+        for owner, borrower in self.tied_stages:
             if owner == borrower:
                 raise ScheduleError(f"stage {owner} borrows from itself; share only between two stages")
 
@@ -151,7 +162,10 @@ class OpGraph:
     def prologue(self) -> tuple[PipelineOp, ...]:
         """The ops that make compute weights, in an order in which they can run; each before what needs its weights."""
         gathers = [PipelineOp("gather", *stage) for stage in self.stage_graph.stages]
-        return (*gathers, *(PipelineOp("share", *owner, -1, *borrower) for owner, borrower in self.shares))
+        return (
+            *gathers,
+            *(PipelineOp("send_tied_weight", *owner, -1, *borrower) for owner, borrower in self.tied_stages),
+        )
 
     @functools.cached_property
     def epilogue(self) -> tuple[PipelineOp, ...]:
@@ -159,11 +173,11 @@ class OpGraph:
         if not self.with_update:
             return ()
         trained = [stage for stage in self.stage_graph.stages if stage in self.trained_stages]
-        returned = [share for share in self.shares if self.trained_stages.issuperset(share)]
+        returned = [share for share in self.tied_stages if self.trained_stages.issuperset(share)]
         return (
             *(PipelineOp("reduce", *stage) for stage in trained),
-            *(PipelineOp("share_back", *borrower, -1, *owner) for owner, borrower in returned),
-            NORM,
+            *(PipelineOp("send_tied_gradient", *borrower, -1, *owner) for owner, borrower in returned),
+            GLOBAL_NORM,
             *(PipelineOp("update", *stage) for stage in trained),
         )
 
@@ -174,7 +188,7 @@ class OpGraph:
     def backward_hops(self, stage: StageId, microbatch: int) -> tuple[PipelineOp, ...]:
         """The hops that follow a stage's backward: one to every stage before it that runs a backward too."""
         sources = [source for source in self.stage_graph.sources[stage] if source in self.backward_stages]
-        return tuple(PipelineOp("hop_back", *stage, microbatch, *source) for source in sources)
+        return tuple(PipelineOp("gradient_hop", *stage, microbatch, *source) for source in sources)
 
     def awaited(self, stage: StageId, microbatch: int) -> tuple[int, ...]:
         """The microbatches of which a stage must have run a pass before what it made of one of them can be used.
@@ -189,29 +203,29 @@ class OpGraph:
         dependencies: dict[PipelineOp, tuple[PipelineOp, ...]] = {}
         for op in self.prologue:
             ends = (PipelineOp("gather", *op.stage_id), PipelineOp("gather", *op.target_id))
-            dependencies[op] = ends if op.kind == "share" else ()
+            dependencies[op] = ends if op.kind == "send_tied_weight" else ()
         for stage in self.stage_graph.stages:
             dependencies |= self._stage_dependencies(stage)
         microbatches = range(self.microbatches)
-        reductions = tuple(op for op in self.epilogue if op.kind in ("reduce", "share_back"))
+        reductions = tuple(op for op in self.epilogue if op.kind in ("reduce", "send_tied_gradient"))
         for op in self.epilogue:
             if op.kind == "reduce":
                 last = self.last_pass(op.stage_id)
                 dependencies[op] = tuple(PipelineOp(last, *op.stage_id, number) for number in microbatches)
-            elif op.kind == "share_back":
+            elif op.kind == "send_tied_gradient":
                 dependencies[op] = (PipelineOp("reduce", *op.stage_id), PipelineOp("reduce", *op.target_id))
-            elif op.kind == "norm":
+            elif op.kind == "global_norm":
                 stages = self.stage_graph.stages
                 losses = tuple(PipelineOp("forward", *stage, number) for stage in stages for number in microbatches)
                 dependencies[op] = (*reductions, *losses)
             else:
-                dependencies[op] = (NORM,)
+                dependencies[op] = (GLOBAL_NORM,)
         return dependencies
 
     def _stage_dependencies(self, stage: StageId) -> dict[PipelineOp, tuple[PipelineOp, ...]]:
         """What the forwards and backwards of a stage, and the hops that follow them, depend on."""
         graph, dependencies = self.stage_graph, {}
-        borrowed = (op for op in self.prologue if op.kind == "share" and op.target_id == stage)
+        borrowed = (op for op in self.prologue if op.kind == "send_tied_weight" and op.target_id == stage)
         weights = (PipelineOp("gather", *stage), *borrowed)
         for number in range(self.microbatches):
             forward = PipelineOp("forward", *stage, number)
@@ -221,7 +235,9 @@ class OpGraph:
             dependencies |= dict.fromkeys(self.forward_hops(stage, number), forwards)
             if stage in self.backward_stages:
                 backward = PipelineOp("backward", *stage, number)
-                gradients = tuple(PipelineOp("hop_back", *target, number, *stage) for target in graph.targets[stage])
+                gradients = tuple(
+                    PipelineOp("gradient_hop", *target, number, *stage) for target in graph.targets[stage]
+                )
                 dependencies[backward] = (*forwards, *gradients)
                 backwards = tuple(PipelineOp("backward", *stage, each) for each in self.awaited(stage, number))
                 dependencies |= dict.fromkeys(self.backward_hops(stage, number), backwards)
@@ -230,16 +246,16 @@ class OpGraph:
         return dependencies
 
     def passes_of(self, stage: StageId) -> tuple[OpKind, ...]:
-        """The kinds of `PASSES` that a stage runs, in order."""
+        """The kinds of `COMPUTE_KINDS` that a stage runs, in order."""
         runs = (True, stage in self.backward_stages, stage in self.split_stages)
-        return tuple(kind for kind, is_run in zip(PASSES, runs, strict=True) if is_run)
+        return tuple(kind for kind, is_run in zip(COMPUTE_KINDS, runs, strict=True) if is_run)
 
     def last_pass(self, stage: StageId) -> OpKind:
         """The last op of a stage on a microbatch."""
         return self.passes_of(stage)[-1]
 
     def hops_after(self, op: PipelineOp) -> tuple[PipelineOp, ...]:
-        """The hops that follow an op of `PASSES`; all those of a stage that one program runs, after its last op."""
+        """The hops after an op of `COMPUTE_KINDS`; a stage that one program runs sends all after its last op."""
         numbers = self.awaited(op.stage_id, op.microbatch)
         if op.kind == "wgrad" or op.microbatch != numbers[-1]:
             return ()
@@ -270,9 +286,9 @@ class OpGraph:
         """The devices of a place; made once for each, because they may be thousands."""
         if place not in self._devices_of_places:
             stage, copy, target, target_copy = place
-            is_norm = stage == NORM.stage_id
+            is_norm = stage == GLOBAL_NORM.stage_id
             devices = self.stage_graph.all_devices if is_norm else self._stage_devices(stage, copy)
-            if target != NORM.target_id:
+            if target != GLOBAL_NORM.target_id:
                 devices |= self._stage_devices(target, target_copy)
             self._devices_of_places[place] = devices
         return self._devices_of_places[place]

@@ -1,12 +1,12 @@
-"""What the ops of `PASSES` of a schedule take by the seconds of their stages, where hops take none."""
+"""What the ops of `COMPUTE_KINDS` of a schedule take by the seconds of their stages, where hops take none."""
 
 from collections.abc import Iterable
 
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.ops import PASSES, OpGraph, OpKind, PipelineOp, Schedule
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, PipelineOp, Schedule
 
 OpTimes = dict[PipelineOp, tuple[float, float]]
-"""Start and end of every op of `PASSES`."""
+"""Start and end of every op of `COMPUTE_KINDS`."""
 
 
 def pass_seconds(schedule: Schedule) -> float:
@@ -26,7 +26,7 @@ def last_end(times: OpTimes) -> float:
 
 
 def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[PipelineOp] = frozenset()) -> OpTimes:
-    """Start and end of every op of `PASSES`, if each starts as soon as an order allows.
+    """Start and end of every op of `COMPUTE_KINDS`, if each starts as soon as an order allows.
 
     Args:
         op_graph: An op graph with the seconds of every stage.
@@ -37,14 +37,14 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
     lanes = device_lanes(op_graph)
     free = [0.0] * len(graph.device_classes)
     ends: dict[tuple[OpKind, StageId], list[float]] = {
-        (kind, stage): [0.0] * op_graph.microbatches for stage in graph.stages for kind in PASSES
+        (kind, stage): [0.0] * op_graph.microbatches for stage in graph.stages for kind in COMPUTE_KINDS
     }
     producers = {"forward": graph.sources, "backward": graph.targets, "wgrad": dict.fromkeys(graph.stages, ())}
     times: OpTimes = {}
     before: PipelineOp | None = None
     for op in ops:
         kind, stage, number = op.kind, op.stage_id, op.microbatch
-        if kind not in PASSES:
+        if kind not in COMPUTE_KINDS:
             before = None
             continue
         own = lanes[graph.rank_at(stage, number)]

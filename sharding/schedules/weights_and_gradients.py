@@ -26,7 +26,7 @@ class WeightsAndGradients:
         self._gathered: set[PipelineRank] = set()  # ranks on whose devices all weights are
         self._shares: dict[StageId, list[PipelineOp]] = collections.defaultdict(list)
         for op in op_graph.prologue:
-            if op.kind == "share":
+            if op.kind == "send_tied_weight":
                 self._shares[op.target_id].append(op)
         trained = op_graph.trained_stages if op_graph.with_update else frozenset()
         self._unreduced = [stage for stage in reversed(graph.stages) if stage in trained]
@@ -58,7 +58,7 @@ class WeightsAndGradients:
         return taken
 
     def after(self, op: PipelineOp) -> list[PipelineOp]:
-        """The reductions that follow an op of `PASSES`: those of stages on whose devices none is left."""
+        """The reductions that follow an op of `COMPUTE_KINDS`: those of stages on whose devices none is left."""
         ended = False
         for rank in self._ranks_beside[self._rank(op.stage_id, op.microbatch)]:
             self._left[rank] -= 1

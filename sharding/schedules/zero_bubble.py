@@ -9,7 +9,7 @@ from sharding.plans.stage_graph import PipelineRank
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT, Priority, list_schedule, warm_up_order
-from sharding.schedules.ops import PASSES, OpGraph, Schedule
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, Schedule
 
 
 def zero_bubble(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
@@ -35,7 +35,7 @@ def _wgrads_last(op_graph: OpGraph) -> Priority:
     """Backwards, forwards, wgrads; then the lowest microbatch and the deepest stage."""
     depths = op_graph.stage_graph.depths
     urgency = {kind: number for number, kind in enumerate(("backward", "forward", "wgrad"))}
-    assert set(urgency) == set(PASSES)
+    assert set(urgency) == set(COMPUTE_KINDS)
     return lambda op: (urgency[op.kind], op.microbatch, -depths[op.stage_id])
 
 

@@ -121,7 +121,7 @@ def drawn_hops(timeline: Timeline) -> Iterator[DrawnHop]:
     """All hops of activations and gradients."""
     places = _Places(timeline)
     for span in timeline.spans:
-        if span.op.kind in ("hop", "hop_back"):
+        if span.op.kind in ("hop", "gradient_hop"):
             source, target = (
                 places.of_stage(end, span.op.microbatch)[0] for end in (span.op.stage_id, span.op.target_id)
             )
@@ -178,7 +178,7 @@ class _Places:
 
     def of_op(self, op: PipelineOp) -> list[int]:
         """All lanes on whose devices an op runs."""
-        if op.kind == "norm":
+        if op.kind == "global_norm":
             return list(range(len(self.ranks)))
         ends = (op.stage_id, op.target_id)
         return list(dict.fromkeys(lane for stage in ends for lane in self.of_stage(stage, op.microbatch)))
@@ -187,7 +187,7 @@ class _Places:
         """How many of a lane's devices each replica of an op has; of a transfer that the lane sends, 1 for each."""
         op = span.op
         stage = op.target_id if op.kind in TRANSFERS else op.stage_id
-        if op.kind == "norm" or lane not in self.of_stage(stage, op.microbatch):
+        if op.kind == "global_norm" or lane not in self.of_stage(stage, op.microbatch):
             return np.ones(len(span.start))
         copy = self._graph.copy_at(stage[0], op.microbatch) if op.microbatch >= 0 else -1
         if (stage, copy, lane) not in self._weights:

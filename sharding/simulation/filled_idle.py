@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 
 from sharding.plans.device_groups import DeviceGroups, replicas_at
 from sharding.plans.stage_graph import StageGraph
-from sharding.schedules.ops import NORM, PASSES, TRANSFERS, OpKind, PipelineOp
+from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause, IdlePeriod, idle_times
 from sharding.simulation.spans import Span
 
-COMPUTE = (*PASSES, "update")
+COMPUTE = (*COMPUTE_KINDS, "update")
 """Kinds of ops that fill idle time."""
 
 
@@ -174,7 +174,7 @@ class _UnitAlone:
     def _is_own(self, op: PipelineOp) -> bool:
         if op.kind in TRANSFERS:
             return op.unit == op.target_unit == self._unit
-        return op == NORM or op.unit == self._unit
+        return op == GLOBAL_NORM or op.unit == self._unit
 
     def _computed(self, spans: Sequence[Span]) -> Float[np.ndarray, " n"]:
         """Seconds that each group computes in ops of the other units."""
@@ -186,7 +186,7 @@ class _UnitAlone:
         return seconds
 
     def _groups_at(self, op: PipelineOp) -> tuple[Int[np.ndarray, "i g"], np.ndarray]:
-        if op == NORM:
+        if op == GLOBAL_NORM:
             count = len(self._groups.sizes)
             return np.arange(count)[None], np.ones((1, count), bool)
         return groups_of_op(self._groups, self._stages, op)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from sharding.plans.device_groups import DeviceGroups, replicas_at, source_replicas
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import PASSES, TRANSFERS, OpKind, PipelineOp
+from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.spans import Span
 
 IdleCause = Literal[
@@ -52,7 +52,7 @@ time inside a hop is `hop`, and the time before it is divided like a gap. Before
 time is `warm-up`, after its last forward, backward or wgrad all is `cool-down`, except for the collectives named.
 """
 
-_PRODUCER: dict[OpKind, OpKind] = {"hop": "forward", "hop_back": "backward"}
+_PRODUCER: dict[OpKind, OpKind] = {"hop": "forward", "gradient_hop": "backward"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,12 +115,12 @@ class _Replay:
         count = len(groups.sizes)
         self._all_groups = (np.arange(count)[None], np.ones((1, count), bool))
         self._free = np.zeros(count)
-        self._remaining = np.zeros(count, int)  # ops of `PASSES` still to come
+        self._remaining = np.zeros(count, int)  # ops of `COMPUTE_KINDS` still to come
         self._ran: dict[tuple[OpKind, StageId, int], Span] = {}
         self._inputs: dict[tuple[OpKind, StageId, int], list[Span]] = collections.defaultdict(list)
         seconds: dict[tuple[OpKind, StageId], list[float]] = collections.defaultdict(list)
         for span in spans:
-            if span.op.kind in PASSES:
+            if span.op.kind in COMPUTE_KINDS:
                 seconds[span.op.kind, span.op.stage_id].append(float(span.own_seconds.mean()))
                 self._remaining[self._groups_at(span.op)[0]] += 1
         self._total = self._remaining.copy()
@@ -167,7 +167,7 @@ class _Replay:
         gap = (until[:, None] - free) * is_first
         if not gap.any():
             return
-        if op.kind in PASSES:
+        if op.kind in COMPUTE_KINDS:
             before_first = self._remaining[rows] == self._total[rows]
             waited = np.maximum(until - free.max(axis=1), 0.0)
             inputs = self._inputs.get((op.kind, op.stage_id, op.microbatch), [])
@@ -192,7 +192,7 @@ class _Replay:
         op = span.op
         rows, _ = self._groups_at(op)
         self._free[rows] = span.end[:, None]
-        if op.kind in PASSES:
+        if op.kind in COMPUTE_KINDS:
             self._remaining[rows] -= 1
             self._ran[op.kind, op.stage_id, op.microbatch] = span
 
@@ -232,7 +232,7 @@ class _Replay:
 
     def _groups_at(self, op: PipelineOp) -> tuple[Int[np.ndarray, "i g"], Bool[np.ndarray, "i g"]]:
         """The groups that run an op that is no transfer, and which of them are no repetitions."""
-        if op.kind == "norm":
+        if op.kind == "global_norm":
             return self._all_groups
         of_stage = (self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id])
         groups, is_first = (replicas_at(self._stages.copies, op.unit, op.microbatch, table) for table in of_stage)
@@ -301,7 +301,7 @@ class _Replay:
 
 _BEFORE: dict[OpKind, IdleCause] = {
     "reduce": "straggler replica",
-    "norm": "cool-down",
+    "global_norm": "cool-down",
     "update": "cool-down",
 }
-_INSIDE: dict[OpKind, IdleCause] = {"gather": "gather", "reduce": "reduce", "norm": "reduce"}
+_INSIDE: dict[OpKind, IdleCause] = {"gather": "gather", "reduce": "reduce", "global_norm": "reduce"}

@@ -28,7 +28,7 @@ def replicas_that_finish(
         op: The op.
         copies: Of units with several copies (`StageGraph.copies`).
     """
-    if op.kind == "norm":
+    if op.kind == "global_norm":
         return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
     stage = op.target_id if op.kind in TRANSFERS else op.stage_id
     return replicas_at(copies, stage[0], op.microbatch, devices[stage]).tolist()

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import NORM, PASSES, OpKind, PipelineOp, Schedule
+from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, OpKind, PipelineOp, Schedule
 from sharding.simulation.bundles import BundledOp, bundle_spans
 from sharding.simulation.schedule_replay import Seconds, replay_schedule
 from sharding.simulation.spans import Span
@@ -75,13 +75,13 @@ def pass_of_timeline(timeline: Timeline) -> float:
 
 
 def _pass_of_spans(spans: tuple[Span, ...]) -> float:
-    passes = [span for span in spans if span.op.kind in PASSES]
+    passes = [span for span in spans if span.op.kind in COMPUTE_KINDS]
     return max(float(span.end.max()) for span in passes) - min(float(span.start.min()) for span in passes)
 
 
 def _of_copies(graph: StageGraph, op: PipelineOp) -> _OpOfCopies:
     """An op without its microbatch, and which copies of the units at its ends take it; 0 for a unit without copies."""
-    if op.microbatch == NORM.microbatch:
+    if op.microbatch == GLOBAL_NORM.microbatch:
         return op, 0, 0
-    of_all = op._replace(microbatch=NORM.microbatch)
+    of_all = op._replace(microbatch=GLOBAL_NORM.microbatch)
     return of_all, graph.copy_at(op.unit, op.microbatch), graph.copy_at(op.target_unit, op.microbatch)

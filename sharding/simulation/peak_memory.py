@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from sharding.costs.step_costs import StageCosts, StaticBytes
 from sharding.plans.device_groups import DeviceGroups, latest_of_sources
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import PASSES, OpGraph, OpKind
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind
 from sharding.simulation.spans import Span
 
 
@@ -91,10 +91,13 @@ _Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]
 
 
 def _by_stage(spans: Sequence[Span], graph: StageGraph) -> tuple[_Table, _Table]:
-    """Start and end of every stage's ops of `PASSES`, as [microbatches, replicas]; of a program, those of the last."""
+    """Start and end of every stage's ops of `COMPUTE_KINDS`, as [microbatches, replicas].
+
+    Of a program that runs all microbatches, start and end of the last.
+    """
     by_microbatch: dict[tuple[OpKind, StageId], dict[int, Span]] = collections.defaultdict(dict)
     for span in spans:
-        if span.op.kind in PASSES:
+        if span.op.kind in COMPUTE_KINDS:
             by_microbatch[span.op.kind, span.op.stage_id][span.op.microbatch] = span
 
     def of_microbatches(stage: StageId, moments: list[Float[np.ndarray, " i"]]) -> Float[np.ndarray, "m i"]:

@@ -8,7 +8,7 @@ from sharding.plans.stage_graph import PipelineRank, StageGraph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.named.build import build_schedule, in_flight_limits, training_op_graph
-from sharding.schedules.ops import PASSES, OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
 from sharding.simulation.timeline import Timeline
@@ -87,7 +87,7 @@ def reconsider_order(
     if not all(means.of_stage(op_graph.stage_graph, "forward", stage) for stage in op_graph.stage_graph.stages):
         return Reconsidered(expected)  # a unit without a single item in this batch will have some in others
     measured_plan = with_measured_seconds(plan, op_graph.stage_graph, means)
-    anew = build_schedule(measured_plan, graph, op_graph.trained_stages, op_graph.shares)
+    anew = build_schedule(measured_plan, graph, op_graph.trained_stages, op_graph.tied_stages)
     before, after = means.pass_of(schedule), means.pass_of(anew)
     shorter = after <= (1 - LEAST_GAIN) * before
     if not shorter or _bundles(anew) != _bundles(schedule) or not _holds_no_more(plan, graph, anew):
@@ -99,7 +99,7 @@ def reconsider_order(
 
 def _holds_no_more(plan: Plan, graph: ModuleGraph, anew: Schedule) -> bool:
     """Whether an order keeps to the limits of the plan, which some schedules derive from the seconds of ops."""
-    planned = training_op_graph(plan, graph, anew.op_graph.trained_stages, anew.op_graph.shares)
+    planned = training_op_graph(plan, graph, anew.op_graph.trained_stages, anew.op_graph.tied_stages)
     try:
         check_schedule(anew, in_flight_limits(plan, planned))
     except ScheduleError:  # of an order that has been checked by its own limits
@@ -143,7 +143,7 @@ def _order_of_sums(schedule: Schedule) -> dict[tuple[OpKind, PipelineRank, int],
     """The microbatches of each stage's forwards and backwards on each copy, in the order in which it adds them up."""
     graph, order = schedule.op_graph.stage_graph, {}
     for op in schedule.ops:
-        if op.kind in PASSES:
+        if op.kind in COMPUTE_KINDS:
             rank = graph.rank_at(op.stage_id, op.microbatch)
             order.setdefault((op.kind, rank, op.stage), []).append(op.microbatch)
     return order

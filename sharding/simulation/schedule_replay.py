@@ -32,9 +32,9 @@ def replay_schedule(
 
     An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
     replicas of a stage run independently; those of a hop's target wait for the source replicas whose rows they take.
-    `gather` and `reduce` join the replicas of all copies of a stage, a share joins those of both its stages, `norm` all
-    devices. A bundle can start once both its ops could, on all replicas of either that share devices; what depends on
-    one of them waits for the end of both.
+    `gather` and `reduce` join the replicas of all copies of a stage, a share joins those of both its stages,
+    `global_norm` all devices. A bundle can start once both its ops could, on all replicas of either that share devices;
+    what depends on one of them waits for the end of both.
 
     Args:
         devices: Devices of every stage, as [copies * replicas, ranks of a replica].
@@ -77,7 +77,7 @@ class _ScheduleRun:
         return replicas_at(self._graph.copies, stage[0], microbatch, self._groups_of[stage])
 
     def compute(self, op: PipelineOp) -> Span:
-        """Runs an op of `PASSES`, a gather or a reduction."""
+        """Runs an op of `COMPUTE_KINDS`, a gather or a reduction."""
         return self._record(self._clock(op, self._ready(op)))
 
     def bundle(self, first: PipelineOp, second: PipelineOp, clock: BundleClock) -> tuple[Span, Span]:
@@ -166,7 +166,7 @@ class _ScheduleRun:
 
     def share(self, op: PipelineOp) -> Span:
         """Sends a tied weight or its gradient from all replicas of a stage to all of another."""
-        ready_after: OpKind = "gather" if op.kind == "share" else "reduce"
+        ready_after: OpKind = "gather" if op.kind == "send_tied_weight" else "reduce"
         ends = (op.stage_id, op.target_id)
         moment = max(float(self._ends[ready_after, stage, -1].max()) for stage in ends)
         if self._rendezvous:
@@ -175,7 +175,7 @@ class _ScheduleRun:
         moment = float(span.end.max())
         if self._rendezvous:
             self._free[self._groups_of[op.stage_id]] = self._free[self._groups_of[op.target_id]] = moment
-        if op.kind == "share":
+        if op.kind == "send_tied_weight":
             self._borrowed_weights[op.target_id] = max(self._borrowed_weights[op.target_id], moment)
         else:
             self._returned_gradients = max(self._returned_gradients, moment)
@@ -200,11 +200,11 @@ _RUN: dict[OpKind, Callable[[_ScheduleRun, PipelineOp], Span]] = {
     "backward": _ScheduleRun.compute,
     "wgrad": _ScheduleRun.compute,
     "hop": _ScheduleRun.hop,
-    "hop_back": _ScheduleRun.hop,
-    "share": _ScheduleRun.share,
-    "share_back": _ScheduleRun.share,
+    "gradient_hop": _ScheduleRun.hop,
+    "send_tied_weight": _ScheduleRun.share,
+    "send_tied_gradient": _ScheduleRun.share,
     "gather": _ScheduleRun.compute,
     "reduce": _ScheduleRun.compute,
     "update": _ScheduleRun.update,
-    "norm": _ScheduleRun.norm,
+    "global_norm": _ScheduleRun.norm,
 }

@@ -71,9 +71,9 @@ def without_units(costs: StepCosts, units: Sequence[str]) -> StepCosts:
             edge: np.zeros_like(seconds) if any(stage[0] in units for stage in edge) else seconds
             for edge, seconds in of.items()
         }
-        for of in (costs.hops, costs.hops_back)
+        for of in (costs.hops, costs.gradient_hops)
     )
-    return dataclasses.replace(costs, stages=stages, hops=hops, hops_back=back)
+    return dataclasses.replace(costs, stages=stages, hops=hops, gradient_hops=back)
 
 
 def _without_seconds(costs: StageCosts) -> StageCosts:

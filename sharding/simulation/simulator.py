@@ -59,7 +59,7 @@ def _check_costs(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: Op
     for source, target in graph.edges:
         _check_shape("StepCosts.hops", costs.hops, (source, target), op_graph, replicas[target])
         if source in op_graph.backward_stages:
-            _check_shape("StepCosts.hops_back", costs.hops_back, (source, target), op_graph, replicas[source])
+            _check_shape("StepCosts.gradient_hops", costs.gradient_hops, (source, target), op_graph, replicas[source])
 
 
 def _check_shape(name: str, table: Mapping, key: StageId | StageEdge, op_graph: OpGraph, replicas: int) -> None:

@@ -35,7 +35,7 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
         inside = [rank for rank in ranks if devices[rank] <= shared]
         if len(inside) > 1:
             ends.append(bound.end_of_ranks(inside, len(shared)))
-    return max(ends) + work.norm + updates
+    return max(ends) + work.global_norm + updates
 
 
 class _StepBound:
@@ -67,7 +67,7 @@ class _StepBound:
 
     def _go_back(self, source: StageId, target: StageId) -> float:
         """What follows the last backward of the target of an edge."""
-        return self._work.hops_back[source, target] + self._least_backward(source) + self._return[source]
+        return self._work.gradient_hops[source, target] + self._least_backward(source) + self._return[source]
 
     def _go_on(self, source: StageId, target: StageId) -> float:
         """What follows the last forward of the source of an edge, where it runs no backward."""

@@ -15,7 +15,7 @@ from sharding.frames import make_frame
 from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.plan_purpose import PlanPurpose
 from sharding.plans.stage_graph import PipelineRank, StageId
-from sharding.schedules.ops import PASSES, OpGraph, PipelineOp
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp
 from sharding.simulation.filled_idle import FilledIdle, filled_idle, units_on_shared_devices
 from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
 from sharding.simulation.peak_memory import peak_host_memory, peak_memory, static_memory
@@ -177,7 +177,7 @@ class Timeline:
         graph, busy = self.op_graph.stage_graph, collections.defaultdict(list)
         for span in self.spans:
             stage, seconds = span.op.stage_id, span.compute_seconds
-            if span.op.kind in PASSES:
+            if span.op.kind in COMPUTE_KINDS:
                 busy[stage, graph.copy_at(stage[0], span.op.microbatch)].append(float(seconds.mean()))
             elif span.op.kind == "update":
                 for copy in range(graph.copy_count(stage[0])):

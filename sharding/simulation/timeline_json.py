@@ -23,7 +23,7 @@ _TIMELINE_FIELDS = {
     "stages": Sequence,
     "edges": Sequence[Sequence[int]],
     "exchanges": Sequence[Sequence[int]],
-    "shares": Sequence[Sequence[int]],
+    "tied_stages": Sequence[Sequence[int]],
     "pipeline_ranks": Mapping[str, int],
     "copies": Mapping[str, Sequence[int]],
     "ops": Sequence,
@@ -69,7 +69,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "exchanges": [
             [number[source], number[target]] for source, target in graph.edges if (source, target) in graph.exchanges
         ],
-        "shares": [[number[owner], number[borrower]] for owner, borrower in op_graph.shares],
+        "tied_stages": [[number[owner], number[borrower]] for owner, borrower in op_graph.tied_stages],
         "pipeline_ranks": dict(graph.pp),
         "copies": {unit: of.of_microbatch for unit, of in graph.copies.items()},
         "ops": [
@@ -118,7 +118,7 @@ def _read(document: Any) -> Timeline:
         backward_stages=having("has_backward"),
         trained_stages=having("trains"),
         split_stages=having("splits_backward"),
-        shares=tuple((stages[owner], stages[borrower]) for owner, borrower in document["shares"]),
+        tied_stages=tuple((stages[owner], stages[borrower]) for owner, borrower in document["tied_stages"]),
         with_update=document["with_update"],
     )
     spans = tuple(_read_span(entry, devices, graph.copies) for entry in ops)

@@ -66,7 +66,7 @@ def transformer_encoder_spec(
             *(_with_taps(norm, config) for norm in final_norm), projector_with_taps(config, backbone),
         ),
         values_per_position=values_per_position,
-        values_per_cell=values_per_position * config.positions_per_token,
+        values_per_slot=values_per_position * config.positions_per_token,
     )  # fmt: skip
 
 

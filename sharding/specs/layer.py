@@ -74,7 +74,7 @@ class PerLoad:
         """Amounts per column of a load."""
         return self.tokens, self.squared_lengths, self.items, self.local_pairs
 
-    def at(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
+    def evaluate(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
         """The quantity for each load."""
         return np.asarray(loads @ np.array(self.columns, float))
 

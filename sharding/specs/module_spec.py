@@ -34,7 +34,7 @@ class ModuleSpec:
         later_runs: Further runs of equal layers of the stack: pairs (layer, how many of `layer_count`).
         trailing_layers: Layers on the stage of its last layer, after the stack.
         values_per_position: Values of a row, as plans count capacities, that a position takes: frames, of audio two.
-        values_per_cell: Values of which a capacity is a multiple: those of a token of the backbone.
+        values_per_slot: Values of which a capacity is a multiple: those of a token of the backbone.
         extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
         is_backbone: Whether it is the language model, whose tokens count as throughput.
         adapters: Adapters of each layer of every run of the stack, in the order of the runs; empty for none.
@@ -53,7 +53,7 @@ class ModuleSpec:
     later_runs: tuple[tuple[LayerSpec, int], ...] = ()
     trailing_layers: tuple[LayerSpec, ...] = ()
     values_per_position: int = 1
-    values_per_cell: int = 1
+    values_per_slot: int = 1
     extra_input: PerLoad = ZERO
     is_backbone: bool = False
     adapters: tuple[LayerSpec, ...] = ()
@@ -145,4 +145,4 @@ class ModuleSpec:
 
     def forward_flops(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
         """FLOPs of one forward for each load."""
-        return sum((layer.flops * count for layer, count in self.all_layers), start=ZERO).at(loads)
+        return sum((layer.flops * count for layer, count in self.all_layers), start=ZERO).evaluate(loads)

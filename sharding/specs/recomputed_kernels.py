@@ -39,6 +39,6 @@ def recomputed_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], recompute:
     """What the backward of a layer computes again under a policy, over all devices of a replica."""
     kernels = [kernel for kernel in layer.kernels if kernel.kind in RECOMPUTED_KERNELS[recompute]]
     return RecomputedFlops(
-        float(sum(kernel.flops.at(load) for kernel in kernels)),
-        float(sum(kernel.masked_flops.at(load) for kernel in kernels)),
+        float(sum(kernel.flops.evaluate(load) for kernel in kernels)),
+        float(sum(kernel.masked_flops.evaluate(load) for kernel in kernels)),
     )

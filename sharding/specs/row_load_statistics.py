@@ -232,7 +232,7 @@ def _images(encoder: VisionConfig, kind: SampleKind, drawn: DrawnItems) -> list[
         tile_counts = [min(kind.max_tiles, max(1, round((side / kind.tile_side) ** 2))) for side in drawn.sides]
         tokens = [tile_tokens for count in tile_counts for _ in range(count + (count > 1))]
     images = [_item_size(count, encoder) for count in tokens]
-    prefix = encoder.prefix_cells * encoder.positions_per_token
+    prefix = encoder.prefix_slots * encoder.positions_per_token
     return [
         ItemSize(image.positions + prefix, image.attended + encoder.prefix_tokens, image.tokens) for image in images
     ]

@@ -60,7 +60,7 @@ def sizes(config: ExpertsConfig, policy: str, kind: str) -> list[int]:
 
 def moved(kernel) -> float:
     """Bytes of a rank's tokens, as the cost model counts them."""
-    return BF16 * float(kernel.activations.at(make_loads(tokens=TOKENS)))
+    return BF16 * float(kernel.activations.evaluate(make_loads(tokens=TOKENS)))
 
 
 def test_a_gather_and_its_gradients_have_the_bytes_of_the_cost_model():

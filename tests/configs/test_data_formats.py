@@ -88,4 +88,4 @@ def test_batches_of_a_format(folder, gin_file, macros, question):
     for text in TEXTS:
         assert any(question in sample and text in sample for sample in seen), seen
     # 64 x 48 pixels are 4 x 3 patches of 16, of which cells of 2 x 2 are resized to 4 x 4 or 4 x 2.
-    assert batch.counts["vision"][0] > 0
+    assert batch.real_and_capacity["vision"][0] > 0

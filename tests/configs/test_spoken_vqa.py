@@ -64,7 +64,7 @@ def test_a_batch_brings_something_to_every_module(tmp_path):
     finally:
         batches.close()
     assert set(batch.arrays) == {"vision", "audio", "backbone", "generator"}
-    assert all(real > 0 for real, _ in batch.counts.values())
+    assert all(real > 0 for real, _ in batch.real_and_capacity.values())
 
 
 def test_the_longest_sample_fits_a_row(tmp_path):

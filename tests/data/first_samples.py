@@ -72,4 +72,4 @@ def assert_same(batches, others):
     for batch, other in zip(batches, others, strict=True):
         for key, array in leaves(batch).items():
             np.testing.assert_array_equal(array, leaves(other)[key], err_msg=str(key))
-        assert (batch.counts, batch.targets) == (other.counts, other.targets)
+        assert (batch.real_and_capacity, batch.targets) == (other.real_and_capacity, other.targets)

@@ -35,7 +35,7 @@ def test_packed_rows_hold_the_windows_of_their_samples_and_nothing_else(example)
         values = np.concatenate([sample.encoder_inputs["windows"].values for sample in samples])
         np.testing.assert_array_equal(arrays["windows"][row, : len(values)], values)
         assert not arrays["windows"][row, len(values) :].any() and not arrays["segments"][row, len(values) :].any()
-    assert batch.counts["sensor"] == (int((arrays["segments"] > 0).sum()), 3 * 24)
+    assert batch.real_and_capacity["sensor"] == (int((arrays["segments"] > 0).sum()), 3 * 24)
     batches.close()
 
 

@@ -88,7 +88,7 @@ def assert_same_batches(some, others):
     """Asserts that two iterators have the same three batches first, and closes them."""
     for batch, other in itertools.islice(zip(some, others, strict=True), 3):
         jax.tree.map(np.testing.assert_array_equal, batch.arrays, other.arrays)
-        assert batch.counts == other.counts
+        assert batch.real_and_capacity == other.real_and_capacity
     some.close()
     others.close()
 

@@ -64,7 +64,7 @@ def score(engine: Engine, state: TrainState) -> AnswerScore:
         GlobalBatch(
             arrays=arrays,
             sample_ids=np.zeros((8, 1), np.int32),
-            counts={},
+            real_and_capacity={},
             targets=int((arrays["backbone"]["weights"] > 0).sum()),
         )
         for arrays in (tiny_batch(runs.MODEL, seed=seed) for seed in (7, 8))

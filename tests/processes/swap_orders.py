@@ -71,7 +71,7 @@ def main(rank: int, port: str, directory: pathlib.Path) -> None:
     seen: dict[str, Any] = {"without": train(CONFIG), "with": train(dataclasses.replace(CONFIG, rescheduling=SETTINGS))}
     with Trainer(CONFIG, PLAN) as trainer:
         engine = trainer.engine
-        trainer.engine.follow(initial := one_by_one(engine.schedule.op_graph))
+        trainer.engine.set_schedule(initial := one_by_one(engine.schedule.op_graph))
         trainer.step()
         timeline = trainer.timeline()
         with Rescheduler(engine, SETTINGS, 0, 60.0) as rescheduler:
@@ -92,7 +92,7 @@ def train(config):
     """Swaps, losses, and the steps that were trained, from the order of the plan."""
     recorder = Recorder()
     with Trainer(config, PLAN) as trainer:
-        trainer.engine.follow(one_by_one(dataclasses.replace(trainer.engine.schedule.op_graph, seconds={})))
+        trainer.engine.set_schedule(one_by_one(dataclasses.replace(trainer.engine.schedule.op_graph, seconds={})))
         result = trainer.fit(recorder)
         return result.order_swaps, recorder.losses, trainer.engine.schedule.ops
 

@@ -116,7 +116,7 @@ def build_op_graph(recipe: tuple) -> OpGraph:
         microbatches=microbatches,
         backward_stages=graph.with_descendants(trains),
         trained_stages=trains,
-        shares=shares,
+        tied_stages=shares,
     )
 
 

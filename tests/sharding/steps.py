@@ -63,7 +63,7 @@ def step_costs(op_graph: OpGraph, stages: Mapping[StageId, StageCosts], hop: flo
     }
     there = {edge: seconds for edge, (seconds, _) in edges.items()}
     back = {edge: seconds for edge, (_, seconds) in edges.items() if edge[0] in op_graph.backward_stages}
-    return StepCosts(stages=stages, hops=there, hops_back=back, **{"peak_flops": 1.0, **fields})
+    return StepCosts(stages=stages, hops=there, gradient_hops=back, **{"peak_flops": 1.0, **fields})
 
 
 def single_devices(graph: StageGraph) -> dict[StageId, np.ndarray]:
@@ -139,7 +139,9 @@ def build_step(recipe: tuple) -> SimulatedStep:
     return SimulatedStep(
         devices,
         bundled(schedule, rng) if bundles else schedule,
-        StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=1.0, tokens=7.0, norm=float(seconds())),
+        StepCosts(
+            stages=stages, hops=hops, gradient_hops=back, peak_flops=1.0, tokens=7.0, global_norm=float(seconds())
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from data.packing.phases.item_tables import BatchItems, first_cells, microbatch_items
+from data.packing.phases.item_tables import BatchItems, first_slots, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
 
 
@@ -20,21 +20,21 @@ def move_to_phase(
 
 
 def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems:
-    """The items in the arrays of a module: runs of cells of one number, or images that count in the loss."""
+    """The items in the arrays of a module: runs of slots of one number, or images that count in the loss."""
     if phase.is_generator:
         rows, places = np.nonzero(fields["weights"])
         return BatchItems(rows, places, np.ones_like(rows))
-    segments = fields["segments"]  # [n, positions]; a class token fills part of its cell
-    number = segments.reshape(len(segments), phase.cells, -1).max(axis=2)  # [n, cells], 0 for padding
-    changes = np.diff(number, axis=1, prepend=0, append=0) != 0  # [n, cells + 1]
+    segments = fields["segments"]  # [n, positions]; a class token fills part of its slot
+    number = segments.reshape(len(segments), phase.slots, -1).max(axis=2)  # [n, slots], 0 for padding
+    changes = np.diff(number, axis=1, prepend=0, append=0) != 0  # [n, slots + 1]
     rows, places = np.nonzero(changes[:, :-1] & (number > 0))
     ends = np.nonzero(changes[:, 1:] & (number > 0))[1] + 1
     return BatchItems(rows, places, ends - places)
 
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
-    """As `first_cells`, of every cell."""
-    in_batch, in_phase = (run_through(first, items[:, 5]) for first in first_cells(items, phase, phase.largest))
+    """As `first_slots`, of every slot."""
+    in_batch, in_phase = (run_through(first, items[:, 5]) for first in first_slots(items, phase, phase.largest))
     return in_batch, in_phase
 
 
@@ -45,13 +45,13 @@ def run_through(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) ->
 
 def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> np.ndarray:
     """[n, length, ...] -> [m * rows, ...]: the items at their places in the phase; all else is zero."""
-    per_cell, rest = array.shape[1] // phase.cells, array.shape[2:]
-    source = array.reshape(microbatches, -1, per_cell, *rest)  # [m, cells of a microbatch, ...]
-    moved = np.zeros((microbatches, phase.rows * phase.largest, per_cell, *rest), array.dtype)
+    per_slot, rest = array.shape[1] // phase.slots, array.shape[2:]
+    source = array.reshape(microbatches, -1, per_slot, *rest)  # [m, slots of a microbatch, ...]
+    moved = np.zeros((microbatches, phase.rows * phase.largest, per_slot, *rest), array.dtype)
     for number, of_microbatch in enumerate(microbatch_items(items, microbatches)):
         in_batch, in_phase = _all_cells(of_microbatch, phase)
         moved[number, in_phase] = source[number, in_batch]
-    return moved.reshape(microbatches * phase.rows, phase.largest * per_cell, *rest)
+    return moved.reshape(microbatches * phase.rows, phase.largest * per_slot, *rest)
 
 
 def _renumber(
@@ -62,6 +62,6 @@ def _renumber(
     order = np.lexsort((items[:, 4], row))
     number = np.empty(len(items), np.int32)
     number[order] = np.arange(len(items)) - np.searchsorted(row[order], row[order]) + 1
-    cells = np.zeros((len(segments), phase.largest), segments.dtype)
-    cells.ravel()[run_through(row * phase.largest + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
-    return np.where(segments > 0, np.repeat(cells, segments.shape[1] // phase.largest, axis=1), 0)
+    slots = np.zeros((len(segments), phase.largest), segments.dtype)
+    slots.ravel()[run_through(row * phase.largest + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
+    return np.where(segments > 0, np.repeat(slots, segments.shape[1] // phase.largest, axis=1), 0)

@@ -18,7 +18,7 @@ _MOST_NAMED = 5
 """Samples of a microbatch that does not fit."""
 
 ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length")
-"""Columns of an item table: where an item's cells lie in a microbatch of the global batch, and where in the phase."""
+"""Columns of an item table: where an item's slots lie in a microbatch of the global batch, and where in the phase."""
 
 
 class PhaseCapacityError(DataError):
@@ -30,8 +30,8 @@ class BatchItems(NamedTuple):
 
     Attributes:
         rows: Row of each.
-        places: Its first cell in the row.
-        lengths: Number of its cells.
+        places: Its first slot in the row.
+        lengths: Number of its slots.
     """
 
     rows: Int[np.ndarray, " k"]
@@ -71,7 +71,7 @@ def plan_table(
     }
     samples_of_items = [[sample_id for sample_id in row for _ in lengths_of[sample_id]] for row in rows]
     lengths = np.array([length for row in rows for sample_id in row for length in lengths_of[sample_id]], np.int64)
-    lengths //= phase.values_per_cell
+    lengths //= phase.values_per_slot
     row_of = np.repeat(np.arange(len(rows)), [len(of_row) for of_row in samples_of_items])
     begins = np.cumsum(lengths) - lengths
     places = begins - begins[np.searchsorted(row_of, row_of)]
@@ -90,8 +90,8 @@ def deal_phase(
     """Deals the items of a batch over the rows of a phase, a microbatch at a time; the table has `ITEM_FIELDS`.
 
     The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`), and
-    within it by their cost (`PhaseRows.square_weight`). Where they cannot be dealt apart, rows of the batch stay
-    together if they fit as wholes. Rows of the phase lie on the nodes of most of their items, as far as they can
+    within it by their cost (`PhaseRows.quadratic_cost_weight`). Where they cannot be dealt apart, rows of the batch
+    stay together if they fit as wholes. Rows of the phase lie on the nodes of most of their items, as far as they can
     (`rows_near_their_items`).
 
     Args:
@@ -108,15 +108,15 @@ def deal_phase(
     items[:, 0], items[:, 1] = np.divmod(found.rows, rows)
     items[:, 2], items[:, 5] = found.places, found.lengths
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
-    weight_of_cells = phase.square_weight * phase.values_per_cell  # c cells of v values cost v (c + w v c^2)
+    weight_of_slots = phase.quadratic_cost_weight * phase.values_per_slot  # c slots of v values cost v (c + w v c^2)
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities, weight_of_cells)
+            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities, weight_of_slots)
         except DealingError as error:
             if phase.largest >= (any_batch := phase.sufficient(rows)):
-                together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase
+                together = phase.largest // phase.slots  # rows of the batch that fit into one of the phase
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
-                items[first:last, 4] = turn * phase.cells + items[first:last, 2]
+                items[first:last, 4] = turn * phase.slots + items[first:last, 2]
                 continue
             of_samples = None if samples is None else samples[first:last]
             enough = min(error.sufficient, any_batch)
@@ -143,8 +143,8 @@ def _capacity_error(
     sufficient: int,
     any_batch: int,
 ) -> PhaseCapacityError:
-    """What to change, where items do not fit; rows of `sufficient` cells would hold them, of `any_batch` any others."""
-    scale = phase.values_per_cell
+    """What to change, where items do not fit; rows of `sufficient` slots would hold them, of `any_batch` any others."""
+    scale = phase.values_per_slot
     held, longest, where = (
         phase.largest * scale,
         int(lengths.max()) * scale,
@@ -178,13 +178,13 @@ def chosen_capacities(items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatc
     return tuple(int(np.searchsorted(phase.capacities, end)) if end else None for end in ends)
 
 
-def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first cell of some items of one microbatch: its number in the global batch's rows, and in the phase's.
+def first_slots(items: Int[np.ndarray, "k 6"], phase: PhaseRows, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first slot of some items of one microbatch: its number in the global batch's rows, and in the phase's.
 
     Args:
         items: The items.
         phase: The phase.
-        capacity: Cells of one of its rows.
+        capacity: Slots of one of its rows.
     """
     _, row, place, phase_row, phase_place, _ = items.T.astype(np.int64)
-    return row * phase.cells + place, phase_row * capacity + phase_place
+    return row * phase.slots + place, phase_row * capacity + phase_place

@@ -14,41 +14,44 @@ class RowValues(NamedTuple):
     Attributes:
         field: The field of an encoder's values, or tokens, or images: what capacities are counted in.
         count: How many of them.
-        per_cell: How many a cell takes.
+        per_slot: How many a slot takes.
     """
 
     field: str
     count: int
-    per_cell: int
+    per_slot: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseRows:
-    """The rows of one phase. A cell is what one place of its activations covers: the values of a token, or an image.
+    """The rows of one phase.
+
+    A token slot is what one place of its activations covers: the values of a token, or an image.
 
     Attributes:
         module: The encoder or generator.
         unit: The unit of the plan that computes it.
         is_generator: Whether activations come to the phase, and do not leave it.
         rows: Rows of a microbatch.
-        cells: Cells of a row of the global batch.
-        capacities: Cells that a row of the phase may have, ascending.
+        slots: Slots of a row of the global batch.
+        capacities: Slots that a row of the phase may have, ascending.
         values: What the plan counts capacities in: the field of the encoder's values, or images.
-        values_per_cell: How many of them a cell takes.
+        values_per_slot: How many of them a slot takes.
         nodes: Nodes that divide its rows in order, and those of the global batch likewise; 1 where they do not.
-        square_weight: w of the cost l + w l^2 of an item of l values, which rows share evenly; 0 for a linear cost.
+        quadratic_cost_weight: w of the cost l + w l^2 of an item of l values, which rows share evenly; 0 for a linear
+            cost.
     """
 
     module: str
     unit: str
     is_generator: bool
     rows: int
-    cells: int
+    slots: int
     capacities: tuple[int, ...]
     values: str
-    values_per_cell: int
+    values_per_slot: int
     nodes: int = 1
-    square_weight: float = 0.0
+    quadratic_cost_weight: float = 0.0
 
     @property
     def table_name(self) -> str:
@@ -57,21 +60,21 @@ class PhaseRows:
 
     @property
     def largest(self) -> int:
-        """Cells of a row in the arrays of a batch."""
+        """Slots of a row in the arrays of a batch."""
         return self.capacities[-1]
 
     @property
-    def shares(self) -> tuple[Fraction, ...]:
+    def capacity_fractions(self) -> tuple[Fraction, ...]:
         """How much of a row in the arrays of a batch each capacity is."""
         return tuple(Fraction(capacity, self.largest) for capacity in self.capacities)
 
     def sufficient(self, rows: int) -> int:
-        """Cells of a row that suffice for any microbatch of so many rows of the global batch, which fit as wholes."""
-        return self.cells * -(-rows // self.rows)
+        """Slots of a row that suffice for any microbatch of so many rows of the global batch, which fit as wholes."""
+        return self.slots * -(-rows // self.rows)
 
     def layout(self, microbatches: int) -> list[int]:
         """What tells its rows from those of another plan."""
-        return [microbatches, self.rows, self.cells, *self.capacities]
+        return [microbatches, self.rows, self.slots, *self.capacities]
 
     def rows_of_step(self, microbatches: int) -> int:
         """Rows of all microbatches."""
@@ -79,8 +82,8 @@ class PhaseRows:
 
     def values_in(self, capacities: Iterable[int | None]) -> int:
         """Values that the rows of a step hold, whose microbatches run with these capacities, given by number."""
-        cells = sum(self.capacities[number] for number in capacities if number is not None)
-        return self.rows * cells * self.values_per_cell
+        slots = sum(self.capacities[number] for number in capacities if number is not None)
+        return self.rows * slots * self.values_per_slot
 
     def to_json(self) -> dict[str, Any]:
         """The rows as JSON values."""
@@ -94,11 +97,11 @@ class PhaseRows:
             DataError: A number is not a whole one above 0, capacities do not ascend, or the square weight is negative.
         """
         capacities = tuple(fields["capacities"])
-        numbers = (*(fields[name] for name in ("rows", "cells", "values_per_cell", "nodes")), *capacities)
+        numbers = (*(fields[name] for name in ("rows", "slots", "values_per_slot", "nodes")), *capacities)
         are_positive = all(type(number) is int and number > 0 for number in numbers)
         if not are_positive or list(capacities) != sorted({*capacities}):
             raise DataError(f"rows of a phase have whole numbers above 0, capacities ascend; they are {dict(fields)}")
-        weight = fields["square_weight"]
+        weight = fields["quadratic_cost_weight"]
         if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
             raise DataError(
                 f"the square weight of a phase is {weight!r}; it must be a finite number that is not negative"

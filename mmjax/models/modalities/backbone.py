@@ -211,7 +211,7 @@ class ExpertSharedInputs(NamedTuple):
 class ExpertBlock(BackboneBlock):
     """A block of the backbone whose feed-forward layer is a mixture of experts."""
 
-    batch_keys = (*BackboneBlock.batch_keys, "shares")
+    batch_keys = (*BackboneBlock.batch_keys, "balancing_weights")
 
     def __init__(self, config: BackboneConfig) -> None:
         """Creates the layers of one block."""
@@ -223,7 +223,9 @@ class ExpertBlock(BackboneBlock):
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> ExpertSharedInputs:
         """Mask and rotation, and the tokens' weights in the load-balancing loss."""
-        balancing = BalancingWeights(*(context_positions(batch[name], axes) for name in ("segments", "shares")))
+        balancing = BalancingWeights(
+            *(context_positions(batch[name], axes) for name in ("segments", "balancing_weights"))
+        )
         return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch, axes), balancing)
 
     @staticmethod

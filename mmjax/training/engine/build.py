@@ -166,7 +166,7 @@ def build_stage_programs(
             return sent
         return jax.ShapeDtypeStruct((*of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
 
-    def make_programs(stage_id: StageId, copy: int, capacity: int, shares: tuple[Fraction, ...]) -> MeshPrograms:
+    def make_programs(stage_id: StageId, copy: int, capacity: int, fractions: tuple[Fraction, ...]) -> MeshPrograms:
         stage, layout = stages[stage_id], stages[stage_id].layout
         taken = len(op_graph.stage_graph.microbatches_of(stage_id[0], copy, op_graph.microbatches))
         batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, op_graph.microbatches, taken)
@@ -184,18 +184,24 @@ def build_stage_programs(
             _stage_definition(stage_id, stage),
             **what,
             splits_backward=stage_id in op_graph.split_stages,
-            row_lengths=_row_lengths(batch_shapes, shares[capacity]),
-            name_suffix=f"_capacity{capacity}" if len(shares) > 1 else "",
+            row_lengths=_row_lengths(batch_shapes, fractions[capacity]),
+            name_suffix=f"_capacity{capacity}" if len(fractions) > 1 else "",
         )
 
     programs: dict[StageId, tuple[CopyPrograms, ...]] = {}
     for stage_id, stage in stages.items():
-        shares = next(
-            (phases[run.module.name].shares for run in stage.layout.piece_runs if run.module.name in phases),
+        fractions = next(
+            (
+                phases[run.module.name].capacity_fractions
+                for run in stage.layout.piece_runs
+                if run.module.name in phases
+            ),
             (Fraction(1),),
         )
         programs[stage_id] = tuple(
-            CopyPrograms(tuple(make_programs(stage_id, copy, capacity, shares) for capacity in range(len(shares))))
+            CopyPrograms(
+                tuple(make_programs(stage_id, copy, capacity, fractions) for capacity in range(len(fractions)))
+            )
             for copy in range(len(stage.meshes.by_copy))
         )
     return programs

@@ -50,7 +50,7 @@ def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) ->
         f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
             tuple((phase.rows, capacity) for capacity in phase.capacities)
             if phase.is_generator
-            else ((rows, phase.cells),)
+            else ((rows, phase.slots),)
         )
         for name, phase in phases.items()
     }

@@ -63,7 +63,7 @@ class Engine:
     Raises:
         PlanError: The plan cannot hold this model, or this batch.
         UserError: A name in `settings.trainable`, or in the optimizer's settings, is no part of the model.
-        DataError: A field in `settings.square_weights` is of no encoder with rows of its own.
+        DataError: A field in `settings.quadratic_cost_weights` is of no encoder with rows of its own.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Engine:
         )
         cluster = cluster_of_device_kind(self.devices[0].device_kind)
         per_node = cluster.devices_per_node if cluster else len(self.devices)
-        self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.square_weights)
+        self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.quadratic_cost_weights)
         batch_spec = self.dealt_phases.batch_spec(batch_spec)
         check_sequence_parallelism(plan, self.modules, self.stages, batch_spec, self.phases)
         self._trained_parts, self.optimizer = trained, LayerOptimizer(settings.optimizer.algorithm)
@@ -135,9 +135,9 @@ class Engine:
     def schedule(self) -> Schedule:
         """The order of a training step's ops on all devices; that of the plan until another is followed."""
         graph = self.executor.training_schedule.op_graph
-        return build_schedule(self.plan, self.graph, graph.trained_stages, graph.shares)
+        return build_schedule(self.plan, self.graph, graph.trained_stages, graph.tied_stages)
 
-    def follow(self, schedule: Schedule) -> None:
+    def set_schedule(self, schedule: Schedule) -> None:
         """Runs the next training steps in another order of the same ops; all processes do so at the same step.
 
         Args:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from data.packing.dealt_phases import DealtPhases, HostArrays
-from data.packing.phases.item_tables import first_cells, microbatch_items
+from data.packing.phases.item_tables import first_slots, microbatch_items
 from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.exchange.tables import ExchangeTables, TokenRuns
 from sharding.runtime.executor import Executor
@@ -71,7 +71,7 @@ class Exchanges:
 
     def _microbatch_tables(self, channel: Channel, items: Int[np.ndarray, "k 6"], module: str) -> MicrobatchTables:
         phase = self._dealt_phases.phases[module]
-        in_batch, in_phase = first_cells(items, phase, phase.capacities[channel.capacity])
+        in_batch, in_phase = first_slots(items, phase, phase.capacities[channel.capacity])
         ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
         runs = TokenRuns(*ends, items[:, -1])
         there, back = _hops(channel)

@@ -35,7 +35,7 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
     entering = next(run for run in reversed(before) if not run.piece.adapter_of).output_channel
     leaving = stack.output_channel
 
-    def enter(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: _AxesByModule) -> jax.Array:
+    def embed(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: _AxesByModule) -> jax.Array:
         output = _run_around_stack(layout, before, (parameters, specs), inputs, batch, axes)
         return sequence_positions(output.outputs[entering], axes[module])
 
@@ -45,7 +45,7 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
         output = run_pieces(layout, chunk, (parameters, specs), {entering: x}, batch, axes, first_layer)
         return output.outputs[chunk[0].output_channel], output.losses
 
-    def leave(parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule) -> StageOutput:
+    def head(parameters: Tree, x: jax.Array, batch: Mapping[str, Arrays], axes: _AxesByModule) -> StageOutput:
         x = all_gather_sequence(x, axes[module])
         output = _run_around_stack(layout, behind, (parameters, specs), {leaving: x}, batch, axes)
         return output._replace(outputs={name: output.outputs[name] for name in layout.outputs})
@@ -56,12 +56,12 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
         ranks=unit.pp,
         chunks=unit.parallelism.chunks,
         chunk_layers=unit.layers[0],
-        enter=enter,
+        embed=embed,
         run_layers=run_layers,
-        leave=leave,
-        enter_keys=_keys(before),
+        head=head,
+        embed_keys=_keys(before),
         stack_keys=_keys(of_stack),
-        leave_keys=_keys(behind) | tied,
+        head_keys=_keys(behind) | tied,
         partition_specs=specs,
         shapes=stage.master_weights.compute_shapes,
         trained_keys=stage.trained_keys,

@@ -153,9 +153,9 @@ def check_sequence_parallelism(
             continue
         tp = unit.tensor_ranks_of(module.name) if stages[unit.name, 0].axes[module.name].sequence else 1
         longest = batch_spec[module.name]["segments"].shape[1]
-        shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
+        fractions = phases[module.name].capacity_fractions if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
-        for positions in (int(longest * share) for share in shares):
+        for positions in (int(longest * fraction) for fraction in fractions):
             check_row_chunks(f"unit {unit.name}", unit.parallelism.cp, module.name, positions, where)
             own = positions // unit.parallelism.cp
             if own % tp:

@@ -4,7 +4,7 @@ import dataclasses
 
 from configs.optimizer import OptimizerConfig
 from configs.short_repr import short_repr
-from data.data_config import SquareWeights
+from data.data_config import QuadraticCostWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class EngineSettings:
         seed: Seed of the initial values and of all randomness in the steps.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: What sends the arrays of hops: `device_put`, `ppermute`, or `auto` (`sharding.runtime.hops`).
-        square_weights: Of items that are dealt over rows of their own (`DataConfig.square_weights`).
+        quadratic_cost_weights: Of items that are dealt over rows of their own (`DataConfig.quadratic_cost_weights`).
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -25,7 +25,7 @@ class EngineSettings:
     seed: int = 0
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
-    square_weights: SquareWeights = ()
+    quadratic_cost_weights: QuadraticCostWeights = ()
 
     __repr__ = short_repr
 

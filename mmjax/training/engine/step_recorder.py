@@ -18,7 +18,7 @@ from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
 from sharding.runtime.pipeline import PlacedBatch
-from sharding.schedules.ops import NORM, PipelineOp
+from sharding.schedules.ops import GLOBAL_NORM, PipelineOp
 from sharding.simulation.measured import measured_timeline, replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
@@ -98,7 +98,7 @@ class StepRecorder:
             # A process whose recording failed comes here too, so that none waits for it in vain.
             wait_for_processes("the gathering of a measured step")
             failed, times = multihost_utils.process_allgather((failed, times))
-            times = _merge(times, self._schedule.ops.index(NORM))
+            times = _merge(times, self._schedule.ops.index(GLOBAL_NORM))
         if np.any(failed):
             reason = f": {recorder.failure}" if recorder.failure else ""
             raise StepNotRecordedError(f"process {int(np.argmax(failed))} could not record the step{reason}")

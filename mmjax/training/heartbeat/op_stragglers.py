@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.plans.device_groups import replicas_at
-from sharding.schedules.ops import NORM, TRANSFERS, PipelineOp
+from sharding.schedules.ops import GLOBAL_NORM, TRANSFERS, PipelineOp
 from sharding.simulation.measured import replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
@@ -34,7 +34,7 @@ class RecordedStep:
 
     def capacities_of(self, op: PipelineOp) -> tuple[int | None, ...]:
         """With which capacities its unit, or the units at its ends, ran an op; empty if they have one size only."""
-        if op.microbatch == NORM.microbatch:
+        if op.microbatch == GLOBAL_NORM.microbatch:
             return ()
         return tuple(
             self.capacities[unit][op.microbatch] for unit in (op.unit, op.target_unit) if unit in self.capacities
@@ -66,7 +66,7 @@ def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
     compared = frozenset(
         span.op
         for span in later.timeline.spans
-        if span.op != NORM
+        if span.op != GLOBAL_NORM
         and None not in later.capacities_of(span.op)
         and earlier.capacities_of(span.op) == later.capacities_of(span.op)
     )
@@ -91,7 +91,7 @@ def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[Pipeli
     copies = timeline.op_graph.stage_graph.copies
     for span in timeline.spans:
         if span.op in compared:
-            op = span.op._replace(microbatch=NORM.microbatch)
+            op = span.op._replace(microbatch=GLOBAL_NORM.microbatch)
             if op not in totals:
                 totals[op] = np.zeros(replica_count(timeline.devices, op))
             unit = op.target_unit if op.kind in TRANSFERS else op.unit

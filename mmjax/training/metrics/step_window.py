@@ -58,7 +58,7 @@ class StepWindow:
             self._loss_sums[name] = self._loss_sums.get(name, 0.0) + (loss * items if items else 0.0)
             self._loss_items[name] = self._loss_items.get(name, 0) + items
         self._gradient_norm_sum += gradient_norm
-        self.counts = sum_counts([self.counts, batch.counts])
+        self.counts = sum_counts([self.counts, batch.real_and_capacity])
         self.steps += 1
 
     @property
@@ -75,5 +75,5 @@ class StepWindow:
         """Number of items over which a step's loss is a mean; `module/...` are losses over all items of a module."""
         if loss == self._backbone:
             return batch.targets
-        real, _ = batch.counts[loss.partition("/")[0]]
+        real, _ = batch.real_and_capacity[loss.partition("/")[0]]
         return real

@@ -48,7 +48,7 @@ def _hop_points(run: MeasuredRun) -> Iterator[Point]:
             continue  # nothing has to move
         for op in (
             PipelineOp("hop", *source, MICROBATCHES - 1, *target),
-            PipelineOp("hop_back", *target, MICROBATCHES - 1, *source),
+            PipelineOp("gradient_hop", *target, MICROBATCHES - 1, *source),
         ):
             if op in run.seconds:
                 ranks = min(unit.parallelism.dp * unit.parallelism.cp for unit in units)
@@ -57,7 +57,7 @@ def _hop_points(run: MeasuredRun) -> Iterator[Point]:
 
 def norm_line(runs: Sequence[MeasuredRun]) -> LinearFit:
     """The fit of the global norm: by stages."""
-    norm = PipelineOp("norm", "", -1)
+    norm = PipelineOp("global_norm", "", -1)
     return fit_line([(sum(unit.stage_count for unit in run.plan.units), 0.0, run.seconds[norm]) for run in runs])
 
 

@@ -143,7 +143,7 @@ class Rescheduler:
         self._expected = found.expected
         if not (new := found.new_order):
             return None
-        self._engine.follow(new.schedule)
+        self._engine.set_schedule(new.schedule)
         if jax.process_index() == 0:
             _LOG.warning(
                 "after step %d ops run in another order: by what they took in step %d, forwards and backwards take "

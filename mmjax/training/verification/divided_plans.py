@@ -223,7 +223,7 @@ def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Modu
     if not division.two_capacities or module not in rows.values:
         return ()
     whole = rows.sufficient_capacity(module, microbatches, division.phase_rows)
-    multiple = rows.values[module].per_cell * division.parallelism.tp * row_chunks(division.parallelism.cp)
+    multiple = rows.values[module].per_slot * division.parallelism.tp * row_chunks(division.parallelism.cp)
     half = whole // 2 // multiple * multiple
     return (half, whole) if half else (whole,)
 

@@ -184,7 +184,7 @@ def _random_capacities(
 ) -> tuple[int, ...]:
     """Some capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
     whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.phase_rows)
-    multiple = rows.values[unit.modules[0]].per_cell * unit.parallelism.tp * row_chunks(unit.parallelism.cp)
+    multiple = rows.values[unit.modules[0]].per_slot * unit.parallelism.tp * row_chunks(unit.parallelism.cp)
     smaller = range(multiple, whole, multiple)
     drawn = generator.sample(smaller, min(len(smaller), generator.randrange(MOST_CAPACITIES)))
     return (*sorted(drawn), whole) if drawn else ()

@@ -118,7 +118,7 @@ def _with_capacities(unit: UnitPlan, microbatches: int, large: GlobalRows, small
     if not unit.capacities:
         return unit
     (module,) = unit.modules
-    multiple = small.values[module].per_cell * unit.parallelism.tp
+    multiple = small.values[module].per_slot * unit.parallelism.tp
     share = Fraction(small.values[module].count, large.values[module].count)
     whole = small.sufficient_capacity(module, microbatches, unit.phase_rows)
     smaller = {max(1, round(capacity * share / multiple)) * multiple for capacity in unit.capacities[:-1]}

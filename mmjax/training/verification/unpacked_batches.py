@@ -82,7 +82,7 @@ def _backbone(
         fields["blocks"] = column("blocks")
     if experts:
         token_count = sum(len(sample.layout.tokens) for sample in samples)
-        fields["shares"] = (fields["segments"] > 0) * np.float32(1 / max(1, token_count))
+        fields["balancing_weights"] = (fields["segments"] > 0) * np.float32(1 / max(1, token_count))
     for field, encoder in sample_format.encoder_formats.items():
         fields[f"{encoder.module}_index"] = _padded(
             [sample.layout.encoder_indices[field] for sample in samples], size, fill=-1

@@ -10,12 +10,14 @@ from sharding.balancing.postbalancing.greedy import largest_first
 MAX_MOVES = 200
 
 
-def convolutional_cost(lengths: Int[np.ndarray, " b"], square_weight: float) -> float:
+def convolutional_cost(lengths: Int[np.ndarray, " b"], quadratic_cost_weight: float) -> float:
     """Cost of a replica with b sequences of these lengths: their sum + w b m^2, where m is the longest."""
-    return float(lengths.sum()) + square_weight * len(lengths) * float(lengths.max(initial=0)) ** 2
+    return float(lengths.sum()) + quadratic_cost_weight * len(lengths) * float(lengths.max(initial=0)) ** 2
 
 
-def balance_convolutional(lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float) -> Int[np.ndarray, " n"]:
+def balance_convolutional(
+    lengths: Int[np.ndarray, " n"], replicas: int, quadratic_cost_weight: float
+) -> Int[np.ndarray, " n"]:
     """The replica of every item, with a cost of the costliest replica that is close to the least possible.
 
     It is the better of two assignments, after single items have moved from the costliest replica to others for as long
@@ -25,7 +27,7 @@ def balance_convolutional(lengths: Int[np.ndarray, " n"], replicas: int, square_
     Args:
         lengths: Of all replicas' items.
         replicas: Number of replicas to divide them among.
-        square_weight: The paper's lambda, beta / alpha.
+        quadratic_cost_weight: The paper's lambda, beta / alpha.
 
     Raises:
         ValueError: There is no replica, or the lengths cannot be balanced.
@@ -35,9 +37,9 @@ def balance_convolutional(lengths: Int[np.ndarray, " n"], replicas: int, square_
     descending = lengths[order].astype(np.int64)
     initial = (
         separate_long_sequences(descending, replicas),
-        _contiguous_segments(descending, replicas, square_weight),
+        _contiguous_segments(descending, replicas, quadratic_cost_weight),
     )
-    refined = [_CostedAssignment(descending, start, replicas, square_weight).move_items() for start in initial]
+    refined = [_CostedAssignment(descending, start, replicas, quadratic_cost_weight).move_items() for start in initial]
     replica_of = np.empty(len(lengths), np.int64)
     replica_of[order] = min(refined, key=lambda assignment: assignment.costs.max(initial=0)).replica_of
     return replica_of
@@ -63,11 +65,11 @@ def separate_long_sequences(descending: Int[np.ndarray, " n"], replicas: int) ->
 
 
 def _contiguous_segments(
-    descending: Int[np.ndarray, " n"], replicas: int, square_weight: float
+    descending: Int[np.ndarray, " n"], replicas: int, quadratic_cost_weight: float
 ) -> Int[np.ndarray, " n"]:
     items = len(descending)
     lengths = descending.tolist()
-    padding = square_weight * descending.astype(np.float64) ** 2
+    padding = quadratic_cost_weight * descending.astype(np.float64) ** 2
     listed_padding = padding.tolist()
     prefix_sums = np.append(0, np.cumsum(descending))
     listed_sums = prefix_sums.tolist()
@@ -101,9 +103,13 @@ class _CostedAssignment:
     """An assignment with the costs of its replicas."""
 
     def __init__(
-        self, lengths: Int[np.ndarray, " n"], replica_of: Int[np.ndarray, " n"], replicas: int, square_weight: float
+        self,
+        lengths: Int[np.ndarray, " n"],
+        replica_of: Int[np.ndarray, " n"],
+        replicas: int,
+        quadratic_cost_weight: float,
     ) -> None:
-        self.lengths, self.replica_of, self._weight = lengths, replica_of, square_weight
+        self.lengths, self.replica_of, self._weight = lengths, replica_of, quadratic_cost_weight
         self._sums = np.bincount(replica_of, weights=lengths, minlength=replicas)
         self._counts = np.bincount(replica_of, minlength=replicas)
         self._longest = np.zeros(replicas)

@@ -8,14 +8,14 @@ from sharding.balancing.postbalancing.contiguous_partition import partition_mini
 from sharding.balancing.postbalancing.unpadded import check_lengths
 
 
-def padded_cost(lengths: Int[np.ndarray, " b"], square_weight: float = 0.0) -> float:
+def padded_cost(lengths: Int[np.ndarray, " b"], quadratic_cost_weight: float = 0.0) -> float:
     """Cost of a replica with b sequences of these lengths: b (m + w m^2), where m is the longest (equation 2)."""
     longest = float(lengths.max(initial=0))
-    return len(lengths) * (longest + square_weight * longest**2)
+    return len(lengths) * (longest + quadratic_cost_weight * longest**2)
 
 
 def balance_padded(
-    lengths: Int[np.ndarray, " n"], replicas: int, equal: bool = False, square_weight: float = 0.0
+    lengths: Int[np.ndarray, " n"], replicas: int, equal: bool = False, quadratic_cost_weight: float = 0.0
 ) -> Int[np.ndarray, " n"]:
     """The replica of every item, with the least possible cost of the costliest replica.
 
@@ -27,7 +27,8 @@ def balance_padded(
         lengths: Of all replicas' items.
         replicas: Number of replicas to divide them among.
         equal: Whether counts may differ by at most one; the longest are in the smaller batches.
-        square_weight: The paper's beta / alpha, for the part of the cost that grows with the square of a length.
+        quadratic_cost_weight: The paper's beta / alpha, for the part of the cost that grows with the square of a
+            length.
 
     Raises:
         ValueError: There is no replica, or the lengths cannot be balanced.
@@ -39,7 +40,7 @@ def balance_padded(
         counts = np.full(replicas, len(lengths) // replicas)
         counts[replicas - len(lengths) % replicas :] += 1
     else:
-        begins = _segment_begins(descending + square_weight * descending**2, replicas)
+        begins = _segment_begins(descending + quadratic_cost_weight * descending**2, replicas)
         counts = np.diff(begins, append=len(lengths))
     replica_of = np.empty(len(lengths), np.int64)
     replica_of[order] = np.repeat(np.arange(len(counts)), counts)

@@ -15,28 +15,28 @@ MAX_PAIRS = 16  # of replicas that swap at a time
 PATIENCE = 12  # rounds in a row without a lower largest cost after which it ends
 
 
-def quadratic_cost(lengths: Int[np.ndarray, " b"], square_weight: float) -> float:
+def quadratic_cost(lengths: Int[np.ndarray, " b"], quadratic_cost_weight: float) -> float:
     """Cost of a replica with sequences of these lengths: their sum + w times the sum of their squares."""
     float_lengths = lengths.astype(np.float64)
-    return float((float_lengths + square_weight * float_lengths**2).sum())
+    return float((float_lengths + quadratic_cost_weight * float_lengths**2).sum())
 
 
-def whole_costs(lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float) -> Int[np.ndarray, " n"]:
+def whole_costs(lengths: Int[np.ndarray, " n"], replicas: int, quadratic_cost_weight: float) -> Int[np.ndarray, " n"]:
     """The cost of every item, l + w l^2, as a whole number: scaled so that sums over them cannot overflow.
 
     Args:
         lengths: Of all replicas' items.
         replicas: Number of replicas to divide them among.
-        square_weight: The paper's lambda, beta / alpha.
+        quadratic_cost_weight: The paper's lambda, beta / alpha.
     """
     float_lengths = lengths.astype(np.float64)
-    costs = float_lengths + square_weight * float_lengths**2
+    costs = float_lengths + quadratic_cost_weight * float_lengths**2
     scale = MAX_WHOLE_TOTAL / replicas / max(float(costs.sum()), 1.0)
     return np.rint(costs * scale).astype(np.int64)
 
 
 def balance_quadratic(
-    lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, equal: bool = False
+    lengths: Int[np.ndarray, " n"], replicas: int, quadratic_cost_weight: float, equal: bool = False
 ) -> Int[np.ndarray, " n"]:
     """The replica of every item, with a cost of the costliest replica that is close to the least possible.
 
@@ -46,18 +46,18 @@ def balance_quadratic(
     Args:
         lengths: Of all replicas' items.
         replicas: Number of replicas to divide them among.
-        square_weight: The paper's lambda, beta / alpha.
+        quadratic_cost_weight: The paper's lambda, beta / alpha.
         equal: Whether counts may differ by at most one.
 
     Raises:
         ValueError: There is no replica, or the lengths cannot be balanced.
     """
     unpadded.check_lengths(lengths, replicas)
-    return unpadded.balance_unpadded(whole_costs(lengths, replicas, square_weight), replicas, equal)
+    return unpadded.balance_unpadded(whole_costs(lengths, replicas, quadratic_cost_weight), replicas, equal)
 
 
 def balance_quadratic_within(
-    lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, tolerance: int
+    lengths: Int[np.ndarray, " n"], replicas: int, quadratic_cost_weight: float, tolerance: int
 ) -> Int[np.ndarray, " n"]:
     """The replica of every item: costs as level as possible while sums of lengths are level up to a tolerance.
 
@@ -72,7 +72,7 @@ def balance_quadratic_within(
     Args:
         lengths: Of all replicas' items.
         replicas: Number of replicas to divide them among.
-        square_weight: The paper's lambda, beta / alpha.
+        quadratic_cost_weight: The paper's lambda, beta / alpha.
         tolerance: The paper's interval v, in the unit of the lengths.
 
     Raises:
@@ -84,11 +84,11 @@ def balance_quadratic_within(
     order = np.argsort(lengths, kind="stable")
     ascending = lengths[order].astype(np.int64)
     float_lengths = ascending.astype(np.float64)
-    costs = float_lengths + square_weight * float_lengths**2
+    costs = float_lengths + quadratic_cost_weight * float_lengths**2
     best = greedy_within(ascending[::-1], replicas, tolerance)[::-1]
     limit = max(float_lengths.sum() / replicas, float_lengths.max(initial=0)) + tolerance
     limit = max(limit, _largest_sum(best, float_lengths))
-    weighted = _balance_with_reduced_weight(ascending, replicas, square_weight, limit)
+    weighted = _balance_with_reduced_weight(ascending, replicas, quadratic_cost_weight, limit)
     if _largest_sum(weighted, costs) < _largest_sum(best, costs):
         best = weighted
     if 1 < replicas < len(lengths):
@@ -101,17 +101,17 @@ def balance_quadratic_within(
 
 
 def _balance_with_reduced_weight(
-    lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, limit: float
+    lengths: Int[np.ndarray, " n"], replicas: int, quadratic_cost_weight: float, limit: float
 ) -> Int[np.ndarray, " n"]:
     """`balance_quadratic` with as much of the square weight as keeps the largest sum of lengths within the limit."""
     float_lengths = lengths.astype(np.float64)
-    replica_of = balance_quadratic(lengths, replicas, square_weight)
+    replica_of = balance_quadratic(lengths, replicas, quadratic_cost_weight)
     if _largest_sum(replica_of, float_lengths) <= limit:
         return replica_of
     best, low, high = unpadded.balance_unpadded(lengths, replicas), 0.0, 1.0
     for _ in range(BISECTION_STEPS):
         fraction = (low + high) / 2
-        replica_of = balance_quadratic(lengths, replicas, fraction * square_weight)
+        replica_of = balance_quadratic(lengths, replicas, fraction * quadratic_cost_weight)
         if _largest_sum(replica_of, float_lengths) > limit:
             high = fraction
         else:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from sharding.costs.step_costs import StepCosts
 from sharding.plans.device_groups import group_devices, replicas_at, source_replicas
 from sharding.plans.stage_graph import StageEdge, StageId
-from sharding.schedules.ops import PASSES, OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
 
 CellSeconds = Float[np.ndarray, "r cells"]
 """Seconds by row, a kind of op of one pipeline, and by cell; cell c * m + i is pipeline c's part of microbatch i."""
@@ -30,7 +30,7 @@ _BLOCK = 256  # orders whose times stay in the processor's cache
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplayLevel:
-    """Ops that wait for nothing in their own level: either all of them ops of `PASSES`, or none.
+    """Ops that wait for nothing in their own level: either all of them ops of `COMPUTE_KINDS`, or none.
 
     Attributes:
         slots: Their slots.
@@ -82,7 +82,7 @@ class ReplayLevel:
 class ScheduleReplay:
     """One pipeline's part of a schedule.
 
-    A slot is one op on one replica. The first slots are ops of `PASSES`: slot `r * m + i` is row r of the cells'
+    A slot is one op on one replica. The first slots are ops of `COMPUTE_KINDS`: slot `r * m + i` is row r of the cells'
     seconds for the microbatch at position i. Then come ops that take the same time in any order, and a last slot that
     ends at 0.
 
@@ -90,12 +90,12 @@ class ScheduleReplay:
         op_graph: All ops of a step.
         pipelines: Number of pipelines.
         replicas: Of every stage in one pipeline, of one copy.
-        compute_rows: Rows of ops of `PASSES`: (kind, stage, replica); those of hops follow.
+        compute_rows: Rows of ops of `COMPUTE_KINDS`: (kind, stage, replica); those of hops follow.
         hop_rows: Rows of hops: (kind, edge, replica of the receiver). A last row stands for no hop.
         fixed_seconds: Seconds of the ops that take the same time in any order.
         levels: All slots, in an order in which each finds what it waits for.
         final_slots: Slots after which the step is over.
-        compute_ops: The ops of `PASSES` in the schedule's order.
+        compute_ops: The ops of `COMPUTE_KINDS` in the schedule's order.
     """
 
     op_graph: OpGraph
@@ -116,7 +116,7 @@ class ScheduleReplay:
     def cell_seconds(self, costs: StepCosts) -> CellSeconds:
         """The seconds of all cells."""
         rows = [self._by_cell(costs.stages[stage].of_pass(kind), replica) for kind, stage, replica in self.compute_rows]
-        hops = {"hop": costs.hops, "hop_back": costs.hops_back}
+        hops = {"hop": costs.hops, "gradient_hop": costs.gradient_hops}
         rows += [self._by_cell(hops[kind][edge], replica) for kind, edge, replica in self.hop_rows]
         return np.stack([*rows, np.zeros_like(rows[0])])
 
@@ -153,7 +153,7 @@ class ScheduleReplay:
         return np.repeat(self.fixed_seconds[slots - compute_slots, None], seconds.shape[1], axis=1)
 
     def slot(self, op: PipelineOp, replica: int) -> int:
-        """The slot of an op of `PASSES` on a replica."""
+        """The slot of an op of `COMPUTE_KINDS` on a replica."""
         return self._row_of[op.kind, op.stage_id, replica] * self.microbatches + op.microbatch
 
     @functools.cached_property
@@ -247,14 +247,14 @@ class _ReplayBuilder:
         stage_graph, has_backward = op_graph.stage_graph, op_graph.backward_stages
         self._compute_rows: list[tuple[OpKind, StageId, int]] = [
             (kind, stage, replica)
-            for kind in PASSES
+            for kind in COMPUTE_KINDS
             for stage in stage_graph.stages
             if kind in op_graph.passes_of(stage)
             for replica in range(replicas[stage])
         ]
         self._hop_rows = [("hop", (s, t), i) for s, t in stage_graph.edges for i in range(replicas[t])]
         self._hop_rows += [
-            ("hop_back", (s, t), i) for s, t in stage_graph.edges if s in has_backward for i in range(replicas[s])
+            ("gradient_hop", (s, t), i) for s, t in stage_graph.edges if s in has_backward for i in range(replicas[s])
         ]
         self._row_of: dict[tuple, int] = {key: row for row, key in enumerate((*self._compute_rows, *self._hop_rows))}
         self._compute_slots = len(self._compute_rows) * op_graph.microbatches
@@ -267,19 +267,19 @@ class _ReplayBuilder:
 
     def add(self, op: PipelineOp) -> None:
         """The next op of the schedule."""
-        if op.kind in PASSES:
+        if op.kind in COMPUTE_KINDS:
             self._compute_ops.append(op)
             for replica in range(self._replicas[op.stage_id]):
                 self._add_compute(op, replica)
-        elif op.kind == "norm":
+        elif op.kind == "global_norm":
             all_groups = np.concatenate([groups.ravel() for groups in self._groups.values()])
-            self._add_fixed(op, all_groups, self._costs.norm)
+            self._add_fixed(op, all_groups, self._costs.global_norm)
         elif op.kind in ("gather", "reduce"):
             self._add_fixed(op, self._groups[op.stage_id], getattr(self._costs.stages[op.stage_id], op.kind))
         elif op.kind == "update":
             for groups in self._groups[op.stage_id]:
                 self._add_fixed(op, groups, self._costs.stages[op.stage_id].update)
-        elif op.kind == "share":
+        elif op.kind == "send_tied_weight":
             gathered = [self._fixed_slots["gather", stage] for stage in (op.stage_id, op.target_id)]
             self._weight_slots[op.target_id] += gathered
 
@@ -291,7 +291,7 @@ class _ReplayBuilder:
         senders = {"forward": graph.sources, "backward": graph.targets}
         for other in senders[kind][stage] if kind in senders else ():
             edge = (other, stage) if is_forward else (stage, other)
-            hop = self._slot(("hop" if is_forward else "hop_back", edge, replica), position)
+            hop = self._slot(("hop" if is_forward else "gradient_hop", edge, replica), position)
             exchanged = graph.is_exchange(other, stage)
             sources = source_replicas(self._replicas[other], self._replicas[stage], exchanged)[replica]
             for source in np.unique(sources).tolist():

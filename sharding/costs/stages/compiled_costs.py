@@ -79,7 +79,7 @@ def activation_bytes(
 ) -> Float[np.ndarray, "m i"]:
     """Bytes of the activations behind some layers, on each device of each replica."""
     layer, ranks = layers[-1].layer, layers[-1].ranks
-    elements = layer.output_elements.at(loads.distinct)[loads.index]
+    elements = layer.output_elements.evaluate(loads.distinct)[loads.index]
     return costs.element_bytes * elements / (ranks.cp * ranks.for_layer(layer).sequence_shards)
 
 

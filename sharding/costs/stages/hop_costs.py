@@ -99,7 +99,7 @@ class HopCosts:
         output, extra = self._hop_elements(source, target)
         exchanged = self._stages.is_exchange(source, target)
         elements = sum(
-            float(quantity.at(self.replica_loads(module, ranks.dp, exchanged).distinct).min())
+            float(quantity.evaluate(self.replica_loads(module, ranks.dp, exchanged).distinct).min())
             for module, quantity in (output, extra)
         )
         size = np.full((self._microbatches, 1), self._costs.element_bytes * elements / shards)
@@ -156,7 +156,7 @@ class HopCosts:
     def _at(self, module: str, quantity: PerLoad, dp: int, exchanged: bool) -> Float[np.ndarray, "m i"]:
         """A quantity at each of `dp` replicas of a module."""
         loads = self.replica_loads(module, dp, exchanged)
-        return quantity.at(loads.distinct)[loads.index]
+        return quantity.evaluate(loads.distinct)[loads.index]
 
     def _node_of(self, rank: PipelineRank) -> int | None:
         """The node that has all devices of a pipeline rank; None if several do."""

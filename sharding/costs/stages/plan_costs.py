@@ -58,14 +58,14 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},
-        hops_back={
+        gradient_hops={
             (source, target): builder.hops.seconds(source, target, back=True)
             for source, target in stages.edges
             if source in backward_stages
         },
         peak_flops=batch.costs.peak_flops,
         tokens=float(batch.rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
-        norm=batch.costs.gradient_norm(len(stages.stages)),
+        global_norm=batch.costs.gradient_norm(len(stages.stages)),
         masked_flops=_masked_flops(batch, RequiredGradients(graph, trained_parts)),
         recomputed=builder.recomputed(),
     )

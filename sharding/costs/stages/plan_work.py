@@ -25,10 +25,10 @@ def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> S
     return StepWork(
         stages={stage: builder.work(stage) for stage in stages.stages},
         hops={(source, target): builder.hops.least_seconds(source, target) for source, target in stages.edges},
-        hops_back={
+        gradient_hops={
             (source, target): builder.hops.least_seconds(source, target, back=True) for source, target in stages.edges
         },
-        norm=batch.costs.gradient_norm(len(stages.stages)),
+        global_norm=batch.costs.gradient_norm(len(stages.stages)),
     )
 
 

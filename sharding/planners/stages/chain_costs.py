@@ -196,12 +196,12 @@ class _Builder:
         """Elements that a layer hands on of a mean microbatch, and seconds of sending them from a device to one."""
         layout, rows = self._layout, self._batch.rows
         last = self._layers_at(module, place)[-1].layer
-        elements = float(last.output_elements.at(rows[module.name].sum(axis=0) / layout.microbatches))
+        elements = float(last.output_elements.evaluate(rows[module.name].sum(axis=0) / layout.microbatches))
         following = layout.modules[layout.modules.index(module.name) + 1 :]
         if place.is_last and following:
             extra = self._batch.graph[following[0]].extra_input
             if extra != ZERO:
-                elements += float(extra.at(rows[following[0]].sum(axis=0) / layout.microbatches))
+                elements += float(extra.evaluate(rows[following[0]].sum(axis=0) / layout.microbatches))
         ranks = module_parallelism(self._unit, module.name)
         shards = ranks.dp * ranks.cp * (1 if place.is_last else ranks.sequence_shards)
         size = np.asarray(self._batch.costs.element_bytes * elements / shards)

@@ -87,12 +87,12 @@ def _pipeline_calls(programs: CompiledPipeline) -> StageCalls:
         gradients = abstract_arrays(results.parameter_gradients, programs.gradient_specs, programs.mesh)
     calls = [ProgramCall(programs.step, operands)]
     if programs.backward is not None:
-        held = _abstract_saved(results.held, programs.held_shardings)
+        saved_state = _abstract_saved(results.saved_state, programs.saved_state_shardings)
         outputs = {
             name: [_abstract_array(array, programs.channel_shardings[name]) for array in arrays]
             for name, arrays in results.outputs.items()
         }
-        calls.append(ProgramCall(programs.backward, (*operands, held, outputs, gradients or {})))
+        calls.append(ProgramCall(programs.backward, (*operands, saved_state, outputs, gradients or {})))
     return StageCalls(calls, losses, gradients)
 
 

@@ -40,14 +40,14 @@ from sharding.runtime.stages.definition import (
 from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.pipeline_pass import PipelinePass
-from sharding.runtime.stages.pipeline_sections import (
-    NO_BACKWARD,
-    PipelineBackwards,
-    PipelineSections,
-    needed_backwards,
-)
 from sharding.runtime.stages.pipeline_state import PipelineState, resumed
 from sharding.runtime.stages.residuals import saved_sharding
+from sharding.runtime.stages.tick_computations import (
+    NO_BACKWARD,
+    PipelineBackwards,
+    TickComputations,
+    needed_backwards,
+)
 from sharding.schedules.lockstep import TickOrder, TickTable, tick_table
 from sharding.trees import Tree
 
@@ -68,14 +68,14 @@ class PipelineStepResult(NamedTuple):
         outputs: By channel, of each microbatch.
         parameter_gradients: Unreduced, float32, summed over the microbatches: `{key: {...}}`, replicas first.
         input_gradients: By channel, for the channels whose gradient is needed, of each microbatch; none of forwards.
-        held: What the program of backwards takes from the forwards; empty where there is none.
+        saved_state: What the program of backwards takes from the forwards; empty where there is none.
     """
 
     losses: Any
     outputs: dict[str, Any]
     parameter_gradients: Tree
     input_gradients: dict[str, Any]
-    held: list[Any]
+    saved_state: list[Any]
 
 
 class CompiledPipeline(MeshPrograms[PipelineDefinition]):
@@ -85,7 +85,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
     microbatch:
 
     - `step(...) -> PipelineStepResult`
-    - `backward(..., held, output_gradients, parameter_gradients) -> BackwardResult`, where `step` has run forwards
+    - `backward(..., saved_state, output_gradients, parameter_gradients) -> BackwardResult`, where `step` has run
+    forwards
       alone: None elsewhere. Gradients of channels are lists as well. `parameter_gradients` are those of the forwards,
       which are donated; those of the backwards are added.
     - `evaluate(...) -> [StageOutput]`, one for each microbatch.
@@ -105,7 +106,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         backwards: The gradients that a step computes.
         microbatches: Microbatches of a step.
         operand_shapes, operand_specs: Shapes and specs of what all programs take.
-        held_shardings: Of what `step` leaves for `backward`.
+        saved_state_shardings: Of what `step` leaves for `backward`.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self.loss_names = tuple(sorted(output.losses))
         self.loss_specs = dict.fromkeys(self.loss_names, self._replica_spec)
         self._table = self._training_table(splits_backward)
-        self.held_shardings = self._trace_held() if self._table.order == "gpipe" else []
+        self.saved_state_shardings = self._trace_held() if self._table.order == "gpipe" else []
         self.step, self.backward = self._compile_training(self.gradient_specs if has_backward else {})
 
     # ------------------------------------------------------------------ building
@@ -183,10 +184,10 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         if self._table.order != "gpipe":
             results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, input_gradients, [])
             return self._compile("step", self._step, self.operand_specs, results), None
-        held = [sharding.spec for sharding in self.held_shardings]
-        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, {}, held)
+        saved_state = [sharding.spec for sharding in self.saved_state_shardings]
+        results = PipelineStepResult(self._replica_spec, outputs, gradient_specs, {}, saved_state)
         forwards = self._compile("forward", self._step, self.operand_specs, results)
-        operands = (*self.operand_specs, held, outputs, gradient_specs)
+        operands = (*self.operand_specs, saved_state, outputs, gradient_specs)
         results = BackwardResult(input_gradients, gradient_specs)
         return forwards, self._compile("backward", self._backwards, operands, results, donate=(5,))
 
@@ -200,8 +201,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         found: list[NamedSharding] = []
 
         def body(*operands: Any) -> tuple[()]:
-            held = self._forward_pass(operands).initial_state().held
-            found.extend(saved_sharding(leaf, self.mesh) for leaf in jax.tree.leaves(held))
+            saved_state = self._forward_pass(operands).initial_state().saved_state
+            found.extend(saved_sharding(leaf, self.mesh) for leaf in jax.tree.leaves(saved_state))
             return ()
 
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=())
@@ -210,15 +211,15 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     # ------------------------------------------------------------------ bodies, as one device runs them
 
-    def _sections(
+    def _computations(
         self, operands: _Operands, backwards: PipelineBackwards, output_gradients: _ByMicrobatch | None = None
-    ) -> PipelineSections:
+    ) -> TickComputations:
         parameters, inputs, batch = operands
         of_inputs, of_gradients = (
             {name: jnp.stack(of_channel) for name, of_channel in channels.items()}
             for channels in (inputs, output_gradients or {})
         )
-        return PipelineSections(
+        return TickComputations(
             self.definition,
             axes=dict(self.axes),
             parameters=parameters,
@@ -233,7 +234,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         segments = self._table.segments()
         if self._table.order == "gpipe":
             segments = [segment for segment in segments if segment.has_forwards]
-        return PipelinePass(self._sections(operands, self.backwards), self._table, segments)
+        return PipelinePass(self._computations(operands, self.backwards), self._table, segments)
 
     def _step(self, *operands: Any) -> PipelineStepResult:
         ticks = self._forward_pass(operands)
@@ -244,7 +245,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
             self._by_microbatch(state.outputs),
             _stacked(state.parameter_gradients),
             self._by_microbatch(state.input_gradients) if is_over else {},
-            [] if is_over else _stacked(jax.tree.leaves(state.held)),
+            [] if is_over else _stacked(jax.tree.leaves(state.saved_state)),
         )
 
     def _backwards(
@@ -252,17 +253,17 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         parameters: Tree,
         inputs: _ByMicrobatch,
         batch: Microbatches,
-        held: list[jax.Array],
+        saved_state: list[jax.Array],
         output_gradients: _ByMicrobatch,
         parameter_gradients: Tree,
     ) -> BackwardResult:
-        sections = self._sections((parameters, inputs, batch), self.backwards, output_gradients)
+        computations = self._computations((parameters, inputs, batch), self.backwards, output_gradients)
         segments = [segment for segment in self._table.segments() if not segment.has_forwards]
-        ticks = PipelinePass(sections, self._table, segments)
+        ticks = PipelinePass(computations, self._table, segments)
         state = ticks.initial_state()
-        held_arrays = jax.tree.unflatten(jax.tree.structure(state.held), [leaf[0] for leaf in held])
+        saved_arrays = jax.tree.unflatten(jax.tree.structure(state.saved_state), [leaf[0] for leaf in saved_state])
         of_forwards = jax.tree.map(lambda leaf: leaf[0], parameter_gradients)
-        state = ticks.run(resumed(state, held_arrays, of_forwards))
+        state = ticks.run(resumed(state, saved_arrays, of_forwards))
         return BackwardResult(self._by_microbatch(state.input_gradients), _stacked(state.parameter_gradients))
 
     def _by_microbatch(self, arrays: Arrays) -> _ByMicrobatch:
@@ -276,8 +277,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     def _evaluate(self, *operands: Any) -> list[StageOutput]:
         table = self._tick_table("forward_only")
-        sections = self._sections(operands, NO_BACKWARD)
-        ticks = PipelinePass(sections, table, table.segments(), keeps_metrics=True)
+        computations = self._computations(operands, NO_BACKWARD)
+        ticks = PipelinePass(computations, table, table.segments(), keeps_metrics=True)
         state = ticks.run(ticks.initial_state())
         losses = {name: loss[:, None] for name, loss in self._all_losses(state).items()}  # [m] -> [m, 1]
         of_all = StageOutput(state.outputs, losses, state.auxiliary_metrics)

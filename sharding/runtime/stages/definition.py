@@ -126,23 +126,23 @@ class PipelineDefinition(StageInterface):
         ranks: Pipeline ranks.
         chunks: Chunks of the stack on each rank.
         chunk_layers: Layers of a chunk.
-        enter: `(parameters, inputs, batch, axes) -> x`: what precedes the stack, with this rank's positions.
+        embed: `(parameters, inputs, batch, axes) -> x`: what precedes the stack, with this rank's positions.
         run_layers: `(parameters, x, batch, axes, first layer) -> (x, losses)`: a chunk, whose parameters are stacked.
-        leave: `(parameters, x, batch, axes) -> StageOutput`: what follows the stack.
-        enter_keys, stack_keys, leave_keys: Keys of the parameters that each reads; a tied one is in two.
+        head: `(parameters, x, batch, axes) -> StageOutput`: what follows the stack.
+        embed_keys, stack_keys, head_keys: Keys of the parameters that each reads; a tied one is in two.
     """
 
     ranks: int
     chunks: int
     chunk_layers: int
-    enter: Callable[[Tree, Arrays, Mapping[str, Arrays], Mapping[str, Axes]], jax.Array]
+    embed: Callable[[Tree, Arrays, Mapping[str, Arrays], Mapping[str, Axes]], jax.Array]
     run_layers: Callable[
         [Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes], jax.Array], tuple[jax.Array, Arrays]
     ]
-    leave: Callable[[Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes]], StageOutput]
-    enter_keys: frozenset[str]
+    head: Callable[[Tree, jax.Array, Mapping[str, Arrays], Mapping[str, Axes]], StageOutput]
+    embed_keys: frozenset[str]
     stack_keys: frozenset[str]
-    leave_keys: frozenset[str]
+    head_keys: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True)

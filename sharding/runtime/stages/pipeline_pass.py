@@ -11,12 +11,6 @@ from jax import lax
 from jaxtyping import Int
 
 from pallas_kernels.varying import make_varying, varying_axes
-from sharding.runtime.stages.pipeline_sections import (
-    PipelineSections,
-    SplitLayers,
-    run_traced,
-    split_layers_backward,
-)
 from sharding.runtime.stages.pipeline_state import (
     LeavingArrays,
     PipelineState,
@@ -27,6 +21,12 @@ from sharding.runtime.stages.pipeline_state import (
     set_at,
     write_slot,
     write_slot_of_all,
+)
+from sharding.runtime.stages.tick_computations import (
+    SplitLayers,
+    TickComputations,
+    run_traced,
+    split_layers_backward,
 )
 from sharding.schedules.lockstep import TickOps, TickSegment, TickSlots, TickTable
 from sharding.trees import Tree
@@ -68,7 +68,7 @@ class PipelinePass:
     """Runs the ticks of a table, or some of them.
 
     Args:
-        sections: What is computed in a tick.
+        computations: What is computed in a tick.
         table: Which microbatch, where, when.
         segments: The ticks to run.
         keeps_metrics: Whether auxiliary metrics are kept, as an evaluation needs them.
@@ -76,28 +76,28 @@ class PipelinePass:
 
     def __init__(
         self,
-        sections: PipelineSections,
+        computations: TickComputations,
         table: TickTable,
         segments: Sequence[TickSegment],
         *,
         keeps_metrics: bool = False,
     ) -> None:
-        self._sections, self._table, self._segments = sections, table, segments
+        self._computations, self._table, self._segments = computations, table, segments
         self._keeps_metrics = keeps_metrics
         # Where what a forward sends is kept: by its tick, not by that in which it can be used.
         self._next_arrivals = np.roll(table.inputs.arrival, -1, axis=0)
-        x = jnp.zeros_like(sections.enter(jnp.zeros((), jnp.int32)))
-        self._x = make_varying(x, sections.activation_axes)
-        self._program = sections.trace_layers(self._x)
+        x = jnp.zeros_like(computations.embed(jnp.zeros((), jnp.int32)))
+        self._x = make_varying(x, computations.activation_axes)
+        self._program = computations.trace_layers(self._x)
         self._split_layers: SplitLayers | None = None
         if any(segment.has_wgrads for segment in segments):
-            self._split_layers = split_layers_backward(sections, self._program, self._x)
+            self._split_layers = split_layers_backward(computations, self._program, self._x)
 
     def initial_state(self) -> PipelineState:
         """The state before the first tick."""
         saved_for_wgrads = self._split_layers.saved if self._split_layers else []
         return initial_state(
-            self._sections, self._table, self._x, self._program, saved_for_wgrads, keeps_metrics=self._keeps_metrics
+            self._computations, self._table, self._x, self._program, saved_for_wgrads, keeps_metrics=self._keeps_metrics
         )
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -114,7 +114,7 @@ class PipelinePass:
         table = self._table
 
         def of_rank(entries: np.ndarray) -> jax.Array:
-            return jnp.take(jnp.asarray(entries), self._sections.rank, axis=1)
+            return jnp.take(jnp.asarray(entries), self._computations.rank, axis=1)
 
         def op(ops: TickOps) -> _Op:
             return _Op(of_rank(ops.runs), of_rank(ops.microbatch), of_rank(ops.chunk))
@@ -147,8 +147,8 @@ class PipelinePass:
             state, output = self._forward(segment, state, row)
             if self._some(self._next_arrivals, segment):
                 arrived = self._send(output, steps=1)
-            leave = functools.partial(self._leave, row, output)
-            state = self._where_given(self._table.last_forwards, segment, row.last_forward, leave, state)
+            head = functools.partial(self._head, row, output)
+            state = self._where_given(self._table.last_forwards, segment, row.last_forward, head, state)
         if arrived_back is not None:
             state = state._replace(gradients=write_slot(state.gradients, row.gradients.arrival, arrived_back))
         if segment.has_backwards:
@@ -156,7 +156,7 @@ class PipelinePass:
         if segment.has_wgrads:
             state = self._wgrad(state, row)
         if arrived is not None:
-            state = state.holding(inputs=write_slot(state.held.inputs, row.next_arrival, arrived))
+            state = state.with_saved_state(inputs=write_slot(state.saved_state.inputs, row.next_arrival, arrived))
         return like(state, before), None
 
     @staticmethod
@@ -176,18 +176,18 @@ class PipelinePass:
 
     def _forward(self, segment: TickSegment, state: PipelineState, row: _Row) -> tuple[PipelineState, jax.Array]:
         """The forward of a chunk, and its output."""
-        sections, table, op = self._sections, self._table, row.forward
-        x = read_slot(state.held.inputs, row.inputs.forward)
+        computations, table, op = self._computations, self._table, row.forward
+        x = read_slot(state.saved_state.inputs, row.inputs.forward)
         entering = self._where_given(
             table.first_forwards,
             segment,
             row.first_forward,
-            lambda _: sections.enter(row.first_forward),
-            make_varying(jnp.zeros(x.shape, x.dtype), tuple(varying_axes(x) - set(sections.pipeline))),
+            lambda _: computations.embed(row.first_forward),
+            make_varying(jnp.zeros(x.shape, x.dtype), tuple(varying_axes(x) - set(computations.pipeline))),
         )
-        x = jnp.where(op.runs & sections.is_rank(0) & (op.chunk == 0), entering, x)
-        state = state.holding(inputs=write_slot(state.held.inputs, row.inputs.forward, x))
-        result = run_traced(self._program, sections.layers_operands(op.microbatch, op.chunk, x))
+        x = jnp.where(op.runs & computations.is_rank(0) & (op.chunk == 0), entering, x)
+        state = state.with_saved_state(inputs=write_slot(state.saved_state.inputs, row.inputs.forward, x))
+        result = run_traced(self._program, computations.layers_operands(op.microbatch, op.chunk, x))
         layer_losses = {
             name: losses.at[op.microbatch].add(jnp.where(op.runs, result.losses[name], 0.0))
             for name, losses in state.layer_losses.items()
@@ -196,15 +196,15 @@ class PipelinePass:
         write = write_slot if segment.lacks_slots else write_slot_of_all
         residuals = [
             write(buffer, row.residuals.forward, saved)
-            for buffer, saved in zip(state.held.residuals, result.residuals, strict=True)
+            for buffer, saved in zip(state.saved_state.residuals, result.residuals, strict=True)
         ]
-        return state.holding(residuals=residuals)._replace(layer_losses=layer_losses), result.output
+        return state.with_saved_state(residuals=residuals)._replace(layer_losses=layer_losses), result.output
 
-    def _leave(self, row: _Row, output: jax.Array, state: PipelineState) -> PipelineState:
+    def _head(self, row: _Row, output: jax.Array, state: PipelineState) -> PipelineState:
         """The pieces behind the stack, of the microbatch whose forward has run on the last rank."""
         number = row.last_forward
-        x = self._sections.from_rank(self._table.ranks - 1, output)
-        (outputs, losses, metrics), parameter_gradients, gradient = self._sections.leave(number, x)
+        x = self._computations.from_rank(self._table.ranks - 1, output)
+        (outputs, losses, metrics), parameter_gradients, gradient = self._computations.head(number, x)
         state = state._replace(
             losses=set_at(state.losses, number, losses),
             auxiliary_metrics=set_at(state.auxiliary_metrics, number, metrics),
@@ -215,34 +215,37 @@ class PipelinePass:
             return state._replace(gradients=write_slot(state.gradients, row.gradients.forward, gradient))
         if self._table.order == "forward_only":
             return state
-        assert state.held.leaving is not None
+        assert state.saved_state.leaving is not None
         keeper, slot = self._table.keeper(number)
-        slot = jnp.where(self._sections.is_rank(keeper), slot, -1)
-        kept = (write_slot(buffer, slot, each) for buffer, each in zip(state.held.leaving, (x, gradient), strict=True))
-        return state.holding(leaving=LeavingArrays(*kept))
+        slot = jnp.where(self._computations.is_rank(keeper), slot, -1)
+        kept = (
+            write_slot(buffer, slot, each)
+            for buffer, each in zip(state.saved_state.leaving, (x, gradient), strict=True)
+        )
+        return state.with_saved_state(leaving=LeavingArrays(*kept))
 
-    def _leave_backward(self, row: _Row, state: PipelineState) -> PipelineState:
+    def _head_backward(self, row: _Row, state: PipelineState) -> PipelineState:
         """The backward of the pieces behind the stack, of the microbatch whose backward begins on the last rank."""
-        sections, number = self._sections, row.last_backward
-        assert state.held.leaving is not None
+        computations, number = self._computations, row.last_backward
+        assert state.saved_state.leaving is not None
         keeper, slot = self._table.keeper(number)
-        x, of_losses = (sections.from_rank(keeper, read_slot(buffer, slot)) for buffer in state.held.leaving)
-        parameter_gradients, of_outputs = sections.leave_backward(number, x)
-        slot = jnp.where(sections.is_rank(self._table.ranks - 1), row.gradients.backward, -1)
+        x, of_losses = (computations.from_rank(keeper, read_slot(buffer, slot)) for buffer in state.saved_state.leaving)
+        parameter_gradients, of_outputs = computations.head_backward(number, x)
+        slot = jnp.where(computations.is_rank(self._table.ranks - 1), row.gradients.backward, -1)
         return state._replace(
             gradients=write_slot(state.gradients, slot, of_losses + of_outputs),
             parameter_gradients=add_to(state.parameter_gradients, parameter_gradients),
         )
 
     def _backward(self, segment: TickSegment, state: PipelineState, row: _Row) -> PipelineState:
-        sections, op = self._sections, row.backward
+        computations, op = self._computations, row.backward
         if self._table.order == "gpipe":
-            leave = functools.partial(self._leave_backward, row)
-            state = self._where_given(self._table.last_backwards, segment, row.last_backward, leave, state)
+            head = functools.partial(self._head_backward, row)
+            state = self._where_given(self._table.last_backwards, segment, row.last_backward, head, state)
         slots = (row.inputs.backward, row.residuals.backward, row.gradients.backward)
         operands = self._backward_operands(state, op, *slots)
         if self._split_layers is None:
-            new_gradients, input_gradient = sections.layers_backward(self._program, *operands)
+            new_gradients, input_gradient = computations.layers_backward(self._program, *operands)
             state = self._add_of_chunk(state, op, new_gradients)
         else:
             (*_, input_gradient), saved = self._split_layers.program.early(jax.tree.leaves(operands))
@@ -250,17 +253,19 @@ class PipelinePass:
             buffers = [write_slot(buffer, slot, each) for buffer, each in zip(state.wgrad_operands, saved, strict=True)]
             state = state._replace(wgrad_operands=buffers)
         state = state._replace(input_gradient=input_gradient)
-        if not sections.backwards.enter:
+        if not computations.backwards.embed:
             return state
-        enter = functools.partial(self._enter_backward, row, input_gradient)
-        return self._where_given(self._table.first_backwards, segment, row.first_backward, enter, state)
+        embed = functools.partial(self._embed_backward, row, input_gradient)
+        return self._where_given(self._table.first_backwards, segment, row.first_backward, embed, state)
 
     def _backward_operands(
         self, state: PipelineState, op: _Op, inputs: jax.Array, residuals: jax.Array, gradients: jax.Array
     ) -> tuple[tuple[Any, ...], list[jax.Array], jax.Array]:
         """What the backward of a chunk takes, given the slots."""
-        operands = self._sections.layers_operands(op.microbatch, op.chunk, read_slot(state.held.inputs, inputs))
-        saved = [read_slot(buffer, residuals) for buffer in state.held.residuals]
+        operands = self._computations.layers_operands(
+            op.microbatch, op.chunk, read_slot(state.saved_state.inputs, inputs)
+        )
+        saved = [read_slot(buffer, residuals) for buffer in state.saved_state.residuals]
         return operands, saved, read_slot(state.gradients, gradients)
 
     def _wgrad(self, state: PipelineState, row: _Row) -> PipelineState:
@@ -275,21 +280,21 @@ class PipelinePass:
 
     def _add_of_chunk(self, state: PipelineState, op: _Op, new: Tree) -> PipelineState:
         """Adds the gradients of a chunk's layers, where an op has run."""
-        sections = self._sections
-        first = op.chunk * sections.definition.chunk_layers
+        computations = self._computations
+        first = op.chunk * computations.definition.chunk_layers
 
         def add(total: jax.Array, new: jax.Array) -> jax.Array:
-            new = sections.of_chunk(op.chunk, total) + jnp.where(op.runs, new.astype(jnp.float32), 0.0)
+            new = computations.of_chunk(op.chunk, total) + jnp.where(op.runs, new.astype(jnp.float32), 0.0)
             return new if new.shape == total.shape else lax.dynamic_update_slice_in_dim(total, new, first, 0)
 
         totals = state.parameter_gradients
         added = {key: jax.tree.map(add, totals[key], of_key) for key, of_key in new.items()}
         return state._replace(parameter_gradients={**totals, **added})
 
-    def _enter_backward(self, row: _Row, gradient: jax.Array, state: PipelineState) -> PipelineState:
+    def _embed_backward(self, row: _Row, gradient: jax.Array, state: PipelineState) -> PipelineState:
         """The backward of the pieces before the stack, of the microbatch that has come back to the first rank."""
         number = row.first_backward
-        new_gradients, of_inputs = self._sections.enter_backward(number, gradient)
+        new_gradients, of_inputs = self._computations.embed_backward(number, gradient)
         return state._replace(
             parameter_gradients=add_to(state.parameter_gradients, new_gradients),
             input_gradients=set_at(state.input_gradients, number, of_inputs),
@@ -301,4 +306,4 @@ class PipelinePass:
         pairs = [(rank, (rank + steps) % ranks) for rank in range(ranks)]
         if self._table.chunks == 1:
             pairs = [(source, target) for source, target in pairs if target - source == steps]
-        return lax.ppermute(x, self._sections.pipeline, pairs) if pairs else jnp.zeros_like(x)
+        return lax.ppermute(x, self._computations.pipeline, pairs) if pairs else jnp.zeros_like(x)

@@ -8,7 +8,7 @@ from jax import lax
 
 from pallas_kernels.varying import make_varying, varying_axes
 from sharding.runtime.stages.definition import Arrays
-from sharding.runtime.stages.pipeline_sections import PipelineSections, abstract_results
+from sharding.runtime.stages.tick_computations import TickComputations, abstract_results
 from sharding.schedules.lockstep import TickTable
 from sharding.trees import Tree
 
@@ -29,7 +29,7 @@ class LeavingArrays(NamedTuple):
     gradient: jax.Array
 
 
-class HeldArrays(NamedTuple):
+class SavedState(NamedTuple):
     """What forwards leave for backwards, which may be another program.
 
     Attributes:
@@ -47,7 +47,7 @@ class PipelineState(NamedTuple):
     """What a device has between two ticks.
 
     Attributes:
-        held: What forwards leave for backwards.
+        saved_state: What forwards leave for backwards.
         gradients: Gradients of chunks' outputs, `[slots, r, q, d]`; None without backwards.
         wgrad_operands: What backwards saved for wgrads, `[slots, ...]` each; empty where they compute all gradients.
         input_gradient: What the backward of the last tick sends back, `[r, q, d]`; None without backwards.
@@ -59,7 +59,7 @@ class PipelineState(NamedTuple):
         input_gradients: `[m, r, ...]` by channel.
     """
 
-    held: HeldArrays
+    saved_state: SavedState
     gradients: Any
     wgrad_operands: list[jax.Array]
     input_gradient: Any
@@ -70,13 +70,13 @@ class PipelineState(NamedTuple):
     parameter_gradients: Tree
     input_gradients: Arrays
 
-    def holding(self, **fields: Any) -> "PipelineState":
-        """The same with other arrays in `held`."""
-        return self._replace(held=self.held._replace(**fields))
+    def with_saved_state(self, **fields: Any) -> "PipelineState":
+        """The same with other arrays in `saved_state`."""
+        return self._replace(saved_state=self.saved_state._replace(**fields))
 
 
 def initial_state(
-    sections: PipelineSections,
+    computations: TickComputations,
     table: TickTable,
     x: jax.Array,
     program: jax.stages.Traced,
@@ -87,7 +87,7 @@ def initial_state(
     """The state before the first tick.
 
     Args:
-        sections: What is computed in a tick.
+        computations: What is computed in a tick.
         table: Its slots.
         x: Activations of zero, as they enter a chunk.
         program: The traced forward of a chunk.
@@ -98,17 +98,17 @@ def initial_state(
 
     def buffer(size: int, abstract: Any) -> jax.Array:
         zeros = jnp.zeros((size, *abstract.shape), abstract.dtype)
-        return make_varying(zeros, tuple(varying_axes(abstract) | set(sections.activation_axes)))
+        return make_varying(zeros, tuple(varying_axes(abstract) | set(computations.activation_axes)))
 
     def by_microbatch(arrays: dict[str, Any], axes: tuple[str, ...]) -> Arrays:
         return {name: make_varying(jnp.zeros((count, *each.shape), each.dtype), axes) for name, each in arrays.items()}
 
     forward = abstract_results(program)
-    left = jax.eval_shape(lambda x: sections.leave(jnp.zeros((), jnp.int32), x).output, x)
-    trained = {key: sections.parameters[key] for key in sorted(sections.definition.trained_keys)}
+    left = jax.eval_shape(lambda x: computations.head(jnp.zeros((), jnp.int32), x).output, x)
+    trained = {key: computations.parameters[key] for key in sorted(computations.definition.trained_keys)}
     kept = table.kept_size
     return PipelineState(
-        held=HeldArrays(
+        saved_state=SavedState(
             buffer(table.inputs.size, x),
             [buffer(table.residuals.size, each) for each in forward.residuals],
             LeavingArrays(buffer(kept, x), buffer(kept, x)) if table.order == "gpipe" else None,
@@ -116,19 +116,22 @@ def initial_state(
         gradients=buffer(table.gradients.size, x) if has_backward else None,
         wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in saved_for_wgrads],
         input_gradient=x if has_backward else None,
-        losses=by_microbatch(left.losses, sections.replicas),
-        layer_losses=by_microbatch(forward.losses, (*sections.pipeline, *sections.replicas)),
-        auxiliary_metrics=by_microbatch(left.auxiliary_metrics, sections.data) if keeps_metrics else {},
-        outputs=by_microbatch(left.outputs, sections.data),
+        losses=by_microbatch(left.losses, computations.replicas),
+        layer_losses=by_microbatch(forward.losses, (*computations.pipeline, *computations.replicas)),
+        auxiliary_metrics=by_microbatch(left.auxiliary_metrics, computations.data) if keeps_metrics else {},
+        outputs=by_microbatch(left.outputs, computations.data),
         parameter_gradients=like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained), trained),
-        input_gradients={name: jnp.zeros_like(sections.inputs[name]) for name in sorted(sections.backwards.inputs)},
+        input_gradients={
+            name: jnp.zeros_like(computations.inputs[name]) for name in sorted(computations.backwards.inputs)
+        },
     )
 
 
-def resumed(state: PipelineState, held: HeldArrays, parameter_gradients: Tree) -> PipelineState:
+def resumed(state: PipelineState, saved_state: SavedState, parameter_gradients: Tree) -> PipelineState:
     """A state before backwards that are apart from forwards, with what the forwards have left."""
     return state._replace(
-        held=like(held, state.held), parameter_gradients=like(parameter_gradients, state.parameter_gradients)
+        saved_state=like(saved_state, state.saved_state),
+        parameter_gradients=like(parameter_gradients, state.parameter_gradients),
     )
 
 

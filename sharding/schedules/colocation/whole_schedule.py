@@ -94,7 +94,7 @@ class _ScheduleWriter:
     def _gather(self, op: PipelineOp) -> None:
         """Writes what makes the weights for an op, but for gathers that may take a forward into their program."""
         ops = self._collectives.before(op)
-        may_wait = not any(each.kind == "share" for each in ops)
+        may_wait = not any(each.kind == "send_tied_weight" for each in ops)
         for each in ops:
             if may_wait and each.unit == self._hosts:
                 self._gathers.setdefault(self._op_graph.devices_of(each), []).append(each)

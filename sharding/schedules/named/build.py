@@ -13,7 +13,7 @@ from sharding.specs.modules import ModuleGraph
 
 
 def training_op_graph(
-    plan: Plan, graph: ModuleGraph, trained_stages: frozenset[StageId], shares: tuple[StageEdge, ...] = ()
+    plan: Plan, graph: ModuleGraph, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
 ) -> OpGraph:
     """All ops of a training step; the arguments are those of `build_schedule`."""
     stages = stage_graph(plan, graph)
@@ -23,7 +23,7 @@ def training_op_graph(
         backward_stages=stages.with_descendants(trained_stages),
         trained_stages=trained_stages,
         split_stages=split_stages(plan, stages, trained_stages),
-        shares=shares,
+        tied_stages=tied_stages,
         seconds={(unit.name, number): seconds for unit in plan.units for number, seconds in enumerate(_seconds(unit))},
     )
 
@@ -41,7 +41,7 @@ def _seconds(unit: UnitPlan) -> list[StageSeconds]:
 
 
 def build_schedule(
-    plan: Plan, graph: ModuleGraph, trained_stages: frozenset[StageId], shares: tuple[StageEdge, ...] = ()
+    plan: Plan, graph: ModuleGraph, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
 ) -> Schedule:
     """The checked schedule of a training step.
 
@@ -51,14 +51,14 @@ def build_schedule(
         plan: The plan; its `schedule` names the policy.
         graph: The model's modules.
         trained_stages: Stages with parameters that train; a stage that borrows such a parameter is one.
-        shares: Pairs (owner, borrower) of stages with a tied parameter, such as tied embeddings.
+        tied_stages: Pairs (owner, borrower) of stages with a tied parameter, such as tied embeddings.
 
     Raises:
         PlanError: There is no such policy.
         ScheduleError: The order that it gives cannot run; the message names the policy and the op at fault.
     """
     policy = find_schedule(plan.schedule)
-    op_graph = training_op_graph(plan, graph, trained_stages, shares)
+    op_graph = training_op_graph(plan, graph, trained_stages, tied_stages)
     try:
         max_in_flight = in_flight_limits(plan, op_graph)
         check_limits(op_graph, max_in_flight)
@@ -91,16 +91,16 @@ def _held_for_compiled(op_graph: OpGraph) -> dict[PipelineRank, int]:
     }
 
 
-def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, shares: tuple[StageEdge, ...] = ()) -> Schedule:
+def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, tied_stages: tuple[StageEdge, ...] = ()) -> Schedule:
     """The checked schedule of an evaluation with as many microbatches as a training step has."""
-    schedule = forward_only(stage_graph(plan, graph), plan.microbatches, shares)
+    schedule = forward_only(stage_graph(plan, graph), plan.microbatches, tied_stages)
     check_schedule(schedule, _evaluation_limits(schedule.op_graph))
     return schedule
 
 
-def forward_only(graph: StageGraph, microbatches: int, shares: tuple[StageEdge, ...] = ()) -> Schedule:
+def forward_only(graph: StageGraph, microbatches: int, tied_stages: tuple[StageEdge, ...] = ()) -> Schedule:
     """The order of an evaluation: weights first, then forwards, in the order of interleaved 1F1B."""
-    op_graph = OpGraph(stage_graph=graph, microbatches=microbatches, shares=shares, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=microbatches, tied_stages=tied_stages, with_update=False)
     return interleaved(op_graph, _evaluation_limits(op_graph))
 
 

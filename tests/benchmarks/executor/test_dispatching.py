@@ -29,10 +29,19 @@ def test_every_op_is_counted_with_the_arrays_of_its_programs():
     result = measure_dispatch(run_config(model), [tiny_batch(model, rows=4)], steps=3)
     kinds = result["kinds"]
     # three stages and two microbatches: two edges each way
-    counts = {"gather": 3, "forward": 6, "backward": 6, "hop": 4, "hop_back": 4, "reduce": 3, "norm": 1, "update": 3}
+    counts = {
+        "gather": 3,
+        "forward": 6,
+        "backward": 6,
+        "hop": 4,
+        "gradient_hop": 4,
+        "reduce": 3,
+        "global_norm": 1,
+        "update": 3,
+    }
     assert {kind: of["ops"] for kind, of in kinds.items()} == counts
     assert result["ops"] == sum(counts.values())
-    assert {kind for kind, of in kinds.items() if of["arrays_per_op"] == 0} == {"hop", "hop_back"}
+    assert {kind for kind, of in kinds.items() if of["arrays_per_op"] == 0} == {"hop", "gradient_hop"}
     for of in kinds.values():
         assert 0 <= of["us_of_calls"] < of["us_per_op"]
     text = format_dispatch(result)

@@ -37,7 +37,7 @@ def test_work_and_tokens_are_those_of_the_arrays():
     steps = gpu_batches.draw_steps(TINY)
     graph = module_graph(TINY.model)
     for step, batch in zip(steps, host_batches(steps, TINY), strict=True):
-        assert batch.counts["backbone"][0] == gpu_batches.useful_tokens(step, TINY)
+        assert batch.real_and_capacity["backbone"][0] == gpu_batches.useful_tokens(step, TINY)
         found = gpu_batches.step_flops(step, TINY)
         for name, loads in filled_row_loads(batch.arrays, graph).items():
             assert found[name] == 3 * graph[name].forward_flops(loads).sum()

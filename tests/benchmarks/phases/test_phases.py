@@ -42,7 +42,7 @@ def test_the_work_counted_is_that_of_the_batches():
         phases = plan_phase_rows(plan, CONFIG.model, spec)
         batches = [dataclasses.replace(pipeline.loader, phases=phases)(each) for each in plans]
         needed, computed = (
-            sum(flops[unit] * batch.counts[modules[unit]][number] for batch in batches for unit in modules)
+            sum(flops[unit] * batch.real_and_capacity[modules[unit]][number] for batch in batches for unit in modules)
             for number in (0, 1)
         )
         assert work.ratio(capacities, is_dealt=capacities is not None) == pytest.approx(computed / needed)

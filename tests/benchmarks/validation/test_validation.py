@@ -43,7 +43,7 @@ def test_a_layer_of_megatron_lm_is_within_the_goal(run):
 
 def test_unfused_attention_computes_whole_squares_on_every_rank():
     kernels = unfused_attention(MODEL, 512, 2)
-    flops = sum(float(kernel.flops.at(LOADS)) for kernel in kernels)
+    flops = sum(float(kernel.flops.evaluate(LOADS)) for kernel in kernels)
     assert flops == 4 * 2 * 512**2 * MODEL.width
     layer = megatron_2022(setting().graph.backbone.layer, MODEL, 512, 2)
     costs = AnalyticCostModel(A100)

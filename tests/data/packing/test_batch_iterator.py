@@ -65,9 +65,11 @@ def test_a_state_of_another_configuration_is_refused_by_name(train):
     training_batches(faster, MODEL, train).set_state(state)
 
 
-def test_square_weights_may_change_between_runs(train):
-    def batches(*square_weights):
-        return training_batches(dataclasses.replace(CONFIG, square_weights=square_weights), MODEL, train)
+def test_quadratic_cost_weights_may_change_between_runs(train):
+    def batches(*quadratic_cost_weights):
+        return training_batches(
+            dataclasses.replace(CONFIG, quadratic_cost_weights=quadratic_cost_weights), MODEL, train
+        )
 
     assert batches(("patches", 0.5)).get_state() == batches().get_state()
 
@@ -78,9 +80,9 @@ def test_a_step_can_be_rebuilt_from_its_sample_ids(train):
         samples = iterator.load_samples(ids_of(batch))
         assert [sample.id for sample in samples] == ids_of(batch)
         assert sum(int(sample.layout.target_mask.sum()) for sample in samples) == batch.targets
-        assert batch.counts["backbone"][0] == sum(sample.sizes["tokens"] for sample in samples)
-        assert batch.counts["vision"][0] == sum(sample.sizes["patches"] for sample in samples)
-        assert batch.counts["generator"][0] == sum(sample.sizes["images"] for sample in samples)
+        assert batch.real_and_capacity["backbone"][0] == sum(sample.sizes["tokens"] for sample in samples)
+        assert batch.real_and_capacity["vision"][0] == sum(sample.sizes["patches"] for sample in samples)
+        assert batch.real_and_capacity["generator"][0] == sum(sample.sizes["images"] for sample in samples)
         assert batch.arrays["backbone"]["weights"].sum(dtype=np.float64) == pytest.approx(1, rel=1e-6)
         assert batch.arrays["generator"]["weights"].sum(dtype=np.float64) == pytest.approx(1, rel=1e-6)
     iterator.close()

@@ -74,7 +74,7 @@ def test_spec_without_encoders_or_generators(experts):
     spec = global_batch_spec(DataConfig(rows=3, tokens=20), model)
     assert list(spec.arrays) == ["backbone"] and spec.rows == 3
     assert spec.arrays["backbone"]["tokens"] == ArraySpec((3, 20), np.dtype(np.int32))
-    assert ("shares" in spec.arrays["backbone"]) is (experts is not None)
+    assert ("balancing_weights" in spec.arrays["backbone"]) is (experts is not None)
 
 
 def test_other_numbers_of_rows():

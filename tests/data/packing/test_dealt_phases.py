@@ -9,7 +9,7 @@ import pytest
 from configs.architectures import ModelConfig
 from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases, plan_phase_rows
-from data.packing.phases.item_tables import ITEM_FIELDS, BatchItems, deal_phase, first_cells, microbatch_items
+from data.packing.phases.item_tables import ITEM_FIELDS, BatchItems, deal_phase, first_slots, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.phases.table_check import ItemTableError
 from sharding.balancing.dealing import deal_items
@@ -28,7 +28,7 @@ def dealt_phases(
     rows: dict[str, int],
     capacities: dict[str, tuple[int, ...]],
     dp: int = 1,
-    square_weights: tuple[tuple[str, float], ...] = (),
+    quadratic_cost_weights: tuple[tuple[str, float], ...] = (),
 ) -> DealtPhases:
     units = [
         UnitPlan(
@@ -42,7 +42,9 @@ def dealt_phases(
         for name in rows
     ]
     units.append(UnitPlan("backbone", ("backbone",), (dp,)))
-    return plan_phase_rows(Plan(tuple(units), MICROBATCHES), MODEL, BATCH, square_weights=square_weights)
+    return plan_phase_rows(
+        Plan(tuple(units), MICROBATCHES), MODEL, BATCH, quadratic_cost_weights=quadratic_cost_weights
+    )
 
 
 def items_of(phase: PhaseRows, arrays) -> list[tuple[int, tuple[bytes, ...]]]:
@@ -112,10 +114,10 @@ def test_target_images_keep_their_weights_and_sample_ids():
 def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase():
     phases = dealt_phases({"vision": 3}, {"vision": (12,)})
     phase, dealt = phases.phases["vision"], phases.deal(BATCH)
-    before = BATCH["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)  # [m, cells, values]
+    before = BATCH["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)  # [m, slots, values]
     after = dealt["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)
     for number, items in enumerate(microbatch_items(dealt[phase.table_name]["items"], MICROBATCHES)):
-        in_batch, in_phase = first_cells(items, phase, phase.largest)
+        in_batch, in_phase = first_slots(items, phase, phase.largest)
         assert (items[:, -1] == 1).all() and len(set(in_phase.tolist())) == len(in_phase) > 4
         np.testing.assert_array_equal(after[number, in_phase], before[number, in_batch])
 
@@ -148,16 +150,16 @@ def with_large_images(batch):
 
 
 def test_any_batch_fits_without_a_capacity_in_the_plan():
-    """Three images of two cells and one of three do not pack into rows of three; whole rows of the batch do."""
+    """Three images of two slots and one of three do not pack into rows of three; whole rows of the batch do."""
     phase = PhaseRows(
         module="vision",
         unit="vision",
         is_generator=False,
         rows=2,
-        cells=3,
+        slots=3,
         capacities=(6,),
         values="patches",
-        values_per_cell=4,
+        values_per_slot=4,
     )
     segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
@@ -182,21 +184,21 @@ def table_with(changes: dict[tuple[int, str], int], keep: slice = slice(None), m
 @pytest.mark.parametrize(
     ("changes", "keep", "words"),
     [
-        ({}, slice(1, None), "the table of vision loses or misplaces an item: row 0 of the phase has one at cell 0"),
-        ({(3, "row"): 9}, slice(None), r"item 3 \(microbatch 0, row 9, .* is outside the 4 rows of 2 cells of a micro"),
-        ({(0, "length"): 0}, slice(None), r"item 0 \(.*length 0\) is outside the 4 rows of 2 cells"),
-        ({(2, "phase_row"): 3}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 cells"),
-        ({(2, "phase_place"): -1}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 cells"),
+        ({}, slice(1, None), "the table of vision loses or misplaces an item: row 0 of the phase has one at slot 0"),
+        ({(3, "row"): 9}, slice(None), r"item 3 \(microbatch 0, row 9, .* is outside the 4 rows of 2 slots of a micro"),
+        ({(0, "length"): 0}, slice(None), r"item 0 \(.*length 0\) is outside the 4 rows of 2 slots"),
+        ({(2, "phase_row"): 3}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 slots"),
+        ({(2, "phase_place"): -1}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 slots"),
         ({(0, "microbatch"): 2}, slice(None), r"item 0 \(.* is in none of 2 microbatches"),
         ({(0, "microbatch"): 1}, slice(None), r"item 1 \(.* follows one of a later microbatch"),
-        ({(1, "row"): 0, (1, "place"): 0}, slice(None), "repeats cells of another in the rows of the batch"),
+        ({(1, "row"): 0, (1, "place"): 0}, slice(None), "repeats slots of another in the rows of the batch"),
         ({(1, "phase_row"): 0, (1, "phase_place"): 0}, slice(None), "lies on another in the rows of the phase"),
         (
             {(0, "length"): 2, (1, "row"): 1, (1, "place"): 1, (3, "phase_place"): 3},
             slice(None),
             r"item 0 \(.* is not one item in the rows of the phase",
         ),
-        ({(2, "row"): 1, (2, "place"): 1}, slice(None), "loses an item: token 1 of row 1 takes the output of cell 0"),
+        ({(2, "row"): 1, (2, "place"): 1}, slice(None), "loses an item: token 1 of row 1 takes the output of slot 0"),
     ],
 )
 def test_a_table_that_loses_repeats_or_misplaces_an_item_is_refused(changes, keep, words):
@@ -239,10 +241,10 @@ def test_items_that_cannot_be_dealt_apart_stay_with_their_rows():
         unit="eyes",
         is_generator=False,
         rows=2,
-        cells=12,
+        slots=12,
         capacities=(24,),
         values="patches",
-        values_per_cell=1,
+        values_per_slot=1,
     )
     items = deal_phase(BatchItems(np.repeat(np.arange(4), 2), places, lengths), phase, 4, 1)
     np.testing.assert_array_equal(items[:, 3], [0, 0, 0, 0, 1, 1, 1, 1])
@@ -250,15 +252,18 @@ def test_items_that_cannot_be_dealt_apart_stay_with_their_rows():
 
 
 def test_a_square_weight_counts_values_and_travels_with_the_phase():
-    weighted = dealt_phases({"vision": 2, "audio": 2}, {}, square_weights=(("frames", 0.25),))
-    assert {name: phase.square_weight for name, phase in weighted.phases.items()} == {"vision": 0.0, "audio": 0.25}
+    weighted = dealt_phases({"vision": 2, "audio": 2}, {}, quadratic_cost_weights=(("frames", 0.25),))
+    assert {name: phase.quadratic_cost_weight for name, phase in weighted.phases.items()} == {
+        "vision": 0.0,
+        "audio": 0.25,
+    }
     assert DealtPhases.from_json(json.loads(json.dumps(weighted.to_json()))) == weighted
-    phase = dataclasses.replace(weighted.phases["audio"], rows=2, cells=24, capacities=(24,), values_per_cell=4)
-    lengths = np.array([8, 4, 4, 2, 2, 2, 2])  # cells, of 4 frames each: a cell's square weighs 1
+    phase = dataclasses.replace(weighted.phases["audio"], rows=2, slots=24, capacities=(24,), values_per_slot=4)
+    lengths = np.array([8, 4, 4, 2, 2, 2, 2])  # slots, of 4 frames each: a slot's square weighs 1
     items = deal_phase(BatchItems(np.zeros(7, int), np.cumsum(lengths) - lengths, lengths), phase, 1, 1)
     np.testing.assert_array_equal(items[:, 3], deal_items(lengths, 2, [24], 1.0).rows)
     with pytest.raises(DataError, match=r"square weight of a phase is -1.0; it must be a finite number"):
-        PhaseRows.from_json(phase.to_json() | {"square_weight": -1.0})
+        PhaseRows.from_json(phase.to_json() | {"quadratic_cost_weight": -1.0})
 
 
 @pytest.mark.parametrize(
@@ -269,6 +274,6 @@ def test_a_square_weight_counts_values_and_travels_with_the_phase():
         ("frames", r"gives frames the weight 0.5, but unit audio .* no rows of its own .* give it UnitPlan.rows"),
     ],
 )
-def test_square_weights_without_effect_are_refused(field, message):
+def test_quadratic_cost_weights_without_effect_are_refused(field, message):
     with pytest.raises(DataError, match=message):
-        dealt_phases({"vision": 2, "audio": 0}, {}, square_weights=((field, 0.5),))
+        dealt_phases({"vision": 2, "audio": 0}, {}, quadratic_cost_weights=((field, 0.5),))

@@ -82,7 +82,7 @@ def test_losses_are_normalised_over_the_whole_batch():
 def test_counts_are_real_units_and_capacity():
     batch = batch_of(ASKED, DRAWN, TOLD)
     tokens = sum(len(sample.layout.tokens) for sample in (ASKED, DRAWN, TOLD))
-    assert batch.counts == {"vision": (16, 64), "backbone": (tokens, 64), "generator": (1, 4)}
+    assert batch.real_and_capacity == {"vision": (16, 64), "backbone": (tokens, 64), "generator": (1, 4)}
 
 
 def test_weights_are_zero_without_images_or_targets():
@@ -102,7 +102,7 @@ def test_arrays_are_named_after_the_models_modules():
     batch = build_global_batch(
         pack_samples([ASKED], 1, CAPACITY, FORM), model, SampleFormat.for_model(model, {"patches": 32})
     )
-    assert set(batch.arrays) == set(batch.counts) == {"eye", "backbone", "brush"}
+    assert set(batch.arrays) == set(batch.real_and_capacity) == {"eye", "backbone", "brush"}
 
 
 def test_rows_of_other_hosts_count_in_the_normalisation():
@@ -110,7 +110,7 @@ def test_rows_of_other_hosts_count_in_the_normalisation():
     here = pack_samples([TOLD], 2, CAPACITY, FORM)
     batch = build_global_batch(here, MODEL, FORM, totals=BatchTotals.from_rows(whole, FORM))
     expected = build_global_batch(whole, MODEL, FORM)
-    assert (batch.targets, batch.counts) == (expected.targets, expected.counts)
+    assert (batch.targets, batch.real_and_capacity) == (expected.targets, expected.real_and_capacity)
     weights = batch.arrays["backbone"]["weights"]
     assert weights[weights > 0].tolist() == [np.float32(1 / 5)] * 2
 
@@ -119,10 +119,10 @@ def test_tokens_have_shares_of_the_balancing_loss_of_experts():
     model = dataclasses.replace(MODEL, backbone=dataclasses.replace(MODEL.backbone, experts=ExpertsConfig()))
     whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
     batch = build_global_batch(whole, model, FORM)
-    shares, segments = (batch.arrays["backbone"][name] for name in ("shares", "segments"))
+    shares, segments = (batch.arrays["backbone"][name] for name in ("balancing_weights", "segments"))
     assert shares.dtype == np.float32 and shares.sum() == pytest.approx(1)
     np.testing.assert_array_equal(shares > 0, segments > 0)
     here = build_global_batch(
         pack_samples([TOLD], 2, CAPACITY, FORM), model, FORM, totals=BatchTotals.from_rows(whole, FORM)
     )
-    assert here.arrays["backbone"]["shares"].max() == shares.max()
+    assert here.arrays["backbone"]["balancing_weights"].max() == shares.max()

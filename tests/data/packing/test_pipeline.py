@@ -37,7 +37,7 @@ def asked_in(batch):
 def test_a_host_decodes_only_its_rows_and_knows_the_totals(train):
     (whole,) = take(training_batches(CONFIG, MODEL, train), 1)
     (part,) = take(training_batches(CONFIG, MODEL, train, requirements=BatchRequirements(NeededRows((1, 2)))), 1)
-    assert (part.counts, part.targets, part.state) == (whole.counts, whole.targets, whole.state)
+    assert (part.real_and_capacity, part.targets, part.state) == (whole.real_and_capacity, whole.targets, whole.state)
     np.testing.assert_array_equal(part.sample_ids, whole.sample_ids)
     for module, fields in whole.arrays.items():
         for name, array in fields.items():
@@ -126,12 +126,12 @@ def test_unsuitable_models_and_kinds_are_refused(train):
         ({"mixture": (("vqa", 0.0),)}, "with a weight above zero"),
         ({"mixture": (("vqa", 1.0), ("vqa", 2.0))}, "each kind once"),
         (
-            {"square_weights": (("patches", -0.5),)},
-            "square_weights gives patches the weight -0.5; it must be finite and",
+            {"quadratic_cost_weights": (("patches", -0.5),)},
+            "quadratic_cost_weights gives patches the weight -0.5; it must be finite and",
         ),
-        ({"square_weights": (("patches", float("nan")),)}, "the weight nan; .* or left out for a linear cost"),
+        ({"quadratic_cost_weights": (("patches", float("nan")),)}, "the weight nan; .* or left out for a linear cost"),
         (
-            {"square_weights": (("frames", 0.1), ("frames", 0.2))},
+            {"quadratic_cost_weights": (("frames", 0.1), ("frames", 0.2))},
             "it names frames more than once; give each field once",
         ),
     ],

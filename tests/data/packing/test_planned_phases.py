@@ -110,7 +110,11 @@ def test_a_process_decodes_the_samples_of_its_rows_and_of_its_items_alone(pipeli
             np.testing.assert_array_equal(array[[*needed[module]]], full[[*needed[module]]])
             assert (array[others] == (-1 if name == "vision_index" else 0)).all(), (module, name)
         np.testing.assert_array_equal(part.sample_ids, whole.sample_ids)
-        assert (part.counts, part.targets, part.state) == (whole.counts, whole.targets, whole.state)
+        assert (part.real_and_capacity, part.targets, part.state) == (
+            whole.real_and_capacity,
+            whole.targets,
+            whole.state,
+        )
     assert spared > decoded / 3
 
 
@@ -131,4 +135,8 @@ def test_places_of_a_sample_that_cannot_be_read_stay_empty_and_no_other_moves(pi
                     np.testing.assert_array_equal(array[there], whole.arrays[module][name][there], err_msg=name)
         lost = (whole.arrays["backbone"]["segments"] > 0).sum() - (part.arrays["backbone"]["segments"] > 0).sum()
         assert lost == plan.sizes[damaged].tokens
-        assert (part.counts, part.targets, part.state) == (whole.counts, whole.targets, whole.state)
+        assert (part.real_and_capacity, part.targets, part.state) == (
+            whole.real_and_capacity,
+            whole.targets,
+            whole.state,
+        )

@@ -53,5 +53,9 @@ def test_reordered_batches_hold_the_same_rows():
         for module, arrays in expected.arrays.items():
             for name, array in arrays.items():
                 np.testing.assert_array_equal(after.arrays[module][name], array)
-        assert (after.state, after.targets, after.counts) == (before.state, before.targets, before.counts)
+        assert (after.state, after.targets, after.real_and_capacity) == (
+            before.state,
+            before.targets,
+            before.real_and_capacity,
+        )
     assert moved

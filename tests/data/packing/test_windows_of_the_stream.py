@@ -203,4 +203,8 @@ def test_a_sample_twice_in_a_step_is_packed_and_dealt_twice():
             }
             assert len(texts) == 1 and texts != {()}
         np.testing.assert_array_equal(batch.sample_ids, other.sample_ids)
-        assert (batch.counts, batch.targets, batch.state) == (other.counts, other.targets, other.state)
+        assert (batch.real_and_capacity, batch.targets, batch.state) == (
+            other.real_and_capacity,
+            other.targets,
+            other.state,
+        )

@@ -54,14 +54,14 @@ def without_types(request, **changes):
 BEYOND_TYPED = {
     "10,000 rows": with_phase(VISION, rows=10_000),
     "more rows than 64 times the microbatch's": with_phase(VISION, rows=129, capacities=(1,)),
-    "a row of more cells than 16 times the microbatch's": with_phase(VISION, rows=1, capacities=(2, 1025)),
-    "rows of more cells than 16 times the microbatch's": with_phase(VISION, rows=33, capacities=(32,)),
+    "a row of more slots than 16 times the microbatch's": with_phase(VISION, rows=1, capacities=(2, 1025)),
+    "rows of more slots than 16 times the microbatch's": with_phase(VISION, rows=33, capacities=(32,)),
     "huge capacities": with_phase(VISION, capacities=(2**60,)),
     "many rows of a generator": with_phase(GENERATOR, rows=10_000),
-    "other cells": with_phase(VISION, cells=2**40),
-    "other values of a cell": with_phase(VISION, values_per_cell=2**40),
+    "other slots": with_phase(VISION, slots=2**40),
+    "other values of a slot": with_phase(VISION, values_per_slot=2**40),
     "nodes that divide no rows": with_phase(VISION, nodes=2**40),
-    "another square weight": with_phase(VISION, square_weight=1e300),
+    "another square weight": with_phase(VISION, quadratic_cost_weight=1e300),
     "an encoder as a generator": with_phase(VISION, is_generator=True),
     "a unit that is no name": with_phase(VISION, unit="x" * 101),
     "microbatches of no row": dataclasses.replace(REQUEST, phases=DealtPhases({}, 10**9)),
@@ -126,13 +126,13 @@ def test_what_trainers_of_the_configuration_send_is_accepted():
 
 
 def test_the_bounds_follow_the_configuration():
-    config = dataclasses.replace(CONFIG, rows=8, square_weights=(("patches", 0.5),))
+    config = dataclasses.replace(CONFIG, rows=8, quadratic_cost_weights=(("patches", 0.5),))
     bounds = RequestBounds.of(training_pipeline(config, MODEL, SmallVQA("train")), config)
-    with pytest.raises(DataError, match="another square_weight than"):
+    with pytest.raises(DataError, match="another quadratic_cost_weight than"):
         bounds.check(with_phase(VISION, capacities=(32,)))
-    bounds.check(with_phase(VISION, square_weight=0.5, rows=64, capacities=(32,)))
-    with pytest.raises(DataError, match="a microbatch of 'vision' has 2080 cells, of at most 2048"):
-        bounds.check(with_phase(VISION, square_weight=0.5, rows=65, capacities=(32,)))
+    bounds.check(with_phase(VISION, quadratic_cost_weight=0.5, rows=64, capacities=(32,)))
+    with pytest.raises(DataError, match="a microbatch of 'vision' has 2080 slots, of at most 2048"):
+        bounds.check(with_phase(VISION, quadratic_cost_weight=0.5, rows=65, capacities=(32,)))
 
 
 def test_a_large_ticket_is_refused_before_it_is_parsed():

@@ -30,10 +30,10 @@ AUDIO_ROWS = PhaseRows(
     unit="audio",
     is_generator=False,
     rows=1,
-    cells=8,
+    slots=8,
     capacities=(8,),
     values="frames",
-    values_per_cell=4,
+    values_per_slot=4,
 )
 
 

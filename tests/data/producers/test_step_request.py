@@ -30,10 +30,10 @@ VISION_ROWS = PhaseRows(
     unit="encoder",
     is_generator=False,
     rows=3,
-    cells=8,
+    slots=8,
     capacities=(2, 4),
     values="patches",
-    values_per_cell=4,
+    values_per_slot=4,
 )
 PHASES = DealtPhases({"vision": VISION_ROWS}, 2)
 
@@ -114,7 +114,7 @@ def source():
         ({"seed": 4}, MODEL, "seed 3 -> 4"),
         ({"rows": 8}, MODEL, "rows 4 -> 8"),
         ({"language_weight": 0.5}, MODEL, "language_weight 1.0 -> 0.5"),
-        ({"square_weights": (("patches", 0.5),)}, MODEL, "square_weights [] -> [['patches', 0.5]]"),
+        ({"quadratic_cost_weights": (("patches", 0.5),)}, MODEL, "quadratic_cost_weights [] -> [['patches', 0.5]]"),
         ({"oversized": "error"}, MODEL, "oversized 'skip' -> 'error'"),
         ({}, ModelConfig(encoders=(VisionConfig(patch=4),)), "model.patches"),
     ],

@@ -33,7 +33,7 @@ FIELDS = st.builds(
     dict,
     arrays=st.dictionaries(NAMES, st.dictionaries(NAMES, ARRAYS, max_size=4), max_size=3),
     sample_ids=ARRAYS,
-    counts=st.dictionaries(NAMES, st.tuples(st.integers(0), st.integers(0)), max_size=3),
+    real_and_capacity=st.dictionaries(NAMES, st.tuples(st.integers(0), st.integers(0)), max_size=3),
     targets=st.integers(0, 2**40),
     state=st.dictionaries(NAMES, JSON, max_size=3),
     refused=st.lists(st.builds(Refusal, *[st.text()] * 4), max_size=3).map(tuple),
@@ -78,7 +78,9 @@ def test_batches_are_decoded_unchanged_for_every_part_size(fields, max_part_byte
 
 def small_batch() -> GlobalBatch:
     tokens = np.arange(12, dtype=np.int32).reshape(3, 4)
-    return GlobalBatch(arrays={"backbone": {"tokens": tokens}}, sample_ids=np.ones(3, np.int32), counts={}, targets=0)
+    return GlobalBatch(
+        arrays={"backbone": {"tokens": tokens}}, sample_ids=np.ones(3, np.int32), real_and_capacity={}, targets=0
+    )
 
 
 def test_tensors_are_not_copied():
@@ -149,7 +151,10 @@ def test_sliced_rows_are_restored(drawn):
         tokens[empty], index[empty] = 0, -1
     ids = np.arange(count, dtype=np.int32)[:, None]
     batch = GlobalBatch(
-        arrays={"backbone": {"tokens": tokens}, "vision": {"index": index}}, sample_ids=ids, counts={}, targets=0
+        arrays={"backbone": {"tokens": tokens}, "vision": {"index": index}},
+        sample_ids=ids,
+        real_and_capacity={},
+        targets=0,
     )
     wanted = NeededRows(None if rows is None else tuple(rows))
     small = slice_rows(batch, wanted, DealtPhases())

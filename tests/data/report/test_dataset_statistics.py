@@ -10,7 +10,7 @@ from data.datasets.from_records import from_records
 from data.errors import BadSampleError, DataError
 from data.media.video_sampling import VideoSampling
 from data.packing.refusals import Refusal
-from data.report.dataset_statistics import collect_statistics, flops_per_unit, square_weights
+from data.report.dataset_statistics import collect_statistics, flops_per_unit, quadratic_cost_weights
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat
 from data.text.prompt_format import PromptFormat
@@ -122,7 +122,7 @@ def test_a_square_weight_divides_the_flops_of_an_item_as_the_encoder_has_them(en
     model = dataclasses.replace(tiny_model(), encoders=(encoder,), generators=())
     form = SampleFormat.for_model(model, {encoder.field: length})
     positions = form.encoder_formats[encoder.field].attended_positions(length)
-    weight, linear = square_weights(model, form)[encoder.field], flops_per_unit(model, form)[encoder.field]
+    weight, linear = quadratic_cost_weights(model, form)[encoder.field], flops_per_unit(model, form)[encoder.field]
     assert weight > 0
     attention = 4 * encoder.width * encoder.depth * positions**2  # scores and values, 2 FLOPs a multiply-add
     np.testing.assert_allclose(weight * length**2 * linear, attention, rtol=1e-12)

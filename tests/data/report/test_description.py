@@ -85,14 +85,14 @@ def test_capacities_of_rows_of_its_own_hold_every_microbatch(description):
     shown = io.StringIO()
     print_description(description, Console(file=shown, width=120))
     assert "Capacities of rows of its own, 2" in shown.getvalue()
-    assert suggested.square_weight == 0.25 and not any(suggested.cost_saved)  # all items are alike
+    assert suggested.quadratic_cost_weight == 0.25 and not any(suggested.cost_saved)  # all items are alike
 
 
 def test_what_a_square_weight_saves_of_the_costliest_rows():
     # With w = 1, 8 costs 72, 4 costs 20 and 2 costs 6. By length, both rows of the first step have 12 cells, and the
     # costlier one costs 84; by cost, 8 lies alone, and the other row has 16 cells. The second step has 16 | 1.
     groups, lengths = Groups.from_lists([[0], [1], [2], [3]]), [(8, 4, 4), (2, 2, 2, 2), (16,), (1,)]
-    found = suggest_phase_capacities(groups, lengths, rows=2, count=4, multiple=1, square_weight=1.0)
+    found = suggest_phase_capacities(groups, lengths, rows=2, count=4, multiple=1, quadratic_cost_weight=1.0)
     assert found is not None and found.capacities == ((16,), (12, 16))
     assert found.cost_saved == (1 - (72 + 272) / (84 + 272), 0.0)  # rows of 12 have no room
 

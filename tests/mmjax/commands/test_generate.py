@@ -86,7 +86,8 @@ config.TrainConfig:
 )
 
 PLAN = """{"microbatches": 1, "schedule": "1f1b", "units": [
- {"name": "all", "modules": ["vision", "backbone", "generator"], "devices": "0-1", "parallelism": {"dp": 2}, "layers": [3],
+ {"name": "all", "modules": ["vision", "backbone", "generator"], "devices": "0-1", "parallelism": {"dp": 2}, "layers":
+ [3],
   "recompute": ["none"]}]}"""
 
 PICTURE = easy_vqa.get_test_image_paths()[0]

@@ -72,7 +72,7 @@ def test_a_run_trains_on_what_two_producers_make(tmp_path):
         assert done.returncode == 0, done.stderr
         assert all(served(address) for address in addresses)
     batches = training_batches(DATA, ModelConfig(encoders=(), generators=()), SmallVQA("train"))
-    counts = [next(batches).counts["backbone"][0] for _ in range(STEPS)]
+    counts = [next(batches).real_and_capacity["backbone"][0] for _ in range(STEPS)]
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["data"] == batches.counters()
     batches.close()

@@ -58,10 +58,10 @@ def test_copies_of_a_pipeline_have_rows_of_their_own():
         parallelism=Parallelism(dp=2, pipeline_replicas=2),
     )
     assert hints(Plan((unit,), 2)) == [
-        "vision 0, copy 0 (vision): devices 0-1, 2 layers, dp 2",
-        "vision 1, copy 0 (vision): devices 2-3, 1 layer, dp 2",
-        "vision 0, copy 1 (vision): devices 4-5, 2 layers, dp 2",
-        "vision 1, copy 1 (vision): devices 6-7, 1 layer, dp 2",
+        "vision 0, pipeline replica 0 (vision): devices 0-1, 2 layers, dp 2",
+        "vision 1, pipeline replica 0 (vision): devices 2-3, 1 layer, dp 2",
+        "vision 0, pipeline replica 1 (vision): devices 4-5, 2 layers, dp 2",
+        "vision 1, pipeline replica 1 (vision): devices 6-7, 1 layer, dp 2",
     ]
     titles = [node.text for node in xml.etree.ElementTree.fromstring(placement_drawing((unit,))).iter("title")]
     assert titles[2] == "vision, stage 0 of copy 1, 2 layers: devices 4 to 5"

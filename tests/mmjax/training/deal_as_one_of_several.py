@@ -37,7 +37,7 @@ def dealt(phases: DealtPhases, seed: int, *, without_row: bool) -> GlobalBatch:
         arrays["vision"]["segments"][3] = 0
         arrays["backbone"]["vision_index"][3] = -1
     dealt_arrays = {name: dict(fields) for name, fields in phases.deal(arrays).items()}
-    return GlobalBatch(arrays=dealt_arrays, sample_ids=arrays["backbone"]["tokens"], counts={}, targets=0)
+    return GlobalBatch(arrays=dealt_arrays, sample_ids=arrays["backbone"]["tokens"], real_and_capacity={}, targets=0)
 
 
 def batches(batch: GlobalBatch, *, refused: bool) -> Iterator[GlobalBatch]:

@@ -22,4 +22,4 @@ def test_a_class_token_attends_as_one_position_and_takes_a_cell(class_token):
     arrays = {"vision": {"segments": segments}, "backbone": {"segments": np.zeros((2, 4), int)}}
     loads = filled_row_loads(arrays, graph)["vision"]
     assert loads[0].tolist() == ([8.0, 25.0, 1.0, 0.0] if class_token else [4.0, 16.0, 1.0, 0.0]) and not loads[1].any()
-    assert loads[0, LoadColumn.TOKENS] % graph["vision"].values_per_cell == 0
+    assert loads[0, LoadColumn.TOKENS] % graph["vision"].values_per_slot == 0

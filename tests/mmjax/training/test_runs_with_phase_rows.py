@@ -48,7 +48,9 @@ def drawn_images(config: TrainConfig, first: int, last: int) -> np.ndarray:
 def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
     config = dataclasses.replace(CONFIG, evaluation_interval=3)
     whole, losses = run(tmp_path / "without", config=config)
-    weighted = dataclasses.replace(config, data=dataclasses.replace(config.data, square_weights=(("patches", 0.5),)))
+    weighted = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, quadratic_cost_weights=(("patches", 0.5),))
+    )
     # Stopped by its configuration, and resumed with other capacities and a square weight.
     for shorter, vision in (
         (dataclasses.replace(config, steps=3), {}),

@@ -56,7 +56,7 @@ def test_several_processes_train_save_and_restore_as_one_does(tmp_path):
     graph = timeline.op_graph
     check_measured(
         timeline,
-        build_schedule(runs.PLANS["swapped"], module_graph(runs.MODEL), graph.trained_stages, graph.shares),
+        build_schedule(runs.PLANS["swapped"], module_graph(runs.MODEL), graph.trained_stages, graph.tied_stages),
     )
     skipped = [span for span in timeline.spans if span.op.stage_id[0] == "vision" and span.op.microbatch == 1]
     assert skipped and all((span.end == span.start).all() for span in skipped)

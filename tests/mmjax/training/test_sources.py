@@ -64,7 +64,7 @@ def test_every_source_brings_samples_of_its_own(source):
     batches.close()
     assert set(counters["samples"]) == {"llava", "laion", "table", "speech", "records"}
     for module in ("vision", "audio", "backbone", "generator"):
-        assert sum(batch.counts[module][0] for batch in seen) > 0
+        assert sum(batch.real_and_capacity[module][0] for batch in seen) > 0
     assert counters["unreadable_samples"] == 0
 
 

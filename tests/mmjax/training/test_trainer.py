@@ -86,7 +86,7 @@ def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_win
         window = [(losses[line["step"] - 1], next(batches)), (losses[line["step"]], next(batches))]
         for name, items in (
             ("backbone", [batch.targets for _, batch in window]),
-            ("generator", [batch.counts["generator"][0] for _, batch in window]),
+            ("generator", [batch.real_and_capacity["generator"][0] for _, batch in window]),
         ):
             mean = sum(of[name] * count for (of, _), count in zip(window, items, strict=True)) / sum(items)
             assert line[f"loss/{name}"] == pytest.approx(mean, rel=1e-12)

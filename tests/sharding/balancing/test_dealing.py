@@ -87,7 +87,7 @@ def test_items_that_do_not_fit():
     st.integers(1, 64).map(lambda eighths: eighths / 8),  # costs are exact
 )
 def test_dealt_by_cost_items_need_no_larger_capacity_and_the_costliest_row_costs_no_more(
-    lengths, rows, capacities, square_weight
+    lengths, rows, capacities, quadratic_cost_weight
 ):
     def ends(dealt: DealtItems) -> int:
         return int((dealt.places + lengths).max(initial=0))
@@ -96,16 +96,17 @@ def test_dealt_by_cost_items_need_no_larger_capacity_and_the_costliest_row_costs
         linear = deal_items(lengths, rows, capacities)
     except DealingError as error:
         with pytest.raises(DealingError, match=str(error)):
-            deal_items(lengths, rows, capacities, square_weight)
+            deal_items(lengths, rows, capacities, quadratic_cost_weight)
         return
-    dealt = deal_items(lengths, rows, capacities, square_weight)
+    dealt = deal_items(lengths, rows, capacities, quadratic_cost_weight)
     capacity = next(capacity for capacity in capacities if capacity >= ends(linear))
     check(dealt, lengths, rows, capacity)
     by_cost, by_length = (
-        max(quadratic_cost(lengths[each.rows == row], square_weight) for row in range(rows)) for each in (dealt, linear)
+        max(quadratic_cost(lengths[each.rows == row], quadratic_cost_weight) for row in range(rows))
+        for each in (dealt, linear)
     )
     assert by_cost <= by_length
-    assert by_cost == largest_cost(lengths, dealt.rows, square_weight)
+    assert by_cost == largest_cost(lengths, dealt.rows, quadratic_cost_weight)
 
 
 def test_dealt_by_cost_the_costliest_row_is_the_cheapest_possible():

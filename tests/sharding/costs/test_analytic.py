@@ -219,7 +219,7 @@ def test_no_layer_beats_the_data_sheet_and_larger_loads_take_no_less_time(length
     for module in module_graph(model).modules:
         for spec, _ in module.all_layers:
             forward = costs.forward(spec, load, LayerParallelism(tp)).total
-            assert forward * cluster.peak_flops * tp >= spec.flops.at(load)
+            assert forward * cluster.peak_flops * tp >= spec.flops.evaluate(load)
             assert costs.forward(spec, 2 * load, LayerParallelism(tp)).total >= forward
             backward = costs.backward(spec, load, LayerParallelism(tp), ("dgrad", "wgrad"), "none").total
             again = costs.backward(spec, load, LayerParallelism(tp), ("dgrad", "wgrad"), "full").total

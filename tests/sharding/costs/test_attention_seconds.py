@@ -19,7 +19,7 @@ def rates(name, head_width, length, causal=False):
     """FLOP/s of forward and backward of eight segments."""
     loads, kernel = make_loads(8 * length, 8 * length**2, 1), attention(head_width, causal)
     forward, backward = attention_arithmetic(kernel, loads, CLUSTERS[name])
-    return kernel.flops.at(loads) / forward, 2.5 * kernel.flops.at(loads) / backward
+    return kernel.flops.evaluate(loads) / forward, 2.5 * kernel.flops.evaluate(loads) / backward
 
 
 def test_long_segments_reach_the_published_rates():

@@ -42,7 +42,7 @@ def test_several_rows_a_replica_and_items_that_fit_nowhere():
 def test_capacities_are_counted_in_frames_and_in_target_images():
     graph = module_graph(ModelConfig((AUDIO,), BACKBONE, ()))
     np.testing.assert_allclose(fullest_row(IMAGES, 2, graph["audio"]), [256, 0])  # two frames a position
-    assert graph["audio"].values_per_cell == 2 * AUDIO.merge
+    assert graph["audio"].values_per_slot == 2 * AUDIO.merge
     drawn = np.array([[0.0, 0.0, 5.0, 0.0]])
     np.testing.assert_allclose(executed_loads(drawn, OwnRows(2, (2, 4)), 2, GRAPH["generator"])[0, :, 2], [4, 4])
 

@@ -35,17 +35,17 @@ def test_planned_capacities_hold_every_microbatch_that_plans_are_simulated_with(
                 totals = of.sampled_rows[unit.name].reshape(plan.microbatches, -1, 4).sum(axis=1)
                 assert fullest_row(totals, unit.phase_rows, of.graph[unit.name]).max() <= unit.capacities[-1]
                 assert len(unit.capacities) <= MOST_CAPACITIES
-                assert not any(size % of.graph[unit.name].values_per_cell for size in unit.capacities)
+                assert not any(size % of.graph[unit.name].values_per_slot for size in unit.capacities)
     assert with_rows
 
 
 def test_tensor_ranks_that_divide_positions_divide_all_capacities():
     of = problem(devices=30, rows=24, spread=0.6)
-    cell = of.graph["vision"].values_per_cell
+    slot = of.graph["vision"].values_per_slot
     unit = make_unit(("vision",), dp=3, tp=4, layers=(3,), recompute="none", rows=3)
-    assert any(size % (4 * cell) for size in capacities_of(of, unit.with_parallelism(collectives="all_reduce"), 6))
+    assert any(size % (4 * slot) for size in capacities_of(of, unit.with_parallelism(collectives="all_reduce"), 6))
     sizes = capacities_of(of, unit.with_parallelism(collectives="ring"), 6)
-    assert sizes and not any(size % (4 * cell) for size in sizes)
+    assert sizes and not any(size % (4 * slot) for size in sizes)
 
 
 def test_long_rows_hold_whole_blocks_of_positions():

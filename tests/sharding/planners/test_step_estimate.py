@@ -29,7 +29,7 @@ def test_one_microbatch_alone_takes_its_estimate(recipe):
             timeline = of.simulate(plan_of_layout(of, layout))
             hops = sum(
                 float(seconds.max())
-                for table in (timeline.costs.hops, timeline.costs.hops_back)
+                for table in (timeline.costs.hops, timeline.costs.gradient_hops)
                 for seconds in table.values()
             )
             estimate = StepEstimate(of).seconds(layout)

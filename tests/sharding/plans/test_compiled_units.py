@@ -119,7 +119,7 @@ def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedu
     ops = [op for op in build_schedule(plan, graph, trained).ops if op.kind != "wgrad" and op.microbatch >= 0]
     numbers = {
         kind: [(at, op.microbatch) for at, op in enumerate(ops) if op.unit == "mind" and op.kind == kind]
-        for kind in ("forward", "hop", "backward", "hop_back")
+        for kind in ("forward", "hop", "backward", "gradient_hop")
     }
     in_order = [at for of_kind in numbers.values() for at, _ in of_kind]
     assert in_order == sorted(in_order)
@@ -148,6 +148,6 @@ def test_its_hops_need_all_microbatches():
     graph = module_graph(WITH_GENERATOR)
     plan = Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3)
     needs = training_op_graph(plan, graph, frozenset({("eyes", 0), ("mind", 0)})).dependencies
-    for kind, sent, target in (("forward", "hop", ("painter", 0)), ("backward", "hop_back", ("eyes", 1))):
+    for kind, sent, target in (("forward", "hop", ("painter", 0)), ("backward", "gradient_hop", ("eyes", 1))):
         ops = {PipelineOp(kind, "mind", 0, number) for number in range(3)}
         assert all(set(needs[PipelineOp(sent, "mind", 0, number, *target)]) == ops for number in range(3))

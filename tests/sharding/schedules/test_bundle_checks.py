@@ -49,7 +49,7 @@ def test_a_bundle_is_accepted_where_both_its_ops_can_run():
         (
             op("backward", ENCODER, 0, 1),
             op("backward", BACKBONE, 0, 1),
-            "backward encoder0 0 of microbatch 1 is scheduled before hop_back",
+            "backward encoder0 0 of microbatch 1 is scheduled before gradient_hop",
         ),
         (
             op("forward", ENCODER, 0, 1),
@@ -59,7 +59,8 @@ def test_a_bundle_is_accepted_where_both_its_ops_can_run():
         (
             op("backward", ENCODER, 0, 0),
             op("backward", BACKBONE, 0, 0),
-            "backward encoder0 0 of microbatch 0 is scheduled before hop_back backbone 0 -> encoder0 0 of microbatch 0",
+            "backward encoder0 0 of microbatch 0 is scheduled before gradient_hop backbone 0 -> encoder0 0 "
+            "of microbatch 0",
         ),
         (
             op("forward", ENCODER, 0, 1),
@@ -142,7 +143,7 @@ def test_a_hand_edited_order_cannot_start_an_encoders_backward_before_its_gradie
     ops.remove(backward)
     ops.insert(ops.index(op("forward", BACKBONE, 1, 1)), backward)
     message = (
-        "backward encoder0 0 of microbatch 1 is scheduled before hop_back backbone 0 -> encoder0 0 of microbatch 1"
+        "backward encoder0 0 of microbatch 1 is scheduled before gradient_hop backbone 0 -> encoder0 0 of microbatch 1"
     )
     with pytest.raises(ScheduleError, match=re.escape(message)):
         check_schedule(Schedule(op_graph, tuple(ops)), interleaved_in_flight(op_graph))

@@ -1,5 +1,5 @@
 from sharding.schedules.op_log import OpLog
-from sharding.schedules.ops import NORM, PipelineOp
+from sharding.schedules.ops import GLOBAL_NORM, PipelineOp
 
 FORWARD, HOP, BACKWARD = (
     PipelineOp("forward", "a", 0, 0),
@@ -22,11 +22,11 @@ def test_the_first_op_that_is_unfinished_is_waited_for_else_the_one_being_dispat
     assert log.waits_for() == FORWARD and log.last(3) == (FORWARD,)
     log.end(FORWARD, None)
     log.end(HOP, hop)
-    log.end(NORM, norm)
+    log.end(GLOBAL_NORM, norm)
     log.begin(BACKWARD)
-    assert log.waits_for() == HOP and log.last(2) == (NORM, BACKWARD)
+    assert log.waits_for() == HOP and log.last(2) == (GLOBAL_NORM, BACKWARD)
     hop.ready = True
-    assert log.waits_for() == NORM
+    assert log.waits_for() == GLOBAL_NORM
     norm.ready = True
     assert log.waits_for() == BACKWARD
     log.end(BACKWARD, None)
@@ -35,6 +35,6 @@ def test_the_first_op_that_is_unfinished_is_waited_for_else_the_one_being_dispat
 
 def test_as_many_ops_as_asked_for_are_remembered():
     log = OpLog(2)
-    for op in (FORWARD, HOP, NORM):
+    for op in (FORWARD, HOP, GLOBAL_NORM):
         log.end(op, None)
-    assert log.last(10) == (HOP, NORM)
+    assert log.last(10) == (HOP, GLOBAL_NORM)

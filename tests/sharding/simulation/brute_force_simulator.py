@@ -78,14 +78,14 @@ def _waits(step: SimulatedStep, task: Task) -> float:
 
 
 def _instances(step: SimulatedStep, op: PipelineOp) -> int:
-    if op.kind in ("gather", "reduce", "norm", "share", "share_back"):
+    if op.kind in ("gather", "reduce", "global_norm", "send_tied_weight", "send_tied_gradient"):
         return 1
     return len(step.replicas(op.target_id if op.target_unit else op.stage_id, op.microbatch))
 
 
 def _held(step: SimulatedStep, task: Task, rendezvous: bool) -> set[int]:
     op, number = task
-    if op.kind == "norm":
+    if op.kind == "global_norm":
         return set().union(*(held.ravel().tolist() for held in step.devices.values()))
     here = step.replicas(op.stage_id, op.microbatch)
     if op.kind in ("gather", "reduce"):
@@ -95,7 +95,7 @@ def _held(step: SimulatedStep, task: Task, rendezvous: bool) -> set[int]:
     if not rendezvous:
         return set()
     there = step.replicas(op.target_id, op.microbatch)
-    if op.kind in ("share", "share_back"):
+    if op.kind in ("send_tied_weight", "send_tied_gradient"):
         return set(here.ravel().tolist()) | set(there.ravel().tolist())
     senders = overlapping_replicas(len(here), len(there))[number]
     return set(here[senders].ravel().tolist()) | set(there[number].tolist())
@@ -105,9 +105,9 @@ def _needs(step: SimulatedStep, task: Task, tasks: dict[PipelineOp, list[Task]])
     op, number = task
     found = []
     for need in step.op_graph.dependencies[op]:
-        if len(tasks[need]) == 1 or op.kind in ("norm", "reduce"):
+        if len(tasks[need]) == 1 or op.kind in ("global_norm", "reduce"):
             found += tasks[need]
-        elif op.kind in ("hop", "hop_back"):
+        elif op.kind in ("hop", "gradient_hop"):
             found += [tasks[need][k] for k in overlapping_replicas(len(tasks[need]), _instances(step, op))[number]]
         else:
             found.append(tasks[need][number])
@@ -116,13 +116,13 @@ def _needs(step: SimulatedStep, task: Task, tasks: dict[PipelineOp, list[Task]])
 
 def _seconds(step: SimulatedStep, task: Task) -> float:
     op, number = task
-    if op.kind == "norm":
-        return step.costs.norm
-    if op.kind in ("share", "share_back"):
+    if op.kind == "global_norm":
+        return step.costs.global_norm
+    if op.kind in ("send_tied_weight", "send_tied_gradient"):
         return 0.0
     if op.kind == "hop":
         return float(step.costs.hops[op.stage_id, op.target_id][op.microbatch, number])
-    if op.kind == "hop_back":
-        return float(step.costs.hops_back[op.target_id, op.stage_id][op.microbatch, number])
+    if op.kind == "gradient_hop":
+        return float(step.costs.gradient_hops[op.target_id, op.stage_id][op.microbatch, number])
     stage = step.costs.stages[op.stage_id]
     return float(getattr(stage, op.kind) if op.microbatch < 0 else stage.of_pass(op.kind)[op.microbatch, number])

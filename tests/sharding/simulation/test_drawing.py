@@ -16,7 +16,7 @@ from tests.sharding.steps import build_step, step_recipes, uneven_timeline
 
 def on_stages(timeline: Timeline) -> collections.Counter:
     """(kind, stage, microbatch) of what runs on the devices of one stage."""
-    ops = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "norm"]
+    ops = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "global_norm"]
     return collections.Counter((op.kind, *op.stage_id, op.microbatch) for op in ops)
 
 
@@ -73,7 +73,7 @@ def test_a_lane_has_all_that_its_devices_run_of_any_unit(recipe):
 
 def test_hops_that_occupy_devices_are_drawn_in_the_lanes_of_both_ends():
     timeline = uneven_timeline(rendezvous=True)
-    hops = [op.op for lane in drawn_lanes(timeline) for op in lane.ops if op.op.kind in ("hop", "hop_back")]
+    hops = [op.op for lane in drawn_lanes(timeline) for op in lane.ops if op.op.kind in ("hop", "gradient_hop")]
     assert set(collections.Counter(hops).values()) == {2}
     assert len(set(hops)) == len(list(drawn_hops(timeline)))
 
@@ -89,7 +89,7 @@ def test_the_trace_has_a_process_per_unit_a_thread_per_lane_and_an_event_per_op(
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events["M"] if e["name"] == "thread_name"}
     assert sorted(threads.values()) == ["stage 0, devices 0-2", "stage 0, devices 3-6", "stage 1, devices 7-10"]
     unit_of = dict(names)
-    ran = [e for e in events["X"] if e["cat"] not in ("idle", "norm")]
+    ran = [e for e in events["X"] if e["cat"] not in ("idle", "global_norm")]
     found = [(e["cat"], unit_of[e["pid"]], e["args"]["virtual stage"], e["args"]["microbatch"]) for e in ran]
     assert collections.Counter(found) == on_stages(timeline)
     assert trace["otherData"]["step_seconds"] == timeline.step

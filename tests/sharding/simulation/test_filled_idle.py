@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.plans.stage_graph import StageGraph
-from sharding.schedules.ops import PASSES, OpKind, PipelineOp, Schedule
+from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule
 from sharding.simulation.figures import efficiency_in_words
 from sharding.simulation.filled_idle import units_on_shared_devices
 from sharding.simulation.html_page import html_page
@@ -100,7 +100,7 @@ def test_others_compute_only_in_idle_time_and_all_of_it_counts(recipe):
         assert {group_of[device] for device in devices}
         busy = {unit: dict.fromkeys(devices, 0.0) for unit in timeline.lanes_of_units}
         for span in timeline.spans:
-            if span.op.kind in (*PASSES, "update"):
+            if span.op.kind in (*COMPUTE_KINDS, "update"):
                 for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                     for device in set(held.tolist()).intersection(devices):
                         busy[span.op.unit][device] += span.compute_seconds[replica]

@@ -53,11 +53,11 @@ def test_the_chart_has_every_op_and_every_hop_once(timeline, root):
     data = embedded_data(root)
     ops = [op for lane in data["lanes"] for op in lane["ops"]]
     found = collections.Counter(
-        (OP_KINDS[op[0]], data["units"][op[2]], op[3], op[1]) for op in ops if OP_KINDS[op[0]] != "norm"
+        (OP_KINDS[op[0]], data["units"][op[2]], op[3], op[1]) for op in ops if OP_KINDS[op[0]] != "global_norm"
     )
-    spans = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "norm"]
+    spans = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "global_norm"]
     assert found == collections.Counter((op.kind, *op.stage_id, op.microbatch) for op in spans)
-    assert sum(OP_KINDS[op[0]] == "norm" for op in ops) == len(data["lanes"]) == 3
+    assert sum(OP_KINDS[op[0]] == "global_norm" for op in ops) == len(data["lanes"]) == 3
     assert len(data["hops"]) == 2 * 4 * 4 and data["step"] == timeline.step
     assert [len(colours) for colours in data["colours"]] == [len(OP_KINDS)] * len(data["units"])
     assert len(data["cause_colours"]) == len(data["explanations"]) == 9

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharding.plans.stage_graph import StageGraph, UnitCopies
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
-from sharding.schedules.ops import PASSES, PipelineOp
+from sharding.schedules.ops import COMPUTE_KINDS, PipelineOp
 from sharding.simulation.measured_seconds import mean_seconds, pass_of_timeline
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.spans import Span
@@ -53,7 +53,7 @@ def test_a_stage_takes_the_mean_of_its_slowest_replica(recipe):
     timeline = build_step(recipe).run()
     graph, means = timeline.op_graph.stage_graph, mean_seconds(timeline)
     for stage in graph.stages:
-        for kind in PASSES:
+        for kind in COMPUTE_KINDS:
             spans = [span for span in timeline.spans if span.op.kind == kind and span.op.stage_id == stage]
             by_copy = collections.defaultdict(list)
             for span in spans:

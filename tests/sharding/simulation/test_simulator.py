@@ -15,7 +15,7 @@ from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
-from sharding.schedules.ops import PASSES, OpGraph, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.simulation.simulator import simulate, simulate_on_devices
 from tests.sharding.simulation import brute_force_simulator as brute_force
 from tests.sharding.stage_graphs import chain, ring
@@ -132,7 +132,7 @@ def test_ops_that_run_once_per_step_are_at_both_ends():
         microbatches=1,
         backward_stages=everything,
         trained_stages=everything,
-        shares=(graph.edges[0],),
+        tied_stages=(graph.edges[0],),
     )
     stages = {
         graph.stages[0]: stage_costs([[1.0]], [[2.0]], gather=1.0, reduce=0.5, update=0.25),
@@ -140,9 +140,9 @@ def test_ops_that_run_once_per_step_are_at_both_ends():
     }
     timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), step_costs(op_graph, stages))
     ends = {(span.op.kind, span.op.stage): float(span.end[0]) for span in timeline.spans}
-    assert ends["share", 0] == 4.0  # a weight is lent once its owner and its borrower have theirs
+    assert ends["send_tied_weight", 0] == 4.0  # a weight is lent once its owner and its borrower have theirs
     assert (ends["backward", 1], ends["backward", 0]) == (7.0, 9.0)
-    assert (ends["reduce", 1], ends["reduce", 0], ends["norm", -1]) == (15.0, 9.5, 15.0)
+    assert (ends["reduce", 1], ends["reduce", 0], ends["global_norm", -1]) == (15.0, 9.5, 15.0)
     assert (ends["update", 0], ends["update", 1], timeline.step) == (15.25, 17.0, 17.0)
 
 
@@ -167,11 +167,11 @@ def test_no_op_starts_before_its_inputs_and_no_device_runs_two_at_once(recipe):
     began: dict[int, float] = {}
     for span in timeline.spans:
         inputs = step.op_graph.dependencies[span.op]
-        if span.op.kind in ("hop", "hop_back"):
+        if span.op.kind in ("hop", "gradient_hop"):
             (producer,) = inputs
             sources = overlapping_replicas(len(ends[producer]), len(span.start))
             assert all(span.start[i] >= max(ends[producer][k]) for i, k in enumerate(sources))
-        elif span.op.kind in (*PASSES, "gather", "reduce"):
+        elif span.op.kind in (*COMPUTE_KINDS, "gather", "reduce"):
             for need in inputs:  # those that run once per step end on all copies together
                 assert np.all(
                     span.start >= (ends[need] if need.microbatch >= 0 <= span.op.microbatch else ends[need].max())
@@ -193,7 +193,7 @@ def test_a_step_is_no_shorter_than_its_bounds(recipe):
     shortest: dict[PipelineOp, float] = {}
     for op in step.schedule.ops:
         inputs = max((shortest[need] for need in step.op_graph.dependencies[op]), default=0.0)
-        seconds = {"hop": step.costs.hops, "hop_back": step.costs.hops_back}.get(op.kind)
+        seconds = {"hop": step.costs.hops, "gradient_hop": step.costs.gradient_hops}.get(op.kind)
         stage = step.costs.stages.get(op.stage_id)
         if seconds is not None:
             edge = (op.stage_id, op.target_id) if op.kind == "hop" else (op.target_id, op.stage_id)

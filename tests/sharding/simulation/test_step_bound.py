@@ -63,10 +63,10 @@ def step_work(step: SimulatedStep) -> StepWork:
         )
 
     hops, back = (
-        {edge: float(of.min()) for edge, of in hops.items()} for hops in (step.costs.hops, step.costs.hops_back)
+        {edge: float(of.min()) for edge, of in hops.items()} for hops in (step.costs.hops, step.costs.gradient_hops)
     )
     stages = {stage: of_stage(stage, costs) for stage, costs in step.costs.stages.items()}
-    return StepWork(stages, hops, back | dict.fromkeys(hops.keys() - back.keys(), 0.0), step.costs.norm)
+    return StepWork(stages, hops, back | dict.fromkeys(hops.keys() - back.keys(), 0.0), step.costs.global_norm)
 
 
 @given(step_recipes())

@@ -10,7 +10,7 @@ from sharding.costs.step_costs import StageCosts, StaticBytes
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
-from sharding.schedules.ops import PASSES, OpGraph, Schedule
+from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, Schedule
 from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
@@ -133,7 +133,7 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
         assert set(timeline.idle_by_group) == set(IDLE_CAUSES)
         busy = dict.fromkeys(timeline.groups.members[:, 0].tolist(), 0.0)
         for span in timeline.spans:
-            if span.op.kind in (*PASSES, "update"):
+            if span.op.kind in (*COMPUTE_KINDS, "update"):
                 for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                     for device in held.tolist():
                         busy[device] += span.compute_seconds[replica]
@@ -163,7 +163,7 @@ def most_held(step, timeline: Timeline, device: int) -> float:
         for m in range(step.op_graph.microbatches)
         for i in np.argwhere(step.replicas(n, m) == device)[:, 0].tolist()
     ):
-        forward, backward, wgrad = (ran.get((kind, stage_id, number)) for kind in PASSES)
+        forward, backward, wgrad = (ran.get((kind, stage_id, number)) for kind in COMPUTE_KINDS)
         end = (wgrad or backward or forward).end[replica]
         for target in step.op_graph.stage_graph.targets[stage_id] if backward is None else ():
             shares = overlapping_replicas(len(step.replicas(target, number)), len(step.replicas(stage_id, number)))
@@ -252,7 +252,7 @@ def test_the_summary_is_json_and_holds_the_figures():
         ("near", 2, 1),
         ("far", 3, 3),
     ]
-    shares = found["busy"]["share"] + sum(idle["share"] for idle in found["idle"].values())
+    shares = found["busy"]["send_tied_weight"] + sum(idle["send_tied_weight"] for idle in found["idle"].values())
     assert shares == pytest.approx(1.0)
     assert found["stages"][1]["busy_seconds"] == 3.0
     assert found["stages"][1]["idle_seconds"]["cool-down"] == pytest.approx(2 / 3)

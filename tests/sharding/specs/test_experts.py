@@ -86,7 +86,7 @@ def test_experts_have_no_adapters(name):
 def test_flops_of_forward_and_gradients_match_the_flax_module(name):
     (module,) = model_modules(model(name))
     batch = dict.fromkeys(("segments", "tokens", "branches", "targets", "positions"), jnp.int32)
-    batch |= dict.fromkeys(("weights", "shares"), jnp.float32)
+    batch |= dict.fromkeys(("weights", "balancing_weights"), jnp.float32)
     batch = {field: jax.ShapeDtypeStruct((1, TOKENS), dtype) for field, dtype in batch.items()}
     parameters = abstract_module_parameters(module)
     spec = module_graph(model(name))["backbone"]

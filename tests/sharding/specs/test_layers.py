@@ -334,4 +334,4 @@ def test_layers_support_sequence_parallelism_where_the_flax_pieces_do(model):
 def test_per_load_quantities_add_up_and_take_arrays_of_loads():
     amount = PerLoad(1.0, 0.5) + PerLoad(items=3.0) * 2
     loads = np.array([[[1.0, 4.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0]]])
-    np.testing.assert_array_equal(amount.at(loads), [[15.0, 6.0]])
+    np.testing.assert_array_equal(amount.evaluate(loads), [[15.0, 6.0]])

@@ -54,7 +54,7 @@ def attention_flops(module, first, last, loads):
         for kernel in layer.kernels
         if kernel.kind == "attention"
     )
-    return float(sum(kernels, start=PerLoad()).at(loads))
+    return float(sum(kernels, start=PerLoad()).evaluate(loads))
 
 
 @pytest.mark.parametrize("cut", range(1, 8))

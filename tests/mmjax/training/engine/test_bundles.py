@@ -15,7 +15,7 @@ from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
 from sharding.schedules.checks import check_schedule
-from sharding.schedules.ops import NORM, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.ops import GLOBAL_NORM, PipelineOp, Schedule, ScheduleError
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import (
     SETTINGS,
@@ -63,8 +63,8 @@ def hop(microbatch):
     return op("hop", "vision", microbatch, "backbone")
 
 
-def hop_back(microbatch):
-    return op("hop_back", "backbone", microbatch, "vision")
+def gradient_hop(microbatch):
+    return op("gradient_hop", "backbone", microbatch, "vision")
 
 
 PROGRAMS = (
@@ -75,16 +75,16 @@ PROGRAMS = (
     (hop(1),),
     (backward("backbone", 0), forward("vision", 2)),
     (hop(2),),
-    (hop_back(0),),
+    (gradient_hop(0),),
     (backward("vision", 0), forward("backbone", 1)),
     (backward("backbone", 1),),
-    (hop_back(1),),
+    (gradient_hop(1),),
     (forward("backbone", 2),),
     (backward("backbone", 2), backward("vision", 1)),
-    (hop_back(2),),
+    (gradient_hop(2),),
     (op("reduce", "backbone"), backward("vision", 2)),
     (op("reduce", "vision"),),
-    (NORM,),
+    (GLOBAL_NORM,),
     (op("update", "backbone"),),
     (op("update", "vision"),),
 )

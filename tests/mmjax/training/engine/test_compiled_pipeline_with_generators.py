@@ -97,11 +97,14 @@ def test_an_evaluation_has_the_losses_of_each_microbatch_and_nothing_compiles_af
 def test_between_its_programs_it_holds_all_microbatches_and_each_rank_some_of_what_left_the_stack(engine):
     programs = engine.executor.stages["backbone", 0].programs
     (step, _), *_ = stage_calls([programs])
-    held = jax.eval_shape(step.program, *step.arguments).held
-    devices, slots, *_ = held[0].shape
+    saved_state = jax.eval_shape(step.program, *step.arguments).saved_state
+    devices, slots, *_ = saved_state[0].shape
     assert (devices, slots) == (4, 3 * 2)  # of 2 ranks and 2 replicas; 3 microbatches in 2 chunks
-    assert {array.shape[1] for array in held[1:-2]} == {3 * 2}
-    assert [array.shape[:2] for array in held[-2:]] == [(4, 2), (4, 2)]  # 3 microbatches on 2 ranks, and gradients
+    assert {array.shape[1] for array in saved_state[1:-2]} == {3 * 2}
+    assert [array.shape[:2] for array in saved_state[-2:]] == [
+        (4, 2),
+        (4, 2),
+    ]  # 3 microbatches on 2 ranks, and gradients
 
 
 def test_backwards_do_not_compute_the_head_where_weights_are_fully_sharded():
@@ -128,7 +131,7 @@ def test_after_a_step_nothing_of_it_is_left(engine, monkeypatch):
     engine.executor.gradients(noisy_state(engine), engine.place_batch(tiny_batch(TWO_GENERATORS, 12), STEP))
     (left,) = steps
     channels = (left.inputs, left.outputs, left.input_gradients, left.output_gradients)
-    assert not any((*channels, left.held, left.residuals, left.unreduced_gradients))
+    assert not any((*channels, left.saved_state, left.residuals, left.unreduced_gradients))
 
 
 def test_a_recorder_knows_when_its_programs_are_finished():

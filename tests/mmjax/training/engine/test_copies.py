@@ -273,5 +273,5 @@ def test_a_recorded_step_says_when_each_copy_had_finished():
         engine.executor.step(noisy_state(engine), placed, recorder)
     assert recorder.failure is None
     for op in schedule.ops:
-        if op.kind in ("gather", "forward", "backward", "reduce", "norm", "update"):
+        if op.kind in ("gather", "forward", "backward", "reduce", "global_norm", "update"):
             assert recorder.finished[op].keys() == schedule.op_graph.devices_of(op), op

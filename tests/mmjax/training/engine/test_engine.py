@@ -367,7 +367,7 @@ def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
     ringed = dataclasses.replace(TWO_UNITS, units=(eyes, mind.with_parallelism(collectives="ring")))
     batch = {name: dict(arrays) for name, arrays in tiny_batch(WITHOUT_GENERATOR, 4).items()}
     batch["backbone"] = {name: array[:, :11] for name, array in batch["backbone"].items()}
-    message = r'unit backbone: its 2 tensor ranks do not divide the 11 positions .*"ring".* multiple of 2 .*"reduce"'
+    message = r'backbone: its 2 tensor ranks do not divide the 11 positions .*"ring".* multiple of 2 .*"all_reduce"'
     with pytest.raises(PlanError, match=message):
         Engine(WITHOUT_GENERATOR, ringed, batch, EngineSettings())
 

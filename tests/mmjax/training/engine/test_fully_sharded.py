@@ -51,6 +51,10 @@ def backbone(**fields):
     return unit("backbone", ("backbone",), **{"layers": (3,), **fields})
 
 
+def _name(units: tuple[UnitPlan, ...]) -> str:
+    return "-".join(f"fsdp{of.fsdp}of{of.dp}" for of in (unit.parallelism for unit in units))
+
+
 @pytest.mark.parametrize(
     ("units", "config"),
     first_in_default(
@@ -70,7 +74,7 @@ def backbone(**fields):
             ),
         ]
     ),
-    ids=lambda value: None if isinstance(value, ModelConfig) else "-".join(f"fsdp{u.fsdp}of{u.dp}" for u in value),
+    ids=lambda value: None if isinstance(value, ModelConfig) else _name(value),
 )
 def test_losses_and_gradients_are_those_of_one_device(units, config):
     rows = 2 * math.lcm(*(of.replicas_of(name) for of in units for name in of.modules))

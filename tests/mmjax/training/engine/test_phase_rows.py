@@ -110,7 +110,7 @@ def test_losses_and_gradients_are_those_of_one_device_where_items_are_dealt_by_q
     engine, batch = shared_engine(plan, config), tiny_batch(config)
     batch["vision"]["segments"][::2] = 1  # one image of both cells
     batch["backbone"]["vision_index"][::2, 4] = 1
-    weighted = plan_phase_rows(plan, config, batch, square_weights=(("patches", 1.0),))
+    weighted = plan_phase_rows(plan, config, batch, quadratic_cost_weights=(("patches", 1.0),))
     by_length, by_cost = (phases.deal(batch) for phases in (engine.dealt_phases, weighted))
     assert (by_length["vision items"]["items"][:, 3] != by_cost["vision items"]["items"][:, 3]).any()
     losses, expected = reference(config)(noisy_parameters(config), batch)

@@ -77,7 +77,7 @@ def test_engines_of_a_sweep_have_their_own_settings_and_schedules():
     assert (first.settings, second.settings) == (SWEEP[0], SWEEP[1])
     assert first.executor.stages is second.executor.stages and first.executor.op_log is not second.executor.op_log
     order = second.executor.training_schedule
-    first.follow(first.schedule)
+    first.set_schedule(first.schedule)
     assert first.executor.training_schedule is not order is second.executor.training_schedule
     seeds = [engine.place_batch(BATCH, 2).stages[("vision", 0), 0].seed_and_step for engine in (first, second)]
     np.testing.assert_array_equal(seeds, [[0, 2], [4, 2]])

@@ -150,10 +150,10 @@ def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives
     ("recompute", "trainable", "collectives"),
     first_in_default(
         [
-            ("none", ("all",), "reduce"),
-            ("selective", ("all",), "reduce"),
-            ("full", ("all",), "reduce"),
-            ("none", ("projectors",), "reduce"),
+            ("none", ("all",), "all_reduce"),
+            ("selective", ("all",), "all_reduce"),
+            ("full", ("all",), "all_reduce"),
+            ("none", ("projectors",), "all_reduce"),
             ("none", ("all",), "ring"),
             ("selective", ("all",), "ring"),
         ]

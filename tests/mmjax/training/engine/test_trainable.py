@@ -125,7 +125,7 @@ def test_nothing_runs_backward_where_nothing_before_it_trains():
         assert {node for node, stage in stages.items() if stage.programs.backward is not None} == backward
         assert schedule_of(engine, "update") == {node for node, stage in stages.items() if stage.update is not None}
         for op in engine.executor.training_schedule.ops:
-            assert op.kind != "hop_back" or {op.stage_id, op.target_id} <= backward
+            assert op.kind != "gradient_hop" or {op.stage_id, op.target_id} <= backward
     assert training("backbone", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == frozenset()
     assert training("all", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == {
         "vision>backbone"

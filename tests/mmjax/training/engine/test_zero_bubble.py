@@ -112,7 +112,7 @@ def test_units_of_one_stage_may_split_their_backwards_too():
     assert_step_of_one_device(engine)
     order = [str(op) for op in engine.executor.training_schedule.ops]
     sent, later = (
-        order.index(f"{kind} of microbatch 0") for kind in ("hop_back backbone 0 -> vision 0", "wgrad backbone 0")
+        order.index(f"{kind} of microbatch 0") for kind in ("gradient_hop backbone 0 -> vision 0", "wgrad backbone 0")
     )
     assert sent < later
 

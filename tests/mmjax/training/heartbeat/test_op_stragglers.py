@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies
 
 from mmjax.training.heartbeat.op_stragglers import FACTOR, SHARE, RecordedStep, find_slow_op
-from sharding.schedules.ops import NORM
+from sharding.schedules.ops import GLOBAL_NORM
 from sharding.simulation.measured import replicas_that_finish
 from sharding.simulation.spans import Span
 from tests.sharding.steps import build_step, step_recipes
@@ -35,7 +35,7 @@ def find(earlier, later, before=None, after=None):
 def test_the_op_that_has_become_slower_is_found(recipe, share, data):
     earlier = build_step(recipe).run(False)
     assert find(earlier, earlier) is None
-    span = data.draw(strategies.sampled_from([span for span in earlier.spans if span.op != NORM]))
+    span = data.draw(strategies.sampled_from([span for span in earlier.spans if span.op != GLOBAL_NORM]))
     replica = data.draw(strategies.integers(0, len(span.end) - 1))
     copies = earlier.op_graph.stage_graph.copies
     replicas = replicas_that_finish(earlier.devices, span.op, copies)
@@ -62,7 +62,7 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
 @hypothesis.given(step_recipes())
 def test_the_norm_ends_with_the_slowest_device_and_is_not_blamed(recipe):
     earlier = build_step(recipe).run(False)
-    assert find(earlier, longer(earlier, NORM, 0, 10 * earlier.step)) is None
+    assert find(earlier, longer(earlier, GLOBAL_NORM, 0, 10 * earlier.step)) is None
 
 
 @pytest.mark.parametrize("capacities", [(None, 0), (0, 1), (1, None), (None, None), (1, 1)])

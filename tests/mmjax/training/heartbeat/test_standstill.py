@@ -10,7 +10,7 @@ BEAT = 5
 
 def statuses(*idle: float, phase: Phase = "training") -> dict[int, ProcessStatus]:
     return {
-        rank: ProcessStatus(host=f"node{rank}", phase=phase, step=7, beat=1, op="norm", idle=float(seconds))
+        rank: ProcessStatus(host=f"node{rank}", phase=phase, step=7, beat=1, op="global_norm", idle=float(seconds))
         for rank, seconds in enumerate(idle)
     }
 

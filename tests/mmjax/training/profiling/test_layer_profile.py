@@ -138,7 +138,7 @@ def test_fits_have_no_negative_coefficient():
 def test_capacity_loads_follow_shapes_and_filled_loads_follow_samples(batch):
     capacity, filled = capacity_row_loads(batch.arrays, GRAPH), filled_row_loads(batch.arrays, GRAPH)
     assert capacity["backbone"].tolist() == [[160.0, 160.0**2, 0.0, 0.0]] * 2
-    for module, (real, _) in batch.counts.items():
+    for module, (real, _) in batch.real_and_capacity.items():
         loads = filled[module]
         assert loads[:, 2 if module == "generator" else 0].sum() == real
         assert (loads <= capacity[module])[:, :2].all()

@@ -51,7 +51,9 @@ def train(config, workdir=None, then=lambda trainer: None):
     recorder = Recorder()
     with Trainer(config, WRONG, workdir) as trainer:
         graph = trainer.engine.schedule.op_graph
-        trainer.engine.follow(build_schedule(WRONG, trainer.engine.graph, graph.trained_stages, graph.shares))
+        trainer.engine.set_schedule(
+            build_schedule(WRONG, trainer.engine.graph, graph.trained_stages, graph.tied_stages)
+        )
         result = trainer.fit(recorder)
         state = jax.tree.map(np.array, (trainer.state.master_weights, trainer.state.optimizer_state))
         then(trainer)

@@ -203,9 +203,9 @@ def test_every_sample_has_a_row_of_its_own_with_all_its_arrays():
     arrays = unpacked_batch(samples, MODEL, DATA, form, shape)
     backbone = arrays["backbone"]
     assert backbone["tokens"].shape == (len(samples), max(len(sample.layout.tokens) for sample in samples))
-    assert np.count_nonzero(backbone["segments"]) == batch.counts["backbone"][0]
-    assert np.count_nonzero(arrays["vision"]["segments"]) == batch.counts["vision"][0]
-    assert np.count_nonzero(arrays["generator"]["weights"]) == batch.counts["generator"][0] > 0
+    assert np.count_nonzero(backbone["segments"]) == batch.real_and_capacity["backbone"][0]
+    assert np.count_nonzero(arrays["vision"]["segments"]) == batch.real_and_capacity["vision"][0]
+    assert np.count_nonzero(arrays["generator"]["weights"]) == batch.real_and_capacity["generator"][0] > 0
     assert np.count_nonzero(backbone["weights"]) == batch.targets
     assert backbone["weights"].sum() == pytest.approx(DATA.language_weight, rel=1e-5)
     assert arrays["generator"]["weights"].sum() == pytest.approx(DATA.generator_weight, rel=1e-5)

@@ -10,15 +10,17 @@ from tests.sharding.balancing.postbalancing.brute_force import largest_cost, lea
 from tests.sharding.balancing.postbalancing.lengths import few, many, weights
 
 
-def weighted(square_weight):
-    return lambda held: convolutional.convolutional_cost(held, square_weight)
+def weighted(quadratic_cost_weight):
+    return lambda held: convolutional.convolutional_cost(held, quadratic_cost_weight)
 
 
 @settings(max_examples=30, deadline=None)
 @given(few, st.integers(1, 3), weights)
-def test_it_is_near_the_optimum(lengths, replicas, square_weight):
-    cost = weighted(square_weight)
-    found = largest_cost(lengths, convolutional.balance_convolutional(lengths, replicas, square_weight), replicas, cost)
+def test_it_is_near_the_optimum(lengths, replicas, quadratic_cost_weight):
+    cost = weighted(quadratic_cost_weight)
+    found = largest_cost(
+        lengths, convolutional.balance_convolutional(lengths, replicas, quadratic_cost_weight), replicas, cost
+    )
     least = least_cost(lengths, replicas, cost)
     assert least <= found * (1 + 1e-9)
     assert found <= 4 / 3 * least + 1e-9
@@ -26,9 +28,9 @@ def test_it_is_near_the_optimum(lengths, replicas, square_weight):
 
 @settings(max_examples=40, deadline=None)
 @given(many, st.integers(1, 9), weights)
-def test_no_worse_than_the_papers_algorithm(lengths, replicas, square_weight):
-    cost, descending = weighted(square_weight), np.sort(lengths)[::-1]
-    replica_of = convolutional.balance_convolutional(lengths, replicas, square_weight)
+def test_no_worse_than_the_papers_algorithm(lengths, replicas, quadratic_cost_weight):
+    cost, descending = weighted(quadratic_cost_weight), np.sort(lengths)[::-1]
+    replica_of = convolutional.balance_convolutional(lengths, replicas, quadratic_cost_weight)
     assert replica_of.shape == lengths.shape
     paper = largest_cost(descending, convolutional.separate_long_sequences(descending, replicas), replicas, cost)
     assert largest_cost(lengths, replica_of, replicas, cost) <= paper * (1 + 1e-9)

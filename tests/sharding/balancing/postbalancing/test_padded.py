@@ -12,11 +12,11 @@ from tests.sharding.balancing.postbalancing.lengths import few, many
 
 @settings(max_examples=30, deadline=None)
 @given(few, st.integers(1, 3), st.booleans(), st.sampled_from([0.0, 0.25]))
-def test_it_is_the_optimum(lengths, replicas, equal, square_weight):
+def test_it_is_the_optimum(lengths, replicas, equal, quadratic_cost_weight):
     def cost(held):
-        return padded.padded_cost(held, square_weight)
+        return padded.padded_cost(held, quadratic_cost_weight)
 
-    replica_of = padded.balance_padded(lengths, replicas, equal, square_weight)
+    replica_of = padded.balance_padded(lengths, replicas, equal, quadratic_cost_weight)
     assert largest_cost(lengths, replica_of, replicas, cost) == least_cost(lengths, replicas, cost, equal)
 
 

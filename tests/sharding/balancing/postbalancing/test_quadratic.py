@@ -10,15 +10,15 @@ from tests.sharding.balancing.postbalancing.brute_force import largest_cost, lea
 from tests.sharding.balancing.postbalancing.lengths import few, many, weights
 
 
-def weighted(square_weight):
-    return lambda held: quadratic.quadratic_cost(held, square_weight)
+def weighted(quadratic_cost_weight):
+    return lambda held: quadratic.quadratic_cost(held, quadratic_cost_weight)
 
 
 @settings(max_examples=30, deadline=None)
 @given(few, st.integers(1, 3), weights)
-def test_within_the_bound_of_the_optimum(lengths, replicas, square_weight):
-    cost = weighted(square_weight)
-    found = largest_cost(lengths, quadratic.balance_quadratic(lengths, replicas, square_weight), replicas, cost)
+def test_within_the_bound_of_the_optimum(lengths, replicas, quadratic_cost_weight):
+    cost = weighted(quadratic_cost_weight)
+    found = largest_cost(lengths, quadratic.balance_quadratic(lengths, replicas, quadratic_cost_weight), replicas, cost)
     bound = (4 / 3 - 1 / (3 * replicas)) * least_cost(lengths, replicas, cost)
     assert found <= bound * (1 + 1e-9)
 
@@ -34,9 +34,11 @@ def test_costs_are_level_with_many_items(equal):
 
 @settings(max_examples=40, deadline=None)
 @given(many, st.integers(1, 9), weights, st.integers(1, 2000))
-def test_within_a_tolerance_it_is_no_worse_than_the_papers_algorithm(lengths, replicas, square_weight, tolerance):
-    cost, descending = weighted(square_weight), np.sort(lengths)[::-1]
-    replica_of = quadratic.balance_quadratic_within(lengths, replicas, square_weight, tolerance)
+def test_within_a_tolerance_it_is_no_worse_than_the_papers_algorithm(
+    lengths, replicas, quadratic_cost_weight, tolerance
+):
+    cost, descending = weighted(quadratic_cost_weight), np.sort(lengths)[::-1]
+    replica_of = quadratic.balance_quadratic_within(lengths, replicas, quadratic_cost_weight, tolerance)
     assert replica_of.shape == lengths.shape
     paper = quadratic.greedy_within(descending, replicas, tolerance)
     assert largest_cost(lengths, replica_of, replicas, cost) <= largest_cost(descending, paper, replicas, cost) * (

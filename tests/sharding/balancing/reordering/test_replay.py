@@ -101,9 +101,9 @@ def random_costs(work, dp, rng) -> StepCosts:
     return StepCosts(
         stages=stages,
         hops={(s, t): seconds(t) for s, t in edges},
-        hops_back=back,
+        gradient_hops=back,
         peak_flops=1.0,
-        norm=float(rng.random()),
+        global_norm=float(rng.random()),
     )
 
 
@@ -118,8 +118,10 @@ def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
         node: dataclasses.replace(of, **{name: take(getattr(of, name)) for name in PER_MICROBATCH})
         for node, of in costs.stages.items()
     }
-    hops, back = ({edge: take(each) for edge, each in of.items()} for of in (costs.hops, costs.hops_back))
-    return StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=costs.peak_flops, norm=costs.norm)
+    hops, back = ({edge: take(each) for edge, each in of.items()} for of in (costs.hops, costs.gradient_hops))
+    return StepCosts(
+        stages=stages, hops=hops, gradient_hops=back, peak_flops=costs.peak_flops, global_norm=costs.global_norm
+    )
 
 
 def test_units_on_the_same_devices_in_another_order_are_one_pipeline():

@@ -148,7 +148,7 @@ def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwa
     for number in range(2):
         assert (spans["hop", "vision", 0, number].end <= forwards.start).all()
         assert (spans["forward", "generator", 0, number].start >= forwards.end).all()
-        assert (spans["hop_back", "generator", 0, number].end <= backwards.start).all()
+        assert (spans["gradient_hop", "generator", 0, number].end <= backwards.start).all()
         assert (spans["backward", "vision", 0, number].start >= backwards.end).all()
     graph = module_graph(MODEL)
     work = plan_work(

@@ -72,7 +72,7 @@ def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_paramete
         forward = module.forward_flops(ROWS[module.name]).sum()
         assert of.stages[module.name, 0].flops.sum() <= 3 * forward
     # Nothing before the encoder wants the gradient of its pixels.
-    pixels = GRAPH["vision"].leading_layers[0].flops.at(ROWS["vision"]).sum()
+    pixels = GRAPH["vision"].leading_layers[0].flops.evaluate(ROWS["vision"]).sum()
     vision = of.stages["vision", 0].flops.sum()
     assert vision == pytest.approx(3 * GRAPH["vision"].forward_flops(ROWS["vision"]).sum() - pixels)
 
@@ -274,7 +274,7 @@ def test_layers_without_gradients_have_no_backward_and_save_nothing(recompute):
         stage = of.stages[node]
         assert not stage.backward.any() and not stage.saved_bytes.any() and not stage.offloaded_bytes.any()
         assert stage.reduce == stage.update == 0
-    assert of.stages["generator", 0].backward.any() and not of.hops_back
+    assert of.stages["generator", 0].backward.any() and not of.gradient_hops
 
 
 def test_hops_carry_the_input_of_the_next_stage():
@@ -370,7 +370,9 @@ def test_frozen_layers_without_gradients_recompute_nothing():
         for parts in (("all",), ("projectors", "backbone"), ("generator",))
     }
     forwards = {
-        module: sum(count * layer.flops.at(BATCH.rows[module].sum(axis=0)) for layer, count in GRAPH[module].all_layers)
+        module: sum(
+            count * layer.flops.evaluate(BATCH.rows[module].sum(axis=0)) for layer, count in GRAPH[module].all_layers
+        )
         for module in ("vision", "backbone")
     }
     assert of[("all",)] == pytest.approx(sum(forwards.values()))

@@ -72,7 +72,7 @@ def test_a_microbatch_hops_to_the_copy_that_takes_it():
     both = plan_costs(colocated(copied(2, replica_of_microbatch=taken)), batch, ALL)
     alone = [plan_costs(colocated(copied(1, first)), batch, ALL) for first in (0, 4)]
     edge = (("vision", 1), BACKBONE)
-    for hops in ("hops", "hops_back"):
+    for hops in ("hops", "gradient_hops"):
         found, near, far = (getattr(costs, hops)[edge] for costs in (both, *alone))
         assert (near < far).all()
         expected = np.where(np.array(taken)[:, None] == 0, near, far)

@@ -42,16 +42,16 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
     assert counts["forward"] == m * len(stage_ids)
     assert counts["backward"] == m * len(backward)
     assert counts["hop"] == m * len(graph.edges)
-    assert counts["hop_back"] == m * sum(source in backward for source, _ in graph.edges)
-    assert counts["gather"] == len(stage_ids) and counts["norm"] == 1
+    assert counts["gradient_hop"] == m * sum(source in backward for source, _ in graph.edges)
+    assert counts["gather"] == len(stage_ids) and counts["global_norm"] == 1
     assert counts["reduce"] == counts["update"] == len(op_graph.trained_stages)
-    assert counts["share"] == len(op_graph.shares)
-    assert counts["share_back"] == sum(set(share) <= op_graph.trained_stages for share in op_graph.shares)
+    assert counts["send_tied_weight"] == len(op_graph.tied_stages)
+    assert counts["send_tied_gradient"] == sum(set(share) <= op_graph.trained_stages for share in op_graph.tied_stages)
     for (source, target), number in itertools.product(graph.edges, range(m)):
         hop = position[PipelineOp("hop", *source, number, *target)]
         assert position[PipelineOp("forward", *source, number)] < hop < position[PipelineOp("forward", *target, number)]
         if source in backward:
-            hop = position[PipelineOp("hop_back", *target, number, *source)]
+            hop = position[PipelineOp("gradient_hop", *target, number, *source)]
             assert (
                 position[PipelineOp("backward", *target, number)]
                 < hop
@@ -67,9 +67,9 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
             assert (
                 position[PipelineOp("forward", *stage_id, number)] < position[PipelineOp("backward", *stage_id, number)]
             )
-    norm = position[PipelineOp("norm", "", -1)]
+    norm = position[PipelineOp("global_norm", "", -1)]
     for index, op in enumerate(ops):
-        assert (index < norm) == (op.kind not in ("norm", "update")) or index == norm
+        assert (index < norm) == (op.kind not in ("global_norm", "update")) or index == norm
         held = op_graph.devices_of(op)
         if op.kind == "gather":  # at once where devices are idle, and before an input would occupy them
             first = next(other for other in ops if other.kind in ("forward", "hop") and reaches(op.stage_id, other))
@@ -99,9 +99,9 @@ def test_a_device_runs_one_op_per_slot_and_hops_follow_the_ops_of_the_slot(polic
         if before.kind in ("forward", "backward"):
             hops = op_graph.forward_hops if before.kind == "forward" else op_graph.backward_hops
             waiting += hops(before.stage_id, before.microbatch)
-        if op.kind in ("hop", "hop_back"):
+        if op.kind in ("hop", "gradient_hop"):
             assert op == waiting.pop(0)
-        elif before.kind in ("hop", "hop_back"):
+        elif before.kind in ("hop", "gradient_hop"):
             assert not waiting  # all hops of a slot come before the ops of the next
 
 
@@ -173,7 +173,7 @@ def test_a_frozen_encoder_has_no_backward_and_does_not_run_ahead():
     assert op_graph.backward_stages == {("backbone", 0), ("paint", 0), ("draw", 0)}
     schedule = one_f_one_b(op_graph)
     ops = ops_of(schedule)
-    assert not [op for op in ops if op.kind == "hop_back" and op.target_unit in ("near", "far")]
+    assert not [op for op in ops if op.kind == "gradient_hop" and op.target_unit in ("near", "far")]
     assert [op.stage_id for op in ops if op.kind == "update"] == [("backbone", 0)]
     ahead = held = 0
     for op in ops:
@@ -244,7 +244,7 @@ def test_processes_with_orders_that_disagree_are_found():
             {"microbatches": 1, "backward_stages": frozenset([("unit", 0)])},
             r"\('unit', 1\) needs a backward: a stage that",
         ),
-        ({"microbatches": 1, "shares": ((("unit", 0), ("unit", 0)),)}, "borrows from itself"),
+        ({"microbatches": 1, "tied_stages": ((("unit", 0), ("unit", 0)),)}, "borrows from itself"),
         ({"microbatches": 1, "trained_stages": frozenset([("mind", 0)])}, r"\('mind', 0\) is not in the graph"),
     ],
 )
@@ -262,7 +262,7 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
     first, last = ("mind", 0), ("mind", 1)
     schedule = build_schedule(plan, module_graph(config), frozenset([first, last]), ((first, last),))
     ops = ops_of(schedule)
-    share = PipelineOp("share", *first, target_unit="mind", target_stage=1)
+    share = PipelineOp("send_tied_weight", *first, target_unit="mind", target_stage=1)
     assert sorted(op for op in ops if op.kind == "gather") == [
         PipelineOp("gather", "eyes", 0),
         PipelineOp("gather", "hand", 0),
@@ -275,8 +275,8 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
     assert ops.index(PipelineOp("reduce", *last)) < ops.index(PipelineOp("backward", *first, 3))
     assert ops[-5:] == [
         PipelineOp("reduce", *first),
-        PipelineOp("share_back", *last, target_unit="mind", target_stage=0),
-        PipelineOp("norm", "", -1),
+        PipelineOp("send_tied_gradient", *last, target_unit="mind", target_stage=0),
+        PipelineOp("global_norm", "", -1),
         PipelineOp("update", *first),
         PipelineOp("update", *last),
     ]
@@ -299,4 +299,4 @@ def test_one_device_finishes_a_microbatch_before_the_next():
 def test_a_step_that_trains_nothing_still_has_the_norm():
     graph = module_graph(ModelConfig())
     kinds = [op.kind for op in ops_of(build_schedule(single_device_plan(graph), graph, frozenset()))]
-    assert kinds == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward", "norm"]
+    assert kinds == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward", "global_norm"]

@@ -65,7 +65,7 @@ def test_a_registered_schedule_may_split_backwards():
 @pytest.mark.parametrize(
     ("order", "max_in_flight", "message"),
     [
-        (backwards, gpipe_in_flight, r"schedule 'mine': update backbone 1 is scheduled before norm"),
+        (backwards, gpipe_in_flight, r"schedule 'mine': update backbone 1 is scheduled before global_norm"),
         (without_last_op, gpipe_in_flight, "schedule 'mine': update backbone 1 is missing, and 0 more"),
         (with_an_op_twice, gpipe_in_flight, "schedule 'mine': .* is scheduled twice"),
         (

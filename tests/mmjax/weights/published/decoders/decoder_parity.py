@@ -46,7 +46,7 @@ def backbone_logits(
         "segments": ones,
         "branches": 0 * ones,
         "positions": jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
-        "shares": jnp.zeros(tokens.shape),
+        "balancing_weights": jnp.zeros(tokens.shape),
     }
     head_parameters = with_tied_parameters(parameters, head, parameters["head"]["000"])
 

@@ -23,12 +23,12 @@ class PipelineBackwards(NamedTuple):
 
     Attributes:
         inputs: Channels whose gradient is needed.
-        enter: Whether the pieces before the stack have a backward.
+        embed: Whether the pieces before the stack have a backward.
         layers: Whether the layers of the stack, and the pieces behind it, have one.
     """
 
     inputs: frozenset[str] = frozenset()
-    enter: bool = False
+    embed: bool = False
     layers: bool = False
 
 
@@ -38,8 +38,8 @@ NO_BACKWARD = PipelineBackwards()
 def needed_backwards(definition: PipelineDefinition, inputs: frozenset[str]) -> PipelineBackwards:
     """The backwards of a training step, given the channels whose gradient is needed."""
     trained = definition.trained_keys
-    enter = bool(inputs or trained & definition.enter_keys)
-    return PipelineBackwards(inputs, enter, layers=bool(inputs or trained))
+    embed = bool(inputs or trained & definition.embed_keys)
+    return PipelineBackwards(inputs, embed, layers=bool(inputs or trained))
 
 
 class LayersForward(NamedTuple):
@@ -58,7 +58,7 @@ class LayersForward(NamedTuple):
     vjp_structure: VjpStructure
 
 
-class LeaveResult(NamedTuple):
+class HeadResult(NamedTuple):
     """What the pieces behind the stack give for a microbatch, the same on all pipeline ranks.
 
     Attributes:
@@ -72,7 +72,7 @@ class LeaveResult(NamedTuple):
     gradient: jax.Array | None
 
 
-class PipelineSections:
+class TickComputations:
     """The computations of a tick, inside `jax.shard_map`.
 
     Args:
@@ -135,9 +135,9 @@ class PipelineSections:
 
     # ------------------------------------------------------------------ before the stack
 
-    def _enter_function(self, index: jax.Array) -> tuple[Any, tuple[Tree, Arrays]]:
+    def _embed_function(self, index: jax.Array) -> tuple[Any, tuple[Tree, Arrays]]:
         """The pieces before the stack as a function of what is differentiated, and that."""
-        trained, frozen = self._split(self.definition.enter_keys)
+        trained, frozen = self._split(self.definition.embed_keys)
         of_microbatch = {
             name: lax.dynamic_index_in_dim(array, index, keepdims=False) for name, array in self.inputs.items()
         }
@@ -145,19 +145,19 @@ class PipelineSections:
         microbatch = self._microbatch(index)
 
         def function(trained: Tree, inputs: Arrays) -> jax.Array:
-            x = self.definition.enter({**trained, **frozen}, {**of_microbatch, **inputs}, microbatch, self._axes)
+            x = self.definition.embed({**trained, **frozen}, {**of_microbatch, **inputs}, microbatch, self._axes)
             return make_varying(x, (*self.replicas, *self._sequence))
 
         return function, (trained, differentiated)
 
-    def enter(self, index: jax.Array) -> jax.Array:
+    def embed(self, index: jax.Array) -> jax.Array:
         """What enters the stack of a microbatch, the same on all pipeline ranks."""
-        function, arguments = self._enter_function(index)
+        function, arguments = self._embed_function(index)
         return function(*arguments)
 
-    def enter_backward(self, index: jax.Array, gradient: jax.Array) -> tuple[Tree, Arrays]:
+    def embed_backward(self, index: jax.Array, gradient: jax.Array) -> tuple[Tree, Arrays]:
         """Gradients of the parameters before the stack, and of inputs, given the first rank's gradient of a chunk."""
-        function, arguments = self._enter_function(index)
+        function, arguments = self._embed_function(index)
         _, vjp = jax.vjp(function, *arguments)
         return vjp(self.from_rank(0, gradient))
 
@@ -167,28 +167,28 @@ class PipelineSections:
 
     # ------------------------------------------------------------------ behind the stack
 
-    def _leave_function(self, index: jax.Array) -> tuple[Callable[[Tree, jax.Array], StageOutput], Tree]:
+    def _head_function(self, index: jax.Array) -> tuple[Callable[[Tree, jax.Array], StageOutput], Tree]:
         """The pieces behind the stack as a function of their parameters that train and of activations, and those."""
-        trained, frozen = self._split(self.definition.leave_keys)
+        trained, frozen = self._split(self.definition.head_keys)
         microbatch = self._microbatch(index)
 
         def function(trained: Tree, x: jax.Array) -> StageOutput:
-            output = self.definition.leave({**trained, **frozen}, x, microbatch, self._axes)
+            output = self.definition.head({**trained, **frozen}, x, microbatch, self._axes)
             axes = (self.data, self.replicas, self.data)
             return StageOutput(*(make_varying(arrays, of) for arrays, of in zip(output, axes, strict=True)))
 
         return function, trained
 
-    def leave(self, index: jax.Array, x: jax.Array) -> LeaveResult:
+    def head(self, index: jax.Array, x: jax.Array) -> HeadResult:
         """The pieces behind the stack, with the backward of their losses if there is one.
 
         Args:
             index: Number of the microbatch.
             x: The last rank's output of its last chunk, on all ranks.
         """
-        function, trained = self._leave_function(index)
+        function, trained = self._head_function(index)
         if not self.backwards.layers:
-            return LeaveResult(function(trained, x), {}, None)
+            return HeadResult(function(trained, x), {}, None)
 
         def losses_and_output(trained: Tree, x: jax.Array) -> tuple[Arrays, StageOutput]:
             output = function(trained, x)
@@ -196,11 +196,11 @@ class PipelineSections:
 
         losses, vjp, output = jax.vjp(losses_and_output, trained, x, has_aux=True)
         parameter_gradients, gradient = vjp(self._ones_like(losses, self.replicas))
-        return LeaveResult(output, parameter_gradients, gradient)
+        return HeadResult(output, parameter_gradients, gradient)
 
-    def leave_backward(self, index: jax.Array, x: jax.Array) -> tuple[Tree, jax.Array]:
-        """Gradients of the parameters behind the stack, and of what `leave` took, given those of its outputs."""
-        function, trained = self._leave_function(index)
+    def head_backward(self, index: jax.Array, x: jax.Array) -> tuple[Tree, jax.Array]:
+        """Gradients of the parameters behind the stack, and of what `head` took, given those of its outputs."""
+        function, trained = self._head_function(index)
         _, vjp = jax.vjp(lambda trained, x: function(trained, x).outputs, trained, x)
         return vjp(
             {
@@ -272,14 +272,14 @@ class SplitLayers(NamedTuple):
     saved: list[Any]
 
 
-def split_layers_backward(sections: PipelineSections, program: jax.stages.Traced, x: jax.Array) -> SplitLayers:
+def split_layers_backward(computations: TickComputations, program: jax.stages.Traced, x: jax.Array) -> SplitLayers:
     """Splits the backward of a chunk, given its traced forward and an input."""
     forward = abstract_results(program)
 
     def backward(operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array) -> tuple[Tree, jax.Array]:
-        return sections.layers_backward(program, operands, residuals, gradient)
+        return computations.layers_backward(program, operands, residuals, gradient)
 
-    operands = (sections.operands_to_trace(x), forward.residuals, forward.output)
+    operands = (computations.operands_to_trace(x), forward.residuals, forward.output)
     traced = jax.jit(backward).trace(*operands)
     of_parameters = traced.out_tree.num_leaves - 1
     split = split_traced(traced, [*[False] * of_parameters, True])
