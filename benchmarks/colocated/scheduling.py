@@ -1,8 +1,8 @@
 """How much of the encoder the schedule hides in the backbone's bubbles, and how long it takes to find that schedule.
 
-The plan is the paper's for ViT-22B with GPT-175B: the backbone on DP x PP 8 x TP 8, and a copy of the encoder on the
-devices of each pipeline rank. Tensor ranks gather and scatter around split matmuls without overlapping that with these
-matmuls, as in Megatron-LM: those collectives are a part of the paper's bubbles.
+The plan is the paper's for ViT-22B with GPT-175B: the backbone on DP x PP 8 x TP 8, and a pipeline replica of the
+encoder on the devices of each pipeline rank. Tensor ranks gather and scatter around split matmuls without overlapping
+that with these matmuls, as in Megatron-LM: those collectives are a part of the paper's bubbles.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from benchmarks.colocated.cases import OptimusCase, case_of
 from benchmarks.colocated.measure import Row
 from benchmarks.colocated.settings import OptimusSetting
 from benchmarks.rows import paper_row
-from sharding.planners.colocation.copied_layouts import even_layers, pipeline_replica_devices
+from sharding.planners.colocation.replicated_layouts import even_layers, pipeline_replica_devices
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
@@ -25,7 +25,7 @@ from sharding.plans.trained_parts import trained_stages
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.colocation.bubble_use import bubble_use
 from sharding.schedules.colocation.colocated import coarse_colocated, colocated
-from sharding.schedules.colocation.colocated_copies import assign_microbatches
+from sharding.schedules.colocation.colocated_replicas import assign_microbatches
 from sharding.schedules.named.build import training_op_graph
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
@@ -33,7 +33,8 @@ from sharding.simulation.simulator import simulate
 from sharding.specs.layer import RecomputePolicy
 
 SLICES = {1: 6, 12: 48}
-"""Virtual stages of a copy of the encoder, by those of the backbone's ranks: 1F1B, and V of "Megatron-LM balanced".
+"""Virtual stages of a pipeline replica of the encoder, by chunks of the backbone's ranks: 1F1B, and V of "Megatron-LM
+balanced".
 
 With 12, idle time is mostly within the backbone's layers, and a slice of one layer fits beside one of these.
 """
@@ -150,7 +151,7 @@ def _plan(
         )
 
     backbone = unit(graph.backbone.name, ranks.pp * chunks, chunks, of_backbone)
-    copies = dataclasses.replace(
+    pipeline_replicas = dataclasses.replace(
         unit(encoder.name, SLICES[chunks], SLICES[chunks], of_encoder),
         devices=pipeline_replica_devices(backbone, 1, ranks.tp),
         parallelism=dataclasses.replace(
@@ -158,13 +159,13 @@ def _plan(
         ),
     )
     plan = with_stage_seconds(
-        problem, Plan((copies, backbone), problem.rows // ranks.dp, "colocated"), communication=True
+        problem, Plan((pipeline_replicas, backbone), problem.rows // ranks.dp, "colocated"), communication=True
     )
     return _divided(plan, assign_microbatches(_op_graph(problem, plan)))
 
 
-def _divided(plan: Plan, copies: dict[str, tuple[int, ...]]) -> Plan:
-    units = (unit.with_hints(replica_of_microbatch=copies.get(unit.name, ())) for unit in plan.units)
+def _divided(plan: Plan, pipeline_replicas: dict[str, tuple[int, ...]]) -> Plan:
+    units = (unit.with_hints(replica_of_microbatch=pipeline_replicas.get(unit.name, ())) for unit in plan.units)
     return dataclasses.replace(plan, units=tuple(units))
 
 
@@ -173,7 +174,7 @@ def _op_graph(problem: PlanningProblem, plan: Plan) -> OpGraph:
 
 
 def enumeration_row() -> Row:
-    """How much longer a step of few microbatches is than with the best of all divisions among few copies.
+    """How much longer a step of few microbatches is than with the best of all divisions among few pipeline replicas.
 
     Seconds that the encoder adds to the backbone's own, of passes; 1 if neither adds any.
     """
@@ -191,7 +192,8 @@ def enumeration_row() -> Row:
     best = min(_pass_seconds(problem, plan, division) for division in _divisions())
     found = pass_seconds(colocated(_op_graph(problem, plan)))
     return paper_row(
-        f"division of {FEW_MICROBATCHES} microbatches among {FEW_COPIES} copies: seconds of passes over the least",
+        f"division of {FEW_MICROBATCHES} microbatches among {FEW_COPIES} pipeline replicas: seconds of passes "
+        "over the least",
         found / best,
         goal=1.0 + 1e-9,
         most=True,
@@ -199,7 +201,7 @@ def enumeration_row() -> Row:
 
 
 def _divisions() -> Iterator[tuple[int, ...]]:
-    """All that give every copy a microbatch."""
+    """All that give every pipeline replica a microbatch."""
     of_all = itertools.product(range(FEW_COPIES), repeat=FEW_MICROBATCHES)
     return (division for division in of_all if len(set(division)) == FEW_COPIES)
 
@@ -210,7 +212,7 @@ def _pass_seconds(problem: PlanningProblem, plan: Plan, division: tuple[int, ...
 
 
 def scheduler_seconds(op_graph: OpGraph) -> float:
-    """Processor seconds of dividing the microbatches among copies and of ordering all ops."""
+    """Processor seconds of dividing the microbatches among pipeline replicas and of ordering all ops."""
     anew = dataclasses.replace(op_graph)  # orders are kept by op graph
     begin = time.process_time()
     assign_microbatches(anew)

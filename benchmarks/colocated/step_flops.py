@@ -32,8 +32,8 @@ def small_configuration() -> tuple[TrainConfig, BatchSpec]:
 
 
 def colocated_plan(config: TrainConfig) -> Plan:
-    """Two pipeline ranks of the backbone on all devices, and a copy of the encoder on those of each."""
-    backbone, encoder = _units(config.model, range(DEVICES), range(DEVICES), copies=2)
+    """Two pipeline ranks of the backbone on all devices, and a pipeline replica of the encoder on those of each."""
+    backbone, encoder = _units(config.model, range(DEVICES), range(DEVICES), pipeline_replicas=2)
     return Plan((encoder, backbone), MICROBATCHES, "colocated")
 
 
@@ -45,12 +45,15 @@ def separate_plan(config: TrainConfig) -> Plan:
 
 
 def _units(
-    model: ModelConfig, of_backbone: Sequence[int], of_encoder: Sequence[int], copies: int = 1
+    model: ModelConfig, of_backbone: Sequence[int], of_encoder: Sequence[int], pipeline_replicas: int = 1
 ) -> tuple[UnitPlan, UnitPlan]:
-    """Units whose virtual stages own one layer: the backbone on two pipeline ranks, each copy of the encoder on one."""
+    """Units whose virtual stages own one layer.
+
+    The backbone is on two pipeline ranks, each pipeline replica of the encoder on one.
+    """
     (encoder,) = model.encoders
 
-    def unit(name: str, devices: Sequence[int], depth: int, pp: int, copies: int) -> UnitPlan:
+    def unit(name: str, devices: Sequence[int], depth: int, pp: int, pipeline_replicas: int) -> UnitPlan:
         return UnitPlan(
             name,
             (name,),
@@ -58,12 +61,15 @@ def _units(
             layers=(1,) * depth,
             recompute=("none",) * depth,
             parallelism=Parallelism(
-                dp=len(devices) // (TP * pp * copies), tp=TP, chunks=depth // pp, pipeline_replicas=copies
+                dp=len(devices) // (TP * pp * pipeline_replicas),
+                tp=TP,
+                chunks=depth // pp,
+                pipeline_replicas=pipeline_replicas,
             ),
         )
 
     backbone = unit(model.backbone.name, of_backbone, model.backbone.depth, 2, 1)
-    return backbone, unit(encoder.name, of_encoder, encoder.depth, 1, copies)
+    return backbone, unit(encoder.name, of_encoder, encoder.depth, 1, pipeline_replicas)
 
 
 def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
@@ -73,16 +79,20 @@ def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
     """
     engine = Engine(config.model, plan, batch, config.engine_settings)
     runs = collections.Counter(
-        (op.stage_id, engine.schedule.op_graph.stage_graph.copy_at(op.unit, op.microbatch), op.kind)
+        (
+            op.stage_id,
+            engine.schedule.op_graph.stage_graph.pipeline_replica_of_microbatch(op.unit, op.microbatch),
+            op.kind,
+        )
         for op in engine.schedule.ops
         if op.kind in ("forward", "backward")
     )
     flops = 0.0
     for stage_id, stage in engine.executor.stages.items():
-        for number, copy in enumerate(stage.copies):
-            calls = zip(("forward", "backward"), stage_calls(copy.by_capacity).calls[-2:], strict=True)
-            of_copy = (runs[stage_id, number, kind] * _flops(call) for kind, call in calls)
-            flops += copy.largest.mesh.size * sum(of_copy)
+        for number, pipeline_replica in enumerate(stage.pipeline_replicas):
+            calls = zip(("forward", "backward"), stage_calls(pipeline_replica.by_capacity).calls[-2:], strict=True)
+            of_replica = (runs[stage_id, number, kind] * _flops(call) for kind, call in calls)
+            flops += pipeline_replica.largest.mesh.size * sum(of_replica)
     return flops
 
 

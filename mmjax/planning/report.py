@@ -254,21 +254,21 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         soft_wrap=True,
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]
-    copies = ("copy",) if any(lane.copies > 1 for lane in timeline.lanes) else ()
-    columns = ("unit", *copies, "stage", "devices", "busy", "memory", *causes)
+    pipelines = ("pipeline",) if any(lane.pipeline_replicas > 1 for lane in timeline.lanes) else ()
+    columns = ("unit", *pipelines, "stage", "devices", "busy", "memory", *causes)
     table = report_table("Stages; shares of the simulated step", *columns, texts=_TEXT_COLUMNS)
     for lane in timeline.lanes:
         idle = timeline.lane_idle(lane)
         table.add_row(
             lane.rank[0],
-            *(str(lane.copy) for _ in copies),
+            *(str(lane.pipeline_replica) for _ in pipelines),
             str(lane.stage),
             f"{len(lane.devices):,}",
             f"{timeline.lane_busy(lane) / timeline.step:.1%}",
             _bytes(timeline.lane_peak_memory(lane)),
             *(f"{idle.get(cause, 0.0) / timeline.step:.1%}" for cause in causes),
         )
-    print_table(table, console, keys=2 + len(copies))
+    print_table(table, console, keys=2 + len(pipelines))
     for filled in timeline.filled_idle:
         _print_filled(filled, timeline, console)
     for lane in timeline.lanes:

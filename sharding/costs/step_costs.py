@@ -95,7 +95,7 @@ class ShardedPasses(NamedTuple):
 class StageCosts:
     """Costs of one stage of a plan; arrays are [microbatches m, data-parallel replicas i].
 
-    Of a unit with several copies, the replicas are those of one, whichever takes the microbatch.
+    Of a unit with several pipeline replicas, the replicas are those of one, whichever takes the microbatch.
 
     Bytes may be those of equal consecutive parts of each replica's devices, [m, i * parts]: modules of unlike
     tensor-parallel sizes have several replicas of their own in each.
@@ -108,8 +108,8 @@ class StageCosts:
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
         saved_bytes: Bytes on each device from a microbatch's forward to its backward, or its wgrad.
         offloaded_bytes: Bytes in each device's host memory from its forward to its backward.
-        gather: Seconds in which the replicas of all copies gather the compute weights.
-        reduce: Seconds of the gradients' reduction over the replicas of all copies.
+        gather: Seconds in which the replicas of all pipeline replicas gather the compute weights.
+        reduce: Seconds of the gradients' reduction over the replicas of all pipeline replicas.
         update: Seconds of the optimizer.
         static: Bytes on each device at all times.
         wgrad: What is an op of its own of the backward; None where nothing is.
@@ -220,7 +220,7 @@ class StageWork(NamedTuple):
     """What bounds a step from below of one stage.
 
     Attributes:
-        forward: Seconds of all its forwards on each replica of every copy, by copy.
+        forward: Seconds of all its forwards on each replica of every pipeline replica, by pipeline replica.
         backward: The same of its backwards.
         computing: Seconds of both without waiting for tensor, context-parallel or expert ranks, as far as a bound goes.
         slowest: Seconds of each microbatch's forward and backward on the replica that takes longest for them.

@@ -247,7 +247,7 @@ class PlanningProblem:
         return least_step_seconds(op_graph, plan_work(plan, self.sampled_costs, self.trained_parts))
 
     def mean_microbatch_costs(self, plan: Plan) -> dict[StageId, StageCosts]:
-        """What the stages of a plan take for one microbatch of mean rows, which any copy of a unit may take."""
+        """What the stages of a plan take for one microbatch of mean rows, on any pipeline replica of a unit."""
         count = self.rows // plan.microbatches
         if count not in self._mean_costs:
             rows = {name: np.tile(self.data.mean_load(name), (count, 1)) for name in self.graph.names}

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageId, UnitCopies
+from sharding.plans.stage_graph import PipelineReplicas, StageId
 from sharding.plans.unit_plan import UnitPlan
 
 
@@ -17,8 +17,8 @@ class DeviceGroups:
     """Groups of devices that belong to the same replica of every stage; thousands of devices make hundreds of groups.
 
     Attributes:
-        groups_of: By stage, the groups of each replica, [replicas, groups]; of all copies of its unit. A replica with
-            fewer groups than another repeats its first.
+        groups_of: By stage, the groups of each replica, [replicas, groups]; of all pipeline replicas of its unit. A
+            replica with fewer groups than another repeats its first.
         is_first: By stage, whether an entry of `groups_of` is no repetition.
         sizes: Number of devices of each group.
         members: For every device in ascending order, (device, group).
@@ -83,7 +83,10 @@ def _without_repetitions(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray
 
 
 def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[np.ndarray, "_ _"]]:
-    """The devices of every stage as [copies * replicas, ranks of a replica]; replicas are those that modules share."""
+    """The devices of every stage as [pipeline replicas * replicas, ranks of a replica].
+
+    Replicas are the groups of devices that all modules of a stage share.
+    """
     units = {unit.name: unit for unit in plan.units}
 
     def devices(unit: UnitPlan, stage: int) -> Int[np.ndarray, "_ _"]:
@@ -97,21 +100,24 @@ def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[
     return {(unit, stage): devices(units[unit], stage) for unit, stage in stages}
 
 
-def replicas_at(
-    copies: Mapping[str, UnitCopies], unit: str, microbatch: int, table: Shaped[np.ndarray, "r ..."]
+def replicas_of_microbatch(
+    pipeline_replicas: Mapping[str, PipelineReplicas], unit: str, microbatch: int, table: Shaped[np.ndarray, "r ..."]
 ) -> Shaped[np.ndarray, "i ..."]:
-    """Of a table of all copies of a unit, the replicas of the copy that takes a microbatch.
+    """Of a table of all pipeline replicas of a unit, the replicas of the pipeline replica that takes a microbatch.
 
     Args:
-        copies: Of units with several copies (`StageGraph.copies`).
+        pipeline_replicas: Of units with several pipeline replicas (`StageGraph.pipeline_replicas`).
         unit: The unit.
-        microbatch: The microbatch; -1 for all copies, as in ops that run once per step.
-        table: Something of every replica of all copies, by copy.
+        microbatch: The microbatch; -1 for all pipeline replicas, as in ops that run once per step.
+        table: Something of every replica of all pipeline replicas, by pipeline replica.
     """
-    if microbatch < 0 or unit not in copies:
+    if microbatch < 0 or unit not in pipeline_replicas:
         return table
-    copy, count = copies[unit].of_microbatch[microbatch], len(table) // copies[unit].count
-    return table[copy * count : (copy + 1) * count]
+    pipeline_replica, count = (
+        pipeline_replicas[unit].of_microbatch[microbatch],
+        len(table) // pipeline_replicas[unit].count,
+    )
+    return table[pipeline_replica * count : (pipeline_replica + 1) * count]
 
 
 @functools.cache

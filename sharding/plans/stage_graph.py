@@ -14,22 +14,22 @@ from sharding.specs.modules import ModuleGraph
 StageId = tuple[str, int]
 """A stage: (unit, number of the stage in it). In a unit with chunks it is a virtual stage, in chain order."""
 
-StageCopy = tuple[StageId, int]
+StageReplica = tuple[StageId, int]
 """A stage in one copy of its unit's pipeline: (stage, copy)."""
 
 PipelineRank = tuple[str, int]
-"""(unit, copy * pp + number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
+"""(unit, pipeline_replica * pp + number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
 
 StageEdge = tuple[StageId, StageId]
 
 
 @dataclasses.dataclass(frozen=True)
-class UnitCopies:
-    """The copies of a unit's pipeline (`UnitPlan.copies`).
+class PipelineReplicas:
+    """The pipeline replicas of a unit's pipeline (`Parallelism.pipeline_replicas`).
 
     Attributes:
-        rank_devices: Devices of every pipeline rank, by copy * pp + stage % pp.
-        of_microbatch: Which copy takes each microbatch of a step.
+        rank_devices: Devices of every pipeline rank, by pipeline_replica * pp + stage % pp.
+        of_microbatch: Which pipeline replica takes each microbatch of a step.
     """
 
     rank_devices: tuple[frozenset[int], ...]
@@ -37,13 +37,16 @@ class UnitCopies:
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of copies; each takes at least one microbatch."""
+        """Number of pipeline replicas; each takes at least one microbatch."""
         return max(self.of_microbatch) + 1
 
     @functools.cached_property
     def positions(self) -> tuple[int, ...]:
-        """The position of each microbatch among those that its copy takes."""
-        return tuple(self.of_microbatch[:number].count(copy) for number, copy in enumerate(self.of_microbatch))
+        """The position of each microbatch among those that its pipeline replica takes."""
+        return tuple(
+            self.of_microbatch[:number].count(pipeline_replica)
+            for number, pipeline_replica in enumerate(self.of_microbatch)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +54,11 @@ class StageGraph:
     """Stages, the devices of each, and which feeds which.
 
     Attributes:
-        devices: Devices of every stage, of all copies of its unit; stages in topological order.
+        devices: Devices of every stage, of all pipeline replicas of its unit; stages in topological order.
         edges: Pairs (feeding stage, fed stage).
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
         exchanges: The edges between stages whose rows hold different items (`UnitPlan.rows`).
-        copies: Of units with several copies of their pipeline.
+        pipeline_replicas: Of units with several pipeline replicas of their pipeline.
         compiled: Stages that are a whole unit, of which one program runs all forwards and backwards of a step, or one
             all forwards and another all backwards: they need the inputs of all microbatches (`UnitPlan.executor`).
     """
@@ -64,7 +67,7 @@ class StageGraph:
     edges: tuple[StageEdge, ...]
     pp: Mapping[str, int] = dataclasses.field(default_factory=dict)
     exchanges: frozenset[StageEdge] = frozenset()
-    copies: Mapping[str, "UnitCopies"] = dataclasses.field(default_factory=dict)
+    pipeline_replicas: Mapping[str, "PipelineReplicas"] = dataclasses.field(default_factory=dict)
     compiled: frozenset[StageId] = frozenset()
 
     def __post_init__(self) -> None:
@@ -86,10 +89,12 @@ class StageGraph:
         for rank, stages in self.stages_of.items():
             if any(self.devices[stage] != self.devices[stages[0]] for stage in stages):
                 raise ValueError(f"StageGraph: the chunks of {rank} must be on the same devices")
-        for unit, copies in self.copies.items():
+        for unit, pipeline_replicas in self.pipeline_replicas.items():
             ranks = sum(rank[0] == unit for rank in self.stages_of)
-            if len(copies.rank_devices) != ranks:
-                raise ValueError(f"StageGraph: {unit} has devices for {len(copies.rank_devices)} of its {ranks} ranks")
+            if len(pipeline_replicas.rank_devices) != ranks:
+                raise ValueError(
+                    f"StageGraph: {unit} has devices for {len(pipeline_replicas.rank_devices)} of its {ranks} ranks"
+                )
 
     @functools.cached_property
     def stages(self) -> tuple[StageId, ...]:
@@ -120,21 +125,25 @@ class StageGraph:
         """For every stage, the stages that it feeds."""
         return {stage: tuple(target for source, target in self.edges if source == stage) for stage in self.devices}
 
-    def copy_count(self, unit: str) -> int:
-        """Number of copies of a unit's pipeline."""
-        return self.copies[unit].count if unit in self.copies else 1
+    def pipeline_replica_count(self, unit: str) -> int:
+        """Number of pipeline replicas of a unit's pipeline."""
+        return self.pipeline_replicas[unit].count if unit in self.pipeline_replicas else 1
 
-    def copy_at(self, unit: str, microbatch: int) -> int:
-        """The copy of a unit that takes a microbatch."""
-        return self.copies[unit].of_microbatch[microbatch] if unit in self.copies else 0
+    def pipeline_replica_of_microbatch(self, unit: str, microbatch: int) -> int:
+        """The pipeline replica of a unit that takes a microbatch."""
+        return self.pipeline_replicas[unit].of_microbatch[microbatch] if unit in self.pipeline_replicas else 0
 
     def position_at(self, unit: str, microbatch: int) -> int:
-        """The position of a microbatch among those that the same copy of a unit takes."""
-        return self.copies[unit].positions[microbatch] if unit in self.copies else microbatch
+        """The position of a microbatch among those that the same pipeline replica of a unit takes."""
+        return self.pipeline_replicas[unit].positions[microbatch] if unit in self.pipeline_replicas else microbatch
 
-    def microbatches_of(self, unit: str, copy: int, microbatches: int) -> tuple[int, ...]:
-        """Those of a step's microbatches that a copy of a unit takes, ascending."""
-        return tuple(number for number in range(microbatches) if self.copy_at(unit, number) == copy)
+    def microbatches_of(self, unit: str, pipeline_replica: int, microbatches: int) -> tuple[int, ...]:
+        """Those of a step's microbatches that a pipeline replica of a unit takes, ascending."""
+        return tuple(
+            number
+            for number in range(microbatches)
+            if self.pipeline_replica_of_microbatch(unit, number) == pipeline_replica
+        )
 
     @functools.cached_property
     def ranks_of(self) -> Mapping[StageId, tuple[PipelineRank, ...]]:
@@ -142,18 +151,21 @@ class StageGraph:
         counts: dict[str, int] = {}
         for unit, _ in self.stages:
             counts[unit] = counts.get(unit, 0) + 1
-        ranks = {**counts, **self.pp}  # pipeline ranks of a copy
+        ranks = {**counts, **self.pp}  # pipeline ranks of a pipeline replica
 
         def of_stage(unit: str, stage: int) -> tuple[PipelineRank, ...]:
             first = stage % ranks[unit]
-            return tuple((unit, copy * ranks[unit] + first) for copy in range(self.copy_count(unit)))
+            return tuple(
+                (unit, pipeline_replica * ranks[unit] + first)
+                for pipeline_replica in range(self.pipeline_replica_count(unit))
+            )
 
         return {stage_id: of_stage(*stage_id) for stage_id in self.stages}
 
-    def rank_at(self, stage: StageId, microbatch: int) -> PipelineRank:
+    def rank_of_microbatch(self, stage: StageId, microbatch: int) -> PipelineRank:
         """The pipeline rank at which a stage works on a microbatch."""
         ranks = self.ranks_of[stage]
-        return ranks[0] if len(ranks) == 1 else ranks[self.copies[stage[0]].of_microbatch[microbatch]]
+        return ranks[0] if len(ranks) == 1 else ranks[self.pipeline_replicas[stage[0]].of_microbatch[microbatch]]
 
     @functools.cached_property
     def stages_of(self) -> Mapping[PipelineRank, tuple[StageId, ...]]:
@@ -168,7 +180,9 @@ class StageGraph:
     def rank_devices(self) -> Mapping[PipelineRank, frozenset[int]]:
         """The devices of every pipeline rank."""
         return {
-            rank: self.copies[rank[0]].rank_devices[rank[1]] if rank[0] in self.copies else self.devices[stages[0]]
+            rank: self.pipeline_replicas[rank[0]].rank_devices[rank[1]]
+            if rank[0] in self.pipeline_replicas
+            else self.devices[stages[0]]
             for rank, stages in self.stages_of.items()
         }
 
@@ -235,7 +249,7 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     """
     devices: dict[StageId, frozenset[int]] = {}
     edges: list[StageEdge] = []
-    copies: dict[str, UnitCopies] = {}
+    pipeline_replicas: dict[str, PipelineReplicas] = {}
     first_stage: dict[str, StageId] = {}
     last_stage: dict[str, StageId] = {}
     for unit in plan.units:
@@ -243,7 +257,7 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
         if unit.is_compiled:
             rank_devices = [frozenset(unit.devices)]
         if unit.parallelism.pipeline_replicas > 1:
-            copies[unit.name] = UnitCopies(
+            pipeline_replicas[unit.name] = PipelineReplicas(
                 tuple(
                     frozenset(unit.rank_devices(rank)) for rank in range(unit.parallelism.pipeline_replicas * unit.pp)
                 ),
@@ -265,7 +279,7 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     own_rows = {unit.name for unit in plan.units if unit.phase_rows}
     exchanges = (edge for edge in edges if edge[0][0] != edge[1][0] and own_rows.intersection((edge[0][0], edge[1][0])))
     return StageGraph(
-        {stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges), copies, compiled
+        {stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges), pipeline_replicas, compiled
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.pipeline import CopyPrograms, ExecutableStage
+from sharding.runtime.pipeline import ExecutableStage, ReplicaPrograms
 from sharding.runtime.stages.bundles import BundledPrograms, device_order
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
@@ -57,22 +57,24 @@ def bundle_calls(
     return [bundled_programs.bundle(of_program[first], of_program[second]) for first, second in pairs]
 
 
-def _copy(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> CopyPrograms:
-    """The programs of the copy of a stage that takes the microbatch of an op."""
-    return stages[op.stage_id].copies[schedule.op_graph.stage_graph.copy_at(op.unit, op.microbatch)]
+def _replica(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> ReplicaPrograms:
+    """The programs of the pipeline replica of a stage that takes the microbatch of an op."""
+    return stages[op.stage_id].pipeline_replicas[
+        schedule.op_graph.stage_graph.pipeline_replica_of_microbatch(op.unit, op.microbatch)
+    ]
 
 
 def _mesh(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> Mesh:
-    """The mesh that an op runs on: of one copy, or of all for an op that runs once a step."""
+    """The mesh that an op runs on: of one pipeline replica, or of all for an op that runs once a step."""
     if op.microbatch < 0:
-        return stages[op.stage_id].meshes.all_copies
-    return _copy(schedule, stages, op).largest.mesh
+        return stages[op.stage_id].meshes.all_pipeline_replicas
+    return _replica(schedule, stages, op).largest.mesh
 
 
 def _programs(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> list:
     """The programs of an op, one for each capacity; none of a reduction where nothing trains."""
     if op.microbatch >= 0:
-        return [getattr(programs, op.kind) for programs in _copy(schedule, stages, op).by_capacity]
+        return [getattr(programs, op.kind) for programs in _replica(schedule, stages, op).by_capacity]
     stage = stages[op.stage_id]
     program = stage.gather if op.kind == "gather" else stage.reduce
     return [] if program is None else [program]

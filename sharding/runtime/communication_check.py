@@ -36,11 +36,11 @@ def check_communication(executor: Executor) -> None:
     """
     for stage_id, stage in executor.stages.items():
         if stage.is_local:
-            mesh = stage.meshes.all_copies
+            mesh = stage.meshes.all_pipeline_replicas
             for axis in (name for name, size in mesh.shape.items() if size > 1):
                 _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, mesh, axis)
     for channel in executor.channels:
-        what = f"the hop {channel.name}{_describe_copies(executor, channel)}{_describe_capacity(executor, channel)}"
+        what = f"the hop {channel.name}{_describe_replicas(executor, channel)}{_describe_capacity(executor, channel)}"
         _try_both_ways(what, channel.source, channel.target, channel.activation_hop, channel.gradient_hop)
     for tied in executor.tied_parameters:
         what = f"the hop of the tied parameter {tied.owner_path[1]}"
@@ -59,14 +59,18 @@ def _try_both_ways(
 
 def _describe_capacity(executor: Executor, channel: Channel) -> str:
     """Which of several capacities a channel is for, in words."""
-    count = max(len(executor.stages[end].copies[0].by_capacity) for end in (channel.source, channel.target))
+    count = max(len(executor.stages[end].pipeline_replicas[0].by_capacity) for end in (channel.source, channel.target))
     return f", capacity {channel.capacity + 1} of {count}" if count > 1 else ""
 
 
-def _describe_copies(executor: Executor, channel: Channel) -> str:
-    """Which copies of units a channel joins, in words; empty if there is one of each."""
-    ends = ((channel.source, channel.source_copy), (channel.target, channel.target_copy))
-    words = [f"copy {copy} of {end[0]}" for end, copy in ends if len(executor.stages[end].copies) > 1]
+def _describe_replicas(executor: Executor, channel: Channel) -> str:
+    """Which pipeline replicas of units a channel joins, in words; empty if there is one of each."""
+    ends = ((channel.source, channel.source_replica), (channel.target, channel.target_replica))
+    words = [
+        f"pipeline replica {pipeline_replica} of {end[0]}"
+        for end, pipeline_replica in ends
+        if len(executor.stages[end].pipeline_replicas) > 1
+    ]
     return f" ({', '.join(dict.fromkeys(words))})" if words else ""
 
 

@@ -137,9 +137,9 @@ class Executor:
         The buffers of the state are donated.
         """
         losses = {
-            (stage_id, copy): zeros
+            (stage_id, pipeline_replica): zeros
             for stage_id, stage in self.stages.items()
-            for copy, zeros in enumerate(stage.zero_losses())
+            for pipeline_replica, zeros in enumerate(stage.zero_losses())
             if zeros is not None
         }
         given = StepBuffers(
@@ -239,8 +239,11 @@ class Executor:
         stage = self.stages[op.stage_id]
         if not stage.is_local or stage.reduce is None:
             return None
-        by_copy = [buffers.unreduced_gradients.pop((op.stage_id, copy), None) for copy in range(len(stage.copies))]
-        call = ProgramCall(stage.reduce, (stage.join_gradients(by_copy),))
+        by_pipeline_replica = [
+            buffers.unreduced_gradients.pop((op.stage_id, pipeline_replica), None)
+            for pipeline_replica in range(len(stage.pipeline_replicas))
+        ]
+        call = ProgramCall(stage.reduce, (stage.join_gradients(by_pipeline_replica),))
         return OpCall(call, functools.partial(_store, buffers.gradients, op.stage_id))
 
     def _send_tied_gradient(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
@@ -272,7 +275,12 @@ class Executor:
         statistics = {}
         for stage_id, stage in self.stages.items():
             if stage.is_local:
-                losses = stage.join_losses([buffers.losses.get((stage_id, copy)) for copy in range(len(stage.copies))])
+                losses = stage.join_losses(
+                    [
+                        buffers.losses.get((stage_id, pipeline_replica))
+                        for pipeline_replica in range(len(stage.pipeline_replicas))
+                    ]
+                )
                 statistics[stage_id] = stage.loss_and_norm(buffers.gradients[stage_id] if stage.reduce else {}, losses)
         summary = buffers.summary = self.global_reduction.reduce(
             statistics, buffers.state.all_finite, self.hyperparameters.max_norm

@@ -17,10 +17,10 @@ from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_axes import stage_axes
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import UnitPlan
-from sharding.runtime.copies import CopyMeshes
+from sharding.runtime.replica_meshes import ReplicaMeshes
 
 
-def module_axes(unit: UnitPlan, meshes: CopyMeshes) -> dict[str, Axes]:
+def module_axes(unit: UnitPlan, meshes: ReplicaMeshes) -> dict[str, Axes]:
     """The axes that each module of a unit is given on a submesh, with the collective matmuls that its plan names.
 
     Where the plan says `mosaic` and its kernels cannot run on each submesh, the ring is used and a warning says why.
@@ -32,7 +32,7 @@ def module_axes(unit: UnitPlan, meshes: CopyMeshes) -> dict[str, Axes]:
     return {
         module: dataclasses.replace(
             _with_collectives(unit, module, axes, meshes),
-            expert_nodes=most_nodes(meshes.all_copies, axes.expert),
+            expert_nodes=most_nodes(meshes.all_pipeline_replicas, axes.expert),
             expert_transfer=unit.parallelism.expert_transfer,
         )
         for module, axes in stage_axes(unit).modules.items()
@@ -53,12 +53,12 @@ def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
     return max(len(np.unique(group)) for group in groups)
 
 
-def _with_collectives(unit: UnitPlan, module: str, axes: Axes, meshes: CopyMeshes) -> Axes:
+def _with_collectives(unit: UnitPlan, module: str, axes: Axes, meshes: ReplicaMeshes) -> Axes:
     if unit.tensor_ranks_of(module) == 1:
         return axes
     sequence_parallel, backend = TENSOR_COLLECTIVES[unit.parallelism.collectives]
     if backend == "mosaic":
-        reasons = (unsupported_mesh_reason(mesh, axes.tensor) for mesh in meshes.by_copy)
+        reasons = (unsupported_mesh_reason(mesh, axes.tensor) for mesh in meshes.by_pipeline_replica)
         if reason := next(filter(None, reasons), ""):
             warn_once(f'unit {unit.name}: collectives "ring" are used instead of "mosaic": {reason}')
             backend = "ring"
@@ -77,7 +77,7 @@ def submesh(devices: Sequence[jax.Device], sizes: Mapping[str, int]) -> Mesh:
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, CopyMeshes]:
+def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, ReplicaMeshes]:
     """The meshes of every stage with programs of its own; the device indices of a plan are positions in `devices`.
 
     Raises:
@@ -87,12 +87,14 @@ def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[StageId, Cop
     if highest >= len(devices):
         raise PlanError(f"the plan needs device {highest}, but there are {len(devices)} devices; use fewer")
 
-    def mesh(unit: UnitPlan, stage: int, copy: int) -> Mesh:
-        return submesh([devices[index] for index in unit.program_devices(stage, copy)], stage_axes(unit).sizes)
+    def mesh(unit: UnitPlan, stage: int, pipeline_replica: int) -> Mesh:
+        return submesh(
+            [devices[index] for index in unit.program_devices(stage, pipeline_replica)], stage_axes(unit).sizes
+        )
 
     return {
-        (unit.name, stage): CopyMeshes(
-            tuple(mesh(unit, stage, copy) for copy in range(unit.parallelism.pipeline_replicas))
+        (unit.name, stage): ReplicaMeshes(
+            tuple(mesh(unit, stage, pipeline_replica) for pipeline_replica in range(unit.parallelism.pipeline_replicas))
         )
         for unit in plan.units
         for stage in range(unit.program_count)

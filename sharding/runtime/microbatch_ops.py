@@ -1,6 +1,7 @@
 """The ops of microbatches: forwards, backwards, wgrads and hops.
 
-They use the programs of the copy that takes a microbatch, and among these those of the capacity that it needs.
+They use the programs of the pipeline replica that takes a microbatch, and among these those of the capacity that it
+needs.
 
 A microbatch without an item of a unit with rows of its own runs nothing there, and nothing is sent to the unit or from
 it. The stages beside it take zeros instead, which is what an exchange without items brings. Which microbatches these
@@ -15,10 +16,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.plans.stage_graph import StageCopy, StageGraph, StageId
+from sharding.plans.stage_graph import StageGraph, StageId, StageReplica
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.hops import Hop, PermuteHop
-from sharding.runtime.pipeline import Channel, CopyPrograms, ExecutableStage, PlacedBatch
+from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, ReplicaPrograms
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.definition import BackwardResult, ForwardResult
 from sharding.runtime.stages.programs import StagePrograms
@@ -37,10 +38,10 @@ class MicrobatchOps:
     Args:
         stages: All stages.
         channels: All activations between them.
-        graph: Which copy takes which microbatch.
+        graph: Which pipeline replica takes which microbatch.
 
     Attributes:
-        channels_between: By (source, target), those channels, of all copies and capacities.
+        channels_between: By (source, target), those channels, of all pipeline replicas and capacities.
     """
 
     def __init__(
@@ -50,23 +51,23 @@ class MicrobatchOps:
         self.channels_between: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
             self.channels_between.setdefault((channel.source, channel.target), []).append(channel)
-        self._indices: dict[tuple[StageCopy, int], jax.Array] = {}
+        self._indices: dict[tuple[StageReplica, int], jax.Array] = {}
         self._zeros: dict[tuple[NamedSharding, tuple[int, ...], np.dtype], jax.Array] = {}
 
     # ------------------------------------------------------------------ one method for each kind of op
 
     def forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        """Computes the outputs of a stage and adds its losses to those of the copy's microbatches before."""
+        """Computes the outputs of a stage and adds its losses to the sums of its pipeline replica."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_copy = self._copy(stage_id, microbatch)
+        place, of_replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not of_copy.is_local:
+        if not of_replica.is_local:
             return None
         if place not in buffers.losses:
-            buffers.losses[place] = of_copy.largest.zero_losses()
+            buffers.losses[place] = of_replica.largest.zero_losses()
         if capacity is None:
             return None
-        programs = _programs(of_copy, capacity)
+        programs = _programs(of_replica, capacity)
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
         operands = (
             self._weights(buffers, place),
@@ -81,11 +82,11 @@ class MicrobatchOps:
     def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
         """Computes the outputs, losses and metrics of a stage."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_copy = self._copy(stage_id, microbatch)
+        place, of_replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
         if capacity is None:
-            return StageEvaluation(of_copy.largest.zero_losses(), {})
-        programs = _programs(of_copy, capacity)
+            return StageEvaluation(of_replica.largest.zero_losses(), {})
+        programs = _programs(of_replica, capacity)
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
             self._weights(buffers, place), inputs, buffers.batch.stages[place], self._index(stage_id, microbatch)
@@ -114,15 +115,15 @@ class MicrobatchOps:
         Of a split backward, only the former.
         """
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_copy = self._copy(stage_id, microbatch)
+        place, of_replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not of_copy.is_local:
+        if not of_replica.is_local:
             return None
         if place not in buffers.unreduced_gradients:
-            buffers.unreduced_gradients[place] = _programs(of_copy, -1).zero_gradients()
+            buffers.unreduced_gradients[place] = _programs(of_replica, -1).zero_gradients()
         if capacity is None:
             return None
-        programs = _programs(of_copy, capacity)
+        programs = _programs(of_replica, capacity)
         definition = programs.definition
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
         output_gradients = {
@@ -153,11 +154,11 @@ class MicrobatchOps:
     def wgrad(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Adds the gradients of a stage's parameters, where its backward is split, to those of before."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_copy = self._copy(stage_id, microbatch)
+        place, of_replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not of_copy.is_local or capacity is None:
+        if not of_replica.is_local or capacity is None:
             return None
-        split = _programs(of_copy, capacity).split_backward
+        split = _programs(of_replica, capacity).split_backward
         assert split is not None
         operands = (
             self._weights(buffers, place),
@@ -196,39 +197,48 @@ class MicrobatchOps:
         return hop.arrived if isinstance(hop, PermuteHop | ExchangeHop) else None
 
     def channels_at(self, source: StageId, target: StageId, microbatch: int, capacity: int | None) -> list[Channel]:
-        """The channels between the copies of two stages that take a microbatch, each once.
+        """The channels between the pipeline replicas of two stages that take a microbatch, each once.
 
         They are those of a capacity, or of any where nothing is sent.
         """
-        sought = (self._graph.copy_at(source[0], microbatch), self._graph.copy_at(target[0], microbatch), capacity or 0)
+        sought = (
+            self._graph.pipeline_replica_of_microbatch(source[0], microbatch),
+            self._graph.pipeline_replica_of_microbatch(target[0], microbatch),
+            capacity or 0,
+        )
         return [
             each
             for each in self.channels_between[source, target]
-            if (each.source_copy, each.target_copy, each.capacity) == sought
+            if (each.source_replica, each.target_replica, each.capacity) == sought
         ]
 
     # ------------------------------------------------------------------ helpers
 
-    def _copy(self, stage_id: StageId, microbatch: int) -> tuple[StageCopy, CopyPrograms]:
-        """The copy of a stage that takes a microbatch, and its programs."""
-        copy = self._graph.copy_at(stage_id[0], microbatch)
-        return (stage_id, copy), self._stages[stage_id].copies[copy]
+    def _replica(self, stage_id: StageId, microbatch: int) -> tuple[StageReplica, ReplicaPrograms]:
+        """The pipeline replica of a stage that takes a microbatch, and its programs."""
+        pipeline_replica = self._graph.pipeline_replica_of_microbatch(stage_id[0], microbatch)
+        return (stage_id, pipeline_replica), self._stages[stage_id].pipeline_replicas[pipeline_replica]
 
-    def _weights(self, buffers: StepBuffers, place: StageCopy) -> Tree:
-        """The compute weights of a stage on the submesh of a copy."""
-        stage_id, copy = place
-        if stage_id not in buffers.copy_weights:
-            buffers.copy_weights[stage_id] = self._stages[stage_id].meshes.split(buffers.compute_weights[stage_id])
-        weights = buffers.copy_weights[stage_id][copy]
+    def _weights(self, buffers: StepBuffers, place: StageReplica) -> Tree:
+        """The compute weights of a stage on the submesh of a pipeline replica."""
+        stage_id, pipeline_replica = place
+        if stage_id not in buffers.pipeline_replica_weights:
+            buffers.pipeline_replica_weights[stage_id] = self._stages[stage_id].meshes.split(
+                buffers.compute_weights[stage_id]
+            )
+        weights = buffers.pipeline_replica_weights[stage_id][pipeline_replica]
         assert weights is not None  # the op runs here
         return weights
 
     def _zeros_at(self, stage_id: StageId, microbatch: int, channel: str) -> jax.Array | None:
-        """The activations of a channel, or their gradients, on one of its stages, all zero; made once for each copy."""
-        _, of_copy = self._copy(stage_id, microbatch)
-        if not of_copy.is_local:
+        """The activations of a channel, or their gradients, on one of its stages, all zero.
+
+        They are made once for each pipeline replica.
+        """
+        _, of_replica = self._replica(stage_id, microbatch)
+        if not of_replica.is_local:
             return None
-        shape, sharding = of_copy.largest.channel_shapes[channel], of_copy.largest.channel_shardings[channel]
+        shape, sharding = of_replica.largest.channel_shapes[channel], of_replica.largest.channel_shardings[channel]
         key = (sharding, shape.shape, np.dtype(shape.dtype))
         if key not in self._zeros:
             zeros = np.zeros(sharding.shard_shape(shape.shape), shape.dtype)
@@ -236,19 +246,19 @@ class MicrobatchOps:
         return self._zeros[key]
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
-        """The position of a microbatch among those of its copy, on the copy's submesh, made once."""
-        place, of_copy = self._copy(stage_id, microbatch)
+        """The position of a microbatch among those of its pipeline replica, on its submesh, made once."""
+        place, of_replica = self._replica(stage_id, microbatch)
         position = self._graph.position_at(stage_id[0], microbatch)
         key = (place, position)
         if key not in self._indices:
-            sharding = NamedSharding(of_copy.largest.mesh, P())
+            sharding = NamedSharding(of_replica.largest.mesh, P())
             self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(position))
         return self._indices[key]
 
 
-def _programs(of_copy: CopyPrograms, capacity: int) -> StagePrograms:
+def _programs(of_replica: ReplicaPrograms, capacity: int) -> StagePrograms:
     """The programs of a stage for a capacity by number; -1 for the largest."""
-    programs = of_copy.by_capacity[capacity]
+    programs = of_replica.by_capacity[capacity]
     assert isinstance(programs, StagePrograms), "a unit that is one program has ops of its own (`PipelineOps`)"
     return programs
 
@@ -259,7 +269,7 @@ def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables
 
 
 def _store_forward(
-    buffers: StepBuffers, op: PipelineOp, place: StageCopy, programs: StagePrograms, result: ForwardResult
+    buffers: StepBuffers, op: PipelineOp, place: StageReplica, programs: StagePrograms, result: ForwardResult
 ) -> ForwardResult:
     stage_id, microbatch = op.stage_id, op.microbatch
     buffers.losses[place] = result.losses
@@ -272,7 +282,9 @@ def _store_forward(
     return result
 
 
-def _store_backward(buffers: StepBuffers, op: PipelineOp, place: StageCopy, result: BackwardResult) -> BackwardResult:
+def _store_backward(
+    buffers: StepBuffers, op: PipelineOp, place: StageReplica, result: BackwardResult
+) -> BackwardResult:
     buffers.unreduced_gradients[place] = result.parameter_gradients
     buffers.input_gradients |= {(name, op.microbatch): array for name, array in result.input_gradients.items()}
     return result
@@ -284,6 +296,6 @@ def _store_dgrad(buffers: StepBuffers, op: PipelineOp, kept: list, result: Dgrad
     return result
 
 
-def _store_wgrad(buffers: StepBuffers, place: StageCopy, result: Tree) -> BackwardResult:
+def _store_wgrad(buffers: StepBuffers, place: StageReplica, result: Tree) -> BackwardResult:
     buffers.unreduced_gradients[place] = result
     return BackwardResult({}, result)

@@ -165,9 +165,11 @@ def _mark(mesh: Mesh, spec: P) -> Any:
 
 def _compile_marks(executor: Executor) -> None:
     """Compiles `_mark` for the stages whose programs return nothing but donated arrays: nobody is fed by them."""
-    for copy in (copy for stage in executor.stages.values() for copy in stage.copies):
-        programs = copy.largest
-        if not copy.is_local:
+    for pipeline_replica in (
+        pipeline_replica for stage in executor.stages.values() for pipeline_replica in stage.pipeline_replicas
+    ):
+        programs = pipeline_replica.largest
+        if not pipeline_replica.is_local:
             continue
         if _returns_losses_alone(programs):
             _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))

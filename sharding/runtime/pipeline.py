@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from configs.short_repr import short_repr
-from sharding.plans.stage_graph import StageCopy, StageId
-from sharding.runtime.copies import CopyMeshes, is_local_mesh
+from sharding.plans.stage_graph import StageId, StageReplica
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.hops import Hop
+from sharding.runtime.replica_meshes import ReplicaMeshes, is_local_mesh
 from sharding.runtime.stages.definition import Microbatches
 from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyPrograms:
+class ReplicaPrograms:
     """The programs of one stage that run for the microbatches of one copy of its unit, all jitted on its submesh.
 
     Attributes:
@@ -34,17 +34,17 @@ class CopyPrograms:
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether this process has devices of the copy."""
+        """Whether this process has devices of the pipeline replica."""
         return is_local_mesh(self.largest.mesh)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutableStage:
-    """The programs of one stage; those that run once a step are jitted on the mesh of all copies of its unit.
+    """The programs of one stage; those that run once a step are jitted on the mesh of all pipeline replicas.
 
     Attributes:
         meshes: The meshes of the stage.
-        copies: The programs of each copy.
+        pipeline_replicas: The programs of each pipeline replica.
         gather: Master weights to compute weights.
         reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
         loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
@@ -54,8 +54,8 @@ class ExecutableStage:
             nothing trains.
     """
 
-    meshes: CopyMeshes
-    copies: tuple[CopyPrograms, ...]
+    meshes: ReplicaMeshes
+    pipeline_replicas: tuple[ReplicaPrograms, ...]
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
     loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
@@ -63,28 +63,37 @@ class ExecutableStage:
 
     @property
     def programs(self) -> MeshPrograms:
-        """Those of the first copy for rows of the largest capacity: what depends on neither is the same for all."""
-        return self.copies[0].largest
+        """The programs of the first pipeline replica for rows of the largest capacity.
+
+        What depends on neither is the same for all.
+        """
+        return self.pipeline_replicas[0].largest
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether this process has devices of the stage, in some copy."""
-        return is_local_mesh(self.meshes.all_copies)
+        """Whether this process has devices of the stage, in some pipeline replica."""
+        return is_local_mesh(self.meshes.all_pipeline_replicas)
 
     def zero_losses(self) -> list[dict[str, jax.Array] | None]:
-        """Losses of zero of each copy; None for a copy without devices of this process."""
-        return [copy.largest.zero_losses() if copy.is_local else None for copy in self.copies]
+        """Losses of zero of each pipeline replica; None for a pipeline replica without devices of this process."""
+        return [
+            pipeline_replica.largest.zero_losses() if pipeline_replica.is_local else None
+            for pipeline_replica in self.pipeline_replicas
+        ]
 
-    def join_losses(self, by_copy: Sequence[dict[str, jax.Array] | None]) -> dict[str, jax.Array]:
-        """The losses of all copies, `[copies * replicas]` by name."""
-        return self.meshes.join(by_copy, self.programs.loss_specs)
+    def join_losses(self, by_pipeline_replica: Sequence[dict[str, jax.Array] | None]) -> dict[str, jax.Array]:
+        """The losses of all pipeline replicas, `[pipeline replicas * replicas]` by name."""
+        return self.meshes.join(by_pipeline_replica, self.programs.loss_specs)
 
-    def join_gradients(self, by_copy: Sequence[Tree | None]) -> Tree:
-        """The unreduced gradients of all copies, `[copies * replicas, ...]`."""
-        return self.meshes.join(by_copy, self.programs.gradient_specs)
+    def join_gradients(self, by_pipeline_replica: Sequence[Tree | None]) -> Tree:
+        """The unreduced gradients of all pipeline replicas, `[pipeline replicas * replicas, ...]`."""
+        return self.meshes.join(by_pipeline_replica, self.programs.gradient_specs)
 
     def joined_shapes(self, losses: Tree, gradients: Tree | None) -> tuple[Tree, Tree | None]:
-        """Abstract losses and gradients of all copies, by those of one; gradients are None without a backward."""
+        """Abstract losses and gradients of all pipeline replicas, by those of one.
+
+        Gradients are None without a backward.
+        """
         of_losses = self.meshes.joined_shapes(losses, self.programs.loss_specs)
         if gradients is None:
             return of_losses, None
@@ -100,8 +109,8 @@ class Channel:
     Attributes:
         name: Name of the channel.
         source, target: The stages.
-        source_copy, target_copy: The copies of their units that the hops join. There is a record for each pair that
-            takes the same microbatch.
+        source_replica, target_replica: The pipeline replicas of their units that the hops join. There is a record for
+            each pair that takes the same microbatch.
         activation_hop, gradient_hop: The hops.
         capacity: The number of the capacity, of the unit with rows of its own at either end, that the hops are for; 0
             without such a unit. There is a record for each.
@@ -112,8 +121,8 @@ class Channel:
     target: StageId
     activation_hop: Hop | ExchangeHop
     gradient_hop: Hop | ExchangeHop
-    source_copy: int = 0
-    target_copy: int = 0
+    source_replica: int = 0
+    target_replica: int = 0
     capacity: int = 0
 
 
@@ -136,7 +145,7 @@ class PlacedBatch:
             for one without items, which does not.
     """
 
-    stages: Mapping[StageCopy, Microbatches]
+    stages: Mapping[StageReplica, Microbatches]
     exchanges: Mapping[str, Sequence[ExchangeMicrobatch]] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, tuple[int | None, ...]] = dataclasses.field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from sharding.plans.stage_graph import StageCopy, StageId
+from sharding.plans.stage_graph import StageId, StageReplica
 from sharding.runtime.pipeline import ExecutableStage
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.compiled_pipeline import CompiledPipeline, PipelineStepResult
@@ -89,7 +89,7 @@ def _of_microbatches(arrays: Activations, channels: Iterable[str], count: int) -
     return {name: [arrays.pop((name, number)) for number in range(count)] for name in channels}
 
 
-def _store_step(buffers: StepBuffers, place: StageCopy, result: PipelineStepResult) -> PipelineStepResult:
+def _store_step(buffers: StepBuffers, place: StageReplica, result: PipelineStepResult) -> PipelineStepResult:
     stage_id, _ = place
     buffers.losses[place] = result.losses
     buffers.unreduced_gradients[place] = result.parameter_gradients
@@ -99,7 +99,7 @@ def _store_step(buffers: StepBuffers, place: StageCopy, result: PipelineStepResu
     return result
 
 
-def _store_backward(buffers: StepBuffers, place: StageCopy, result: BackwardResult) -> BackwardResult:
+def _store_backward(buffers: StepBuffers, place: StageReplica, result: BackwardResult) -> BackwardResult:
     buffers.unreduced_gradients[place] = result.parameter_gradients
     _store_channels(buffers.input_gradients, result.input_gradients)
     return result

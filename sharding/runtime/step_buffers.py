@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sharding.plans.stage_graph import StageCopy, StageId
+from sharding.plans.stage_graph import StageId, StageReplica
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.compilation import ProgramCall
@@ -37,17 +37,18 @@ class StageEvaluation(NamedTuple):
 class StepBuffers:
     """All arrays that are alive during one pass over the schedule.
 
-    Compute weights are on the mesh of all copies of a stage; `copy_weights` are views of them on each copy's submesh.
-    `begun` has, by kind of op and stage, the microbatches whose inputs or output gradients have come, of units that are
-    one program or two; `saved_state` what the forwards of such a unit leave for its backwards.
+    Compute weights are on the mesh of all pipeline replicas of a stage; `pipeline_replica_weights` are views of them on
+    each pipeline replica's submesh. `begun` has, by kind of op and stage, the microbatches whose inputs or output
+    gradients have come, of units that are one program or two; `saved_state` what the forwards of such a unit leave for
+    its backwards.
     """
 
     state: TrainState
     batch: PlacedBatch
     compute_weights: dict[StageId, Tree]
-    copy_weights: dict[StageId, tuple[Tree | None, ...]] = dataclasses.field(default_factory=dict)
-    losses: dict[StageCopy, Arrays] = dataclasses.field(default_factory=dict)
-    unreduced_gradients: dict[StageCopy, Tree] = dataclasses.field(default_factory=dict)
+    pipeline_replica_weights: dict[StageId, tuple[Tree | None, ...]] = dataclasses.field(default_factory=dict)
+    losses: dict[StageReplica, Arrays] = dataclasses.field(default_factory=dict)
+    unreduced_gradients: dict[StageReplica, Tree] = dataclasses.field(default_factory=dict)
     gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
     outputs: Activations = dataclasses.field(default_factory=dict)
     inputs: Activations = dataclasses.field(default_factory=dict)

@@ -32,7 +32,7 @@ def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
         finished.add(op)
         in_flight.record(op)
         if op.kind == "forward":
-            rank = op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)
+            rank = op_graph.stage_graph.rank_of_microbatch(op.stage_id, op.microbatch)
             if in_flight[rank] > max_in_flight[rank] and not in_flight.is_oldest(op.microbatch):
                 raise ScheduleError(f"{op}: its stage then holds {in_flight[rank]}, not {max_in_flight[rank]} at most")
     _check_bundles(schedule)

@@ -19,14 +19,16 @@ def check_limits(op_graph: OpGraph, max_in_flight: InFlightLimits) -> None:
             raise ScheduleError(f"stage {rank} may hold {max_in_flight[rank]} microbatches; it must hold at least 1")
 
 
-def limit_of_copies(graph: StageGraph, stage: StageId, limit: int) -> dict[PipelineRank, int]:
-    """What each copy of a stage's rank may hold, where all copies together hold `limit` consecutive microbatches."""
+def limit_of_pipeline_replicas(graph: StageGraph, stage: StageId, limit: int) -> dict[PipelineRank, int]:
+    """What each pipeline replica may hold of a stage, where all together hold `limit` consecutive microbatches."""
     ranks = graph.ranks_of[stage]
     if len(ranks) == 1:
         return {ranks[0]: limit}
-    of_microbatch = graph.copies[stage[0]].of_microbatch
+    of_microbatch = graph.pipeline_replicas[stage[0]].of_microbatch
     windows = [of_microbatch[first : first + limit] for first in range(max(1, len(of_microbatch) - limit + 1))]
-    return {rank: max(window.count(copy) for window in windows) for copy, rank in enumerate(ranks)}
+    return {
+        rank: max(window.count(pipeline_replica) for window in windows) for pipeline_replica, rank in enumerate(ranks)
+    }
 
 
 class InFlightMicrobatches:
@@ -53,14 +55,14 @@ class InFlightMicrobatches:
         if op.kind == "forward":
             targets = self._graph.targets[stage]
             if has_backward or targets:
-                self._by_rank[self._graph.rank_at(stage, number)] += 1
+                self._by_rank[self._graph.rank_of_microbatch(stage, number)] += 1
             if not has_backward:
                 self._untaken[stage, number] = len(targets)
                 self._finish(stage, number)
             for source in self._graph.sources[stage]:
                 self._take(source, number)
         elif op.kind in COMPUTE_KINDS and op.kind == self._op_graph.last_pass(stage):
-            self._by_rank[self._graph.rank_at(stage, number)] -= 1
+            self._by_rank[self._graph.rank_of_microbatch(stage, number)] -= 1
             self._finish(stage, number)
 
     def _take(self, source: StageId, number: int) -> None:
@@ -69,7 +71,7 @@ class InFlightMicrobatches:
             return
         self._untaken[source, number] -= 1
         if not self._untaken[source, number]:
-            self._by_rank[self._graph.rank_at(source, number)] -= 1
+            self._by_rank[self._graph.rank_of_microbatch(source, number)] -= 1
 
     def _finish(self, stage: StageId, number: int) -> None:
         finished = self._finished[stage]

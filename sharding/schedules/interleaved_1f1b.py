@@ -5,7 +5,7 @@ second, and so on; its backwards go the other way. A unit without chunks has one
 """
 
 from sharding.plans.stage_graph import PipelineRank, StageId
-from sharding.schedules.in_flight import InFlightLimits, limit_of_copies
+from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
@@ -45,7 +45,9 @@ def _interleaved_in_slots(op_graph: OpGraph, max_in_flight: InFlightLimits) -> S
     fixed_orders = {
         rank: warm_up_order(op_graph, rank, max_in_flight[rank] - 1)
         for rank in graph.stages_of
-        if rank[0] in graph.pp and rank[0] not in graph.copies and op_graph.microbatches % graph.pp[rank[0]] == 0
+        if rank[0] in graph.pp
+        and rank[0] not in graph.pipeline_replicas
+        and op_graph.microbatches % graph.pp[rank[0]] == 0
     }
     return list_schedule(op_graph, max_in_flight, _by_group(op_graph), fixed_orders)
 
@@ -85,14 +87,15 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
         else:
             of_rank = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
             by_stage[stage] = in_flight_of_chunk(of_rank, graph.pp[stage[0]], len(chunks), chunks.index(stage))
-        if len(chunks) > 1 and stage[0] in graph.copies:
+        if len(chunks) > 1 and stage[0] in graph.pipeline_replicas:
             downstream = max((by_stage[target] for target in graph.targets[chunks[-1]]), default=0)
             microbatches = max(1 + downstream, -(-of_rank // len(chunks)))
             by_rank |= {
-                rank: len(chunks) * limit for rank, limit in limit_of_copies(graph, stage, microbatches).items()
+                rank: len(chunks) * limit
+                for rank, limit in limit_of_pipeline_replicas(graph, stage, microbatches).items()
             }
         else:
-            by_rank |= limit_of_copies(graph, stage, of_rank)
+            by_rank |= limit_of_pipeline_replicas(graph, stage, of_rank)
     return by_rank
 
 

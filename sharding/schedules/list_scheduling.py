@@ -83,7 +83,7 @@ def warm_up_order(op_graph: OpGraph, rank: PipelineRank, warm_up: int) -> list[P
     """
     graph, size = op_graph.stage_graph, op_graph.stage_graph.pp.get(rank[0], 1)
     stages = graph.stages_of[rank]
-    numbers = [number for number in range(op_graph.microbatches) if graph.rank_at(stages[0], number) == rank]
+    numbers = [number for number in range(op_graph.microbatches) if graph.rank_of_microbatch(stages[0], number) == rank]
     groups = [numbers[first : first + size] for first in range(0, len(numbers), size)]
     forwards = [PipelineOp("forward", *stage, number) for group in groups for stage in stages for number in group]
     backwards = [
@@ -144,7 +144,7 @@ class _ReadyOps:
             del self._ready[key]
 
     def _key(self, op: PipelineOp) -> tuple[OpKind, StageId, int]:
-        return op.kind, op.stage_id, self._op_graph.stage_graph.copy_at(op.unit, op.microbatch)
+        return op.kind, op.stage_id, self._op_graph.stage_graph.pipeline_replica_of_microbatch(op.unit, op.microbatch)
 
     def add_dependents(self, op: PipelineOp) -> None:
         """Records that an op has ended; ops of `COMPUTE_KINDS` that waited for nothing else become ready."""
@@ -206,7 +206,7 @@ class _RunningOps:
         return ended
 
     def _devices(self, op: PipelineOp) -> int:
-        return self._bits[self._graph.rank_at(op.stage_id, op.microbatch)]
+        return self._bits[self._graph.rank_of_microbatch(op.stage_id, op.microbatch)]
 
 
 class _Limits:
@@ -226,7 +226,7 @@ class _Limits:
         """Whether an op may start."""
         if op.kind == "wgrad":
             return True
-        rank = self._graph.rank_at(op.stage_id, op.microbatch)
+        rank = self._graph.rank_of_microbatch(op.stage_id, op.microbatch)
         next_in_order = rank not in self._remaining or self._remaining[rank][0] == op
         return next_in_order and (op.kind == "backward" or self._in_flight[rank] < self._max_in_flight[rank])
 
@@ -236,7 +236,7 @@ class _Limits:
 
     def why_nothing_starts(self, op: PipelineOp) -> str:
         """What stops an op that is ready where nothing runs: a stage of one program waits for more microbatches."""
-        rank = self._graph.rank_at(op.stage_id, op.microbatch)
+        rank = self._graph.rank_of_microbatch(op.stage_id, op.microbatch)
         held = count_of(self._max_in_flight[rank], "microbatch")
         return (
             f"{op} cannot start, and nothing runs: its stage may hold {held}; allow "
@@ -245,7 +245,7 @@ class _Limits:
 
     def record_start(self, op: PipelineOp) -> None:
         """A forward holds its microbatch from its start."""
-        rank = self._graph.rank_at(op.stage_id, op.microbatch)
+        rank = self._graph.rank_of_microbatch(op.stage_id, op.microbatch)
         if rank in self._remaining and op.kind != "wgrad":
             self._remaining[rank].remove(op)
         if op.kind == "forward":

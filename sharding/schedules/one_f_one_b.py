@@ -1,7 +1,7 @@
 """GPipe and 1F1B, over whole graphs of stages instead of one chain."""
 
 from sharding.plans.stage_graph import PipelineRank
-from sharding.schedules.in_flight import InFlightLimits, limit_of_copies
+from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.ops import OpGraph, Schedule
 
@@ -37,7 +37,7 @@ def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     """
     graph, limits = op_graph.stage_graph, {}
     for stage in reversed(graph.stages):  # the first stage of a rank last
-        limits |= limit_of_copies(graph, stage, graph.heights[stage])
+        limits |= limit_of_pipeline_replicas(graph, stage, graph.heights[stage])
     return limits
 
 

@@ -106,7 +106,10 @@ class StageSeconds(NamedTuple):
 
 
 _Place = tuple[StageId, int, StageId, int]
-"""(stage, copy, target stage, its copy); copies are -1 for all copies, of ops that run once a step."""
+"""(stage, pipeline replica, target stage, its pipeline replica);
+
+pipeline replicas are -1 for all pipeline replicas, of ops that run once a step.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,11 +141,11 @@ class OpGraph:
         graph = self.stage_graph
         if self.microbatches < 1:
             raise ScheduleError(f"a step of {self.microbatches} microbatches; it must have at least 1")
-        for unit, copies in graph.copies.items():
-            if len(copies.of_microbatch) != self.microbatches:
+        for unit, pipeline_replicas in graph.pipeline_replicas.items():
+            if len(pipeline_replicas.of_microbatch) != self.microbatches:
                 raise ScheduleError(
-                    f"the copies of unit {unit} divide {len(copies.of_microbatch)} microbatches among them, but the "
-                    f"step has {self.microbatches}"
+                    f"the pipeline replicas of unit {unit} divide {len(pipeline_replicas.of_microbatch)} microbatches "
+                    f"among them, but the step has {self.microbatches}"
                 )
         known = frozenset(graph.stages)
         named = self.backward_stages | self.trained_stages | {stage for share in self.tied_stages for stage in share}
@@ -273,9 +276,9 @@ class OpGraph:
         graph = self.stage_graph
         return (
             op.stage_id,
-            graph.copy_at(op.unit, op.microbatch),
+            graph.pipeline_replica_of_microbatch(op.unit, op.microbatch),
             op.target_id,
-            graph.copy_at(op.target_unit, op.microbatch),
+            graph.pipeline_replica_of_microbatch(op.target_unit, op.microbatch),
         )
 
     @functools.cached_property
@@ -285,18 +288,22 @@ class OpGraph:
     def _devices(self, place: "_Place") -> frozenset[int]:
         """The devices of a place; made once for each, because they may be thousands."""
         if place not in self._devices_of_places:
-            stage, copy, target, target_copy = place
+            stage, pipeline_replica, target, target_replica = place
             is_norm = stage == GLOBAL_NORM.stage_id
-            devices = self.stage_graph.all_devices if is_norm else self._stage_devices(stage, copy)
+            devices = self.stage_graph.all_devices if is_norm else self._stage_devices(stage, pipeline_replica)
             if target != GLOBAL_NORM.target_id:
-                devices |= self._stage_devices(target, target_copy)
+                devices |= self._stage_devices(target, target_replica)
             self._devices_of_places[place] = devices
         return self._devices_of_places[place]
 
-    def _stage_devices(self, stage: StageId, copy: int) -> frozenset[int]:
-        """The devices of a copy of a stage, or of all copies if `copy` is negative."""
+    def _stage_devices(self, stage: StageId, pipeline_replica: int) -> frozenset[int]:
+        """The devices of a pipeline replica of a stage, or of all pipeline replicas if it is negative."""
         graph = self.stage_graph
-        return graph.devices[stage] if copy < 0 else graph.rank_devices[graph.ranks_of[stage][copy]]
+        return (
+            graph.devices[stage]
+            if pipeline_replica < 0
+            else graph.rank_devices[graph.ranks_of[stage][pipeline_replica]]
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
         if kind not in COMPUTE_KINDS:
             before = None
             continue
-        own = lanes[graph.rank_at(stage, number)]
+        own = lanes[graph.rank_of_microbatch(stage, number)]
         host = before if op in bundled else None
         start = max([free[lane] for lane in own]) if host is None else times[host][0]
         for source in producers[kind][stage]:

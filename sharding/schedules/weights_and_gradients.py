@@ -21,7 +21,7 @@ class WeightsAndGradients:
 
     def __init__(self, op_graph: OpGraph, device_bits: Mapping[PipelineRank, int]) -> None:
         self._op_graph, graph = op_graph, op_graph.stage_graph
-        self._rank, self._ranks_of = graph.rank_at, graph.ranks_of
+        self._rank, self._ranks_of = graph.rank_of_microbatch, graph.ranks_of
         self._waiting = dict.fromkeys(op_graph.prologue)
         self._gathered: set[PipelineRank] = set()  # ranks on whose devices all weights are
         self._shares: dict[StageId, list[PipelineOp]] = collections.defaultdict(list)
@@ -41,7 +41,7 @@ class WeightsAndGradients:
         for stage in graph.stages:
             passes = len(op_graph.passes_of(stage))
             for number in range(op_graph.microbatches):
-                self._left.update(dict.fromkeys(self._ranks_beside[graph.rank_at(stage, number)], passes))
+                self._left.update(dict.fromkeys(self._ranks_beside[graph.rank_of_microbatch(stage, number)], passes))
 
     def before(self, op: PipelineOp) -> list[PipelineOp]:
         """The ops that make the weights of all stages on the devices of a forward, or of the target of a hop."""

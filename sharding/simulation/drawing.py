@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from sharding.plans.device_groups import replicas_at
+from sharding.plans.device_groups import replicas_of_microbatch
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import TRANSFERS, PipelineOp
@@ -170,10 +170,10 @@ class _Places:
         self._weights: dict[tuple[StageId, int, int], Float[np.ndarray, " i"]] = {}
 
     def of_stage(self, stage: StageId, microbatch: int) -> list[int]:
-        """The lanes of a stage, for one microbatch or, if it is -1, of all copies."""
+        """The lanes of a stage, for one microbatch or, if it is -1, of all pipeline replicas."""
         if stage not in self._graph.ranks_of:
             return []
-        ranks = self._graph.ranks_of[stage] if microbatch < 0 else (self._graph.rank_at(stage, microbatch),)
+        ranks = self._graph.ranks_of[stage] if microbatch < 0 else (self._graph.rank_of_microbatch(stage, microbatch),)
         return [lane for rank in ranks for lane in self._of_rank[rank]]
 
     def of_op(self, op: PipelineOp) -> list[int]:
@@ -189,16 +189,18 @@ class _Places:
         stage = op.target_id if op.kind in TRANSFERS else op.stage_id
         if op.kind == "global_norm" or lane not in self.of_stage(stage, op.microbatch):
             return np.ones(len(span.start))
-        copy = self._graph.copy_at(stage[0], op.microbatch) if op.microbatch >= 0 else -1
-        if (stage, copy, lane) not in self._weights:
+        pipeline_replica = (
+            self._graph.pipeline_replica_of_microbatch(stage[0], op.microbatch) if op.microbatch >= 0 else -1
+        )
+        if (stage, pipeline_replica, lane) not in self._weights:
             groups = self._timeline.groups
             table, is_first = (
-                replicas_at(self._graph.copies, stage[0], op.microbatch, of[stage])
+                replicas_of_microbatch(self._graph.pipeline_replicas, stage[0], op.microbatch, of[stage])
                 for of in (groups.groups_of, groups.is_first)
             )
             in_lane = np.isin(table, self.groups[lane]) & is_first
-            self._weights[stage, copy, lane] = (groups.sizes[table] * in_lane).sum(axis=1).astype(float)
-        return self._weights[stage, copy, lane]
+            self._weights[stage, pipeline_replica, lane] = (groups.sizes[table] * in_lane).sum(axis=1).astype(float)
+        return self._weights[stage, pipeline_replica, lane]
 
     def chunk(self, op: PipelineOp, lane: int) -> int:
         """Which of its pipeline rank's stages an op belongs to, or -1."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.device_groups import DeviceGroups, replicas_at
+from sharding.plans.device_groups import DeviceGroups, replicas_of_microbatch
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause, IdlePeriod, idle_times
@@ -202,7 +202,9 @@ def _as_if_alone(span: Span) -> Span:
 def groups_of_op(groups: DeviceGroups, stages: StageGraph, op: PipelineOp) -> tuple[Int[np.ndarray, "i g"], np.ndarray]:
     """The groups that run an op of a stage, and which of them are no repetitions."""
     of_stage = (groups.groups_of[op.stage_id], groups.is_first[op.stage_id])
-    rows, is_first = (replicas_at(stages.copies, op.unit, op.microbatch, table) for table in of_stage)
+    rows, is_first = (
+        replicas_of_microbatch(stages.pipeline_replicas, op.unit, op.microbatch, table) for table in of_stage
+    )
     return rows, is_first
 
 

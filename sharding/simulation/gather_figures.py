@@ -57,11 +57,11 @@ def _of_lane(timeline: Timeline, lane: Lane) -> ShardedPasses | None:
 
 def _in_words(timeline: Timeline, found: dict[Lane, ShardedPasses]) -> str:
     lane = max(found, key=lambda lane: found[lane].exposed)
-    passes, of_copy = found[lane], timeline.op_graph.microbatches / lane.copies
+    passes, of_replica = found[lane], timeline.op_graph.microbatches / lane.pipeline_replicas
     return (
         f"Of each microbatch, {lane.name} takes {seconds(passes.collectives)} for its gathers and scatters, simulated. "
         f"Computation hides {percent(passes.hidden_share or 0.0)} of that; {seconds(passes.exposed)} remain exposed, "
-        f"{percent(of_copy * passes.exposed / timeline.step)} of the step over all its microbatches."
+        f"{percent(of_replica * passes.exposed / timeline.step)} of the step over all its microbatches."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.plans.device_groups import DeviceGroups, replicas_at, source_replicas
+from sharding.plans.device_groups import DeviceGroups, replicas_of_microbatch, source_replicas
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.spans import Span
@@ -235,13 +235,17 @@ class _Replay:
         if op.kind == "global_norm":
             return self._all_groups
         of_stage = (self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id])
-        groups, is_first = (replicas_at(self._stages.copies, op.unit, op.microbatch, table) for table in of_stage)
+        groups, is_first = (
+            replicas_of_microbatch(self._stages.pipeline_replicas, op.unit, op.microbatch, table) for table in of_stage
+        )
         return groups, is_first
 
     def _ends(self, op: PipelineOp) -> tuple[Int[np.ndarray, "_ _"], Int[np.ndarray, "_ _"]]:
         """The groups at both ends of a transfer."""
         source, target = (
-            replicas_at(self._stages.copies, stage[0], op.microbatch, self._groups.groups_of[stage])
+            replicas_of_microbatch(
+                self._stages.pipeline_replicas, stage[0], op.microbatch, self._groups.groups_of[stage]
+            )
             for stage in (op.stage_id, op.target_id)
         )
         return source, target

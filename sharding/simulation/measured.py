@@ -6,39 +6,43 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.device_groups import replicas_at
-from sharding.plans.stage_graph import StageId, UnitCopies
+from sharding.plans.device_groups import replicas_of_microbatch
+from sharding.plans.stage_graph import PipelineReplicas, StageId
 from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
 from sharding.simulation.bundles import COLLECTIVES, BundledOp
 from sharding.simulation.schedule_replay import Seconds, replay_schedule
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 
-NO_COPIES: Mapping[str, UnitCopies] = types.MappingProxyType({})
-"""Of plans whose units have one copy each."""
+NO_COPIES: Mapping[str, PipelineReplicas] = types.MappingProxyType({})
+"""Of plans whose units have one pipeline replica each."""
 
 
 def replicas_that_finish(
-    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp, copies: Mapping[str, UnitCopies] = NO_COPIES
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
+    op: PipelineOp,
+    pipeline_replicas: Mapping[str, PipelineReplicas] = NO_COPIES,
 ) -> list[list[int]]:
     """The devices that finish an op, by replica: of its stage, of a transfer's target; of the norm all, as one.
 
     Args:
-        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         op: The op.
-        copies: Of units with several copies (`StageGraph.copies`).
+        pipeline_replicas: Of units with several pipeline replicas (`StageGraph.pipeline_replicas`).
     """
     if op.kind == "global_norm":
         return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
     stage = op.target_id if op.kind in TRANSFERS else op.stage_id
-    return replicas_at(copies, stage[0], op.microbatch, devices[stage]).tolist()
+    return replicas_of_microbatch(pipeline_replicas, stage[0], op.microbatch, devices[stage]).tolist()
 
 
 def replica_count(
-    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp, copies: Mapping[str, UnitCopies] = NO_COPIES
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
+    op: PipelineOp,
+    pipeline_replicas: Mapping[str, PipelineReplicas] = NO_COPIES,
 ) -> int:
     """Number of entries of a span of an op; the arguments are those of `replicas_that_finish`."""
-    return len(replicas_that_finish(devices, op, copies))
+    return len(replicas_that_finish(devices, op, pipeline_replicas))
 
 
 def measured_timeline(
@@ -56,7 +60,7 @@ def measured_timeline(
     Of a bundle, each op counts for half of the time; beside a gather or a reduction the other counts for all.
 
     Args:
-        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         schedule: The ops of all devices.
         launched: When the host began to launch each op, in seconds since it began the step; NaN if it is not known.
         finished: When each op had finished on each replica; NaN if the replica had nothing to do for it.

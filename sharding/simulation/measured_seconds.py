@@ -25,7 +25,7 @@ class MeanSeconds:
     A microbatch that had nothing to do in a unit counts, with no seconds.
 
     Attributes:
-        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         rendezvous: Whether hops occupied the devices of both their ends.
         by_op: Seconds of an op on each replica.
     """
@@ -37,8 +37,10 @@ class MeanSeconds:
     def of_stage(self, graph: StageGraph, kind: OpKind, stage: StageId) -> float:
         """Seconds of a stage's forward or backward on its slowest replica; 0 for a stage without."""
         op = PipelineOp(kind, *stage)
-        copies = ((op, copy, 0) for copy in range(graph.copy_count(stage[0])))
-        return max((float(self.by_op[key].max()) for key in copies if key in self.by_op), default=0.0)
+        pipeline_replicas = (
+            (op, pipeline_replica, 0) for pipeline_replica in range(graph.pipeline_replica_count(stage[0]))
+        )
+        return max((float(self.by_op[key].max()) for key in pipeline_replicas if key in self.by_op), default=0.0)
 
     def pass_of(self, schedule: Schedule) -> float:
         """Seconds from the first forward to the last backward or wgrad if all ops of a schedule take their means.
@@ -84,4 +86,8 @@ def _of_copies(graph: StageGraph, op: PipelineOp) -> _OpOfCopies:
     if op.microbatch == GLOBAL_NORM.microbatch:
         return op, 0, 0
     of_all = op._replace(microbatch=GLOBAL_NORM.microbatch)
-    return of_all, graph.copy_at(op.unit, op.microbatch), graph.copy_at(op.target_unit, op.microbatch)
+    return (
+        of_all,
+        graph.pipeline_replica_of_microbatch(op.unit, op.microbatch),
+        graph.pipeline_replica_of_microbatch(op.target_unit, op.microbatch),
+    )

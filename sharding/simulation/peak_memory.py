@@ -22,8 +22,8 @@ def peak_memory(
     A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
     of its backward; where the wgrad is an op of its own to the end of that, and from the start of its backward on
     `WgradCosts.saved_bytes` too. A stage that runs none holds them until every replica that it feeds has started its
-    forward. A copy holds only the microbatches that it takes. A stage whose passes are programs holds what it saves of
-    all microbatches from the start of the first program to the end of the last.
+    forward. A pipeline replica holds only the microbatches that it takes. A stage whose passes are programs holds what
+    it saves of all microbatches from the start of the first program to the end of the last.
 
     Args:
         op_graph: What the step did.
@@ -69,8 +69,10 @@ def _most_saved(
     for stage, stage_groups in groups.groups_of.items():
         part, column = np.nonzero(groups.is_first[stage])
         group = stage_groups[part, column]
-        copy, part_of_copy = np.divmod(part, len(stage_groups) // graph.copy_count(stage[0]))
-        taken_by = np.array([graph.copy_at(stage[0], number) for number in range(op_graph.microbatches)])
+        pipeline_replica, part_of_copy = np.divmod(part, len(stage_groups) // graph.pipeline_replica_count(stage[0]))
+        taken_by = np.array(
+            [graph.pipeline_replica_of_microbatch(stage[0], number) for number in range(op_graph.microbatches)]
+        )
         replica = part_of_copy // (saved_bytes[stage].shape[1] // starts["forward", stage].shape[1])
         released = _release_times(op_graph, starts, ends, stage)
         from_pass: dict[OpKind, Mapping[StageId, Float[np.ndarray, "m _"]]] = {
@@ -79,7 +81,7 @@ def _most_saved(
         }
         for kind, by_stage in from_pass.items():
             if stage in by_stage:
-                saved = by_stage[stage][:, part_of_copy] * (taken_by[:, None] == copy)
+                saved = by_stage[stage][:, part_of_copy] * (taken_by[:, None] == pipeline_replica)
                 owners.append(group)
                 times.append(np.concatenate([starts[kind, stage], released])[:, replica])
                 changes.append(np.concatenate([saved, -saved]))

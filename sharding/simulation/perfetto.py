@@ -43,9 +43,9 @@ def perfetto_trace(timeline: Timeline) -> str:
 def _names(lanes: tuple[DrawnLane, ...], threads: list[Event]) -> Iterator[Event]:
     for lane, thread in zip(lanes, threads, strict=True):
         first, *others = lane.ranks
-        copy = f", copy {first.copy}" if first.copies > 1 else ""
+        pipeline_replica = f", pipeline replica {first.pipeline_replica}" if first.pipeline_replicas > 1 else ""
         shared = "".join(f", {rank.name}" for rank in others)
-        name = f"stage {first.stage}{copy}{shared}, devices {device_ranges(lane.devices)}"
+        name = f"stage {first.stage}{pipeline_replica}{shared}, devices {device_ranges(lane.devices)}"
         yield {"ph": "M", "name": "process_name", **thread, "args": {"name": lane.unit}}
         yield {"ph": "M", "name": "process_sort_index", **thread, "args": {"sort_index": thread["pid"]}}
         yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}

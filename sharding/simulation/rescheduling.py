@@ -26,8 +26,8 @@ class NewOrder:
         schedule: The new order.
         before, after: Seconds of the forwards and backwards of a step in the order in force and in the new one, both
             predicted from the same measured seconds.
-        same_sums: Whether each stage of each copy takes its microbatches in the same order as before, so that losses
-            and gradients are summed in the same order and have the same bits.
+        same_sums: Whether each stage of each pipeline replica takes its microbatches in the same order as before, so
+            that losses and gradients are summed in the same order and have the same bits.
     """
 
     schedule: Schedule
@@ -140,10 +140,10 @@ def _bundles(schedule: Schedule) -> frozenset[tuple[PipelineOp, PipelineOp]]:
 
 
 def _order_of_sums(schedule: Schedule) -> dict[tuple[OpKind, PipelineRank, int], list[int]]:
-    """The microbatches of each stage's forwards and backwards on each copy, in the order in which it adds them up."""
+    """The microbatches of each stage's forwards and backwards on each pipeline replica, in the order of its sums."""
     graph, order = schedule.op_graph.stage_graph, {}
     for op in schedule.ops:
         if op.kind in COMPUTE_KINDS:
-            rank = graph.rank_at(op.stage_id, op.microbatch)
+            rank = graph.rank_of_microbatch(op.stage_id, op.microbatch)
             order.setdefault((op.kind, rank, op.stage), []).append(op.microbatch)
     return order

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.device_groups import group_devices, latest_of_sources, replicas_at
+from sharding.plans.device_groups import group_devices, latest_of_sources, replicas_of_microbatch
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.simulation.bundles import COLLECTIVES, BundleClock, BundledOp, joined_parts
 from sharding.simulation.spans import Span
 
 Seconds = Float[np.ndarray, " i"]
-"""One entry for each replica of a stage: of the copy that takes the op's microbatch, or of all in an op once a step."""
+"""One entry for each replica of a stage:
+
+of the pipeline replica that takes the op's microbatch, or of all in an op once a step.
+"""
 
 OpClock = Callable[[PipelineOp, Seconds], Span]
 """Called with an op and the moments at which each replica could start it; says when each did, and when it ended."""
@@ -32,12 +35,12 @@ def replay_schedule(
 
     An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
     replicas of a stage run independently; those of a hop's target wait for the source replicas whose rows they take.
-    `gather` and `reduce` join the replicas of all copies of a stage, a share joins those of both its stages,
+    `gather` and `reduce` join the replicas of all pipeline replicas of a stage, a share joins those of both its stages,
     `global_norm` all devices. A bundle can start once both its ops could, on all replicas of either that share devices;
     what depends on one of them waits for the end of both.
 
     Args:
-        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         schedule: A schedule that `check_schedule` accepts.
         clock: How long ops take.
         bundle_clock: How long bundles take.
@@ -74,7 +77,7 @@ class _ScheduleRun:
 
     def _groups(self, stage: StageId, microbatch: int) -> Int[np.ndarray, "i g"]:
         """The groups of devices that work on a microbatch in a stage."""
-        return replicas_at(self._graph.copies, stage[0], microbatch, self._groups_of[stage])
+        return replicas_of_microbatch(self._graph.pipeline_replicas, stage[0], microbatch, self._groups_of[stage])
 
     def compute(self, op: PipelineOp) -> Span:
         """Runs an op of `COMPUTE_KINDS`, a gather or a reduction."""
@@ -97,7 +100,9 @@ class _ScheduleRun:
         tables = [self._groups(op.stage_id, op.microbatch) for op in (first, second)]
         if first.kind in COLLECTIVES:
             return np.zeros(len(tables[0]), int), np.zeros(len(tables[1]), int)
-        places = [(op.stage_id, self._graph.copy_at(op.unit, op.microbatch)) for op in (first, second)]
+        places = [
+            (op.stage_id, self._graph.pipeline_replica_of_microbatch(op.unit, op.microbatch)) for op in (first, second)
+        ]
         key = (*places[0], *places[1])
         if key not in self._parts:
             self._parts[key] = joined_parts(*tables)

@@ -34,7 +34,7 @@ def scheduling_efficiency(
     the waits for collectives that nothing computes beside.
 
     Args:
-        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         op_graph: The ops.
         spans: When each ran, simulated with the costs.
         costs: What they take.

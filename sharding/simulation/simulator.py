@@ -38,7 +38,7 @@ def simulate_on_devices(
     costs: StepCosts,
     rendezvous: bool = False,
 ) -> Timeline:
-    """`simulate` on stages whose devices are given as [copies * replicas, ranks of a replica]."""
+    """`simulate` on stages whose devices are given as [pipeline replicas * replicas, ranks of a replica]."""
     op_graph = schedule.op_graph
     _check_costs(devices, op_graph, costs)
     spans = replay_schedule(devices, schedule, cost_clock(costs), cost_bundle_clock(costs), rendezvous)
@@ -48,7 +48,7 @@ def simulate_on_devices(
 def _check_costs(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: OpGraph, costs: StepCosts) -> None:
     """Raises ScheduleError if the costs are not those of this op graph on these devices."""
     graph = op_graph.stage_graph
-    replicas = {stage: len(devices[stage]) // graph.copy_count(stage[0]) for stage in graph.stages}
+    replicas = {stage: len(devices[stage]) // graph.pipeline_replica_count(stage[0]) for stage in graph.stages}
     for stage in graph.stages:
         _check_shape(f"the costs of stage {stage}", costs.stages, stage, op_graph, replicas[stage])
         if (costs.stages[stage].wgrad is not None) != (stage in op_graph.split_stages):

@@ -15,8 +15,8 @@ class Span:
     Attributes:
         op: The op.
         start: Seconds from the start of the step, for every replica of the op's stage, of a hop's or a share's target:
-            of the copy that takes its microbatch, of all copies if it runs once per step. Of a hop or a share: when the
-            array was ready to be sent. Of `global_norm`: a single entry.
+            of the pipeline replica that takes its microbatch, of all pipeline replicas if it runs once per step. Of a
+            hop or a share: when the array was ready to be sent. Of `global_norm`: a single entry.
         end: The same of its end; of a hop or a share, when all of the array has arrived.
         communication: Seconds between them in which the devices waited for tensor, context-parallel or expert ranks,
             and computed nothing meanwhile; in a bundle also for slower replicas of it.

@@ -113,10 +113,14 @@ class _StepBound:
 
     def _rank_seconds(self, rank: PipelineRank, field: str) -> Float[np.ndarray, " i"]:
         """Seconds of all forwards and backwards on each replica of a rank, by a field of `StageWork`."""
-        stages, copies = self._graph.stages_of[rank], self._graph.copy_count(rank[0])
-        copy = self._graph.ranks_of[stages[0]].index(rank)
+        stages, pipeline_replicas = self._graph.stages_of[rank], self._graph.pipeline_replica_count(rank[0])
+        pipeline_replica = self._graph.ranks_of[stages[0]].index(rank)
         return sum(
-            (np.split(getattr(self._work.stages[stage], field), copies)[copy] for stage in stages), start=np.zeros(1)
+            (
+                np.split(getattr(self._work.stages[stage], field), pipeline_replicas)[pipeline_replica]
+                for stage in stages
+            ),
+            start=np.zeros(1),
         )
 
 

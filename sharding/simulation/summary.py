@@ -38,7 +38,7 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
 def _lane_summary(timeline: Timeline, lane: Lane) -> dict[str, Any]:
     return {
         "unit": lane.rank[0],
-        "copy": lane.copy,
+        "pipeline_replica": lane.pipeline_replica,
         "stage": lane.stage,
         "chunks": len(lane.stages),
         "devices": len(lane.devices),

@@ -33,28 +33,30 @@ class Lane:
     Attributes:
         rank: The pipeline rank (unit, number).
         copy: Which copy of its unit's pipeline it belongs to.
-        copies: Number of these copies.
+        pipeline_replicas: Number of these pipeline replicas.
         stages: Its stages in chain order; more than one where its unit has chunks.
         devices: Its devices, by replica, then by context-parallel and tensor rank.
         replicas: Number of its data-parallel replicas.
     """
 
     rank: PipelineRank
-    copy: int
-    copies: int
+    pipeline_replica: int
+    pipeline_replicas: int
     stages: tuple[StageId, ...]
     devices: tuple[int, ...]
     replicas: int
 
     @property
     def stage(self) -> int:
-        """Number of its first stage, which tells it from the other ranks of its copy."""
+        """Number of its first stage, which tells it from the other ranks of its pipeline replica."""
         return self.stages[0][1]
 
     @property
     def name(self) -> str:
-        """Its unit and stage, and its copy if there are several."""
-        return f"{self.rank[0]} {self.stage}" + (f", copy {self.copy}" if self.copies > 1 else "")
+        """Its unit and stage, and its pipeline replica if there are several."""
+        return f"{self.rank[0]} {self.stage}" + (
+            f", pipeline replica {self.pipeline_replica}" if self.pipeline_replicas > 1 else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -67,7 +69,7 @@ class Timeline:
 
     Attributes:
         op_graph: What the step did.
-        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         costs: FLOPs and bytes of the stages; None if the step was measured. MFU, tokens per second and peak memory then
             raise UserError.
         spans: When each op ran, in an order that every device followed.
@@ -105,19 +107,19 @@ class Timeline:
 
     @functools.cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """The pipeline ranks, unit by unit and copy by copy."""
+        """The pipeline ranks, unit by unit and pipeline replica by pipeline replica."""
         graph = self.op_graph.stage_graph
         units = list(dict.fromkeys(unit for unit, _ in graph.stages))
         lanes = []
         for rank in sorted(graph.stages_of, key=lambda rank: (units.index(rank[0]), rank[1])):
             stages = graph.stages_of[rank]
-            copy = graph.ranks_of[stages[0]].index(rank)
-            devices = self._of_copy(stages[0], copy, self.devices[stages[0]])
+            pipeline_replica = graph.ranks_of[stages[0]].index(rank)
+            devices = self._of_copy(stages[0], pipeline_replica, self.devices[stages[0]])
             lanes.append(
                 Lane(
                     rank=rank,
-                    copy=copy,
-                    copies=graph.copy_count(rank[0]),
+                    pipeline_replica=pipeline_replica,
+                    pipeline_replicas=graph.pipeline_replica_count(rank[0]),
                     stages=stages,
                     devices=tuple(map(int, devices.ravel())),
                     replicas=len(devices),
@@ -125,16 +127,18 @@ class Timeline:
             )
         return tuple(lanes)
 
-    def _of_copy(self, stage: StageId, copy: int, table: Shaped[np.ndarray, "r ..."]) -> Shaped[np.ndarray, "i ..."]:
-        """Of a table of all replicas of a stage, those of one copy."""
-        count = len(table) // self.op_graph.stage_graph.copy_count(stage[0])
-        return table[copy * count : (copy + 1) * count]
+    def _of_copy(
+        self, stage: StageId, pipeline_replica: int, table: Shaped[np.ndarray, "r ..."]
+    ) -> Shaped[np.ndarray, "i ..."]:
+        """Of a table of all replicas of a stage, those of one pipeline replica."""
+        count = len(table) // self.op_graph.stage_graph.pipeline_replica_count(stage[0])
+        return table[pipeline_replica * count : (pipeline_replica + 1) * count]
 
     def _groups_on(self, lane: Lane, groups: DeviceGroups) -> Int[np.ndarray, " k"]:
         """The groups of a lane's devices, each once."""
         stage = lane.stages[0]
-        is_first = self._of_copy(stage, lane.copy, groups.is_first[stage])
-        return self._of_copy(stage, lane.copy, groups.groups_of[stage])[is_first]
+        is_first = self._of_copy(stage, lane.pipeline_replica, groups.is_first[stage])
+        return self._of_copy(stage, lane.pipeline_replica, groups.groups_of[stage])[is_first]
 
     @functools.cached_property
     def groups_of_lanes(self) -> tuple[Int[np.ndarray, " k"], ...]:
@@ -169,19 +173,21 @@ class Timeline:
 
     def lane_busy(self, lane: Lane) -> float:
         """Seconds in which a lane works for its own unit, the mean over its devices."""
-        return sum(seconds for stage in lane.stages for seconds in self._busy_seconds[stage, lane.copy])
+        return sum(seconds for stage in lane.stages for seconds in self._busy_seconds[stage, lane.pipeline_replica])
 
     @functools.cached_property
     def _busy_seconds(self) -> Mapping[tuple[StageId, int], list[float]]:
-        """By stage and copy, the mean seconds of each op that keeps its devices busy."""
+        """By stage and pipeline replica, the mean seconds of each op that keeps its devices busy."""
         graph, busy = self.op_graph.stage_graph, collections.defaultdict(list)
         for span in self.spans:
             stage, seconds = span.op.stage_id, span.compute_seconds
             if span.op.kind in COMPUTE_KINDS:
-                busy[stage, graph.copy_at(stage[0], span.op.microbatch)].append(float(seconds.mean()))
+                busy[stage, graph.pipeline_replica_of_microbatch(stage[0], span.op.microbatch)].append(
+                    float(seconds.mean())
+                )
             elif span.op.kind == "update":
-                for copy in range(graph.copy_count(stage[0])):
-                    busy[stage, copy].append(float(self._of_copy(stage, copy, seconds).mean()))
+                for pipeline_replica in range(graph.pipeline_replica_count(stage[0])):
+                    busy[stage, pipeline_replica].append(float(self._of_copy(stage, pipeline_replica, seconds).mean()))
         return busy
 
     def lane_idle(self, lane: Lane) -> dict[IdleCause, float]:
@@ -319,9 +325,9 @@ class Timeline:
         """A frame with a row for every op on every replica: what ran where, and when in seconds.
 
         A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are those of
-        the target. Replicas are numbered within the copy that takes a microbatch; ops that run once per step have those
-        of all copies. `beside` are the seconds between `start` and `end` that are the other op's of a bundle. Raises
-        UserError without pandas.
+        the target. Replicas are numbered within the pipeline replica that takes a microbatch; ops that run once per
+        step have those of all pipeline replicas. `beside` are the seconds between `start` and `end` that are the other
+        op's of a bundle. Raises UserError without pandas.
         """
         spans, replicas = self.spans, [len(span.start) for span in self.spans]
         columns: dict[str, Any] = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.checks import conforms, wrong_type
 from configs.errors import UserError
-from sharding.plans.stage_graph import StageGraph, StageId, UnitCopies
+from sharding.plans.stage_graph import PipelineReplicas, StageGraph, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.measured import replica_count
 from sharding.simulation.spans import Span
@@ -25,7 +25,7 @@ _TIMELINE_FIELDS = {
     "exchanges": Sequence[Sequence[int]],
     "tied_stages": Sequence[Sequence[int]],
     "pipeline_ranks": Mapping[str, int],
-    "copies": Mapping[str, Sequence[int]],
+    "pipeline_replicas": Mapping[str, Sequence[int]],
     "ops": Sequence,
 }
 _STAGE_FIELDS = {
@@ -45,7 +45,8 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
 
     Two ops that follow each other and have seconds `beside` are a bundle.
 
-    The devices of a stage are those of all copies of its unit, `copies` which of them takes each microbatch.
+    The devices of a stage are those of all pipeline replicas of its unit, `pipeline replicas` which of them takes each
+    microbatch.
     """
     op_graph, graph = timeline.op_graph, timeline.op_graph.stage_graph
     number = {stage: number for number, stage in enumerate(graph.stages)}
@@ -71,7 +72,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         ],
         "tied_stages": [[number[owner], number[borrower]] for owner, borrower in op_graph.tied_stages],
         "pipeline_ranks": dict(graph.pp),
-        "copies": {unit: of.of_microbatch for unit, of in graph.copies.items()},
+        "pipeline_replicas": {unit: of.of_microbatch for unit, of in graph.pipeline_replicas.items()},
         "ops": [
             {
                 **span.op._asdict(),
@@ -109,7 +110,7 @@ def _read(document: Any) -> Timeline:
         tuple((stages[source], stages[target]) for source, target in document["edges"]),
         document["pipeline_ranks"],
         frozenset((stages[source], stages[target]) for source, target in document["exchanges"]),
-        {unit: _read_copies(unit, taken, devices, document) for unit, taken in document["copies"].items()},
+        {unit: _read_copies(unit, taken, devices, document) for unit, taken in document["pipeline_replicas"].items()},
         having("compiled"),
     )
     op_graph = OpGraph(
@@ -121,7 +122,7 @@ def _read(document: Any) -> Timeline:
         tied_stages=tuple((stages[owner], stages[borrower]) for owner, borrower in document["tied_stages"]),
         with_update=document["with_update"],
     )
-    spans = tuple(_read_span(entry, devices, graph.copies) for entry in ops)
+    spans = tuple(_read_span(entry, devices, graph.pipeline_replicas) for entry in ops)
     _check_bundles(spans, op_graph)
     if sorted(span.op for span in spans) != sorted(op_graph.dependencies):
         raise ValueError("its ops are not those of its stages and microbatches, once each")
@@ -139,27 +140,36 @@ def _check_bundles(spans: Sequence[Span], op_graph: OpGraph) -> None:
 
 def _read_copies(
     unit: str, taken: Sequence[int], devices: Mapping[StageId, np.ndarray], document: Mapping[str, Any]
-) -> UnitCopies:
-    """The copies of a unit, from which of them takes each microbatch."""
+) -> PipelineReplicas:
+    """The pipeline replicas of a unit, from which of them takes each microbatch."""
     if not taken or len(taken) != document["microbatches"] or set(taken) != set(range(len(set(taken)))):
-        raise ValueError(f"copies of {unit} are {list(taken)}, not one of each microbatch, from 0 on")
+        raise ValueError(f"pipeline replicas of {unit} are {list(taken)}, not one of each microbatch, from 0 on")
     tables = [devices[stage] for stage in sorted(devices) if stage[0] == unit]
     if not tables:
-        raise ValueError(f"copies of {unit}, which has no stages")
+        raise ValueError(f"pipeline replicas of {unit}, which has no stages")
     ranks = tables[: document["pipeline_ranks"].get(unit, len(tables))]
-    by_copy = [np.split(table, max(taken) + 1) for table in ranks]  # raises ValueError where they do not divide
-    return UnitCopies(
-        tuple(frozenset(held.ravel().tolist()) for copy in zip(*by_copy, strict=True) for held in copy), tuple(taken)
+    by_pipeline_replica = [
+        np.split(table, max(taken) + 1) for table in ranks
+    ]  # raises ValueError where they do not divide
+    return PipelineReplicas(
+        tuple(
+            frozenset(held.ravel().tolist())
+            for pipeline_replica in zip(*by_pipeline_replica, strict=True)
+            for held in pipeline_replica
+        ),
+        tuple(taken),
     )
 
 
-def _read_span(entry: Any, devices: Mapping[StageId, np.ndarray], copies: Mapping[str, UnitCopies]) -> Span:
+def _read_span(
+    entry: Any, devices: Mapping[StageId, np.ndarray], pipeline_replicas: Mapping[str, PipelineReplicas]
+) -> Span:
     _check_fields(entry, _OP_FIELDS)
     op = PipelineOp(**{name: entry[name] for name in PipelineOp._fields})
     names = (*_TIMES, "beside") if "beside" in entry else _TIMES
     _check_fields(entry, dict.fromkeys(names, Sequence[float]))
     times = [np.array(entry[name], float) for name in names]
-    replicas = replica_count(devices, op, copies)
+    replicas = replica_count(devices, op, pipeline_replicas)
     if any(len(seconds) != replicas for seconds in times):
         raise ValueError(f"{op} has not one time for each of {replicas} replicas")
     return Span(op, *times)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import StageGraph, StageId, UnitCopies
+from sharding.plans.stage_graph import PipelineReplicas, StageGraph, StageId
 from sharding.schedules.ops import OpGraph, StageSeconds
 
 BACKBONE = "backbone"
@@ -14,12 +14,12 @@ BACKBONE = "backbone"
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """An encoder on the devices of a backbone of as many pipeline ranks as all its copies have, or a multiple.
+    """An encoder on the devices of a backbone of as many pipeline ranks as all its replicas have, or a multiple.
 
     Attributes:
         slices: Stages on each pipeline rank.
-        pp: Pipeline ranks of a copy.
-        replica_of_microbatch: Which copy takes each microbatch.
+        pp: Pipeline ranks of a pipeline replica.
+        replica_of_microbatch: Which pipeline replica takes each microbatch.
         forward, backward: Seconds of a slice.
         trains: Whether it has backwards.
     """
@@ -54,7 +54,7 @@ def colocated_op_graph(
 ) -> OpGraph:
     """A step; generators, given as (device, seconds of the forward and of the backward), follow the backbone."""
     devices: dict[StageId, frozenset[int]] = {}
-    edges, pp, copies = [], {}, {}
+    edges, pp, pipeline_replicas = [], {}, {}
     seconds: dict[StageId, StageSeconds] = {}
     trained: set[StageId] = set()
     of_backbone = [(BACKBONE, stage) for stage in range(backbone.ranks * backbone.chunks)]
@@ -68,7 +68,7 @@ def colocated_op_graph(
         edges += [*itertools.pairwise(stages), (stages[-1], of_backbone[0])]
         seconds |= dict.fromkeys(stages, StageSeconds(encoder.forward, encoder.backward))
         pp |= {name: encoder.pp} if encoder.slices > 1 else {}
-        copies |= {name: UnitCopies(tuple(held), encoder.replica_of_microbatch)} if count > 1 else {}
+        pipeline_replicas |= {name: PipelineReplicas(tuple(held), encoder.replica_of_microbatch)} if count > 1 else {}
         trained.update(stages if encoder.trains else ())
     devices |= {stage: frozenset([stage[1] % backbone.ranks]) for stage in of_backbone}
     edges += itertools.pairwise(of_backbone)
@@ -81,7 +81,7 @@ def colocated_op_graph(
         edges.append((of_backbone[-1], stage))
         seconds[stage] = StageSeconds(forward, backward)
         trained.add(stage)
-    graph = StageGraph(devices, tuple(edges), pp, copies=copies)
+    graph = StageGraph(devices, tuple(edges), pp, pipeline_replicas=pipeline_replicas)
     return OpGraph(
         stage_graph=graph,
         microbatches=len(encoders[0].replica_of_microbatch),
@@ -91,11 +91,14 @@ def colocated_op_graph(
     )
 
 
-def with_copies(op_graph: OpGraph, copies: Mapping[str, tuple[int, ...]]) -> OpGraph:
-    """The same step with other copies for its microbatches."""
+def with_copies(op_graph: OpGraph, pipeline_replicas: Mapping[str, tuple[int, ...]]) -> OpGraph:
+    """The same step with other pipeline replicas for its microbatches."""
     graph = op_graph.stage_graph
-    divided = {unit: dataclasses.replace(old, of_microbatch=copies[unit]) for unit, old in graph.copies.items()}
-    return dataclasses.replace(op_graph, stage_graph=dataclasses.replace(graph, copies=divided))
+    divided = {
+        unit: dataclasses.replace(old, of_microbatch=pipeline_replicas[unit])
+        for unit, old in graph.pipeline_replicas.items()
+    }
+    return dataclasses.replace(op_graph, stage_graph=dataclasses.replace(graph, pipeline_replicas=divided))
 
 
 @st.composite

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import StageGraph, StageId, UnitCopies
+from sharding.plans.stage_graph import PipelineReplicas, StageGraph, StageId
 from sharding.schedules.ops import OpGraph
 
 
@@ -31,7 +31,7 @@ def fan(
     backbone: int,
     device_sets: tuple[frozenset[int], ...] | None = None,
     chunks: tuple[int, int, int] = (1, 1, 1),
-    copies: Mapping[str, tuple[int, ...]] | None = None,
+    pipeline_replicas: Mapping[str, tuple[int, ...]] | None = None,
 ) -> StageGraph:
     """Two encoders feed a backbone that feeds two generators of one stage.
 
@@ -41,10 +41,14 @@ def fan(
         backbone: Pipeline ranks of the backbone.
         device_sets: Devices of every pipeline rank, the generators' last; by default each has one of its own.
         chunks: Chunks of the encoders and the backbone.
-        copies: By unit with copies, which copy takes each microbatch. Every device is then replaced by several, which
-            are divided among the copies of each unit.
+        pipeline_replicas: By unit with pipeline replicas, which pipeline replica takes each microbatch. Every device is
+        then replaced by several, which
+            are divided among the pipeline replicas of each unit.
     """
-    copies, split = copies or {}, math.lcm(*(len(set(taken)) for taken in (copies or {}).values()))
+    pipeline_replicas, split = (
+        pipeline_replicas or {},
+        math.lcm(*(len(set(taken)) for taken in (pipeline_replicas or {}).values())),
+    )
     device_sets = device_sets or tuple(frozenset([index]) for index in range(near + far + backbone + 2))
     held = iter(replaced(device_set, split) for device_set in device_sets)
     found: dict[StageId, frozenset[int]] = {}
@@ -60,11 +64,13 @@ def fan(
     ranks_of = {"near": near, "far": far, "backbone": backbone, "paint": 1, "draw": 1}
     counts = zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True)
     of_units = {
-        unit: UnitCopies(_of_copies([found[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken)
-        for unit, taken in copies.items()
+        unit: PipelineReplicas(
+            _of_copies([found[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken
+        )
+        for unit, taken in pipeline_replicas.items()
     }
     pp = {name: pp for name, pp, count in counts if count > 1}
-    return StageGraph(found, tuple(edges), pp, copies=of_units)
+    return StageGraph(found, tuple(edges), pp, pipeline_replicas=of_units)
 
 
 def replaced(device_set: frozenset[int], count: int) -> frozenset[int]:
@@ -73,8 +79,10 @@ def replaced(device_set: frozenset[int], count: int) -> frozenset[int]:
 
 
 def _of_copies(ranks: list[frozenset[int]], count: int) -> tuple[frozenset[int], ...]:
-    """The devices of each rank of each copy, given those of each rank of all copies."""
-    return tuple(frozenset(sorted(held)[copy::count]) for copy in range(count) for held in ranks)
+    """The devices of each rank of each pipeline replica, given those of each rank of all pipeline replicas."""
+    return tuple(
+        frozenset(sorted(held)[pipeline_replica::count]) for pipeline_replica in range(count) for held in ranks
+    )
 
 
 @st.composite
@@ -90,25 +98,25 @@ def recipes(draw: st.DrawFn) -> tuple:
     stage = st.integers(0, sum(pp * count for pp, count in zip(depths, chunks, strict=True)) + 1)
     shares = draw(st.lists(st.lists(stage, min_size=2, max_size=2, unique=True), max_size=1))
     trained, microbatches = draw(st.frozensets(stage)), draw(st.integers(1, 7))
-    return depths, device_sets, chunks, trained, shares, microbatches, draw(unit_copies(microbatches))
+    return depths, device_sets, chunks, trained, shares, microbatches, draw(pipeline_replicas(microbatches))
 
 
 @st.composite
-def unit_copies(draw: st.DrawFn, microbatches: int) -> dict[str, tuple[int, ...]]:
-    """For some units of a fan, which of up to three copies takes each microbatch."""
-    copies = {}
+def pipeline_replicas(draw: st.DrawFn, microbatches: int) -> dict[str, tuple[int, ...]]:
+    """For some units of a fan, which of up to three pipeline replicas takes each microbatch."""
+    pipeline_replicas = {}
     for unit in draw(st.lists(st.sampled_from(["near", "far", "backbone", "paint"]), max_size=2, unique=True)):
         taken = draw(st.lists(st.integers(0, 2), min_size=microbatches, max_size=microbatches))
         numbers = sorted(set(taken))
         if len(numbers) > 1:
-            copies[unit] = tuple(map(numbers.index, taken))
-    return copies
+            pipeline_replicas[unit] = tuple(map(numbers.index, taken))
+    return pipeline_replicas
 
 
 def build_op_graph(recipe: tuple) -> OpGraph:
-    """A step over a fan of any depths, chunks and copies, on shared devices, with frozen stages or a tied parameter."""
-    depths, device_sets, chunks, trained, shared, microbatches, copies = recipe
-    graph = fan(*depths, device_sets, chunks, copies)
+    """A step over a fan of any depths, chunks and replicas, on shared devices, with frozen stages or tied ones."""
+    depths, device_sets, chunks, trained, shared, microbatches, pipeline_replicas = recipe
+    graph = fan(*depths, device_sets, chunks, pipeline_replicas)
     trains = frozenset(graph.stages[index] for index in trained)
     shares = tuple((graph.stages[owner], graph.stages[borrower]) for owner, borrower in shared)
     return OpGraph(

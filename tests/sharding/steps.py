@@ -30,11 +30,11 @@ class SimulatedStep:
         return self.schedule.op_graph
 
     def replicas(self, stage: StageId, microbatch: int) -> np.ndarray:
-        """Devices of the replicas of a stage that work on a microbatch; of all copies, if it is -1."""
+        """Devices of the replicas of a stage that work on a microbatch; of all pipeline replicas, if it is -1."""
         graph, of_all = self.op_graph.stage_graph, self.devices[stage].tolist()
         if microbatch < 0:
             return np.array(of_all)
-        devices = graph.rank_devices[graph.rank_at(stage, microbatch)]
+        devices = graph.rank_devices[graph.rank_of_microbatch(stage, microbatch)]
         return np.array([held for held in of_all if devices.issuperset(held)])
 
     def run(self, rendezvous: bool = False) -> Timeline:
@@ -102,7 +102,9 @@ def build_step(recipe: tuple) -> SimulatedStep:
             [rng.permutation(sorted(graph.rank_devices[rank])).reshape(dp, -1) for rank in ranks]
         )
     devices = {stage_id: placed[graph.ranks_of[stage_id]] for stage_id in graph.stages}
-    replicas = {stage_id: len(devices[stage_id]) // graph.copy_count(stage_id[0]) for stage_id in graph.stages}
+    replicas = {
+        stage_id: len(devices[stage_id]) // graph.pipeline_replica_count(stage_id[0]) for stage_id in graph.stages
+    }
 
     def seconds(*shape: int) -> np.ndarray:
         return rng.integers(0, 64, shape) / 64

@@ -12,7 +12,7 @@ def shared_nodes(
 ) -> int:
     """How many nodes divide the rows of a phase, and those of the backbone, evenly and in the same order; else 1.
 
-    They must do so in every microbatch, whichever copies of the units take it.
+    They must do so in every microbatch, whichever pipeline replicas of the units take it.
 
     Args:
         phase: A unit with rows of its own.
@@ -30,7 +30,7 @@ def shared_nodes(
     counts = {
         _nodes_in_order(
             _node_of_rows(
-                phase.pipeline_replica_devices(0, copy),
+                phase.pipeline_replica_devices(0, pipeline_replica),
                 phase.parallelism.replica_size,
                 phase.phase_rows,
                 devices_per_node,
@@ -42,7 +42,7 @@ def shared_nodes(
                 devices_per_node,
             ),
         )
-        for copy, other in pairs
+        for pipeline_replica, other in pairs
     }
     return counts.pop() if len(counts) == 1 else 1
 

@@ -36,10 +36,10 @@ from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.bundled_ops import check_device_order
-from sharding.runtime.copies import is_local_mesh
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
-from sharding.runtime.pipeline import CopyPrograms, ExecutableStage, PlacedHyperparameters
+from sharding.runtime.pipeline import ExecutableStage, PlacedHyperparameters, ReplicaPrograms
+from sharding.runtime.replica_meshes import is_local_mesh
 from sharding.runtime.stages.compiled_pipeline import CompiledPipeline
 from sharding.runtime.stages.definition import Microbatches, StageDefinition
 from sharding.runtime.stages.mesh_programs import MeshPrograms
@@ -96,7 +96,7 @@ def build_executor(
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
         {stage_id: stage.mesh for stage_id, stage in stages.items()},
-        {stage_id: copies[0].largest.loss_names for stage_id, copies in programs.items()},
+        {stage_id: pipeline_replicas[0].largest.loss_names for stage_id, pipeline_replicas in programs.items()},
     )
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
     executable = {
@@ -151,7 +151,7 @@ def build_stage_programs(
     exchanges: Mapping[str, RowsOfCapacities],
     *,
     splits_backward: bool = False,
-) -> dict[StageId, tuple[CopyPrograms, ...]]:
+) -> dict[StageId, tuple[ReplicaPrograms, ...]]:
     """Forward, backward and evaluation of every stage, for each copy of its unit and each capacity of its rows.
 
     Each stage's input shapes are output shapes of earlier ones. Compiled units split their backwards by themselves if
@@ -166,12 +166,14 @@ def build_stage_programs(
             return sent
         return jax.ShapeDtypeStruct((*of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
 
-    def make_programs(stage_id: StageId, copy: int, capacity: int, fractions: tuple[Fraction, ...]) -> MeshPrograms:
+    def make_programs(
+        stage_id: StageId, pipeline_replica: int, capacity: int, fractions: tuple[Fraction, ...]
+    ) -> MeshPrograms:
         stage, layout = stages[stage_id], stages[stage_id].layout
-        taken = len(op_graph.stage_graph.microbatches_of(stage_id[0], copy, op_graph.microbatches))
+        taken = len(op_graph.stage_graph.microbatches_of(stage_id[0], pipeline_replica, op_graph.microbatches))
         batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, op_graph.microbatches, taken)
         what: dict[str, Any] = {
-            "mesh": stage.meshes.by_copy[copy],
+            "mesh": stage.meshes.by_pipeline_replica[pipeline_replica],
             "axes": stage.axes,
             "input_shapes": {name: input_shape(name, capacity) for name in layout.inputs},
             "batch_shapes": batch_shapes,
@@ -188,7 +190,7 @@ def build_stage_programs(
             name_suffix=f"_capacity{capacity}" if len(fractions) > 1 else "",
         )
 
-    programs: dict[StageId, tuple[CopyPrograms, ...]] = {}
+    programs: dict[StageId, tuple[ReplicaPrograms, ...]] = {}
     for stage_id, stage in stages.items():
         fractions = next(
             (
@@ -199,10 +201,12 @@ def build_stage_programs(
             (Fraction(1),),
         )
         programs[stage_id] = tuple(
-            CopyPrograms(
-                tuple(make_programs(stage_id, copy, capacity, fractions) for capacity in range(len(fractions)))
+            ReplicaPrograms(
+                tuple(
+                    make_programs(stage_id, pipeline_replica, capacity, fractions) for capacity in range(len(fractions))
+                )
             )
-            for copy in range(len(stage.meshes.by_copy))
+            for pipeline_replica in range(len(stage.meshes.by_pipeline_replica))
         )
     return programs
 
@@ -236,7 +240,7 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
 def _microbatch_shapes(
     names: Mapping[str, tuple[str, ...]], batch_spec: BatchSpec, microbatches: int, taken: int
 ) -> Microbatches:
-    """[n, ...] -> [taken, n / m, ...] of the batch arrays that a copy of a stage reads, of its microbatches."""
+    """[n, ...] -> [taken, n / m, ...] of the batch arrays that a pipeline replica of a stage reads."""
 
     def microbatched(module: str, name: str) -> jax.ShapeDtypeStruct:
         rows, *row_shape = batch_spec[module][name].shape
@@ -250,7 +254,7 @@ def _microbatch_shapes(
 
 
 def executable_stage(
-    stage: PlacedStage, copies: tuple[CopyPrograms, ...], optimizer: LayerOptimizer
+    stage: PlacedStage, pipeline_replicas: tuple[ReplicaPrograms, ...], optimizer: LayerOptimizer
 ) -> ExecutableStage:
     """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
@@ -259,7 +263,7 @@ def executable_stage(
     loss_and_norm = named_jit(squared_norm_and_losses, stage_id, "loss_and_norm", out_shardings=replicated)
     forward_only = ExecutableStage(
         meshes=stage.meshes,
-        copies=copies,
+        pipeline_replicas=pipeline_replicas,
         gather=masters.gather,
         reduce=None,
         loss_and_norm=loss_and_norm,

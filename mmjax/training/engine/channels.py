@@ -9,7 +9,7 @@ from mmjax.training.engine.placement import PlacedStage
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.hops import Hop, make_hop
-from sharding.runtime.pipeline import Channel, CopyPrograms
+from sharding.runtime.pipeline import Channel, ReplicaPrograms
 from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.schedules.ops import OpGraph
 
@@ -58,19 +58,19 @@ def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) ->
 
 def make_channels(
     endpoints: ChannelEndpoints,
-    programs: Mapping[StageId, tuple[CopyPrograms, ...]],
+    programs: Mapping[StageId, tuple[ReplicaPrograms, ...]],
     op_graph: OpGraph,
     transport: str,
     is_exchange: bool,
 ) -> list[Channel]:
     """A channel with the hops that carry its activations and their gradients.
 
-    There is one for each pair of copies of its ends that take the same microbatch, and for each capacity.
+    There is one for each pair of pipeline replicas of its ends that take the same microbatch, and for each capacity.
     """
     source, target = endpoints.source, endpoints.target
     channels = []
-    for source_copy, target_copy in copy_pairs(op_graph, source[0], target[0]):
-        ends = (programs[source][source_copy].by_capacity, programs[target][target_copy].by_capacity)
+    for source_replica, target_replica in copy_pairs(op_graph, source[0], target[0]):
+        ends = (programs[source][source_replica].by_capacity, programs[target][target_replica].by_capacity)
         for capacity in range(max(map(len, ends))):
             begin, end = (of_capacity(each, capacity) for each in ends)
             there, back = _make_hops(endpoints.name, begin, end, transport, is_exchange)
@@ -79,8 +79,8 @@ def make_channels(
                     name=endpoints.name,
                     source=source,
                     target=target,
-                    source_copy=source_copy,
-                    target_copy=target_copy,
+                    source_replica=source_replica,
+                    target_replica=target_replica,
                     activation_hop=there,
                     gradient_hop=back,
                     capacity=capacity,
@@ -90,9 +90,14 @@ def make_channels(
 
 
 def copy_pairs(op_graph: OpGraph, source: str, target: str) -> list[tuple[int, int]]:
-    """The copies of two units that take the same microbatch, each pair once and in ascending order."""
+    """The pipeline replicas of two units that take the same microbatch, each pair once and in ascending order."""
     graph = op_graph.stage_graph
-    return sorted({(graph.copy_at(source, each), graph.copy_at(target, each)) for each in range(op_graph.microbatches)})
+    return sorted(
+        {
+            (graph.pipeline_replica_of_microbatch(source, each), graph.pipeline_replica_of_microbatch(target, each))
+            for each in range(op_graph.microbatches)
+        }
+    )
 
 
 def _make_hops(

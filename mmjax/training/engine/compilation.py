@@ -27,7 +27,11 @@ def compile_step(engine: Engine, callback: CompilationCallback) -> None:
     compiled = [ProgramCall(reduction.program, reduction.abstract_arguments())]
     for stage_id in engine.local_stages:
         stage = engine.executor.stages[stage_id]
-        of_copies = [stage_calls(copy.by_capacity) for copy in stage.copies if copy.is_local]
+        of_copies = [
+            stage_calls(pipeline_replica.by_capacity)
+            for pipeline_replica in stage.pipeline_replicas
+            if pipeline_replica.is_local
+        ]
         compiled += [call for calls, *_ in of_copies for call in calls]
         _, losses, gradients = of_copies[0]
         compiled += _once_per_step(engine, stage_id, *stage.joined_shapes(losses, gradients))
@@ -39,7 +43,12 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
     calls = []
     for stage_id in engine.local_stages:
         stage = engine.executor.stages[stage_id]
-        calls += [call for copy in stage.copies if copy.is_local for call in evaluation_calls(copy.by_capacity)]
+        calls += [
+            call
+            for pipeline_replica in stage.pipeline_replicas
+            if pipeline_replica.is_local
+            for call in evaluation_calls(pipeline_replica.by_capacity)
+        ]
         calls.append(ProgramCall(stage.gather, (engine.stages[stage_id].master_weights.abstract_weights(),)))
     compile_programs(calls, callback)
 

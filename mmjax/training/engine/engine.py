@@ -20,7 +20,6 @@ from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, place_hyperparameters, plan_devices
-from mmjax.training.engine.copy_rows import place_rows, rows_of_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
 from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import make_part_optimizers
@@ -30,6 +29,7 @@ from mmjax.training.engine.placement import (
     check_sequence_parallelism,
     place_stages,
 )
+from mmjax.training.engine.replica_rows import place_rows, rows_of_devices
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import StageLayout
 from mmjax.training.engine.transformations import LayerOptimizer
@@ -209,9 +209,9 @@ class Engine:
         capacities = self.dealt_phases.capacities(batch)
         return PlacedBatch(
             {
-                (stage_id, copy): self._place_microbatches(batch, seed_and_step, stage_id, copy)
+                (stage_id, pipeline_replica): self._place_microbatches(batch, seed_and_step, stage_id, pipeline_replica)
                 for stage_id in self.local_stages
-                for copy, programs in enumerate(self.executor.stages[stage_id].copies)
+                for pipeline_replica, programs in enumerate(self.executor.stages[stage_id].pipeline_replicas)
                 if programs.is_local
             },
             self.exchanges.place(tables),
@@ -219,20 +219,20 @@ class Engine:
         )
 
     def _place_microbatches(
-        self, batch: HostBatch, seed_and_step: np.ndarray, stage_id: StageId, copy: int
+        self, batch: HostBatch, seed_and_step: np.ndarray, stage_id: StageId, pipeline_replica: int
     ) -> Microbatches:
         """What a stage reads of the microbatches that a copy of its unit takes."""
         stage, microbatches = self.stages[stage_id], self.plan.microbatches
-        taken = self._op_graph.stage_graph.microbatches_of(stage_id[0], copy, microbatches)
+        taken = self._op_graph.stage_graph.microbatches_of(stage_id[0], pipeline_replica, microbatches)
 
         def place(module: str, name: str) -> jax.Array:
             array = batch[module][name]
             by_microbatch = array.reshape(microbatches, -1, *array.shape[1:])  # [n, ...] -> [m, n / m, ...]
-            return place_rows(by_microbatch, taken, stage.rows_sharding(module, copy))
+            return place_rows(by_microbatch, taken, stage.rows_sharding(module, pipeline_replica))
 
         names = self.executor.stages[stage_id].programs.batch_shapes.arrays
         arrays = {module: {name: place(module, name) for name in of_module} for module, of_module in names.items()}
-        replicated = NamedSharding(stage.meshes.by_copy[copy], P())
+        replicated = NamedSharding(stage.meshes.by_pipeline_replica[pipeline_replica], P())
         return Microbatches(arrays, place_host_array(seed_and_step, replicated))
 
     # ------------------------------------------------------------------ states

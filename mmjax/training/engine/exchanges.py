@@ -46,7 +46,7 @@ class Exchanges:
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[Channel, ...]]:
-        """By name, the channels whose ends have different rows, one for each pair of copies and each capacity."""
+        """By name, the channels whose ends have different rows: one for each pair of pipeline replicas and capacity."""
         exchanges: dict[str, tuple[Channel, ...]] = {}
         for channel in self._executor.channels:
             if isinstance(channel.activation_hop, ExchangeHop):

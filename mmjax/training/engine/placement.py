@@ -21,8 +21,8 @@ from sharding.plans.plan_error import PlanError
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_checks import check_row_chunks
 from sharding.plans.unit_plan import UnitPlan
-from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, stage_meshes
+from sharding.runtime.replica_meshes import ReplicaMeshes
 from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
 from sharding.runtime.stages.residuals import HOST_MEMORY
 from sharding.specs.modules import ModuleGraph
@@ -43,19 +43,19 @@ class PlacedStage:
 
     unit: UnitPlan
     layout: StageLayout
-    meshes: CopyMeshes
+    meshes: ReplicaMeshes
     axes: Mapping[str, Axes]
     master_weights: StageMasterWeights
     trained_keys: frozenset[str]
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of its weights, gradients and optimizer state: that of all copies."""
-        return self.meshes.all_copies
+        """The mesh of its weights, gradients and optimizer state: that of all pipeline replicas."""
+        return self.meshes.all_pipeline_replicas
 
-    def rows_sharding(self, module: str, copy: int) -> NamedSharding:
-        """The sharding of a module's batch arrays `[m, r, ...]` in a copy."""
-        return NamedSharding(self.meshes.by_copy[copy], P(None, self.axes[module].data))
+    def rows_sharding(self, module: str, pipeline_replica: int) -> NamedSharding:
+        """The sharding of a module's batch arrays `[m, r, ...]` in a pipeline replica."""
+        return NamedSharding(self.meshes.by_pipeline_replica[pipeline_replica], P(None, self.axes[module].data))
 
 
 def place_stages(
@@ -88,7 +88,7 @@ def place_stages(
             axes=stage_axes,
             master_weights=StageMasterWeights(
                 _in_pipeline_order(layer_stack_shapes(layout), units[stage_id[0]]),
-                meshes.all_copies,
+                meshes.all_pipeline_replicas,
                 {module: meshes.axes_of_all(own) for module, own in stage_axes.items()},
                 jnp.dtype(config.dtype),
                 stage_id,

@@ -48,7 +48,7 @@ class StepRecorder:
         self._engine = engine
         self._schedule = engine.schedule
         graph = self._schedule.op_graph.stage_graph
-        self._copies = graph.copies
+        self._replicas = graph.pipeline_replicas
         self._devices = replica_devices(engine.plan, graph.stages)
         self._recorder: OpRecorder | None = None
         self.capacities: Mapping[str, tuple[int | None, ...]] = {}
@@ -74,7 +74,7 @@ class StepRecorder:
         """
         assert self._recorder is not None
         times = self._gather_times(self._recorder)
-        counts = [replica_count(self._devices, op, self._copies) for op in self._schedule.ops]
+        counts = [replica_count(self._devices, op, self._replicas) for op in self._schedule.ops]
         launched, finished = (
             {
                 op: times[kind, number, :count]
@@ -92,7 +92,7 @@ class StepRecorder:
     def _gather_times(self, recorder: OpRecorder) -> Float[np.ndarray, "2 n i"]:
         """When each op was launched and each replica had finished it, by what all processes have seen."""
         failed = np.array(recorder.failure is not None)
-        replicas = [replicas_that_finish(self._devices, op, self._copies) for op in self._schedule.ops]
+        replicas = [replicas_that_finish(self._devices, op, self._replicas) for op in self._schedule.ops]
         times = _by_replica(self._schedule.ops, replicas, recorder)
         if jax.process_count() > 1:
             # A process whose recording failed comes here too, so that none waits for it in vain.

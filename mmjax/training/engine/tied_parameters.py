@@ -20,8 +20,8 @@ ParameterLocation = tuple[str, str]
 class TiedParameterEndpoints:
     """A tied parameter (tied embeddings): its owner, its borrower, and its location in the parameters of each.
 
-    The owner is the stage that holds the master weight. The borrower computes with a copy of the compute weight, and
-    sends the gradient back to the owner.
+    The owner is the stage that holds the master weight. The borrower computes with a copy of the compute
+    weight, and sends the gradient back to the owner.
     """
 
     owner: StageId

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from sharding.plans.device_groups import replicas_at
+from sharding.plans.device_groups import replicas_of_microbatch
 from sharding.schedules.ops import GLOBAL_NORM, TRANSFERS, PipelineOp
 from sharding.simulation.measured import replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
@@ -86,15 +86,15 @@ def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
 
 
 def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[PipelineOp, Float[np.ndarray, " i"]]:
-    """Seconds of each compared op of each replica of all copies of its unit, summed over microbatches."""
+    """Seconds of each compared op of each replica of all pipeline replicas of its unit, summed over microbatches."""
     totals: dict[PipelineOp, Float[np.ndarray, " i"]] = {}
-    copies = timeline.op_graph.stage_graph.copies
+    pipeline_replicas = timeline.op_graph.stage_graph.pipeline_replicas
     for span in timeline.spans:
         if span.op in compared:
             op = span.op._replace(microbatch=GLOBAL_NORM.microbatch)
             if op not in totals:
                 totals[op] = np.zeros(replica_count(timeline.devices, op))
             unit = op.target_unit if op.kind in TRANSFERS else op.unit
-            of_copy = replicas_at(copies, unit, span.op.microbatch, totals[op])
-            of_copy += np.nan_to_num(span.own_seconds)
+            of_replica = replicas_of_microbatch(pipeline_replicas, unit, span.op.microbatch, totals[op])
+            of_replica += np.nan_to_num(span.own_seconds)
     return totals

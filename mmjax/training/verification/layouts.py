@@ -239,7 +239,7 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         schedule="colocated",
         together=True,
     ),
-    "copies beside the backbone, one on each device": each_its_own(
+    "pipeline replicas beside the backbone, one on each device": each_its_own(
         (
             ModuleDivision(parallelism=Parallelism(pipeline_replicas=4)),
             _TP2_PP2,
@@ -254,7 +254,7 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         schedule="colocated",
         together=True,
     ),
-    "copies beside the backbone, in slices and bundles": each_its_own(
+    "pipeline replicas beside the backbone, in slices and bundles": each_its_own(
         (
             ModuleDivision(parallelism=Parallelism(pipeline_replicas=2, tp=2, chunks=2)),
             ModuleDivision(pp=2, parallelism=Parallelism(tp=2, chunks=2, collectives="sequence_parallel")),
@@ -271,7 +271,7 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         together=True,
         bundled=True,
     ),
-    "copies on devices of their own, with rows of their own": each_its_own(
+    "pipeline replicas on devices of their own, with rows of their own": each_its_own(
         (
             ModuleDivision(pp=2, phase_rows=2, two_capacities=True, parallelism=Parallelism(pipeline_replicas=2)),
             ModuleDivision(parallelism=Parallelism(dp=2)),

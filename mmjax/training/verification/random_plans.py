@@ -23,7 +23,7 @@ from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
 
 MOST_MICROBATCHES = 4
-LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2, "copies": 3}
+LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2, "pipeline_replicas": 3}
 CONTEXT_RANKS = (2, 4)
 COLLECTIVES: tuple[CollectivesName, ...] = ("all_reduce", "sequence_parallel", "ring")
 MOST_ROWS = 3  # of its own, of a replica
@@ -105,10 +105,10 @@ def _random_unit(
         dp = generator.choice(
             [size for size in range(1, devices + 1) if own_rows or rows.count // microbatches % size == 0]
         )
-        tp, pp, chunks, copies = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
-        copies = min(copies, microbatches) if generator.random() < 0.5 else 1
+        tp, pp, chunks, pipeline_replicas = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
+        pipeline_replicas = min(pipeline_replicas, microbatches) if generator.random() < 0.5 else 1
         cp = generator.choice(CONTEXT_RANKS) if generator.random() < 0.5 else 1
-        if copies * dp * cp * tp * pp > devices or pp * chunks > total:
+        if pipeline_replicas * dp * cp * tp * pp > devices or pp * chunks > total:
             continue
         if not all(divides_positions(graph[module], cp, tp, rows) for module in chain):
             continue
@@ -123,7 +123,7 @@ def _random_unit(
         unit = UnitPlan(
             name,
             chain,
-            tuple(generator.sample(range(devices), copies * dp * cp * tp * pp)),
+            tuple(generator.sample(range(devices), pipeline_replicas * dp * cp * tp * pp)),
             layers=layers,
             recompute=tuple(_random_recompute(count, generator) for count in layers),
             phase_rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
@@ -138,9 +138,11 @@ def _random_unit(
                 expert_transfer=generator.choice(get_args(ExpertTransferChoice)) if ep > 1 else "auto",
                 fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
                 collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "all_reduce",
-                pipeline_replicas=copies,
+                pipeline_replicas=pipeline_replicas,
             ),
-            schedule_hints=ScheduleHints(replica_of_microbatch=_random_copies(copies, microbatches, generator)),
+            schedule_hints=ScheduleHints(
+                replica_of_microbatch=_random_replicas(pipeline_replicas, microbatches, generator)
+            ),
         )
         if own_rows and chain[0] in rows.values:
             unit = dataclasses.replace(unit, capacities=_random_capacities(unit, rows, microbatches, generator))
@@ -152,11 +154,17 @@ def _random_unit(
     return UnitPlan(name, chain, (generator.randrange(devices),), layers=(total,))
 
 
-def _random_copies(copies: int, microbatches: int, generator: random.Random) -> tuple[int, ...]:
-    """Which copy takes each microbatch, each at least one; empty, for by turns, of one copy and of half the others."""
-    if copies == 1 or generator.random() < 0.5:
+def _random_replicas(pipeline_replicas: int, microbatches: int, generator: random.Random) -> tuple[int, ...]:
+    """Which pipeline replica takes each microbatch, each at least one.
+
+    Empty, for by turns, of one pipeline replica and of half the others.
+    """
+    if pipeline_replicas == 1 or generator.random() < 0.5:
         return ()
-    drawn = [*range(copies), *generator.choices(range(copies), k=microbatches - copies)]
+    drawn = [
+        *range(pipeline_replicas),
+        *generator.choices(range(pipeline_replicas), k=microbatches - pipeline_replicas),
+    ]
     generator.shuffle(drawn)
     return tuple(drawn)
 

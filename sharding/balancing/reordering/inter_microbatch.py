@@ -154,7 +154,11 @@ def _runs(replay: ScheduleReplay) -> list[list[PipelineOp]]:
     first = next((op.stage_id for op in replay.compute_ops if op.stage_id in replay.op_graph.backward_stages), None)
     if first is None:
         return []
-    own = [op for op in replay.compute_ops if graph.rank_at(op.stage_id, op.microbatch) == graph.ranks_of[first][0]]
+    own = [
+        op
+        for op in replay.compute_ops
+        if graph.rank_of_microbatch(op.stage_id, op.microbatch) == graph.ranks_of[first][0]
+    ]
     ops = [op for op in own if op.kind != "wgrad"]
     runs: list[list[PipelineOp]] = []
     for kind, group in itertools.groupby(ops, key=lambda op: op.kind):

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.device_groups import group_devices, replicas_at, source_replicas
+from sharding.plans.device_groups import group_devices, replicas_of_microbatch, source_replicas
 from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
 
@@ -89,7 +89,7 @@ class ScheduleReplay:
     Attributes:
         op_graph: All ops of a step.
         pipelines: Number of pipelines.
-        replicas: Of every stage in one pipeline, of one copy.
+        replicas: Of every stage in one pipeline, of one pipeline replica.
         compute_rows: Rows of ops of `COMPUTE_KINDS`: (kind, stage, replica); those of hops follow.
         hop_rows: Rows of hops: (kind, edge, replica of the receiver). A last row stands for no hop.
         fixed_seconds: Seconds of the ops that take the same time in any order.
@@ -171,7 +171,7 @@ def build_replay(
     """The replay of a schedule.
 
     Args:
-        devices: Of every stage, as [copies * replicas, ranks of a replica].
+        devices: Of every stage, as [pipeline replicas * replicas, ranks of a replica].
         schedule: An order that `check_schedule` accepts.
         op_graph: Its ops.
         costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
@@ -191,11 +191,13 @@ def build_replay(
             f'unit {min(graph.compiled)[0]} has the executor "compiled", so its microbatches run in lockstep: only the '
             "reorderings none and intra_microbatch are possible"
         )
-    copies = {stage: graph.copy_count(stage[0]) for stage in devices}
-    pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, copies)
-    replicas = {stage: len(held) // copies[stage] // pipelines for stage, held in devices.items()}
+    pipeline_replicas = {stage: graph.pipeline_replica_count(stage[0]) for stage in devices}
+    pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, pipeline_replicas)
+    replicas = {stage: len(held) // pipeline_replicas[stage] // pipelines for stage, held in devices.items()}
     groups = {
-        stage: np.concatenate([of_copy[: replicas[stage]] for of_copy in np.split(groups, copies[stage])])
+        stage: np.concatenate(
+            [of_replica[: replicas[stage]] for of_replica in np.split(groups, pipeline_replicas[stage])]
+        )
         for stage, groups in group_devices(devices).groups_of.items()
     }
     builder = _ReplayBuilder(op_graph, costs, replicas, groups)
@@ -204,26 +206,28 @@ def build_replay(
     return builder.build(pipelines)
 
 
-def count_pipelines(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], rows: int, copies: Mapping[StageId, int]) -> int:
+def count_pipelines(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], rows: int, pipeline_replicas: Mapping[StageId, int]
+) -> int:
     """Number of independent and equal pipelines: the most that divide all replicas and the rows of a microbatch.
 
     It is 1 where units share devices in such a way that pipelines would not be independent, or not equal.
 
     Args:
-        devices: Of every stage, as [copies * replicas, ranks of a replica].
+        devices: Of every stage, as [pipeline replicas * replicas, ranks of a replica].
         rows: Of a microbatch.
-        copies: Of every stage.
+        pipeline_replicas: Of every stage.
     """
     groups_of = group_devices(devices).groups_of
-    replicas = {stage: len(groups) // copies[stage] for stage, groups in groups_of.items()}
+    replicas = {stage: len(groups) // pipeline_replicas[stage] for stage, groups in groups_of.items()}
     count = math.gcd(rows, *replicas.values())
     users: dict[int, list[tuple[StageId, int, tuple[int, int]]]] = collections.defaultdict(list)
     for stage, groups in groups_of.items():
         for number, replica_groups in enumerate(groups.tolist()):
-            copy, replica = divmod(number, replicas[stage])
+            pipeline_replica, replica = divmod(number, replicas[stage])
             pipeline, place = divmod(replica, replicas[stage] // count)
             for group in set(replica_groups):
-                users[group].append((stage, pipeline, (copy, place)))
+                users[group].append((stage, pipeline, (pipeline_replica, place)))
     sharing: list[set[frozenset[tuple[StageId, tuple[int, int]]]]] = [set() for _ in range(count)]
     for group_users in users.values():
         pipelines = {pipeline for _, pipeline, _ in group_users}
@@ -297,7 +301,9 @@ class _ReplayBuilder:
             for source in np.unique(sources).tolist():
                 producers.append(self._slot((kind, other, source), position))
                 hops.append(hop)
-        groups = replicas_at(graph.copies, stage[0], position, self._groups[stage])[replica].tolist()
+        groups = replicas_of_microbatch(graph.pipeline_replicas, stage[0], position, self._groups[stage])[
+            replica
+        ].tolist()
         predecessors = [self._last_slot_on[group] for group in groups if group in self._last_slot_on]
         slot = self._slot((kind, stage, replica), position)
         self._waits_for[slot] = (predecessors + self._weight_slots[stage] * is_forward, producers, hops)

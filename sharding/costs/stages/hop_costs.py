@@ -112,9 +112,9 @@ class HopCosts:
     def _link_seconds(
         self, source: StageId, target: StageId, size: Float[np.ndarray, "m i"]
     ) -> Float[np.ndarray, "m i"]:
-        """Seconds of sending so many bytes of each microbatch between the copies that take it."""
-        rank_at, numbers = self._stages.rank_at, range(self._microbatches)
-        ends = [(rank_at(source, number), rank_at(target, number)) for number in numbers]
+        """Seconds of sending so many bytes of each microbatch between the pipeline replicas that take it."""
+        rank_of_microbatch, numbers = self._stages.rank_of_microbatch, range(self._microbatches)
+        ends = [(rank_of_microbatch(source, number), rank_of_microbatch(target, number)) for number in numbers]
         of_ends = {pair: self._rank_link_seconds(*pair, size) for pair in dict.fromkeys(ends)}
         if len(of_ends) == 1:
             return of_ends[ends[0]]

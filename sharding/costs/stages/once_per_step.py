@@ -21,7 +21,7 @@ class OncePerStep(NamedTuple):
 
 def once_per_step(
     layers: tuple[LayersOfStage, ...],
-    copies: int,
+    pipeline_replicas: int,
     placed: Callable[[LayerParallelism], Sequence[NodePlacement]],
     costs: CostModel,
 ) -> OncePerStep:
@@ -29,14 +29,14 @@ def once_per_step(
 
     Args:
         layers: The layers.
-        copies: Copies of the unit.
+        pipeline_replicas: Pipeline replicas of the unit.
         placed: Where the ranks with the same parameters are, of all but experts' and of experts', by who computes a
             layer.
         costs: The cost model.
     """
     gather = reduce = update = 0.0
     parallelism = {of.module: of.ranks for of in layers}
-    of_modules = module_parameters(layers, copies)
+    of_modules = module_parameters(layers, pipeline_replicas)
     for (parameters, trained, _), ranks in zip(of_modules, parallelism.values(), strict=True):
         same = placed(ranks)
         gather += _total_seconds(costs.gather_weights, parameters, same)

@@ -43,7 +43,8 @@ from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepCosts:
     """Costs of every op of a step.
 
-    Of a unit with several copies, those of a microbatch are on the replicas of the copy that takes it.
+    Of a unit with several pipeline replicas, those of a microbatch are on the replicas of the pipeline replica that
+    takes it.
 
     Args:
         plan: The plan.
@@ -87,7 +88,8 @@ def unit_costs(
 
     Args:
         unit: The unit.
-        microbatches: Number of microbatches among which the rows are divided; it may be less than the unit has copies.
+        microbatches: Number of microbatches among which the rows are divided; it may be less than the unit has pipeline
+            replicas.
         batch: Costs of the layers for the rows.
         trained_parts: Parts that train.
     """

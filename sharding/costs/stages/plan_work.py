@@ -44,7 +44,7 @@ class _PassWork(NamedTuple):
     """Seconds of a stage's forwards, or of its backwards.
 
     Attributes:
-        total: Of all microbatches, on each replica of every copy.
+        total: Of all microbatches, on each replica of every pipeline replica.
         slowest: Of each microbatch, on the replica that takes longest for it.
         least: What none of a microbatch takes less than.
     """
@@ -116,7 +116,10 @@ class _PlanWork(PlanLayers):
             of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
             seconds += slowest_of_shared(of_replicas, shared)
         taken_by = np.array(unit.replica_of_microbatches(self._microbatches))
-        of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.parallelism.pipeline_replicas)]
+        of_copies = [
+            seconds[:, taken_by == pipeline_replica].sum(axis=1)
+            for pipeline_replica in range(unit.parallelism.pipeline_replicas)
+        ]
         totals = np.concatenate(of_copies, axis=1)
         forward, backward = (
             _PassWork(total, of.max(axis=1), float(of_least))

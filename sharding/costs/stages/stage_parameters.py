@@ -65,8 +65,8 @@ class ModuleParameters(NamedTuple):
     ranks: Int[np.ndarray, " 2"]
 
 
-def module_parameters(layers: tuple[LayersOfStage, ...], copies: int) -> list[ModuleParameters]:
-    """The parameters of each module of a stage, of whose unit there are so many copies."""
+def module_parameters(layers: tuple[LayersOfStage, ...], pipeline_replicas: int) -> list[ModuleParameters]:
+    """The parameters of each module of a stage, of whose unit there are so many pipeline replicas."""
     of_modules = []
     for module, own in {of.module: of.ranks for of in layers}.items():
         sizes = np.zeros((2, 2))
@@ -76,5 +76,7 @@ def module_parameters(layers: tuple[LayersOfStage, ...], copies: int) -> list[Mo
                 sizes += of.count * np.outer([1.0, "wgrad" in of.gradients], per_rank)
         divided = np.array([1, own.ep]) if own.fsdp == 1 else np.array([own.fsdp, own.fsdp])
         shards = np.array([own.fsdp, max(own.fsdp // own.ep, 1)])
-        of_modules.append(ModuleParameters(sizes[0] / shards, sizes[1] / shards, copies * own.dp // divided * own.cp))
+        of_modules.append(
+            ModuleParameters(sizes[0] / shards, sizes[1] / shards, pipeline_replicas * own.dp // divided * own.cp)
+        )
     return of_modules

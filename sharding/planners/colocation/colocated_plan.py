@@ -1,23 +1,26 @@
-"""The plan of a backbone's layout with copies of the other modules on the same devices."""
+"""The plan of a backbone's layout with pipeline replicas of the other modules on the same devices."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_unit
-from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_unit
+from sharding.planners.colocation.replicated_layouts import ReplicatedLayout, replicated_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages
-from sharding.schedules.colocation.colocated_copies import assign_microbatches
+from sharding.schedules.colocation.colocated_replicas import assign_microbatches
 from sharding.schedules.named.build import training_op_graph
 
 SCHEDULE = "colocated"
 
 
 def colocated_plan(
-    problem: PlanningProblem, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
+    problem: PlanningProblem,
+    backbone: BackboneLayout,
+    replicated: Sequence[ReplicatedLayout],
+    slices: Mapping[str, int],
 ) -> Plan:
-    """The plan, without the seconds of its stages; copies take microbatches by turns.
+    """The plan, without the seconds of its stages; pipeline replicas take microbatches by turns.
 
     Args:
         problem: The problem.
@@ -27,13 +30,13 @@ def colocated_plan(
     """
     own = backbone_unit(problem, backbone)
     units = {own.name: own} | {
-        layout.module: copied_unit(problem, own, layout, slices.get(layout.module, 1)) for layout in copied
+        layout.module: replicated_unit(problem, own, layout, slices.get(layout.module, 1)) for layout in replicated
     }
     return Plan(tuple(units[module] for module in problem.graph.names), backbone.microbatches, SCHEDULE)
 
 
 def with_assigned_microbatches(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with the division of the microbatches among copies that makes its step short.
+    """The plan with the division of the microbatches among pipeline replicas that makes its step short.
 
     Args:
         problem: The problem.

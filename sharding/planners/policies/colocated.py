@@ -3,8 +3,8 @@
 Optimus's orchestration (arXiv 2408.03505, sections 3 and 4): backbone and encoders have plans of their own on the same
 devices. The backbone's layout is searched by an estimate, `max(step of the backbone alone, work of all modules)`, and
 by a lower bound of the step; the layouts of the other modules are those whose pipeline and tensor ranks divide the
-backbone's, without those that do not fit beside it. What differs between the best of them, which microbatches copies
-take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
+backbone's, without those that do not fit beside it. What differs between the best of them, which microbatches pipeline
+replicas take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
 from sharding.planners.colocation.colocated_plan import colocated_plan, with_assigned_microbatches
-from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_layouts
+from sharding.planners.colocation.replicated_layouts import ReplicatedLayout, replicated_layouts
 from sharding.planners.least_recompute import SimulatedMemory
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
@@ -27,7 +27,9 @@ _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
 _SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
-_PLACED_PASSES = 500_000  # by the search for which copy takes which microbatch, which places all of them for each
+_PLACED_PASSES = (
+    500_000  # by the search for which pipeline replica takes which microbatch, which places all of them for each
+)
 
 
 class _ColocatedLayout(NamedTuple):
@@ -41,14 +43,14 @@ class _ColocatedLayout(NamedTuple):
 
     seconds: float
     backbone: BackboneLayout
-    copied: tuple[CopiedLayout, ...]
+    replicated: tuple[ReplicatedLayout, ...]
 
 
 class _SimulatedLayout(NamedTuple):
     """Layouts, and a plan of them that was simulated."""
 
     backbone: BackboneLayout
-    copied: tuple[CopiedLayout, ...]
+    replicated: tuple[ReplicatedLayout, ...]
     simulated: SimulatedMemory
 
 
@@ -56,8 +58,8 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     """The best plans that fit; where none does, that which comes nearest.
 
     Raises:
-        PlanError: There is no other module to copy, a module has context-parallel ranks, or no layout leaves memory
-            for the weights of all modules.
+        PlanError: There is no other module to pipeline replica, a module has context-parallel ranks, or no layout
+            leaves memory for the weights of all modules.
     """
     _check(problem)
     search, fitting, others = _ColocatedSearch(problem), [], []
@@ -69,7 +71,8 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     if not fitting and not others:
         raise PlanError(
             f"no layout of {problem.graph.backbone.name} on {problem.devices} devices leaves memory for the weights of "
-            "all other modules, of which each device has copies; use more devices, or the policy disaggregated"
+            "all other modules, of which each device has pipeline replicas; use more devices, or the policy "
+            "disaggregated"
         )
     if not fitting:
         return [min(others, key=lambda simulated: simulated.memory).plan]
@@ -83,8 +86,8 @@ def _check(problem: PlanningProblem) -> None:
     for module in problem.graph.modules:
         if problem.fixed_ranks_of(module.name).cp > 1:
             raise PlanError(
-                f"{module.name} is given cp {problem.fixed_ranks_of(module.name).cp}; copies beside a backbone have no "
-                "context-parallel ranks, so use the policy disaggregated"
+                f"{module.name} is given cp {problem.fixed_ranks_of(module.name).cp}; pipeline replicas beside a "
+                "backbone have no context-parallel ranks, so use the policy disaggregated"
             )
 
 
@@ -103,7 +106,7 @@ class _ColocatedSearch:
 
     def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
-        chosen = {layout: copied for layout in self._layouts if (copied := self._chosen(layout))}
+        chosen = {layout: replicated for layout in self._layouts if (replicated := self._chosen(layout))}
         chosen = {layout: of for layout, of in chosen.items() if _op_count(layout, of, {}) <= _MOST_OPS} or chosen
         found = []
         for seconds, layout in fewest_chunks((_estimate(*each), each[0]) for each in chosen.items())[:_BOUNDED]:
@@ -116,7 +119,7 @@ class _ColocatedSearch:
         """All layouts of the backbone."""
         return list(backbone_layouts(self._problem))
 
-    def _chosen(self, layout: BackboneLayout) -> tuple[CopiedLayout, ...] | None:
+    def _chosen(self, layout: BackboneLayout) -> tuple[ReplicatedLayout, ...] | None:
         """Of every other module the first layout with which all fit beside the backbone; None where they do not."""
         options = [self._copied_layouts(name, layout) for name in self._others]
         if not all(options):
@@ -131,35 +134,35 @@ class _ColocatedSearch:
             chosen.append(fitting)
         return tuple(chosen)
 
-    def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[CopiedLayout]:
+    def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[ReplicatedLayout]:
         key = (name, *layout.division)
-        if key not in self._copied:
-            self._copied[key] = copied_layouts(self._problem, name, layout)
-        return self._copied[key]
+        if key not in self._replicated:
+            self._replicated[key] = replicated_layouts(self._problem, name, layout)
+        return self._replicated[key]
 
     @functools.cached_property
-    def _copied(self) -> dict[tuple, list[CopiedLayout]]:
+    def _replicated(self) -> dict[tuple, list[ReplicatedLayout]]:
         return {}
 
     def best_of(self, candidate: _ColocatedLayout) -> _SimulatedLayout:
         """The fastest plan of a candidate that fits, or that which takes the least memory.
 
-        First the layouts of the copied modules are chosen, then their slices, then which copy takes which microbatch.
-        Where the fastest does not fit, the backbone recomputes more beside it.
+        First the layouts of the copied modules are chosen, then their slices, then which pipeline replica takes which
+        microbatch. Where the fastest does not fit, the backbone recomputes more beside it.
         """
         found = []
-        for copied in self._alternatives(candidate):
+        for replicated in self._alternatives(candidate):
             if not found or not self.is_exhausted:
-                found.append(self._simulate(candidate.backbone, copied, {}))
+                found.append(self._simulate(candidate.backbone, replicated, {}))
         fastest = min(found, key=lambda each: each.simulated.step)
         if fastest.simulated.memory > 1:
             found += self._with_less_memory(fastest)
         best = _best(found)
-        slices = self._slices(best.backbone, best.copied)
+        slices = self._slices(best.backbone, best.replicated)
         if max(slices.values()) > 1 and best.simulated.memory <= 1 and not self.is_exhausted:
-            found.append(self._simulate(best.backbone, best.copied, slices))
+            found.append(self._simulate(best.backbone, best.replicated, slices))
             best = _best(found)
-        of_copies = _op_count(best.backbone, best.copied, {}) - _op_count(best.backbone, (), {})
+        of_copies = _op_count(best.backbone, best.replicated, {}) - _op_count(best.backbone, (), {})
         if best.backbone.microbatches * of_copies > _PLACED_PASSES:
             return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
@@ -172,44 +175,44 @@ class _ColocatedSearch:
         for layout in self._layouts:
             same = (layout.division, layout.chunks) == (backbone.division, backbone.chunks)
             if same and layout.peak_bytes < backbone.peak_bytes - missing / 2:
-                found.append(self._simulate(layout, fastest.copied, {}))
+                found.append(self._simulate(layout, fastest.replicated, {}))
                 if found[-1].simulated.memory <= 1:
                     break
         return found
 
-    def _alternatives(self, candidate: _ColocatedLayout) -> Iterator[tuple[CopiedLayout, ...]]:
+    def _alternatives(self, candidate: _ColocatedLayout) -> Iterator[tuple[ReplicatedLayout, ...]]:
         """The first layouts of the copied modules, and others: with more recomputation, and on other ranks."""
-        yield candidate.copied
-        for number, chosen in enumerate(candidate.copied):
+        yield candidate.replicated
+        for number, chosen in enumerate(candidate.replicated):
             options = self._copied_layouts(chosen.module, candidate.backbone)
             later = options[options.index(chosen) + 1 :]
             same = [of for of in later if (of.tp, of.pp) == (chosen.tp, chosen.pp)][:_MORE_RECOMPUTATION]
             other = [of for of in later if (of.tp, of.pp) != (chosen.tp, chosen.pp)][:_OTHER_RANKS]
             for layout in (*same, *other):
-                yield (*candidate.copied[:number], layout, *candidate.copied[number + 1 :])
+                yield (*candidate.replicated[:number], layout, *candidate.replicated[number + 1 :])
 
-    def _slices(self, backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> Mapping[str, int]:
+    def _slices(self, backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout]) -> Mapping[str, int]:
         """Into how many virtual stages each copied module's ranks are cut, so that one takes as long as the backbone's.
 
         A module whose layers cannot be divided is not cut, and none into so many that the plan has too many ops.
         """
         op = backbone.work / backbone.microbatches / backbone.chunks
         slices = {}
-        for layout in copied:
+        for layout in replicated:
             module = self._problem.graph[layout.module]
-            of_stage = layout.work / math.ceil(backbone.microbatches / layout.copies)
+            of_stage = layout.work / math.ceil(backbone.microbatches / layout.pipeline_replicas)
             most = module.layer_count // layout.pp if module.divisible else 1
             slices[layout.module] = max(1, min(most, math.ceil(of_stage / op)))
-        own, all_ops = _op_count(backbone, (), {}), _op_count(backbone, copied, slices)
+        own, all_ops = _op_count(backbone, (), {}), _op_count(backbone, replicated, slices)
         share = min(1.0, (_MOST_OPS - own) / (all_ops - own))
         return {name: max(1, int(count * share)) for name, count in slices.items()}
 
     def _simulate(
-        self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
+        self, backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout], slices: Mapping[str, int]
     ) -> _SimulatedLayout:
-        plan = colocated_plan(self._problem, backbone, copied, slices)
+        plan = colocated_plan(self._problem, backbone, replicated, slices)
         simulated = self._run(with_stage_seconds(self._problem, plan, communication=True))
-        return _SimulatedLayout(backbone, tuple(copied), simulated)
+        return _SimulatedLayout(backbone, tuple(replicated), simulated)
 
     def _run(self, plan: Plan) -> SimulatedMemory:
         timeline = self._problem.simulate(plan)
@@ -225,13 +228,13 @@ def _best(found: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
     return min(found, key=lambda each: each.simulated.memory)
 
 
-def _op_count(backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]) -> int:
+def _op_count(backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout], slices: Mapping[str, int]) -> int:
     """Forwards and backwards of a step; every microbatch passes one copy of each module."""
-    stages = backbone.pp * backbone.chunks + sum(of.pp * slices.get(of.module, 1) for of in copied)
+    stages = backbone.pp * backbone.chunks + sum(of.pp * slices.get(of.module, 1) for of in replicated)
     return 2 * backbone.microbatches * stages
 
 
-def _estimate(backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> float:
+def _estimate(backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout]) -> float:
     """Seconds of a step whose idle time the other modules fill as far as their work goes."""
-    alone, work = backbone.alone + max(of.fill for of in copied), backbone.work + sum(of.work for of in copied)
-    return max(alone, work) + sum(of.once for of in copied)
+    alone, work = backbone.alone + max(of.fill for of in replicated), backbone.work + sum(of.work for of in replicated)
+    return max(alone, work) + sum(of.once for of in replicated)

@@ -1,8 +1,8 @@
-"""Which copy of an encoder takes which microbatch (Optimus, arXiv 2408.03505, sections 4.1 and 4.3).
+"""Which pipeline replica of an encoder takes which microbatch (Optimus, arXiv 2408.03505, sections 4.1 and 4.3).
 
-Optimus enumerates how many microbatches each of m copies takes, O(N^(m-1)) divisions, and orders them by when they
-end. Here each microbatch goes, one after another, to the copy with which the step is shortest; then microbatches move
-and change places as long as that makes the step shorter.
+Optimus enumerates how many microbatches each of m pipeline replicas takes, O(N^(m-1)) divisions, and orders them by
+when they end. Here each microbatch goes, one after another, to the pipeline replica with which the step is shortest;
+then microbatches move and change places as long as that makes the step shorter.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sharding.schedules.bubbles.filling import NO_COPY, BubbleFiller, Extent, added_seconds
+from sharding.schedules.bubbles.filling import NO_REPLICA, BubbleFiller, Extent, added_seconds
 
 _MOST_TRIALS = 200
 """How many moves and exchanges are tried."""
@@ -20,28 +20,28 @@ _FEW_DIVISIONS = 1000
 
 
 def best_division(filler: BubbleFiller) -> dict[str, tuple[int, ...]]:
-    """For every encoder, which of its copies takes each microbatch, so that the encoders add little to the step."""
-    return _DivisionSearch(filler).best().copies
+    """For every encoder, which pipeline replica takes each microbatch, so that the encoders add little to the step."""
+    return _DivisionSearch(filler).best().pipeline_replicas
 
 
 class _Division(NamedTuple):
-    """A division of the microbatches among the copies of encoders.
+    """A division of the microbatches among the pipeline replicas of encoders.
 
     Attributes:
         added: What the encoders add to the step, in multiples of a second that differ by more than rounding.
-        summed: What they add on every group of copies, summed; likewise.
+        summed: What they add on every group of pipeline replicas, summed; likewise.
         copies: Which copy of each encoder takes each microbatch.
-        extents: Of every group of copies, those of each way to place it.
+        extents: Of every group of pipeline replicas, those of each way to place it.
     """
 
     added: int
     summed: int
-    copies: dict[str, tuple[int, ...]]
+    pipeline_replicas: dict[str, tuple[int, ...]]
     extents: list[tuple[Extent, ...]]
 
 
 class _DivisionSearch:
-    """Divides the microbatches of encoders among their copies.
+    """Divides the microbatches of encoders among their pipeline replicas.
 
     Args:
         filler: Places the encoders.
@@ -52,42 +52,54 @@ class _DivisionSearch:
         # An encoder that feeds another one comes after it: when its outputs are needed follows from the other.
         self._counts = {stage.stage_id[0]: len(stage.lanes) for stage in reversed(filler.stages)}
         self._microbatches = range(filler.bubbles.microbatches)
-        self._group_of = {copy: number for number, group in enumerate(filler.groups) for copy in group}
+        self._group_of = {
+            pipeline_replica: number for number, group in enumerate(filler.groups) for pipeline_replica in group
+        }
         self._resolution = 1e-9 * (filler.bubbles.end or 1.0)
 
     def best(self) -> _Division:
-        """The best that exchanges find after giving microbatches to copies one by one; of few divisions, the best."""
+        """The best that exchanges find after giving microbatches to pipeline replicas one by one.
+
+        Of few divisions, the best.
+        """
         least = self._least()
         division = self._exchanged(self._one_by_one(), least)
         number = math.prod(count ** len(self._microbatches) for count in self._counts.values())
         return self._shortest(division, least) if number <= _FEW_DIVISIONS else division
 
-    def _division(self, copies: dict[str, tuple[int, ...]], extents: list[tuple[Extent, ...]]) -> _Division:
+    def _division(self, pipeline_replicas: dict[str, tuple[int, ...]], extents: list[tuple[Extent, ...]]) -> _Division:
         summed = sum(min(before + after for before, after in ways) for ways in extents)
-        return _Division(self._rounded(added_seconds(extents)), self._rounded(summed), copies, extents)
+        return _Division(self._rounded(added_seconds(extents)), self._rounded(summed), pipeline_replicas, extents)
 
     def _rounded(self, seconds: float) -> int:
         return round(seconds / self._resolution)
 
     def _one_by_one(self) -> _Division:
-        """Each microbatch in turn goes to the copy with which the step is shortest; of several, to the idlest."""
+        """Each microbatch in turn goes to the pipeline replica that makes the step shortest; the idlest of several."""
         division = self._nothing()
         for number, unit in itertools.product(self._microbatches, self._counts):
-            taken = division.copies[unit]
+            taken = division.pipeline_replicas[unit]
             moved = self._with_microbatch(division, unit, number)
-            division = min(moved, key=lambda each: (each.added, taken.count(each.copies[unit][number]), each.summed))
+            division = min(
+                moved, key=lambda each: (each.added, taken.count(each.pipeline_replicas[unit][number]), each.summed)
+            )
         return division
 
     def _nothing(self) -> _Division:
-        copies = {unit: (NO_COPY,) * len(self._microbatches) for unit in self._counts}
-        return self._division(copies, [self._filler.extents(share) for share in self._filler.shares(copies)])
+        pipeline_replicas = {unit: (NO_REPLICA,) * len(self._microbatches) for unit in self._counts}
+        return self._division(
+            pipeline_replicas, [self._filler.extents(share) for share in self._filler.shares(pipeline_replicas)]
+        )
 
     def _with_microbatch(self, division: _Division, unit: str, number: int) -> list[_Division]:
-        """The divisions in which a copy of a unit takes one more microbatch; every copy shall have one in the end."""
-        taken = division.copies[unit]
+        """The divisions in which a pipeline replica of a unit takes one more microbatch.
+
+        Every pipeline replica shall have one in the end.
+        """
+        taken = division.pipeline_replicas[unit]
         unused = set(range(self._counts[unit])).difference(taken)
-        copies = sorted(unused) if len(unused) == taken.count(NO_COPY) else range(self._counts[unit])
-        return [self._moved(division, unit, {number: copy}) for copy in copies]
+        pipeline_replicas = sorted(unused) if len(unused) == taken.count(NO_REPLICA) else range(self._counts[unit])
+        return [self._moved(division, unit, {number: pipeline_replica}) for pipeline_replica in pipeline_replicas]
 
     def _shortest(self, best: _Division, least: int) -> _Division:
         """The division with the shortest step, by branch and bound: more microbatches never make it shorter."""
@@ -127,29 +139,41 @@ class _DivisionSearch:
         last = [(unit, count) for unit, count in self._counts.items() if unit not in feeding]
         for (unit, count), side in itertools.product(last, range(2)):
             number = self._microbatches[-side]
-            alone = [self._filler.extents(((number, ((unit, copy),)),)) for copy in range(count)]
+            alone = [
+                self._filler.extents(((number, ((unit, pipeline_replica),)),)) for pipeline_replica in range(count)
+            ]
             sides[side] = max(sides[side], min(way[side] for ways in alone for way in ways))
         return self._rounded(sum(sides))
 
     def _moved(self, division: _Division, unit: str, change: dict[int, int]) -> _Division:
-        """The division after microbatches have gone to other copies of a unit; only their groups are placed anew."""
-        before = division.copies[unit]
-        copies = division.copies | {unit: tuple(change.get(number, copy) for number, copy in enumerate(before))}
-        changed = {(unit, copy) for number in change for copy in (before[number], change[number]) if copy != NO_COPY}
+        """The division after microbatches have gone to other pipeline replicas of a unit.
+
+        Only their groups are placed anew.
+        """
+        before = division.pipeline_replicas[unit]
+        pipeline_replicas = division.pipeline_replicas | {
+            unit: tuple(change.get(number, pipeline_replica) for number, pipeline_replica in enumerate(before))
+        }
+        changed = {
+            (unit, pipeline_replica)
+            for number in change
+            for pipeline_replica in (before[number], change[number])
+            if pipeline_replica != NO_REPLICA
+        }
         extents = list(division.extents)
-        for group in {self._group_of[copy] for copy in changed}:
-            extents[group] = self._filler.extents(self._filler.share(copies, group))
-        return self._division(copies, extents)
+        for group in {self._group_of[pipeline_replica] for pipeline_replica in changed}:
+            extents[group] = self._filler.extents(self._filler.share(pipeline_replicas, group))
+        return self._division(pipeline_replicas, extents)
 
     def _changes(self, division: _Division) -> Iterator[tuple[str, dict[int, int]]]:
-        """Microbatches of groups that make the step long go to another copy, or change places with others."""
+        """Microbatches of groups that make the step long change pipeline replicas, alone or with others."""
         critical = self._critical(division.extents)
         for unit, count in self._counts.items():
-            taken = division.copies[unit]
+            taken = division.pipeline_replicas[unit]
             of_critical = [number for number in self._microbatches if self._group_of[unit, taken[number]] in critical]
-            for number, copy in itertools.product(of_critical, range(count)):
-                if copy != taken[number] and taken.count(taken[number]) > 1:
-                    yield unit, {number: copy}
+            for number, pipeline_replica in itertools.product(of_critical, range(count)):
+                if pipeline_replica != taken[number] and taken.count(taken[number]) > 1:
+                    yield unit, {number: pipeline_replica}
             for one, other in itertools.product(of_critical, self._microbatches):
                 if taken[one] != taken[other]:
                     yield unit, {one: taken[other], other: taken[one]}

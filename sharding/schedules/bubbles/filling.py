@@ -1,4 +1,7 @@
-"""Fills a backbone's idle time with its encoders: groups of copies that share devices, each placed by itself."""
+"""Fills a backbone's idle time with its encoders.
+
+Groups of pipeline replicas that share devices are placed each by itself.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,20 +19,20 @@ from sharding.schedules.bubbles.placement import (
     place_forwards_late,
 )
 
-UnitCopy = tuple[str, int]
-"""(encoder, number of its copy)."""
+UnitReplica = tuple[str, int]
+"""(encoder, number of its pipeline replica)."""
 
-Share = tuple[tuple[int, tuple[UnitCopy, ...]], ...]
-"""The microbatches of a group of copies, and by which of its copies each is taken."""
+Share = tuple[tuple[int, tuple[UnitReplica, ...]], ...]
+"""The microbatches of a group of pipeline replicas, and by which of its pipeline replicas each is taken."""
 
 Extent = tuple[float, float]
 """Seconds before the backbone's start, and seconds after its end."""
 
-CopyOfMicrobatch = Mapping[str, tuple[int, ...]]
-"""For every encoder, the copy that takes each microbatch."""
+ReplicaOfMicrobatch = Mapping[str, tuple[int, ...]]
+"""For every encoder, the pipeline replica that takes each microbatch."""
 
-NO_COPY = -1
-"""In place of a copy: the microbatch does not pass through the encoder."""
+NO_REPLICA = -1
+"""In place of a pipeline replica: the microbatch does not pass through the encoder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +70,10 @@ class Bubbles:
 
 
 class BubbleFiller:
-    """Places encoders in the idle time of one backbone, for any division of the microbatches among copies.
+    """Places encoders in the idle time of one backbone, for any division of the microbatches among pipeline replicas.
 
-    Copies whose devices are disjoint, and that do not feed each other, do not see each other: each such group is
-    placed by itself, and what it takes is kept for the divisions that give it the same microbatches.
+    Pipeline replicas whose devices are disjoint, and that do not feed each other, do not see each other: each such
+    group is placed by itself, and what it takes is kept for the divisions that give it the same microbatches.
 
     Args:
         bubbles: Those of the backbone.
@@ -82,43 +85,49 @@ class BubbleFiller:
         self.bubbles, self.stages = bubbles, stages
         self.groups = _groups(self.stages)
         self._slices = {
-            (unit, copy): [
-                (number, stage.lanes[copy]) for number, stage in enumerate(self.stages) if stage.stage_id[0] == unit
+            (unit, pipeline_replica): [
+                (number, stage.lanes[pipeline_replica])
+                for number, stage in enumerate(self.stages)
+                if stage.stage_id[0] == unit
             ]
-            for unit, copy in sorted(frozenset().union(*self.groups))
+            for unit, pipeline_replica in sorted(frozenset().union(*self.groups))
         }
         lengths = {length for stage in self.stages for length in (stage.forward, stage.backward) if length}
         self._idle = IdleIntervals(bubbles.busy, min(lengths, default=0.0), coarse)
         self._kept: dict[Share, tuple[Placement, ...]] = {}
 
-    def seconds(self, copies: CopyOfMicrobatch) -> float:
+    def seconds(self, pipeline_replicas: ReplicaOfMicrobatch) -> float:
         """How much longer than the backbone alone the step takes."""
-        return added_seconds([self.extents(share) for share in self.shares(copies)])
+        return added_seconds([self.extents(share) for share in self.shares(pipeline_replicas)])
 
-    def fill(self, copies: CopyOfMicrobatch) -> Filling:
+    def fill(self, pipeline_replicas: ReplicaOfMicrobatch) -> Filling:
         """The shortest of several placements; of those that are as short, the first, which holds least."""
-        choices = zip(*map(self._placements, self.shares(copies)), strict=True)
+        choices = zip(*map(self._placements, self.shares(pipeline_replicas)), strict=True)
         return self._filling(min(choices, key=lambda placements: sum(self._extent(*placements))))
 
-    def fill_with_bundles(self, copies: CopyOfMicrobatch, budget: int) -> Filling:
+    def fill_with_bundles(self, pipeline_replicas: ReplicaOfMicrobatch, budget: int) -> Filling:
         """A placement in which the backbone's ops on each device take up to so many slices, in either direction.
 
         The last forwards and the first backwards do: they have most of these ops to choose from, and leave idle time
         to the others.
         """
         hosts = self.bubbles.hosts.copy(budget)
-        works = [self._work(share) for share in self.shares(copies)]
+        works = [self._work(share) for share in self.shares(pipeline_replicas)]
         return self._filling([self._late(work, hosts) for work in works])
 
-    def shares(self, copies: CopyOfMicrobatch) -> list[Share]:
+    def shares(self, pipeline_replicas: ReplicaOfMicrobatch) -> list[Share]:
         """What every group has to do."""
-        return [self.share(copies, number) for number in range(len(self.groups))]
+        return [self.share(pipeline_replicas, number) for number in range(len(self.groups))]
 
-    def share(self, copies: CopyOfMicrobatch, group: int) -> Share:
+    def share(self, pipeline_replicas: ReplicaOfMicrobatch, group: int) -> Share:
         """What one group has to do."""
         members, found = self.groups[group], []
         for number in range(self.bubbles.microbatches):
-            taken = [copy for unit in copies if (copy := (unit, copies[unit][number])) in members]
+            taken = [
+                pipeline_replica
+                for unit in pipeline_replicas
+                if (pipeline_replica := (unit, pipeline_replicas[unit][number])) in members
+            ]
             if taken:
                 found.append((number, tuple(taken)))
         return tuple(found)
@@ -169,7 +178,10 @@ class BubbleFiller:
         return Placement(self._idle.copy(lanes), hosts=hosts)
 
     def _work(self, share: Share) -> Work:
-        return [(number, sorted(item for copy in taken for item in self._slices[copy])) for number, taken in share]
+        return [
+            (number, sorted(item for pipeline_replica in taken for item in self._slices[pipeline_replica]))
+            for number, taken in share
+        ]
 
     def _filling(self, placements: Sequence[Placement]) -> Filling:
         times: dict[SlicePass, Interval] = {}
@@ -190,17 +202,19 @@ def added_seconds(extents: Sequence[tuple[Extent, ...]]) -> float:
     )
 
 
-def _groups(stages: Sequence[EncoderStage]) -> list[frozenset[UnitCopy]]:
+def _groups(stages: Sequence[EncoderStage]) -> list[frozenset[UnitReplica]]:
     """Copies in groups: two are in one if they share devices, or if their encoders feed each other."""
-    together: list[set[UnitCopy | int]] = []  # copies, and the classes of devices that they are on
+    together: list[set[UnitReplica | int]] = []  # pipeline replicas, and the classes of devices that they are on
     for stage in stages:
         name = stage.stage_id[0]
-        together += [{(name, copy), *lanes} for copy, lanes in enumerate(stage.lanes)]
+        together += [{(name, pipeline_replica), *lanes} for pipeline_replica, lanes in enumerate(stage.lanes)]
         fed = [target for target in stage.targets if stages[target].stage_id[0] != name]
         for number in fed:
             ends = (stage, stages[number])
-            together.append({(end.stage_id[0], copy) for end in ends for copy in range(len(end.lanes))})
-    groups: list[set[UnitCopy | int]] = []
+            together.append(
+                {(end.stage_id[0], pipeline_replica) for end in ends for pipeline_replica in range(len(end.lanes))}
+            )
+    groups: list[set[UnitReplica | int]] = []
     for members in together:
         joined = [group for group in groups if group & members]
         groups = [group for group in groups if not group & members] + [members.union(*joined)]

@@ -19,7 +19,7 @@ class EncoderStage:
 
     Attributes:
         stage_id: The stage.
-        lanes: The classes of devices of each copy.
+        lanes: The classes of devices of each pipeline replica.
         forward: Seconds of a forward.
         backward: Seconds of a backward; None if it runs none.
         targets: Numbers of the encoder stages that it feeds.
@@ -43,12 +43,15 @@ SlicePass = tuple[Literal["forward", "backward"], Slice]
 """The forward or the backward of a slice."""
 
 Work = Sequence[tuple[int, Sequence[tuple[int, tuple[int, ...]]]]]
-"""What a group of copies has to do: for each microbatch its (number of the encoder stage, classes of devices)."""
+"""What a group of pipeline replicas has to do:
+
+for each microbatch its (number of the encoder stage, classes of devices).
+"""
 
 
 @dataclasses.dataclass
 class Placement:
-    """When the slices of some copies run.
+    """When the slices of some pipeline replicas run.
 
     Attributes:
         idle: What remains of the idle intervals.

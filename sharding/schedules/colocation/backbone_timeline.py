@@ -38,7 +38,7 @@ class BackboneTimeline:
 
     def lanes_of(self, op: PipelineOp) -> tuple[int, ...]:
         """The classes of devices that run an op."""
-        return self.lanes[self.op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)]
+        return self.lanes[self.op_graph.stage_graph.rank_of_microbatch(op.stage_id, op.microbatch)]
 
     def busy(self) -> list[list[Interval]]:
         """For every class of devices, when its ops run, ascending."""

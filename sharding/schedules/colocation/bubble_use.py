@@ -52,7 +52,7 @@ def _encoder_work(step: ColocatedStep, times: OpTimes, begin: float, end: float)
     for op, (start, finish) in times.items():
         if op.unit in step.units.encoders and finish > start:
             share = max(min(finish, end) - max(start, begin), 0.0) / (finish - start)
-            devices = len(graph.rank_devices[graph.rank_at(op.stage_id, op.microbatch)])
+            devices = len(graph.rank_devices[graph.rank_of_microbatch(op.stage_id, op.microbatch)])
             total += step.op_graph.seconds[op.stage_id].of(op.kind) * share * devices
     return total
 
@@ -64,7 +64,7 @@ def _with_late_forwards(step: ColocatedStep, schedule: Schedule, times: OpTimes)
     in_bundles = hosts | schedule.bundled
     next_start = [math.inf] * len(graph.device_classes)
     for op in reversed([op for op in schedule.ops if op in times]):
-        own = lanes[graph.rank_at(op.stage_id, op.microbatch)]
+        own = lanes[graph.rank_of_microbatch(op.stage_id, op.microbatch)]
         start, end = late[op]
         if op.kind == "forward" and op.unit in step.units.encoders and op not in in_bundles:
             followers = [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]

@@ -66,7 +66,7 @@ def most_in_flight(schedule: Schedule) -> dict[PipelineRank, int]:
     for op in schedule.ops:
         counts.record(op)
         if op.kind == "forward":
-            rank = schedule.op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)
+            rank = schedule.op_graph.stage_graph.rank_of_microbatch(op.stage_id, op.microbatch)
             most[rank] = max(most[rank], counts[rank])
     return most
 

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-from sharding.schedules.bubbles.filling import BubbleFiller, CopyOfMicrobatch, Filling
+from sharding.schedules.bubbles.filling import BubbleFiller, Filling, ReplicaOfMicrobatch
 from sharding.schedules.bubbles.placement import EncoderStage
 from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
 from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
@@ -36,20 +36,23 @@ class ColocatedStep:
     timeline: BackboneTimeline
 
     @property
-    def copies(self) -> CopyOfMicrobatch:
+    def pipeline_replicas(self) -> ReplicaOfMicrobatch:
         """Which copy of each encoder takes each microbatch."""
         graph, microbatches = self.op_graph.stage_graph, range(self.op_graph.microbatches)
-        return {unit: tuple(graph.copy_at(unit, number) for number in microbatches) for unit in self.units.encoders}
+        return {
+            unit: tuple(graph.pipeline_replica_of_microbatch(unit, number) for number in microbatches)
+            for unit in self.units.encoders
+        }
 
     def coarse(self) -> OrderedPasses:
         """Encoders before the backbone's first op on their devices, and after its last."""
-        filling = self.filler(self.timeline, coarse=True).fill(self.copies)
+        filling = self.filler(self.timeline, coarse=True).fill(self.pipeline_replicas)
         return self._ordered(self.timeline, filling)
 
     def fine(self) -> Iterator[OrderedPasses]:
         """Encoders in all bubbles: of the backbone as it is, and of one whose warm-up is late."""
         for timeline in self.timelines():
-            yield self._ordered(timeline, self.filler(timeline).fill(self.copies))
+            yield self._ordered(timeline, self.filler(timeline).fill(self.pipeline_replicas))
 
     def bundled(self) -> Iterator[OrderedPasses]:
         """Encoders in all bubbles, and in programs of the backbone whose collectives are exposed."""
@@ -57,14 +60,14 @@ class ColocatedStep:
             return
         graph, filler = self.op_graph.stage_graph, self.filler(self.timeline)
         of_ranks = collections.Counter(
-            graph.rank_at(stage, number)
+            graph.rank_of_microbatch(stage, number)
             for stage in graph.stages
             if stage[0] in self.units.encoders
             for number in range(self.op_graph.microbatches)
         )
         most = max(of_ranks.values())
         for share in range(1, _BUNDLE_SHARES + 1):
-            filling = filler.fill_with_bundles(self.copies, -(-most * share // _BUNDLE_SHARES))
+            filling = filler.fill_with_bundles(self.pipeline_replicas, -(-most * share // _BUNDLE_SHARES))
             passes = self._ordered(self.timeline, filling)
             if len(passes.ops) == len(self.timeline.times) + len(filling.times):
                 yield passes

@@ -77,7 +77,7 @@ def _work_on_shared_devices(op_graph: OpGraph) -> dict[str, float]:
         seconds = op_graph.seconds[stage]
         each = seconds.forward + seconds.backward * (stage in op_graph.backward_stages)
         for number in range(op_graph.microbatches):
-            if devices := common[graph.rank_at(stage, number)]:
+            if devices := common[graph.rank_of_microbatch(stage, number)]:
                 work[stage[0]] = work.get(stage[0], 0.0) + each * devices
     return work
 
@@ -91,7 +91,9 @@ def without_units(op_graph: OpGraph, units: tuple[str, ...]) -> OpGraph:
         stages,
         edges,
         {unit: pp for unit, pp in graph.pp.items() if unit not in units},
-        copies={unit: copies for unit, copies in graph.copies.items() if unit not in units},
+        pipeline_replicas={
+            unit: pipeline_replicas for unit, pipeline_replicas in graph.pipeline_replicas.items() if unit not in units
+        },
     )
     return OpGraph(
         stage_graph=rest,

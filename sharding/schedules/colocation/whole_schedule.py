@@ -52,7 +52,7 @@ class _ScheduleWriter:
         self._gathers: dict[frozenset[int], list[PipelineOp]] = {}  # held back for forwards on the same devices
         self._ranks = {self._graph.rank_devices[rank]: rank for rank in self._graph.stages_of if rank[0] == hosts}
         self._left = collections.Counter(
-            self._graph.rank_at(op.stage_id, op.microbatch) for op in passes.ops if op.unit == hosts
+            self._graph.rank_of_microbatch(op.stage_id, op.microbatch) for op in passes.ops if op.unit == hosts
         )
 
     def start(self, program: tuple[PipelineOp, ...]) -> None:
@@ -74,7 +74,7 @@ class _ScheduleWriter:
     def end(self, op: PipelineOp) -> None:
         """Writes the hops and reductions that follow an op that ends."""
         if op.unit == self._hosts:
-            self._left[self._graph.rank_at(op.stage_id, op.microbatch)] -= 1
+            self._left[self._graph.rank_of_microbatch(op.stage_id, op.microbatch)] -= 1
         hops = self._op_graph.forward_hops if op.kind == "forward" else self._op_graph.backward_hops
         for hop in hops(op.stage_id, op.microbatch):
             self._gather(hop)

@@ -64,7 +64,7 @@ def assert_same(batch: GlobalBatch, other: GlobalBatch) -> None:
     for one, two in pairs:
         assert (one.dtype, one.shape, one.tobytes()) == (two.dtype, two.shape, two.tobytes())
         assert two.flags.aligned and two.flags.c_contiguous
-    for name in ("counts", "targets", "state", "refused"):
+    for name in ("real_and_capacity", "targets", "state", "refused"):
         assert getattr(batch, name) == getattr(other, name)
 
 

@@ -64,12 +64,12 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
     assert tables and max(map(cell_len, tables)) <= width
     lines = shown.partition("Placement of modules")[2].partition("The choice")[0].splitlines()
     headings = [line.split() for line in lines if "policy" in line.split()[:1]]
-    copies = (
+    pipeline_replicas = (
         ["pipelines"]
         if any(unit.parallelism.pipeline_replicas > 1 for result in comparison.results for unit in result.plan.units)
         else []
     )
-    ranks = ["devices", *copies, "dp", "fsdp", "tp", "pp", "chunks", "layers"]
+    ranks = ["devices", *pipeline_replicas, "dp", "fsdp", "tp", "pp", "chunks", "layers"]
     assert all(heading[:2] == ["policy", "unit"] for heading in headings)
     expected = [*ranks, "recompute", "rows", "capacities", "memory", "MFU"]
     assert [name for heading in headings for name in heading[2:]] == expected

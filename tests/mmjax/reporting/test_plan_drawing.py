@@ -64,4 +64,4 @@ def test_copies_of_a_pipeline_have_rows_of_their_own():
         "vision 1, pipeline replica 1 (vision): devices 6-7, 1 layer, dp 2",
     ]
     titles = [node.text for node in xml.etree.ElementTree.fromstring(placement_drawing((unit,))).iter("title")]
-    assert titles[2] == "vision, stage 0 of copy 1, 2 layers: devices 4 to 5"
+    assert titles[2] == "vision, stage 0 of pipeline replica 1, 2 layers: devices 4 to 5"

@@ -1,4 +1,7 @@
-"""The shipped colocated plan of the quickstart: copies and bundles train as one device does, and are recorded."""
+"""The shipped colocated plan of the quickstart:
+
+pipeline replicas and bundles train as one device does, and are recorded.
+"""
 
 import collections
 import dataclasses
@@ -60,14 +63,19 @@ def test_it_trains_to_the_losses_of_one_device_and_its_recording_has_every_op(st
         assert found.gradient_norm == pytest.approx(step.gradient_norm, rel=1e-4), step.step
     timeline = trainer.timeline()
     check_measured(timeline, trainer.engine.schedule)
-    lanes = [(lane.rank, lane.copy, lane.copies, sorted(lane.devices)) for lane in timeline.lanes]
+    lanes = [
+        (lane.rank, lane.pipeline_replica, lane.pipeline_replicas, sorted(lane.devices)) for lane in timeline.lanes
+    ]
     first, last = [0, 1, 2, 3], [4, 5, 6, 7]
     assert lanes == [
         (("vision", 0), 0, 2, first),
         (("vision", 1), 1, 2, last),
         (("backbone", 0), 0, 1, first),
         (("backbone", 1), 0, 1, last),
-        *((("generator", copy), copy, 4, [2 * copy, 2 * copy + 1]) for copy in range(4)),
+        *(
+            (("generator", pipeline_replica), pipeline_replica, 4, [2 * pipeline_replica, 2 * pipeline_replica + 1])
+            for pipeline_replica in range(4)
+        ),
     ]
     beside = {span.op for span in timeline.spans if span.beside is not None}
     assert beside == {op for bundle in find_bundles(trainer.engine.schedule) for op in bundle}

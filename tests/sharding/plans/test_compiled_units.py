@@ -106,12 +106,15 @@ def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
     assert sum(op.unit == "mind" and op.kind == "forward" for op in evaluation.ops) == 3
 
 
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("pipeline_replicas", [1, 2])
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zb-h1"])
-def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedule, copies):
+def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedule, pipeline_replicas):
     """What it sends follows its last forward, and its last backward, of the microbatches in order."""
     painter = UnitPlan(
-        "painter", ("generator",), tuple(range(6, 6 + copies)), parallelism=Parallelism(pipeline_replicas=copies)
+        "painter",
+        ("generator",),
+        tuple(range(6, 6 + pipeline_replicas)),
+        parallelism=Parallelism(pipeline_replicas=pipeline_replicas),
     )
     plan, graph = Plan((ENCODER, MIND, painter), 5, schedule), module_graph(WITH_GENERATOR)
     check_plan(plan, graph, 10, 8)

@@ -16,9 +16,9 @@ from sharding.plans.unit_plan import UnitPlan
 SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 25]), min_size=1, max_size=4)
 
 
-def unit(sizes, copies=1, ep=1):
+def unit(sizes, pipeline_replicas=1, ep=1):
     names = tuple(f"m{number}" for number in range(len(sizes)))
-    devices = math.lcm(*sizes) * copies * ep
+    devices = math.lcm(*sizes) * pipeline_replicas * ep
     return UnitPlan(
         "chain",
         names,
@@ -62,13 +62,13 @@ def test_equal_sizes_have_one_tensor_axis_also_of_size_1():
     ],
 )
 def test_sizes_are_factored_by_the_modules_that_have_the_factor(sizes, expected):
-    of = stage_axes(unit(sizes, copies=3))
+    of = stage_axes(unit(sizes, pipeline_replicas=3))
     assert of.sizes == {"data": 3, "fsdp": 1, "expert": 1, **expected}
 
 
 @hypothesis.given(SIZES, st.integers(1, 3), st.sampled_from([1, 2]))
-def test_the_axes_of_a_module_multiply_to_its_tensor_ranks_and_replicas(sizes, copies, ep):
-    of = unit(sizes, copies, ep)
+def test_the_axes_of_a_module_multiply_to_its_tensor_ranks_and_replicas(sizes, pipeline_replicas, ep):
+    of = unit(sizes, pipeline_replicas, ep)
     axes = stage_axes(of)
     assert math.prod(axes.sizes.values()) == len(of.devices)
     assert axes.sizes["expert"] == ep
@@ -94,9 +94,9 @@ def test_axes_are_as_few_and_large_as_the_sets_of_modules_that_share_factors(siz
 
 
 @hypothesis.given(SIZES, st.integers(1, 2), st.sampled_from([1, 2]))
-def test_rows_that_are_gathered_hold_those_that_the_next_module_takes(sizes, copies, ep):
+def test_rows_that_are_gathered_hold_those_that_the_next_module_takes(sizes, pipeline_replicas, ep):
     """Gathering rows in the order of the axes and splitting them again gives each device its rows, and no others."""
-    axes = stage_axes(unit(sizes, copies, ep))
+    axes = stage_axes(unit(sizes, pipeline_replicas, ep))
     rows = math.prod(axes.sizes.values())
     for sender, receiver in itertools.pairwise(axes.modules.values()):
         before, after = (rows_of_devices(each, axes.sizes, rows) for each in (sender, receiver))

@@ -70,7 +70,7 @@ def test_chunks_share_a_pipeline_rank_and_its_devices():
 
 
 def test_a_microbatch_has_a_position_among_those_of_its_copy():
-    copied = UnitPlan(
+    replicated = UnitPlan(
         "a",
         ("a",),
         (0, 1, 2),
@@ -78,10 +78,11 @@ def test_a_microbatch_has_a_position_among_those_of_its_copy():
         schedule_hints=ScheduleHints(replica_of_microbatch=(2, 0, 2, 1, 0, 2)),
     )
     graph = stage_graph(
-        Plan((copied, UnitPlan("b", ("b",), (3,))), 6), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",))))
+        Plan((replicated, UnitPlan("b", ("b",), (3,))), 6),
+        ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)))),
     )
-    for copy, taken in enumerate(((1, 4), (3,), (0, 2, 5))):
-        assert graph.microbatches_of("a", copy, 6) == taken
+    for pipeline_replica, taken in enumerate(((1, 4), (3,), (0, 2, 5))):
+        assert graph.microbatches_of("a", pipeline_replica, 6) == taken
         assert [graph.position_at("a", microbatch) for microbatch in taken] == list(range(len(taken)))
     assert [graph.position_at("b", microbatch) for microbatch in range(6)] == list(range(6))
 

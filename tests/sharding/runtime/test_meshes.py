@@ -12,8 +12,8 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
-from sharding.runtime.copies import CopyMeshes
 from sharding.runtime.meshes import module_axes, most_nodes, stage_meshes, submesh
+from sharding.runtime.replica_meshes import ReplicaMeshes
 
 
 def test_a_submesh_has_all_axes_with_its_devices_in_row_major_order():
@@ -32,7 +32,7 @@ def test_every_virtual_stage_has_a_submesh():
     )
     meshes = stage_meshes(Plan((unit,)), devices)
     assert list(meshes) == [("mind", 0), ("mind", 1)]
-    assert meshes[("mind", 1)].all_copies.devices.tolist() == [[[[devices[1], devices[0]]]]]
+    assert meshes[("mind", 1)].all_pipeline_replicas.devices.tolist() == [[[[devices[1], devices[0]]]]]
     with pytest.raises(PlanError, match="needs device 7, but there are 2 devices"):
         stage_meshes(Plan((unit,)), devices[:2])
 
@@ -53,14 +53,14 @@ def test_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
     warn_once.cache_clear()
     unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), parallelism=Parallelism(tp=tp, collectives=collectives))
     mesh = submesh(jax.devices()[:tp], {"data": 1, "fsdp": 1, "expert": 1, "tensor": tp})
-    axes = module_axes(unit, CopyMeshes((mesh,)))["backbone"]
+    axes = module_axes(unit, ReplicaMeshes((mesh,)))["backbone"]
     assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
     assert axes.without_sequence.sequence == ()
     with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
         dataclasses.replace(axes, sequence=("data",))
     warning = 'unit mind: collectives "ring" are used instead of "mosaic": the devices are of platform \'cpu\''
     assert (warning in caplog.text) == (collectives == "mosaic")
-    module_axes(unit, CopyMeshes((mesh,)))
+    module_axes(unit, ReplicaMeshes((mesh,)))
     assert caplog.text.count(warning) == (collectives == "mosaic")  # not a second time
 
 
@@ -74,7 +74,7 @@ def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions
     )
     (meshes,) = stage_meshes(Plan((unit,)), jax.devices()).values()
     axes = module_axes(unit, meshes)
-    assert dict(meshes.all_copies.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
+    assert dict(meshes.all_pipeline_replicas.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
     assert axes["eyes"] == Axes(data=("data", "fsdp", "expert", "tensor/mind"), expert=("expert",))
     own = ("tensor/mind",)
     assert axes["mind"] == Axes(("data", "fsdp", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")

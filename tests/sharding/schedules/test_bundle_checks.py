@@ -15,10 +15,13 @@ ENCODER, BACKBONE = "encoder0", "backbone"
 
 
 def step(communication: float = 0.0, microbatches: int = 2) -> OpGraph:
-    """An encoder with a copy on each of a backbone's two ranks; copy 1 takes the odd microbatches."""
+    """An encoder with a pipeline replica on each of a backbone's two ranks;
+
+    pipeline replica 1 takes the odd microbatches.
+    """
     backbone = Backbone(ranks=2, forward=2.0, backward=4.0, forward_communication=communication)
-    copies = tuple(number % 2 for number in range(microbatches))
-    return colocated_op_graph(backbone, (Encoder(1, 1, copies, 1.0, 1.0),))
+    pipeline_replicas = tuple(number % 2 for number in range(microbatches))
+    return colocated_op_graph(backbone, (Encoder(1, 1, pipeline_replicas, 1.0, 1.0),))
 
 
 def op(kind: str, unit: str, stage: int = 0, microbatch: int = -1) -> PipelineOp:

@@ -10,7 +10,9 @@ from tests.sharding.steps import SimulatedStep, build_step, step_recipes
 
 
 def measured(step: SimulatedStep, launched, finished, rendezvous=False):
-    counts = {op: replica_count(step.devices, op, step.op_graph.stage_graph.copies) for op in step.schedule.ops}
+    counts = {
+        op: replica_count(step.devices, op, step.op_graph.stage_graph.pipeline_replicas) for op in step.schedule.ops
+    }
     begins = {op: np.full(count, launched.get(op, 0.0)) for op, count in counts.items()}
     return measured_timeline(step.devices, step.schedule, begins, finished, rendezvous)
 
@@ -32,8 +34,8 @@ def test_the_ends_of_a_simulated_step_give_its_timeline(recipe):
 def test_an_op_starts_no_earlier_than_its_launch_and_ends_no_earlier_than_it_starts(recipe):
     step = build_step(recipe)
     launched = {op: number / 8 for number, op in enumerate(step.schedule.ops)}
-    copies = step.op_graph.stage_graph.copies
-    unknown = {op: np.full(replica_count(step.devices, op, copies), np.nan) for op in step.schedule.ops}
+    pipeline_replicas = step.op_graph.stage_graph.pipeline_replicas
+    unknown = {op: np.full(replica_count(step.devices, op, pipeline_replicas), np.nan) for op in step.schedule.ops}
     timeline = measured(step, launched, unknown)
     before = {op: first for first, op in itertools.pairwise(step.schedule.ops)}
     for span in timeline.spans:  # launched one after another, and each takes no time

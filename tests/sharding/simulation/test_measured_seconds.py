@@ -1,4 +1,7 @@
-"""Means of measured ops: by replica and copy, and what another order takes by them is what the simulator says."""
+"""Means of measured ops:
+
+by replica and pipeline replica, and what another order takes by them is what the simulator says.
+"""
 
 import collections
 
@@ -6,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import StageGraph, UnitCopies
+from sharding.plans.stage_graph import PipelineReplicas, StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, PipelineOp
@@ -34,7 +37,7 @@ def test_a_pass_in_another_order_takes_what_its_simulation_takes(recipe, seconds
         )
         for number, stage in enumerate(graph.stages)
     }
-    devices = {  # of each copy one replica
+    devices = {  # of each pipeline replica one replica
         stage: np.array([sorted(graph.rank_devices[rank]) for rank in graph.ranks_of[stage]]) for stage in graph.stages
     }
     costs = step_costs(op_graph, costs, hop=seconds[0] / 4)
@@ -55,16 +58,18 @@ def test_a_stage_takes_the_mean_of_its_slowest_replica(recipe):
     for stage in graph.stages:
         for kind in COMPUTE_KINDS:
             spans = [span for span in timeline.spans if span.op.kind == kind and span.op.stage_id == stage]
-            by_copy = collections.defaultdict(list)
+            by_pipeline_replica = collections.defaultdict(list)
             for span in spans:
-                by_copy[graph.copy_at(stage[0], span.op.microbatch)].append(span.own_seconds)
-            slowest = max((np.mean(taken, axis=0).max() for taken in by_copy.values()), default=0.0)
+                by_pipeline_replica[graph.pipeline_replica_of_microbatch(stage[0], span.op.microbatch)].append(
+                    span.own_seconds
+                )
+            slowest = max((np.mean(taken, axis=0).max() for taken in by_pipeline_replica.values()), default=0.0)
             assert means.of_stage(graph, kind, stage) == slowest
 
 
 def test_each_copy_of_a_unit_has_its_own_mean():
-    copies = {"encoder": UnitCopies((frozenset([0]), frozenset([1])), (0, 1, 0, 1))}
-    graph = StageGraph({("encoder", 0): frozenset([0, 1])}, (), copies=copies)
+    pipeline_replicas = {"encoder": PipelineReplicas((frozenset([0]), frozenset([1])), (0, 1, 0, 1))}
+    graph = StageGraph({("encoder", 0): frozenset([0, 1])}, (), pipeline_replicas=pipeline_replicas)
     spans = [
         Span(PipelineOp("forward", "encoder", 0, number), np.zeros(1), np.array([seconds]), np.zeros(1))
         for number, seconds in enumerate((1.0, 4.0, 2.0, 6.0))

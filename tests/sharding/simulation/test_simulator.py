@@ -172,7 +172,7 @@ def test_no_op_starts_before_its_inputs_and_no_device_runs_two_at_once(recipe):
             sources = overlapping_replicas(len(ends[producer]), len(span.start))
             assert all(span.start[i] >= max(ends[producer][k]) for i, k in enumerate(sources))
         elif span.op.kind in (*COMPUTE_KINDS, "gather", "reduce"):
-            for need in inputs:  # those that run once per step end on all copies together
+            for need in inputs:  # those that run once per step end on all pipeline replicas together
                 assert np.all(
                     span.start >= (ends[need] if need.microbatch >= 0 <= span.op.microbatch else ends[need].max())
                 )

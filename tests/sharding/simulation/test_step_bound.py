@@ -44,10 +44,13 @@ def step_work(step: SimulatedStep) -> StepWork:
     graph, count = step.op_graph.stage_graph, step.op_graph.microbatches
 
     def of_stage(stage, costs: StageCosts) -> StageWork:
-        numbers = [list(graph.microbatches_of(stage[0], copy, count)) for copy in range(graph.copy_count(stage[0]))]
+        numbers = [
+            list(graph.microbatches_of(stage[0], pipeline_replica, count))
+            for pipeline_replica in range(graph.pipeline_replica_count(stage[0]))
+        ]
         communication = costs.forward_communication + costs.backward_communication
         forward, backward, waits = (
-            np.concatenate([seconds[of_copy].sum(axis=0) for of_copy in numbers])
+            np.concatenate([seconds[of_replica].sum(axis=0) for of_replica in numbers])
             for seconds in (costs.forward, costs.backward, communication)
         )
         return StageWork(

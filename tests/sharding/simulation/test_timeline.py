@@ -151,11 +151,11 @@ def most_held(step, timeline: Timeline, device: int) -> float:
     for stage_id, held in step.devices.items():
         if device in held:
             saved = step.costs.stages[stage_id].saved_bytes
-            of_copy = held.size // graph.copy_count(stage_id[0])
-            place = held.ravel().tolist().index(device) % of_copy
-            bytes_of[stage_id] = saved[:, place // (of_copy // saved.shape[1])]
+            of_replica = held.size // graph.pipeline_replica_count(stage_id[0])
+            place = held.ravel().tolist().index(device) % of_replica
+            bytes_of[stage_id] = saved[:, place // (of_replica // saved.shape[1])]
             if wgrad := step.costs.stages[stage_id].wgrad:
-                for_wgrads[stage_id] = wgrad.saved_bytes[:, place // (of_copy // saved.shape[1])]
+                for_wgrads[stage_id] = wgrad.saved_bytes[:, place // (of_replica // saved.shape[1])]
     intervals = []
     for stage_id, replica, number in (
         (n, i, m)
@@ -252,7 +252,7 @@ def test_the_summary_is_json_and_holds_the_figures():
         ("near", 2, 1),
         ("far", 3, 3),
     ]
-    shares = found["busy"]["send_tied_weight"] + sum(idle["send_tied_weight"] for idle in found["idle"].values())
+    shares = found["busy"]["share"] + sum(idle["share"] for idle in found["idle"].values())
     assert shares == pytest.approx(1.0)
     assert found["stages"][1]["busy_seconds"] == 3.0
     assert found["stages"][1]["idle_seconds"]["cool-down"] == pytest.approx(2 / 3)

@@ -71,11 +71,12 @@ def test_a_compiled_unit_is_read_back():
 
 
 @pytest.mark.parametrize(
-    "copies", [{"encoder": []}, {"encoder": [0, 1, 3, 0]}, {"backbone": [0, 1, 2, 0]}, {"none": [0, 1, 0, 1]}]
+    "pipeline_replicas",
+    [{"encoder": []}, {"encoder": [0, 1, 3, 0]}, {"backbone": [0, 1, 2, 0]}, {"none": [0, 1, 0, 1]}],
 )
-def test_copies_that_cannot_be_are_refused(document, copies):
+def test_copies_that_cannot_be_are_refused(document, pipeline_replicas):
     with pytest.raises(UserError, match="no timeline"):
-        read_timeline({**document, "copies": copies})
+        read_timeline({**document, "pipeline_replicas": pipeline_replicas})
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_programs_of_all_capacities_are_compiled_ahead_and_their_hops_tried():
 
 def test_the_communication_check_compiles_one_sum_for_each_axis_with_ranks_of_each_mesh():
     engine = Engine(TIED_EMBEDDINGS, TWO_UNITS, tiny_batch(TIED_EMBEDDINGS), SETTINGS)
-    meshes = {stage.meshes.all_copies for stage in engine.executor.stages.values()}
+    meshes = {stage.meshes.all_pipeline_replicas for stage in engine.executor.stages.values()}
     sums = sum(size > 1 for mesh in meshes for size in mesh.shape.values())
     assert sums > 1
     communication_check._sum_program.cache_clear()

@@ -51,7 +51,7 @@ def backbone(**fields):
     return unit("backbone", ("backbone",), **{"layers": (3,), **fields})
 
 
-def _name(units: tuple[UnitPlan, ...]) -> str:
+def _name(units: tuple) -> str:
     return "-".join(f"fsdp{of.fsdp}of{of.dp}" for of in (unit.parallelism for unit in units))
 
 

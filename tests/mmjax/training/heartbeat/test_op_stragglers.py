@@ -37,13 +37,13 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
     assert find(earlier, earlier) is None
     span = data.draw(strategies.sampled_from([span for span in earlier.spans if span.op != GLOBAL_NORM]))
     replica = data.draw(strategies.integers(0, len(span.end) - 1))
-    copies = earlier.op_graph.stage_graph.copies
-    replicas = replicas_that_finish(earlier.devices, span.op, copies)
+    pipelines = earlier.op_graph.stage_graph.pipeline_replicas
+    replicas = replicas_that_finish(earlier.devices, span.op, pipelines)
     same = [
         other
         for other in earlier.spans
         if other.op._replace(microbatch=span.op.microbatch) == span.op
-        and replicas_that_finish(earlier.devices, other.op, copies) == replicas
+        and replicas_that_finish(earlier.devices, other.op, pipelines) == replicas
     ]
     before = float(sum(other.own_seconds[replica] for other in same))
     later = longer(earlier, span.op, replica, share * earlier.step)

@@ -29,7 +29,7 @@ def units(layouts, name):
     return [layout.plan.unit_of(name) for layout in layouts if len(layout.plan.unit_of(name).modules) == 1]
 
 
-def copied(plan):
+def replicated(plan):
     return any(unit.parallelism.pipeline_replicas > 1 for unit in plan.units)
 
 
@@ -98,7 +98,7 @@ def test_colocated_layouts_have_copies_slices_and_bundles_of_every_kind():
         {("gather", "forward"), ("forward", "forward"), ("backward", "backward"), ("reduce", "backward")},
     ]
     assert [layout.name.endswith(", in bundles") for layout in colocated] == [False, False, True]
-    (own,) = (plan for plan in (layout.plan for layout in layouts) if plan.schedule == "1f1b" and copied(plan))
+    (own,) = (plan for plan in (layout.plan for layout in layouts) if plan.schedule == "1f1b" and replicated(plan))
     assert [(unit.parallelism.pipeline_replicas, unit.pp, unit.phase_rows) for unit in own.units] == [
         (2, 2, 2),
         (1, 1, 0),

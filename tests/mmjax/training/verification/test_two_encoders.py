@@ -1,4 +1,4 @@
-"""`tiny_encoders.gin`: two encoders, one of them frozen, beside the backbone in copies and bundles."""
+"""`tiny_encoders.gin`: two encoders, one of them frozen, beside the backbone in pipeline replicas and bundles."""
 
 import math
 
@@ -24,11 +24,15 @@ def layouts():
 
 
 def test_colocated_layouts_agree_and_the_frozen_encoder_has_no_gradient(layouts):
-    """In copies, in slices and bundles; `python -m mmjax.verify` compares the others."""
+    """In pipeline replicas, in slices and bundles; `python -m mmjax.verify` compares the others."""
     assert GRAPH.names == ("vision", "audio", "backbone", "generator") and "vision" not in CONFIG.trainable
-    chosen = [layout for layout in layouts if layout.plan.schedule == "colocated" and layout.plan.units[0].copies > 1]
-    copies = [[unit.parallelism.pipeline_replicas for unit in layout.plan.units] for layout in chosen]
-    assert copies == [[4, 4, 1, 4], [2, 2, 1, 2]]
+    chosen = [
+        layout
+        for layout in layouts
+        if layout.plan.schedule == "colocated" and layout.plan.units[0].pipeline_replicas > 1
+    ]
+    pipeline_replicas = [[unit.parallelism.pipeline_replicas for unit in layout.plan.units] for layout in chosen]
+    assert pipeline_replicas == [[4, 4, 1, 4], [2, 2, 1, 2]]
     settings, data = CONFIG.engine_settings, CONFIG.dataset("train")
     reports = list(verify_run(CONFIG.model, CONFIG.data, data, chosen, settings, steps=1))
     assert [report.layout for report in reports] == [layout.name for layout in chosen]

@@ -53,10 +53,10 @@ def test_stages_whose_microbatches_run_in_one_program_are_refused():
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple:
     """Instances of the near and far encoder, the backbone and two generators, and what `build_op_graph` takes."""
-    depths, _, chunks, trained, shares, microbatches, copies = draw(recipes())
+    depths, _, chunks, trained, shares, microbatches, pipeline_replicas = draw(recipes())
     instances = tuple(draw(st.sampled_from([1, 2, 3])) for _ in range(5))
     common = draw(st.integers(1, 4))
-    recipe = (depths, None, chunks, trained, shares, microbatches, copies)
+    recipe = (depths, None, chunks, trained, shares, microbatches, pipeline_replicas)
     return recipe, tuple(common * each for each in instances), draw(st.integers(0, 2**32 - 1))
 
 
@@ -69,8 +69,8 @@ def test_every_pipeline_takes_its_own_order(drawn):
     dp = dict(zip(("near", "far", "backbone", "paint", "draw"), counts, strict=True))
     devices, first = {}, 0
     for (unit, rank), nodes in work.stage_graph.stages_of.items():
-        if rank == work.stage_graph.ranks_of[nodes[0]][0][1]:  # of the first copy; the others follow
-            count = dp[unit] * work.stage_graph.copy_count(unit)
+        if rank == work.stage_graph.ranks_of[nodes[0]][0][1]:  # of the first pipeline replica; the others follow
+            count = dp[unit] * work.stage_graph.pipeline_replica_count(unit)
             devices |= dict.fromkeys(nodes, np.arange(first, first + count)[:, None])
             first += count
     schedule = (interleaved if work.stage_graph.pp else one_f_one_b)(work)
@@ -133,7 +133,7 @@ def test_units_on_the_same_devices_in_another_order_are_one_pipeline():
 
 
 def test_a_pipeline_has_replicas_of_every_copy():
-    copies = {("encoder", 0): 2, ("backbone", 0): 1}
+    pipeline_replicas = {("encoder", 0): 2, ("backbone", 0): 1}
     devices = {("encoder", 0): np.array([[0], [2], [1], [3]]), ("backbone", 0): np.array([[0, 1], [2, 3]])}
-    assert count_pipelines(devices, 4, copies) == 2
-    assert count_pipelines(devices | {("encoder", 0): np.array([[0], [1], [2], [3]])}, 4, copies) == 1
+    assert count_pipelines(devices, 4, pipeline_replicas) == 2
+    assert count_pipelines(devices | {("encoder", 0): np.array([[0], [1], [2], [3]])}, 4, pipeline_replicas) == 1

@@ -203,11 +203,11 @@ def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     experts = graph.backbone.layer.expert_parameters * graph.backbone.layer_count
     rest = graph.backbone.parameter_count - experts
     # Two ranks gather: what both have, and two pairs of each token. Four have a token sent to two of them at most.
-    copies = {1: 0, 2: 2 * (1 + 2), 4: 4 * (1 + 2) + 2}
+    pipeline_replicas = {1: 0, 2: 2 * (1 + 2), 4: 4 * (1 + 2) + 2}
     tokens = ROWS["backbone"][:, 0].max() * 2 * graph.backbone.layer.output_elements.tokens
     for ep, stage in zip((1, 2, 4), found, strict=True):
         state = rest * (8 + 12 / 4) + experts / ep * (8 + 12 / (4 / ep))
-        assert stage.static_bytes == pytest.approx(state + copies[ep] * tokens)
+        assert stage.static_bytes == pytest.approx(state + pipeline_replicas[ep] * tokens)
     link = COSTS.cluster.intra_node
     bandwidth = link.bandwidth * COSTS.efficiency.link
     of_rest = 3 * (link.latency + 4 * rest / 4 / bandwidth)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from sharding.planners.colocation.backbone_layouts import backbone_layouts, backbone_unit
-from sharding.planners.colocation.copied_layouts import (
-    copied_layouts,
-    copied_unit,
+from sharding.planners.colocation.replicated_layouts import (
     even_layers,
     pipeline_replica_devices,
+    replicated_layouts,
+    replicated_unit,
 )
 from sharding.planners.policies import colocated
 from sharding.planners.policies.auto import run_policy
@@ -69,12 +69,12 @@ def test_copies_fill_the_pipeline_ranks_of_the_backbone(tp, pp):
 def test_layouts_of_a_module_are_those_that_divide_the_backbones():
     of = problem(TWO_ENCODERS, devices=16, rows=16)
     for backbone in backbone_layouts(of):
-        found = copied_layouts(of, "vision", backbone)
+        found = replicated_layouts(of, "vision", backbone)
         assert [each.seconds for each in found] == sorted(each.seconds for each in found)
         for each in found:
             assert backbone.tp % each.tp == backbone.pp % each.pp == 0
-            assert each.copies == backbone.tp // each.tp * (backbone.pp // each.pp) <= backbone.microbatches
-            unit = copied_unit(of, backbone_unit(of, backbone), each)
+            assert each.pipeline_replicas == backbone.tp // each.tp * (backbone.pp // each.pp) <= backbone.microbatches
+            unit = replicated_unit(of, backbone_unit(of, backbone), each)
             assert len(set(unit.devices)) == backbone.tp * backbone.pp * backbone.dp
 
 
@@ -92,7 +92,7 @@ def test_a_pipeline_with_copies_is_simulated_as_shorter_than_with_encoders_in_it
 def test_what_cannot_be_colocated_says_why():
     with pytest.raises(PlanError, match="backbone is the only module"):
         colocated.plans(problem(ModelConfig((), BACKBONE, ())))
-    with pytest.raises(PlanError, match="vision is given cp 2; copies beside a backbone have no context"):
+    with pytest.raises(PlanError, match="vision is given cp 2; pipeline replicas beside a backbone have no context"):
         colocated.plans(problem(ranks=(("vision", 2, 1),)))
     with pytest.raises(PlanError, match="leaves memory for the weights of all other modules"):
         colocated.plans(problem(memory=1e5))

@@ -38,9 +38,9 @@ ROUNDING = 1 + 1e-9
 
 
 def optimus_step(microbatches: int = 32, **of_backbone) -> OpGraph:
-    """A backbone of 8 ranks, and a copy of an encoder of 6 slices on each, with 8% of all work."""
-    copies = tuple(number % 8 for number in range(microbatches))
-    return colocated_op_graph(Backbone(ranks=8, **of_backbone), (Encoder(6, 1, copies, 0.73 / 6, 1.46 / 6),))
+    """A backbone of 8 ranks, and a pipeline replica of an encoder of 6 slices on each, with 8% of all work."""
+    pipeline_replicas = tuple(number % 8 for number in range(microbatches))
+    return colocated_op_graph(Backbone(ranks=8, **of_backbone), (Encoder(6, 1, pipeline_replicas, 0.73 / 6, 1.46 / 6),))
 
 
 @given(recipe=colocated_recipes())
@@ -98,9 +98,9 @@ def test_without_shared_devices_it_is_interleaved():
 
 
 def test_generators_and_units_that_follow_the_backbone_stay_with_it():
-    copies = (0, 1, 0, 1)
+    pipeline_replicas = (0, 1, 0, 1)
     op_graph = colocated_op_graph(
-        Backbone(ranks=2, chunks=2), (Encoder(1, 1, copies, 0.25, 0.5),) * 2, ((1, 0.5, 0.5), (2, 0.5, 0.5))
+        Backbone(ranks=2, chunks=2), (Encoder(1, 1, pipeline_replicas, 0.25, 0.5),) * 2, ((1, 0.5, 0.5), (2, 0.5, 0.5))
     )
     step = colocated_step(op_graph)
     assert step.units == ColocatedUnits("backbone", ("encoder0", "encoder1"))
@@ -109,8 +109,8 @@ def test_generators_and_units_that_follow_the_backbone_stay_with_it():
 
 
 def test_frozen_encoders_only_run_forwards_before_the_backbone_needs_them():
-    copies = tuple(number % 4 for number in range(8))
-    op_graph = colocated_op_graph(Backbone(ranks=4), (Encoder(2, 1, copies, 0.5, 0.0, trains=False),))
+    pipeline_replicas = tuple(number % 4 for number in range(8))
+    op_graph = colocated_op_graph(Backbone(ranks=4), (Encoder(2, 1, pipeline_replicas, 0.5, 0.0, trains=False),))
     use = bubble_use(colocated(op_graph))
     assert use.step == pytest.approx(use.backbone_alone + 1.0)
     assert not [op for op in colocated(op_graph).ops if op.kind == "backward" and op.unit == "encoder0"]
@@ -155,8 +155,8 @@ def test_encoder_forwards_hold_no_more_than_they_must():
 
 def test_slices_run_beside_exposed_collectives_where_that_is_shorter():
     """Small slices fit beside the collectives of a tensor-parallel backbone without bubbles of its own."""
-    copies = tuple(number % 2 for number in range(8))
-    encoder = Encoder(4, 1, copies, 0.1, 0.2)
+    pipeline_replicas = tuple(number % 2 for number in range(8))
+    encoder = Encoder(4, 1, pipeline_replicas, 0.1, 0.2)
     without = colocated_op_graph(Backbone(ranks=2, chunks=4), (encoder,))
     with_collectives = colocated_op_graph(
         Backbone(ranks=2, chunks=4, forward_communication=0.3, backward_communication=0.5), (encoder,)

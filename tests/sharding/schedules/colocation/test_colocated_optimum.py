@@ -20,7 +20,7 @@ class ShortestOrder:
         ops = [op for op in every if op.kind == "forward" or op.stage_id in op_graph.backward_stages]
         self.numbers = {op: number for number, op in enumerate(ops)}
         self.needs = [[self.numbers[each] for each in self._needs(graph, op)] for op in ops]
-        self.lanes = [lanes[graph.rank_at(op.stage_id, op.microbatch)] for op in ops]
+        self.lanes = [lanes[graph.rank_of_microbatch(op.stage_id, op.microbatch)] for op in ops]
         self.seconds = [op_graph.seconds[op.stage_id].of(op.kind) for op in ops]
         self.lane_count = len(graph.device_classes)
         self.followers = [[n for n, needs in enumerate(self.needs) if op in needs] for op in range(len(ops))]
@@ -83,10 +83,10 @@ def small_steps(count: int) -> Iterator[OpGraph]:
     """Steps of two ranks and up to three microbatches, with whole numbers of seconds."""
     generator = random.Random(0)
     while count:
-        copies, microbatches = generator.choice([1, 2]), generator.randint(2, 3)
-        pp = generator.choice([1, 2 // copies])
+        pipeline_replicas, microbatches = generator.choice([1, 2]), generator.randint(2, 3)
+        pp = generator.choice([1, 2 // pipeline_replicas])
         backbone = Backbone(ranks=2, forward=float(generator.randint(1, 4)), backward=float(generator.randint(1, 8)))
-        of_microbatch = tuple(number % copies for number in range(microbatches))
+        of_microbatch = tuple(number % pipeline_replicas for number in range(microbatches))
         seconds = float(generator.randint(1, 3)), float(generator.randint(1, 3))
         op_graph = colocated_op_graph(backbone, (Encoder(1, pp, of_microbatch, *seconds, generator.random() < 0.8),))
         if colocated_step(op_graph):

@@ -14,18 +14,20 @@ from sharding.specs.layer import RecomputePolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CopiedLayout:
-    """A layout of a module whose copies take whole microbatches on the devices of a backbone's pipeline.
+class ReplicatedLayout:
+    """A layout of a module whose pipeline replicas take whole microbatches on the devices of a backbone's pipeline.
 
     Attributes:
         module: The module.
         tp: Tensor ranks; they divide the backbone's.
-        pp: Pipeline ranks of a copy; they divide the backbone's.
-        copies: Copies on the devices of the backbone's pipeline: its pp * tp / (pp * tp) of the module.
+        pp: Pipeline ranks of a pipeline replica; they divide the backbone's.
+        pipeline_replicas: Pipeline replicas on the devices of the backbone's pipeline: its pp * tp / (pp * tp) of the
+        module.
         recompute: Recomputation policy.
-        work: Seconds of all its forwards and backwards on the devices of the copy with the most microbatches.
-        fill: Seconds of the forward and backward of one microbatch through a copy: nothing hides the first microbatch's
-            forward and the last one's backward.
+        work: Seconds of all its forwards and backwards on the devices of the pipeline replica with the most
+            microbatches.
+        fill: Seconds of the forward and backward of one microbatch through a pipeline replica: nothing hides the first
+            microbatch's forward and the last one's backward.
         once: Seconds of gathering its weights and reducing its gradients.
         least_bytes: Bytes on a device with the fewest microbatches in flight that keep a copy and the backbone busy.
     """
@@ -33,7 +35,7 @@ class CopiedLayout:
     module: str
     tp: int
     pp: int
-    copies: int
+    pipeline_replicas: int
     recompute: RecomputePolicy
     work: float
     fill: float
@@ -46,36 +48,37 @@ class CopiedLayout:
         return self.work + self.fill + self.once
 
 
-def copied_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayout) -> list[CopiedLayout]:
+def replicated_layouts(problem: PlanningProblem, module: str, backbone: BackboneLayout) -> list[ReplicatedLayout]:
     """The layouts of a module that divide a backbone's, what adds the least first; none if no size divides it.
 
-    Fewer pipeline ranks mean more copies, whose weights each device then has more of, to gather and to reduce.
+    Fewer pipeline ranks mean more pipeline replicas, whose weights each device then has more of, to gather and to
+    reduce.
     """
     table, layouts = problem.module_tables[module], []
     for candidate in np.flatnonzero(table.chunks == 1).tolist():
         tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
         if backbone.tp % tp or backbone.pp % pp:
             continue
-        copies = backbone.tp // tp * (backbone.pp // pp)
-        if copies <= backbone.microbatches:
-            layouts.append(_layout(table, candidate, copies, backbone))
+        pipeline_replicas = backbone.tp // tp * (backbone.pp // pp)
+        if pipeline_replicas <= backbone.microbatches:
+            layouts.append(_layout(table, candidate, pipeline_replicas, backbone))
     return sorted(layouts, key=lambda layout: (layout.seconds, layout.least_bytes))
 
 
-def _layout(table: ModuleTable, candidate: int, copies: int, backbone: BackboneLayout) -> CopiedLayout:
+def _layout(table: ModuleTable, candidate: int, pipeline_replicas: int, backbone: BackboneLayout) -> ReplicatedLayout:
     tp = int(table.tp[candidate])
     one, rows = np.array([candidate]), np.array([float(backbone.rows)])
     slowest, fill = table.stage_seconds(one, rows)
-    of_copy = -(-backbone.microbatches // copies)
-    replicas = backbone.dp * copies
-    least = table.peak_bytes(one, rows, np.array([replicas]), np.ones(1), np.array([of_copy]))
-    return CopiedLayout(
+    of_replica = -(-backbone.microbatches // pipeline_replicas)
+    replicas = backbone.dp * pipeline_replicas
+    least = table.peak_bytes(one, rows, np.array([replicas]), np.ones(1), np.array([of_replica]))
+    return ReplicatedLayout(
         module=table.module.name,
         tp=tp,
         pp=int(table.pp[candidate]),
-        copies=copies,
+        pipeline_replicas=pipeline_replicas,
         recompute=table.recompute[candidate],
-        work=of_copy * float(slowest[0]),
+        work=of_replica * float(slowest[0]),
         fill=float(fill[0]),
         once=_once_per_step(table, candidate, replicas),
         least_bytes=float(least[0]),
@@ -92,7 +95,9 @@ def _once_per_step(table: ModuleTable, candidate: int, replicas: int) -> float:
     return float(costs.gather_weights(parameters, placed) + costs.reduce_gradients(trained, placed))
 
 
-def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayout, slices: int = 1) -> UnitPlan:
+def replicated_unit(
+    problem: PlanningProblem, backbone: UnitPlan, layout: ReplicatedLayout, slices: int = 1
+) -> UnitPlan:
     """The unit of a layout on the devices of a backbone.
 
     Args:
@@ -114,7 +119,7 @@ def copied_unit(problem: PlanningProblem, backbone: UnitPlan, layout: CopiedLayo
     return dataclasses.replace(
         unit,
         devices=pipeline_replica_devices(backbone, layout.pp, layout.tp),
-        parallelism=dataclasses.replace(unit.parallelism, pipeline_replicas=layout.copies),
+        parallelism=dataclasses.replace(unit.parallelism, pipeline_replicas=layout.pipeline_replicas),
     )
 
 
@@ -125,14 +130,17 @@ def even_layers(count: int, stages: int) -> tuple[int, ...]:
 
 
 def pipeline_replica_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int, ...]:
-    """Devices of a unit whose copies fill a backbone's pipeline ranks, by copy, stage, data and tensor rank.
+    """Devices of a unit whose pipeline replicas fill a backbone's pipeline ranks.
 
-    A copy is on `pp` consecutive pipeline ranks, and on `tp` consecutive tensor ranks of each replica there.
+    They are ordered by pipeline replica, stage, data and tensor rank.
+
+    A pipeline replica is on `pp` consecutive pipeline ranks, and on `tp` consecutive tensor ranks of each replica
+    there.
 
     Args:
         backbone: The unit of the backbone, without context-parallel ranks.
-        pp: Pipeline ranks of a copy; they divide the backbone's.
-        tp: Tensor ranks of a copy; they divide the backbone's.
+        pp: Pipeline ranks of a pipeline replica; they divide the backbone's.
+        tp: Tensor ranks of a pipeline replica; they divide the backbone's.
     """
     by_rank = np.array(backbone.devices).reshape(
         backbone.pp // pp, pp, backbone.parallelism.dp, backbone.parallelism.tp // tp, tp

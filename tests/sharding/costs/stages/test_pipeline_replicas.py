@@ -31,13 +31,13 @@ def colocated(encoder: UnitPlan) -> Plan:
     return Plan((encoder, *others), MICROBATCHES)
 
 
-def copied(count: int, first: int = 0, **fields) -> UnitPlan:
+def replicated(count: int, first: int = 0, **fields) -> UnitPlan:
     devices = tuple(range(first, first + 4 * count))
     return changed_unit(ENCODER, devices=devices, pipeline_replicas=count, **fields)
 
 
 def test_a_copy_takes_a_microbatch_like_the_only_pipeline():
-    one, two = (plan_costs(colocated(copied(count)), BATCH, ALL) for count in (1, 2))
+    one, two = (plan_costs(colocated(replicated(count)), BATCH, ALL) for count in (1, 2))
     for stage in one.stages:
         for field in PER_MICROBATCH:
             np.testing.assert_array_equal(getattr(two.stages[stage], field), getattr(one.stages[stage], field))
@@ -54,46 +54,46 @@ def test_weights_gradients_and_state_are_shared_as_by_so_many_replicas(fsdp):
         layers=(3,),
         parallelism=Parallelism(dp=2, pipeline_replicas=4, fsdp=fsdp),
     )
-    copies, replicas = (
+    pipeline_replicas, replicas = (
         plan_costs(colocated(each), BATCH, ALL).stages[VISION]
         for each in (unit, unit.with_parallelism(dp=8, pipeline_replicas=1))
     )
     for field in ("static_bytes", "gather", "reduce", "update"):
-        assert getattr(copies, field) == getattr(replicas, field) > 0
+        assert getattr(pipeline_replicas, field) == getattr(replicas, field) > 0
     parameters = GRAPH["vision"].parameter_count
     if fsdp == 1:
-        assert copies.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 8))
+        assert pipeline_replicas.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 8))
 
 
 def test_a_microbatch_hops_to_the_copy_that_takes_it():
-    """The second copy, on devices 4 to 7, is on another node of four than the backbone."""
+    """The second pipeline replica, on devices 4 to 7, is on another node of four than the backbone."""
     batch = BatchCosts(GRAPH, AnalyticCostModel(dataclasses.replace(CLUSTERS["a100"], devices_per_node=4)), ROWS)
     taken = (0, 1, 1, 0)
-    both = plan_costs(colocated(copied(2, replica_of_microbatch=taken)), batch, ALL)
-    alone = [plan_costs(colocated(copied(1, first)), batch, ALL) for first in (0, 4)]
+    both = plan_costs(colocated(replicated(2, replica_of_microbatch=taken)), batch, ALL)
+    alone = [plan_costs(colocated(replicated(1, first)), batch, ALL) for first in (0, 4)]
     edge = (("vision", 1), BACKBONE)
     for hops in ("hops", "gradient_hops"):
         found, near, far = (getattr(costs, hops)[edge] for costs in (both, *alone))
         assert (near < far).all()
         expected = np.where(np.array(taken)[:, None] == 0, near, far)
         np.testing.assert_array_equal(found, expected)
-        least = getattr(plan_work(colocated(copied(2, replica_of_microbatch=taken)), batch, ALL), hops)[edge]
+        least = getattr(plan_work(colocated(replicated(2, replica_of_microbatch=taken)), batch, ALL), hops)[edge]
         assert 0 < least <= found.min()
 
 
 def test_the_work_of_each_copy_is_that_of_its_microbatches():
     taken = np.array([1, 0, 0, 0])
-    plan = colocated(copied(2, replica_of_microbatch=tuple(taken.tolist())))
+    plan = colocated(replicated(2, replica_of_microbatch=tuple(taken.tolist())))
     costs, work = plan_costs(plan, BATCH, ALL), plan_work(plan, BATCH, ALL)
     for stage in (("vision", 0), ("vision", 1)):
         for kind in ("forward", "backward"):
             seconds = getattr(costs.stages[stage], kind)
-            expected = np.concatenate([seconds[taken == copy].sum(axis=0) for copy in (0, 1)])
+            expected = np.concatenate([seconds[taken == pipeline_replica].sum(axis=0) for pipeline_replica in (0, 1)])
             np.testing.assert_allclose(getattr(work.stages[stage], kind), expected)
 
 
 def test_fewer_microbatches_than_copies_have_the_costs_of_one_but_the_weights_of_all():
-    many, one = (unit_costs(copied(count), 1, BATCH, ALL) for count in (4, 1))
+    many, one = (unit_costs(replicated(count), 1, BATCH, ALL) for count in (4, 1))
     for of_many, of_one in zip(many, one, strict=True):
         np.testing.assert_array_equal(of_many.forward, of_one.forward)
         assert of_many.reduce > of_one.reduce == 0

@@ -1,6 +1,6 @@
-"""Which rows of a global batch the copies of a stage read, and their place on a copy's submesh.
+"""Which rows of a global batch the pipeline replicas of a stage read, and their place on a pipeline replica's submesh.
 
-A copy of a unit reads the microbatches that it takes and no others.
+A pipeline replica of a unit reads the microbatches that it takes and no others.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def rows_of_devices(
 
     Args:
         stages: The stages.
-        op_graph: Says which copy takes which microbatch.
+        op_graph: Says which pipeline replica takes which microbatch.
         phases: The modules with rows of their own.
         rows: Rows of the global batch.
         devices: The devices.
@@ -39,9 +39,9 @@ def rows_of_devices(
     for (unit, _), stage in stages.items():
         for module in stage.layout.modules:
             needed = of_phases.get(module, of_batch)
-            for copy in range(len(stage.meshes.by_copy)):
-                taken = op_graph.stage_graph.microbatches_of(unit, copy, microbatches)
-                for held in _held_rows(stage, module, copy, needed, devices):
+            for pipeline_replica in range(len(stage.meshes.by_pipeline_replica)):
+                taken = op_graph.stage_graph.microbatches_of(unit, pipeline_replica, microbatches)
+                for held in _held_rows(stage, module, pipeline_replica, needed, devices):
                     needed[list(taken), held] = True
     return NeededRows(
         None if of_batch.all() else tuple(np.flatnonzero(of_batch).tolist()),
@@ -50,10 +50,14 @@ def rows_of_devices(
 
 
 def _held_rows(
-    stage: PlacedStage, module: str, copy: int, rows: Bool[np.ndarray, "m r"], devices: Collection[jax.Device]
+    stage: PlacedStage,
+    module: str,
+    pipeline_replica: int,
+    rows: Bool[np.ndarray, "m r"],
+    devices: Collection[jax.Device],
 ) -> Iterator[slice]:
     """The rows of a microbatch that each of some devices has of a module, in one copy of its unit."""
-    for device, (_, held) in stage.rows_sharding(module, copy).devices_indices_map(rows.shape).items():
+    for device, (_, held) in stage.rows_sharding(module, pipeline_replica).devices_indices_map(rows.shape).items():
         if device in devices:
             yield held
 

@@ -1,4 +1,4 @@
-"""Plans whose units have copies of their pipeline, against plain differentiation of the whole model on one device."""
+"""Plans whose units have pipeline replicas, against plain differentiation of the whole model on one device."""
 
 import collections
 import dataclasses
@@ -11,8 +11,8 @@ from configs.architectures import ModelConfig
 from data.packing.phases.needed_rows import NeededRows
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
-from mmjax.training.engine.copy_rows import rows_of_devices
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.replica_rows import rows_of_devices
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.schedule_hints import ScheduleHints
@@ -117,7 +117,7 @@ SMALL_WHOLE = Plan((UnitPlan("vision", ("vision",), (0,)), backbone((1,), (1,)))
 PLANS = {
     "on the devices of each pipeline rank": (WITHOUT_GENERATOR, ON_PIPELINE_RANKS),
     "unequal shares of two stages, beside others": (EVERY_MODULE, UNEQUAL_SHARES),
-    "tied embeddings in copies of the backbone": (TIED_EMBEDDINGS, TIED_IN_COPIES),
+    "tied embeddings in pipeline replicas of the backbone": (TIED_EMBEDDINGS, TIED_IN_COPIES),
 }
 
 
@@ -132,8 +132,10 @@ def test_fully_sharded_chunks_with_rows_of_their_own_exchange_with_the_copy_that
     engine, batch = shared_engine(OWN_ROWS, FOUR_LAYERS), sparse_batch(FOUR_LAYERS)
     assert engine.place_batch(batch, STEP).capacities == {"eyes": (1, None, 0, 0)}
     (channels,) = engine.exchanges.channels.values()
-    found = collections.Counter((each.source_copy, each.target_copy, each.capacity) for each in channels)
-    assert found == collections.Counter((copy, 0, capacity) for copy in range(4) for capacity in range(2))
+    found = collections.Counter((each.source_replica, each.target_replica, each.capacity) for each in channels)
+    assert found == collections.Counter(
+        (pipeline_replica, 0, capacity) for pipeline_replica in range(4) for capacity in range(2)
+    )
     assert_step_of_one_device(engine, batch=batch)
     assert_step_of_one_device(engine)
 
@@ -142,7 +144,10 @@ def test_fully_sharded_chunks_with_rows_of_their_own_exchange_with_the_copy_that
 def test_a_frozen_encoder_runs_forward_alone_and_an_evaluation_agrees_too():
     settings = dataclasses.replace(SETTINGS, trainable=("backbone",))
     engine, batch = shared_engine(ON_PIPELINE_RANKS, WITHOUT_GENERATOR, settings), tiny_batch(WITHOUT_GENERATOR)
-    assert all(copy.largest.backward is None for copy in engine.executor.stages["vision", 0].copies)
+    assert all(
+        pipeline_replica.largest.backward is None
+        for pipeline_replica in engine.executor.stages["vision", 0].pipeline_replicas
+    )
     assert_step_of_one_device(engine)
     weights = engine.executor.compute_weights(noisy_state(engine))
     results = engine.executor.evaluate(weights, engine.place_batch(batch, STEP))
@@ -161,7 +166,7 @@ def test_an_update_keeps_what_copies_share_and_divides_it_over_them():
     jax.tree.map(np.testing.assert_array_equal, vars(after), vars(expected))
     weight = after.master_weights["vision", 0]["vision/blocks"]["000"]["mlp"]["up"]["kernel"]
     (held,) = {shard.data.size for shard in weight.addressable_shards}
-    assert held * 8 == weight.size  # 4 copies x tp 2
+    assert held * 8 == weight.size  # 4 pipeline replicas x tp 2
     for moment in jax.tree.leaves(after.optimizer_state["vision", 0]):
         if moment.shape == weight.shape:
             assert moment.sharding == weight.sharding
@@ -171,21 +176,29 @@ def test_each_copy_has_the_rows_of_its_microbatches_and_no_others():
     engine, batch = shared_engine(UNEQUAL_SHARES, EVERY_MODULE), tiny_batch(EVERY_MODULE)
     placed = engine.place_batch(batch, STEP)
     rows = batch["vision"]["patches"].reshape(4, 2, *batch["vision"]["patches"].shape[1:])
-    for copy, taken in enumerate(([1], [3], [0, 2])):
-        arrays = placed.stages[("eyes", 0), copy].arrays["vision"]
+    for pipeline_replica, taken in enumerate(([1], [3], [0, 2])):
+        arrays = placed.stages[("eyes", 0), pipeline_replica].arrays["vision"]
         np.testing.assert_array_equal(arrays["patches"], rows[taken])
     images = batch["generator"]["images"].reshape(4, 2, *batch["generator"]["images"].shape[1:])
-    for copy, taken in enumerate(([0], [1, 2, 3])):
-        np.testing.assert_array_equal(placed.stages[("painter", 0), copy].arrays["generator"]["images"], images[taken])
+    for pipeline_replica, taken in enumerate(([0], [1, 2, 3])):
+        np.testing.assert_array_equal(
+            placed.stages[("painter", 0), pipeline_replica].arrays["generator"]["images"], images[taken]
+        )
 
 
 @pytest.mark.parametrize(
     ("plan", "config", "devices", "rows", "phase_rows"),
     [
-        (UNEQUAL_SHARES, EVERY_MODULE, (4,), (0, 1, 4, 5), None),  # microbatches 0 and 2 of the eyes' copy 2
+        (
+            UNEQUAL_SHARES,
+            EVERY_MODULE,
+            (4,),
+            (0, 1, 4, 5),
+            None,
+        ),  # microbatches 0 and 2 of the eyes' pipeline replica 2
         (UNEQUAL_SHARES, EVERY_MODULE, (4, 6), (0, 1, 2, 4, 5, 6), None),  # and half the clips
         (UNEQUAL_SHARES, EVERY_MODULE, (6, 7), None, None),
-        (OWN_ROWS, FOUR_LAYERS, (5,), (), (5,)),  # one replica of copy 2
+        (OWN_ROWS, FOUR_LAYERS, (5,), (), (5,)),  # one replica of pipeline replica 2
         (OWN_ROWS, FOUR_LAYERS, (0, 6, 7), (0, 2, 4, 6), (0, 6, 7)),  # and a replica of the backbone
     ],
 )
@@ -212,15 +225,15 @@ def test_weights_are_not_copied_from_all_copies_to_each():
         )
 
     assert pointers(stage.meshes.split(weights)) == pointers(weights)
-    gradients = [copy.largest.zero_gradients() for copy in stage.copies]
+    gradients = [pipeline_replica.largest.zero_gradients() for pipeline_replica in stage.pipeline_replicas]
     assert pointers(stage.join_gradients(gradients)) == pointers(gradients)
 
 
 @pytest.mark.layouts
 def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path):
     batch = tiny_batch(SMALL)
-    copied, whole = (shared_engine(plan, SMALL) for plan in (SMALL_COPIES, SMALL_WHOLE))
-    for number, (saving, resuming) in enumerate(((copied, whole), (whole, copied))):
+    replicated, whole = (shared_engine(plan, SMALL) for plan in (SMALL_COPIES, SMALL_WHOLE))
+    for number, (saving, resuming) in enumerate(((replicated, whole), (whole, replicated))):
         state, _ = saving.executor.step(noisy_state(saving), saving.place_batch(batch, STEP))
         checkpoints = CheckpointManager(tmp_path / str(number), SMALL)
         checkpoints.save(1, saving, state, {})
@@ -241,8 +254,8 @@ def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
     with compilations() as compiled:
         compile_step(engine, lambda done, total: None)
         compile_evaluation(engine, lambda done, total: None)
-    # Of 2 stages gather, reduce, loss_and_norm, update, optimizer_init; of their 3 copies forward, backward, 2 of zeros
-    # and evaluate.
+    # Of 2 stages gather, reduce, loss_and_norm, update, optimizer_init; of their 3 pipeline replicas forward, backward,
+    # 2 of zeros and evaluate.
     assert sum(compiled.values()) == 2 * 5 + 3 * 5 + 1, compiled
     check_communication(engine.executor)
     with compilations() as compiled:
@@ -254,13 +267,17 @@ def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
 @pytest.mark.layouts
 def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatch):
     engine = shared_engine(UNEQUAL_SHARES, EVERY_MODULE)
-    channel = next(each for each in engine.executor.channels if each.name == "backbone>generator" and each.target_copy)
+    channel = next(
+        each for each in engine.executor.channels if each.name == "backbone>generator" and each.target_replica
+    )
 
     def fail():
         raise RuntimeError("no link")
 
     monkeypatch.setattr(channel.activation_hop, "send_zeros", fail)
-    with pytest.raises(CommunicationError, match=r"the hop backbone>generator \(copy 1 of painter\) from unit"):
+    with pytest.raises(
+        CommunicationError, match=r"the hop backbone>generator \(pipeline replica 1 of painter\) from unit"
+    ):
         check_communication(engine.executor)
 
 

@@ -1,4 +1,4 @@
-"""Divisions of microbatches among copies: as short as the best of all, and fast where these are too many."""
+"""Divisions of microbatches among pipeline replicas: as short as the best of all, and fast where these are too many."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.colocation.bubble_use import bubble_use
 from sharding.schedules.colocation.colocated import colocated, colocated_in_flight
-from sharding.schedules.colocation.colocated_copies import assign_microbatches
+from sharding.schedules.colocation.colocated_replicas import assign_microbatches
 from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.pass_seconds import pass_seconds
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, colocated_recipes, with_copies
@@ -18,27 +18,29 @@ SECONDS = st.floats(0.05, 2.0)
 
 
 class Timetables:
-    """How much longer encoders make a step, by their division among copies, before ops move up in the order."""
+    """How much longer encoders make a step, by their division among replicas, before ops move up in the order."""
 
     def __init__(self, step: ColocatedStep) -> None:
         self._fillers = [step.filler(timeline) for timeline in step.timelines()]
         self.alone = step.timeline.end
 
-    def added(self, copies) -> float:
-        return min(filler.seconds(copies) for filler in self._fillers)
+    def added(self, pipeline_replicas) -> float:
+        return min(filler.seconds(pipeline_replicas) for filler in self._fillers)
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple:
-    """Arguments of `colocated_op_graph`, with copies of one encoder."""
+    """Arguments of `colocated_op_graph`, with pipeline replicas of one encoder."""
     count = draw(st.integers(2, 3))
     ranks = count * draw(st.integers(1, 2))
     pp = draw(st.sampled_from([1, ranks // count]))
     microbatches = draw(st.integers(count, 6))
     backbone = Backbone(ranks=ranks, chunks=draw(st.integers(1, 2)), forward=draw(SECONDS), backward=draw(SECONDS))
-    copies = tuple(number % count for number in range(microbatches))
+    pipeline_replicas = tuple(number % count for number in range(microbatches))
     trains = draw(st.booleans())
-    return backbone, (Encoder(draw(st.integers(1, 3)), pp, copies, draw(SECONDS) / 2, draw(SECONDS) / 2, trains),)
+    return backbone, (
+        Encoder(draw(st.integers(1, 3)), pp, pipeline_replicas, draw(SECONDS) / 2, draw(SECONDS) / 2, trains),
+    )
 
 
 @given(recipe=steps())
@@ -49,7 +51,7 @@ def test_no_division_of_few_microbatches_is_shorter(recipe):
     assume(step is not None)  # the encoder may have more work than the backbone, whose role it then takes
     timetables = Timetables(step)
     found = assign_microbatches(op_graph)
-    count, microbatches = op_graph.stage_graph.copy_count("encoder0"), op_graph.microbatches
+    count, microbatches = op_graph.stage_graph.pipeline_replica_count("encoder0"), op_graph.microbatches
     divisions = itertools.product(range(count), repeat=microbatches)
     least = min(timetables.added({"encoder0": taken}) for taken in divisions if len(set(taken)) == count)
     assert timetables.added(found) == pytest.approx(least, rel=1e-9, abs=1e-9 * timetables.alone)
@@ -62,14 +64,22 @@ def test_no_division_of_few_microbatches_is_shorter(recipe):
 def test_divisions_are_valid(recipe):
     op_graph = colocated_op_graph(*recipe)
     found = assign_microbatches(op_graph)
-    assert all(set(taken) == set(range(op_graph.stage_graph.copy_count(unit))) for unit, taken in found.items())
-    given_copies = {unit: copies.of_microbatch for unit, copies in op_graph.stage_graph.copies.items()}
+    assert all(
+        set(taken) == set(range(op_graph.stage_graph.pipeline_replica_count(unit))) for unit, taken in found.items()
+    )
+    given_copies = {
+        unit: pipeline_replicas.of_microbatch
+        for unit, pipeline_replicas in op_graph.stage_graph.pipeline_replicas.items()
+    }
     divided = with_copies(op_graph, given_copies | found)
     check_schedule(colocated(divided), colocated_in_flight(divided))
 
 
 def test_exchanges_find_no_worse_than_any_numbers_of_microbatches():
-    """Optimus enumerates how many microbatches each copy takes; here 4 copies take 12 microbatches by turns."""
+    """Optimus enumerates how many microbatches each pipeline replica takes;
+
+    here 4 pipeline replicas take 12 microbatches by turns.
+    """
     turns = tuple(number % 4 for number in range(12))
     op_graph = colocated_op_graph(Backbone(ranks=4, chunks=2), (Encoder(2, 1, turns, 0.4, 0.8),))
     timetables = Timetables(colocated_step(op_graph))
@@ -80,7 +90,9 @@ def test_exchanges_find_no_worse_than_any_numbers_of_microbatches():
 
 def by_turns(numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Copies take microbatches by turns until each has its number."""
-    rounds = itertools.chain.from_iterable([copy for copy in range(4) if numbers[copy] > turn] for turn in range(12))
+    rounds = itertools.chain.from_iterable(
+        [pipeline_replica for pipeline_replica in range(4) if numbers[pipeline_replica] > turn] for turn in range(12)
+    )
     return tuple(rounds)
 
 
