@@ -89,7 +89,7 @@ def assert_same(batch, other):
             assert array.dtype == other.arrays[module][name].dtype
             np.testing.assert_array_equal(array, other.arrays[module][name], err_msg=f"{module} {name}")
     np.testing.assert_array_equal(batch.sample_ids, other.sample_ids)
-    for name in ("counts", "targets", "state", "refused"):
+    for name in ("real_and_capacity", "targets", "state", "refused"):
         assert getattr(batch, name) == getattr(other, name)
 
 
