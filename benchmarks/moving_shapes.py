@@ -87,7 +87,7 @@ def with_changed_frames(
 ) -> pathlib.Path:
     """The held-out questions about clips drawn anew with other frames, [frames, h, w, 3] to [frames, h, w, 3]."""
     from data.datasets.moving_shapes import FRAME_RATE, draw_clip
-    from data.media.video_writing import write_clip
+    from data.media.clips.video_writing import write_clip
 
     folder.mkdir()
     text = (clips / "test.json").read_text()

@@ -1,6 +1,6 @@
 """The optimizer: an algorithm, a learning rate with its schedule, weight decay, clipping, and settings of parts.
 
-`mmjax.training.engine.transformations` makes optax transformations of them.
+`mmjax.training.engine.optimizers.transformations` makes optax transformations of them.
 """
 
 import dataclasses

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from configs.architectures import GeneratorConfig
 from mmjax import register_generator
 from mmjax.models.layers.feed_forward import MLP
-from mmjax.models.modalities.denoising import flatten_rows
-from mmjax.models.modalities.diffusion import classifier_free_guidance, sample_keys, standard_normals
-from mmjax.models.modalities.generator import image_generator_module
+from mmjax.models.modalities.generators.denoising import flatten_rows
+from mmjax.models.modalities.generators.diffusion import classifier_free_guidance, sample_keys, standard_normals
+from mmjax.models.modalities.generators.generator import image_generator_module
 from mmjax.models.structure.module import ModuleOutput, Piece, PieceModule
 from sharding.axes import Axes
 from sharding.specs.generator import image_generator_spec

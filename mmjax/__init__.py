@@ -16,6 +16,8 @@ still be chosen (`mmjax.use_cpu_devices`). The commands are modules of the same 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mmjax.notebook import register_html
+
 if TYPE_CHECKING:
     from data.datasets.from_records import from_records
     from mmjax.api.configuration import load
@@ -86,3 +88,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register_html()

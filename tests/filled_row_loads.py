@@ -38,8 +38,18 @@ def _segment_loads(segments: np.ndarray, positions: np.ndarray, module: ModuleSp
     pairs, local = 0.0, module.local
     if local is not None and local.kind == "square":
         grids = (1 + positions[segments == number].max(axis=0) for number in numbers)
-        pairs = sum(local.pairs_of_grid(int(rows), int(columns)) for rows, columns in grids)
+        pairs = sum(pairs_of_image(local.size, int(rows), int(columns)) for rows, columns in grids)
     elif local is not None:
         pairs = float(local.pairs(lengths).sum())
     tokens = (cells > 0).any(axis=1).sum() * cells.shape[1]
     return make_loads(tokens, np.square(lengths).sum(), len(lengths), pairs)
+
+
+def pairs_of_image(size: int, rows: int, columns: int) -> int:
+    """Pairs that attend in an image of so many patches, in squares of `size` patches a side."""
+
+    def squares(length: int) -> int:
+        whole, rest = divmod(length, size)
+        return whole * size**2 + rest**2
+
+    return squares(rows) * squares(columns)

@@ -1,7 +1,7 @@
 """The import levels of docs/reference/source_map.md, read from the imports of every file.
 
 A module imports only from levels below its own, and no folder imports another that imports it, directly or through
-other folders.
+other folders. Neither does a file.
 """
 
 import ast
@@ -194,6 +194,49 @@ def import_loop(modules: Mapping[str, str], depth: int) -> list[str]:
     except graphlib.CycleError as error:
         return error.args[1]
     return []
+
+
+def file_imports(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """By module, the others that it imports, or whose names it imports: anywhere in it, for the type checker too."""
+    graph = {}
+    for module, source in modules.items():
+        names = imports(source, module)
+        graph[module] = {name if name in modules else name.rpartition(".")[0] for name in names} & (
+            modules.keys() - {module}
+        )
+    return graph
+
+
+def file_loop(modules: Mapping[str, str]) -> list[str]:
+    """Files each of which imports the one before it, the first and the last the same; empty without a loop."""
+    try:
+        graphlib.TopologicalSorter(file_imports(modules)).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_file_imports_another_that_imports_it():
+    paths = modules() | {module_name(path): path for path in sources("benchmarks")}
+    assert file_loop({name: path.read_text() for name, path in paths.items()}) == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "loop"),
+    [
+        ({"a.m": "from a.n import f", "a.n": "import os"}, []),
+        ({"a.m": "from a import n", "a.n": "from a.m import f"}, ["a.m", "a.n", "a.m"]),
+        ({"a.m": "from .n import f", "a.n": "def g():\n    import a.m"}, ["a.m", "a.n", "a.m"]),
+        (
+            {"a.m": "import a.n", "a.n": "import a.o", "a.o": "if TYPE_CHECKING:\n    from a.m import F"},
+            ["a.m", "a.o", "a.n", "a.m"],
+        ),
+    ],
+    ids=["none", "direct", "relative, and in a function", "through a third, for the type checker"],
+)
+def test_the_check_finds_loops_between_files(sources, loop):
+    found = file_loop({"a": ""} | sources)
+    assert sorted(set(found)) == sorted(set(loop)) and bool(found) == bool(loop)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])

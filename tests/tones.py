@@ -6,7 +6,7 @@ import numpy as np
 
 from data.datasets.easy_vqa import EasyVQA
 from data.datasets.spoken_clips import SpokenClip, write_spoken_clips
-from data.media.mel import SAMPLE_RATE
+from data.media.sound.mel import SAMPLE_RATE
 
 VOICES = {"train": ("low", "high"), "test": ("held-out",)}
 SPEEDS = (150, 300)

@@ -13,8 +13,6 @@ from mmjax import cli
 GOAL = 1.05
 """The most that a colocated step may compute over what the same model on separate submeshes does."""
 
-DEVICES, MICROBATCHES = 8, 4
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkArguments(cli.JsonArguments):

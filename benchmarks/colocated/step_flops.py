@@ -4,7 +4,6 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from benchmarks.colocated.executed_work import DEVICES, MICROBATCHES
 from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec, global_batch_spec
 from mmjax import cli
@@ -14,6 +13,8 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
+
+DEVICES, MICROBATCHES = 8, 4
 
 TP, ROWS = 2, 2
 """Tensor ranks of every unit, and rows of a microbatch."""

@@ -21,7 +21,6 @@ from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import training_op_graph
-from sharding.schedules.named.split_stages import schedule_splits_backward
 from sharding.specs.modules import module_graph
 
 
@@ -68,7 +67,6 @@ def abstract_stage_programs(
             training_op_graph(plan, graph, frozenset(stages)),
             {},
             {},
-            splits_backward=schedule_splits_backward(plan),
         )
     return {stage_id: copies[0].largest for stage_id, copies in programs.items()}
 

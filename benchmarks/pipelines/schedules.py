@@ -32,7 +32,6 @@ ATTENTION = "cudnn"
 EXECUTORS: tuple[tuple[ExecutorName, str, bool], ...] = (
     ("dispatched", "1f1b", False),
     ("compiled", "1f1b", False),
-    ("compiled", "zb-h1", False),
     ("dispatched", "1f1b", True),
     ("compiled", "1f1b", True),
 )

@@ -13,7 +13,7 @@ from data.datasets.media_parts import MediaParts
 from data.datasets.sample_draft import SampleDraft
 from data.errors import BadSampleError, DataError
 from data.host_faults import retried
-from data.media.tiling import ImageTiling
+from data.media.tilings.tiling import ImageTiling
 from data.records import Record, RecordSource
 from data.samples.encoder_format import EncoderFormat
 from data.samples.image_format import PatchFormat
@@ -21,7 +21,6 @@ from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata, with_sample_key
 from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
-from data.text.find_template import find_template
 from data.text.image_layout import ImageLayout
 from data.text.prompt_format import PromptFormat
 from data.text.rendering import (
@@ -31,6 +30,7 @@ from data.text.rendering import (
     render_conversation,
     render_prompt,
 )
+from data.text.templates.find_template import find_template
 from data.text.tokenizer import Tokenizer
 from data.text.video_layout import VideoLayout
 
@@ -47,8 +47,8 @@ class Conversations:
         train: (kind, records) of the training split; `DataConfig.mixture` says how often each kind is drawn.
         test: (kind, records) of the test split.
         tokenizer: Encodes the texts.
-        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`), or `tokenizer` for that which the
-            tokenizer comes with.
+        template: Name of a chat template (`data.text.templates.chat_template.CHAT_TEMPLATES`), or `tokenizer` for the
+            one which the tokenizer comes with.
         tiling: How an input image becomes encoder images; None for one at its own resolution, as large as a row
             allows.
         images: How the tokens of an input image are laid out.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from data.datasets.conversations import Conversations
-from data.media.tiling import ImageTiling
+from data.media.tilings.tiling import ImageTiling
 from data.sources.record_list import IndexedDictionaries, RecordList
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.image_layout import ImageLayout

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from data.errors import BadSampleError
-from data.media.tiling import ImageTiling
+from data.media.tilings.tiling import ImageTiling
 from data.records import ContentPart, FramesPart, ImagePart, MediaPart, TextPart, TilesPart, VideoPart
 from data.samples.encoder_format import MediaItem
 from data.samples.image_format import PatchFormat

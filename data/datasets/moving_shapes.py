@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from data.datasets.conversations import SPLITS, Conversations
 from data.errors import DataError
-from data.media.video_sampling import VideoSampling
+from data.media.clips.video_sampling import VideoSampling
 from data.sources.llava import LlavaJson
 from data.text.video_layout import VideoLayout
 from data.text.word_tokenizer import WordTokenizer, split_words
@@ -87,7 +87,7 @@ def write_moving_shapes(folder: str | os.PathLike[str], counts: dict[str, int]) 
     Raises:
         DataError: The folder cannot be written.
     """
-    from data.media.video_writing import write_clip  # needs the extra `video`
+    from data.media.clips.video_writing import write_clip  # needs the extra `video`
 
     root = pathlib.Path(folder)
     for split, count in counts.items():

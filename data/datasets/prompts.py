@@ -8,8 +8,8 @@ from data.errors import DataError
 from data.records import MEDIA_PARTS, ContentPart, EncoderPart, Media, Record, TextPart, Turn
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
-from data.text.find_template import find_template
 from data.text.prompt_format import PromptFormat
+from data.text.templates.find_template import find_template
 from data.text.tokenizer import Tokenizer
 
 _PLURALS = {"image": "images", "audio": "audio clips", "video": "video clips"}

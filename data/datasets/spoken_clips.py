@@ -21,8 +21,8 @@ import numpy as np
 from configs.strict_json import read_json_file
 from data.errors import BadSampleError, DataError
 from data.extras import missing_extra
-from data.media.audio import audio_length
-from data.media.mel import SAMPLE_RATE
+from data.media.sound.audio import audio_length
+from data.media.sound.mel import SAMPLE_RATE
 from data.records import Media
 
 try:

@@ -10,7 +10,7 @@ from data.datasets.dataset import LazySamples, RandomAccessSamples
 from data.datasets.easy_vqa import EasyVQA
 from data.datasets.spoken_clips import MANIFEST, SpokenClip, read_spoken_clips
 from data.errors import DataError
-from data.media.audio import read_audio
+from data.media.sound.audio import read_audio
 from data.samples.audio_format import FrameFormat, audio_items
 from data.samples.encoder_format import EncoderInputs, MediaItem
 from data.samples.image_format import PatchFormat, image_item

@@ -9,7 +9,7 @@ import numpy as np
 from data.datasets.dataset import LazySamples, RandomAccessSamples
 from data.datasets.easy_vqa import EasyVQA
 from data.datasets.spoken_easy_vqa import spoken_vqa_sample
-from data.media.mel import SAMPLE_RATE
+from data.media.sound.mel import SAMPLE_RATE
 from data.samples.audio_format import FrameFormat, audio_items
 from data.samples.encoder_format import MediaItem
 from data.samples.image_format import PatchFormat, image_item

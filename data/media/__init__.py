@@ -1,1 +1,1 @@
-"""Images and audio: decoding, patches, tiles and mel spectrograms."""
+"""Images, clips and sound: decoding, patches, tiles and mel spectrograms."""

@@ -174,12 +174,6 @@ class DatasetDescription:
             }
         )
 
-    def _repr_html_(self) -> str:
-        """The description in a notebook."""
-        from data.report.html_page import html_fragment  # it shows descriptions, so it imports this module
-
-        return html_fragment(self)
-
 
 def describe_dataset(
     statistics: DatasetStatistics,

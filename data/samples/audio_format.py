@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from configs.encoders import AudioConfig
-from data.media.mel import frame_count, log_mel, split_into_chunks
-from data.media.tiling import ImageTiling
+from data.media.sound.mel import frame_count, log_mel, split_into_chunks
+from data.media.tilings.tiling import ImageTiling
 from data.records import Media
 from data.samples.decoded_once import DecodedOnce
 from data.samples.encoder_format import EncoderFormat, MediaItem, encoder_format
@@ -45,7 +45,7 @@ class FrameFormat(EncoderFormat):
 
     def media_items(self, media: Media, tiling: ImageTiling | None = None) -> list[MediaItem]:
         """The encoder inputs of an audio file: one for each chunk."""
-        from data.media.audio import audio_length, read_audio  # needs the extra `audio`
+        from data.media.sound.audio import audio_length, read_audio  # needs the extra `audio`
 
         chunks = split_into_chunks(audio_length(media))
         return audio_items(lambda: read_audio(media), chunks, self, media.where)
@@ -62,8 +62,8 @@ def audio_items(
     """The encoder inputs of one audio clip.
 
     Args:
-        waveform: Decodes the clip: float32[samples] at `data.media.mel.SAMPLE_RATE`.
-        chunks: Range of samples of each chunk (`data.media.mel.split_into_chunks`).
+        waveform: Decodes the clip: float32[samples] at `data.media.sound.mel.SAMPLE_RATE`.
+        chunks: Range of samples of each chunk (`data.media.sound.mel.split_into_chunks`).
         frame_format: What the encoder requires.
         where: Name in messages.
     """

@@ -10,7 +10,7 @@ import numpy as np
 from configs.encoders import EncoderConfig, unregistered_encoder
 from configs.short_repr import short_repr
 from data.errors import BadSampleError, DataError
-from data.media.tiling import ImageTiling, Tile
+from data.media.tilings.tiling import ImageTiling, Tile
 from data.records import Media
 
 

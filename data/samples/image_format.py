@@ -11,7 +11,7 @@ from configs.encoders import VisionConfig
 from data.errors import DataError
 from data.media.images import image_size, read_image
 from data.media.patches import patchify, unpatchify
-from data.media.tiling import ImageTiling, NativeResolution, PlacedTiling
+from data.media.tilings.tiling import ImageTiling, NativeResolution, PlacedTiling
 from data.records import Media
 from data.samples.decoded_once import DecodedOnce
 from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem, encoder_format

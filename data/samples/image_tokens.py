@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from configs.backbone import NEWLINE
-from data.media.tiling import Tile
+from data.media.tilings.tiling import Tile
 from data.samples.encoder_format import MediaItem
 from data.text.image_layout import SeparatorIds
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from data.errors import DataError
-from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
-from data.media.video_sampling import VideoHeader, VideoSampling
+from data.media.clips.video_sampling import VideoHeader, VideoSampling
+from data.media.tilings.tiling import DynamicTiling, ImageTiling, NativeResolution
 from data.records import Media
 from data.samples.decoded_once import DecodedOnce
 from data.samples.encoder_format import EncoderInputs, MediaItem
@@ -27,7 +27,7 @@ def clip_items(media: Media, sampling: VideoSampling, patch_format: PatchFormat)
         BadSampleError: The file cannot be read.
         DataError: `VideoSampling` leaves no room for a frame.
     """
-    from data.media.video import read_frames, read_header  # needs the extra `video`
+    from data.media.clips.video import read_frames, read_header  # needs the extra `video`
 
     header = read_header(media)
     numbers, (height, width), tiling = plan_frames(header, sampling, patch_format)

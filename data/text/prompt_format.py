@@ -7,15 +7,15 @@ from typing import Any
 from configs.short_repr import short_repr
 from configs.strict_json import parse_json
 from data.errors import DataError
-from data.media.any_resolution import AnyResolution
-from data.media.canvas_tiling import CanvasTiling
-from data.media.longest_edge import LongestEdge
-from data.media.pan_and_scan import PanAndScan
-from data.media.patch_count import PatchCount
-from data.media.pixel_range import PixelRange
-from data.media.square_image import SquareImage
-from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
-from data.media.video_sampling import VideoSampling
+from data.media.clips.video_sampling import VideoSampling
+from data.media.tilings.any_resolution import AnyResolution
+from data.media.tilings.canvas_tiling import CanvasTiling
+from data.media.tilings.longest_edge import LongestEdge
+from data.media.tilings.pan_and_scan import PanAndScan
+from data.media.tilings.patch_count import PatchCount
+from data.media.tilings.pixel_range import PixelRange
+from data.media.tilings.square_image import SquareImage
+from data.media.tilings.tiling import DynamicTiling, ImageTiling, NativeResolution
 from data.text.image_layout import ImageLayout
 from data.text.video_layout import VideoLayout
 
@@ -40,7 +40,7 @@ class PromptFormat:
     """How a data set lays out prompts.
 
     Attributes:
-        template: Name of the chat template (`data.text.find_template`) of prompts answered by text.
+        template: Name of the chat template (`data.text.templates.find_template`) of prompts answered by text.
         generation_template: Name of the chat template of prompts answered by an image.
         tiling: How an input image becomes encoder images; None for one image at its own resolution.
         images: How the tokens of an input image are laid out.

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from data.errors import DataError
-from data.media.any_resolution import AnyResolution
-from data.media.canvas_tiling import CanvasTiling
-from data.media.longest_edge import LongestEdge
-from data.media.pan_and_scan import PanAndScan
-from data.media.patch_count import PatchCount
-from data.media.pixel_range import PixelRange
-from data.media.square_image import SquareImage
-from data.media.tiling import DynamicTiling, ImageTiling
+from data.media.tilings.any_resolution import AnyResolution
+from data.media.tilings.canvas_tiling import CanvasTiling
+from data.media.tilings.longest_edge import LongestEdge
+from data.media.tilings.pan_and_scan import PanAndScan
+from data.media.tilings.patch_count import PatchCount
+from data.media.tilings.pixel_range import PixelRange
+from data.media.tilings.square_image import SquareImage
+from data.media.tilings.tiling import DynamicTiling, ImageTiling
 from data.text.image_layout import ImageLayout
 
 FILES = ("processor_config.json", "preprocessor_config.json")

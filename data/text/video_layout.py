@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from configs.checks import require_types
 from data.errors import DataError
-from data.media.video_sampling import VideoSampling
+from data.media.clips.video_sampling import VideoSampling
 
 VideoDelimiters = Literal["frames", "clip"]
 

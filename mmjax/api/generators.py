@@ -9,7 +9,7 @@ import jax
 from configs.architectures import BackboneConfig, GeneratorConfig
 from configs.errors import UserError
 from mmjax.api.registration import check_kind, check_parameters
-from mmjax.models.modalities.generator import generate_images, generator_module
+from mmjax.models.modalities.generators.generator import generate_images, generator_module
 from mmjax.models.structure.module import Module
 from sharding.specs.generator import generator_spec
 from sharding.specs.module_spec import ModuleSpec
@@ -35,7 +35,7 @@ def register_generator(
         specs: What its layers cost, for planners: of the configuration and the backbone
             (`sharding.specs.generator.image_generator_spec`).
         modules: Its Flax module: of the configuration and the backbone
-            (`mmjax.models.modalities.generator.image_generator_module`).
+            (`mmjax.models.modalities.generators.generator.image_generator_module`).
         sample: Generates images: `(configuration, pieces by name, conditions [b, q, k], keys [b], steps, guidance) ->
             [b, y, x, c]` in [-1, 1].
 

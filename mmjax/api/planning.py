@@ -7,9 +7,10 @@ import os
 from configs.clusters import ClusterConfig
 from configs.errors import UserError
 from configs.workloads import Workload
-from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
+from mmjax.planning.problem_inputs import read_problem
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers

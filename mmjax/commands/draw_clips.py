@@ -22,7 +22,7 @@ class DrawClipsArguments:
 
 def prepare(arguments: DrawClipsArguments) -> cli.Work:
     """Imports what writes video files."""
-    import data.media.video_writing  # noqa: F401  (raises without the extra `video`)
+    import data.media.clips.video_writing  # noqa: F401  (raises without the extra `video`)
 
     return functools.partial(draw, arguments)
 

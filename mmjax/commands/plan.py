@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from configs.errors import INTERRUPTED
 from configs.whole_files import naming
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
+from mmjax.planning.arguments import ProblemArguments
+from mmjax.planning.problem_inputs import ProblemInputs, read_problem
 
 if TYPE_CHECKING:
     from configs.clusters import ClusterConfig

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from configs.whole_files import naming
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
+from mmjax.planning.arguments import ProblemArguments
+from mmjax.planning.problem_inputs import ProblemInputs, read_problem
 
 if TYPE_CHECKING:
     from sharding.planners.problem import PlanningProblem
@@ -59,8 +60,9 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     from mmjax.training.metrics.activity import SIMULATING, display_call
     from sharding.planners.infeasible import check_gathered_layers
     from sharding.plans.unit_checks import check_positions
-    from sharding.simulation.html_page import html_page
-    from sharding.simulation.perfetto import perfetto_trace
+    from sharding.simulation.pages.html_page import html_page
+    from sharding.simulation.pages.perfetto import perfetto_trace
+    from sharding.simulation.summary import timeline_summary
 
     problem = inputs.problem(devices)
     check_positions(plan.units, problem.row_positions)
@@ -81,7 +83,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
                 pathlib.Path(path).write_text(text(), encoding="utf-8")
             written.append(path)
     if arguments.json:
-        print(json.dumps({"plan": json.loads(plan.to_json()), **timeline.summary()}))
+        print(json.dumps({"plan": json.loads(plan.to_json()), **timeline_summary(timeline)}))
         return 0
     print_timeline(timeline, plan, problem, plain_console())
     if written:

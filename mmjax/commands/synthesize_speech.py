@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmjax import cli
 
 if TYPE_CHECKING:
-    from data.media.espeak import Espeak
+    from data.media.sound.espeak import Espeak
 
 VOICES = (
     *("en-us", "en-us+m1", "en-us+m3", "en-us+m5", "en-us+f1", "en-us+f3"),
@@ -42,7 +42,7 @@ class SynthesizeSpeechArguments:
 
 def prepare(arguments: SynthesizeSpeechArguments) -> cli.Work:
     """Checks that espeak-ng has the voices."""
-    from data.media.espeak import Espeak
+    from data.media.sound.espeak import Espeak
 
     espeak = Espeak()
     espeak.check_voices([*arguments.voices, *arguments.held_out_voices], arguments.speeds)
@@ -54,7 +54,7 @@ def synthesize(arguments: SynthesizeSpeechArguments, espeak: "Espeak") -> None:
     from configs.console import plain_console
     from data.datasets.easy_vqa import EasyVQA
     from data.datasets.spoken_clips import MANIFEST, write_spoken_clips
-    from data.media.mel import SAMPLE_RATE
+    from data.media.sound.mel import SAMPLE_RATE
     from mmjax.training.metrics.activity import SPEAKING, display_activity, progress_console
 
     speeds = arguments.speeds

@@ -13,7 +13,7 @@ from data.datasets.prompts import image_prompt_metadata, prompt_record
 from data.samples.sample import Sample
 from mmjax.generation.trained_model import TrainedModel
 from mmjax.models.modalities.backbone import hidden_states_at
-from mmjax.models.modalities.generator import generate_images
+from mmjax.models.modalities.generators.generator import generate_images
 from mmjax.models.structure.module import Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.axes import Axes

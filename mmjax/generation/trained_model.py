@@ -20,8 +20,8 @@ from data.packing.packed_rows import pack_samples
 from data.records import MEDIA_PARTS, Media
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
-from data.text.find_template import find_template
 from data.text.prompt_format import PromptFormat
+from data.text.templates.find_template import find_template
 from data.text.tokenizer import Tokenizer, tokenizer_from_json
 from mmjax.generation.decoding import DecodedTokens, decode_answers
 from mmjax.generation.kv_cache import CachedBackbone

@@ -13,7 +13,7 @@ from mmjax.models.layers.lora import add_adapters, join_adapters
 from mmjax.models.modalities import audio, vision  # noqa: F401  (importing them registers their encoders)
 from mmjax.models.modalities.backbone import backbone_module
 from mmjax.models.modalities.encoder import encoder_module
-from mmjax.models.modalities.generator import generator_module
+from mmjax.models.modalities.generators.generator import generator_module
 from mmjax.models.structure.module import BALANCING_LOSS, LayerOutput, Module, ModuleOutput, Piece, module_losses
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.axes import Axes

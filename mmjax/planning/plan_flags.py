@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmjax import cli
+from mmjax.planning.arguments import ProblemArguments
 
 if TYPE_CHECKING:
-    from mmjax.planning.arguments import ProblemArguments
     from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
 CONFIGURATION_FLAGS = ("gin_file", "cluster", "devices", "profile")
@@ -23,8 +23,8 @@ DESCRIBED_DATA = "data"
 
 
 def flags_from_plan(
-    arguments: "ProblemArguments", made_for: "PlanPurpose | None", names: Sequence[str]
-) -> "ProblemArguments":
+    arguments: ProblemArguments, made_for: "PlanPurpose | None", names: Sequence[str]
+) -> ProblemArguments:
     """A command line on which flags of these names that it leaves out have the values that a plan was made for.
 
     Raises:
@@ -91,7 +91,7 @@ def _require_own_files(configuration: "NamedConfiguration") -> None:
         )
 
 
-def taken_flags(given: "ProblemArguments", completed: "ProblemArguments") -> str:
+def taken_flags(given: ProblemArguments, completed: ProblemArguments) -> str:
     """The flags of a completed command line that were not given, as they would be written; empty for none."""
     written = []
     for field in dataclasses.fields(completed):

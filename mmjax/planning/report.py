@@ -17,9 +17,10 @@ from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.simulation.figures import efficiency_in_words, filled_title
 from sharding.simulation.filled_idle import FilledIdle
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
+from sharding.simulation.pages.html_tables import efficiency_in_words, filled_title
+from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import ModuleGraph
 
@@ -48,7 +49,7 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "choice": comparison.choice.policy,
         "stopped": comparison.stopped,
         "on_fewer_devices": [
-            {**result.timeline.summary(), "plan": json.loads(result.plan.to_json())}
+            {**timeline_summary(result.timeline), "plan": json.loads(result.plan.to_json())}
             for result in comparison.on_fewer_devices
         ],
         "plan": json.loads(comparison.plan.to_json()),
@@ -62,7 +63,7 @@ def _entry(comparison: PolicyComparison, result: PolicyResult) -> dict[str, Any]
     return {
         "policy": result.policy,
         "above_bound": comparison.above_bound(result),
-        **timeline.summary(),
+        **timeline_summary(timeline),
         **({"stage_spread": spreads._asdict()} if spreads else {}),
         "plan": json.loads(result.plan.to_json()),
     }

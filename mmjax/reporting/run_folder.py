@@ -50,7 +50,7 @@ class Run:
         run = open_run("runs/short")
         run.to_frame()["loss/backbone"].plot()
 
-    In a notebook it shows its main charts.
+    In a notebook it shows its main charts (`mmjax.notebook`).
 
     Attributes:
         workdir: The folder.
@@ -179,11 +179,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.workdir)!r})"
-
-    def _repr_html_(self) -> str:
-        from mmjax.reporting.run_page import run_fragment
-
-        return run_fragment(self)
 
 
 def open_run(workdir: str | os.PathLike[str]) -> Run:

@@ -22,12 +22,12 @@ from mmjax.training.batches import open_batches
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import HostBatch
 from mmjax.training.evaluation import AnswerScore
-from mmjax.training.fitting import TrainResult
 from mmjax.training.metrics.activity import COMPILING_STEP, ShowsActivities, display_call
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.steps import StepResult
 from mmjax.training.summary import SUMMARY_FILE, record_start, run_summary
+from mmjax.training.train_loop import TrainResult
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 
@@ -54,7 +54,7 @@ class RunTrainer(Trainer):
         remark: For the summary and the page: why the plan is not the configured one, or what else it was made for.
         prediction: For the summary: the predicted step, to be compared with the measured ones.
 
-    Attributes and errors are those of `mmjax.training.trainer.Trainer`.
+    Attributes and errors are those of `mmjax.training.training_run.TrainingRun`.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from mmjax.reporting.run_folder import Run
 from mmjax.reporting.run_records import is_number
 from sharding.html.elements import Html, element, table
 from sharding.html.numbers import percent, seconds
-from sharding.simulation.figures import causes_table, idle_legend, in_words, op_legend
-from sharding.simulation.overview import overview
+from sharding.simulation.pages.html_tables import causes_table, idle_legend, in_words, op_legend
+from sharding.simulation.pages.overview import overview
 from sharding.simulation.timeline import Timeline
 
 _ONE_SCALE = 2.0

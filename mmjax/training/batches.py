@@ -1,4 +1,7 @@
-"""Where a run's batches come from, this process or producers elsewhere, and in which order their rows are."""
+"""Where a run's batches come from, this process or producers elsewhere, and in which order their rows are.
+
+`TrainingRun` opens them when a run starts; the timing of plans (`mmjax.training.profiling.step_times`) too.
+"""
 
 from configs.clusters import CLUSTERS, cluster_of_device_kind
 from configs.errors import UserError

@@ -1,4 +1,7 @@
-"""What a training run is made of: bound in gin files, checked here, and read without jax."""
+"""What a training run is made of: bound in gin files, checked here, and read without jax.
+
+`TrainingRun`, planning and every command read it.
+"""
 
 import contextlib
 import dataclasses

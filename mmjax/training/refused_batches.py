@@ -7,7 +7,6 @@ is dispatched, so all of them save, and none waits for another that does not.
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import jax
 
@@ -15,9 +14,7 @@ from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.checkpoints.manager import CheckpointNotWrittenError
 from mmjax.training.item_agreement import ItemDisagreementError
-
-if TYPE_CHECKING:  # it imports this file
-    from mmjax.training.trainer import Trainer
+from mmjax.training.training_run import TrainingRun
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,25 +40,23 @@ def warn_of_small_capacities(dealt_phases: DealtPhases, rows: int) -> None:
 
 
 @contextlib.contextmanager
-def saving_before_a_refused_batch(
-    trainer: "Trainer", finish_steps: Callable[[], None] = lambda: None
-) -> Iterator[None]:
+def saving_before_a_refused_batch(run: TrainingRun, finish_steps: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Saves the state after the last step, if there is a workdir, where a batch is refused within; names the step.
 
     Args:
-        trainer: The run.
+        run: The run.
         finish_steps: Waits for the steps that are dispatched.
     """
     try:
         yield
     except (PhaseCapacityError, ItemDisagreementError) as error:
         finish_steps()
-        done, saved = trainer.steps_done, ""
-        if trainer.checkpoints:
+        done, saved = run.steps_done, ""
+        if run.checkpoints:
             try:
-                trainer.save()
-                with trainer.heartbeat.phase("saving"):
-                    trainer.checkpoints.wait()
+                run.save()
+                with run.heartbeat.phase("saving"):
+                    run.checkpoints.wait()
                 saved = f"; the state after step {done} is saved"
             except CheckpointNotWrittenError as not_written:
                 saved = f"; {not_written}"

@@ -1,4 +1,7 @@
-"""The loads that the rows of a training run bring to each module: what its planner and its profile count by."""
+"""The loads that the rows of a training run bring to each module: what its planner and its profile count by.
+
+Planning by measured data (`mmjax.planning.automatic`), profiles and the page of a run use it.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

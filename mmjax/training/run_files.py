@@ -1,4 +1,7 @@
-"""The files of a workdir that inference with the run's checkpoints needs, and its plan."""
+"""The files of a workdir that inference with the run's checkpoints needs, and its plan.
+
+`TrainingRun` writes them when a run starts.
+"""
 
 import os
 import pathlib

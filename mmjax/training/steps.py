@@ -1,4 +1,7 @@
-"""One training step: what was dispatched, what came of it, and the error of one that was not finite."""
+"""One training step: what was dispatched, what came of it, and the error of one that was not finite.
+
+`TrainingRun` returns these records; the training loop and `Trainer.step` pass them on.
+"""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,7 @@
-"""Ending a run in order: SIGTERM and Ctrl-C let the step end and the run save, a second Ctrl-C leaves at once."""
+"""Ending a run in order: SIGTERM and Ctrl-C let the step end and the run save, a second Ctrl-C leaves at once.
+
+The training loop asks between steps whether to stop.
+"""
 
 import contextlib
 import itertools

@@ -1,4 +1,7 @@
-"""What a run leaves in its workdir about itself: a line for every start, and a summary at its end."""
+"""What a run leaves in its workdir about itself: a line for every start, and a summary at its end.
+
+`python -m mmjax.train` and `mmjax.Trainer` write it; the page of a run reads it.
+"""
 
 import dataclasses
 import datetime
@@ -14,8 +17,8 @@ import jax
 from configs.errors import UserError
 from configs.strict_json import read_json_file
 from configs.whole_files import append_whole
-from mmjax.training.fitting import TrainResult
 from mmjax.training.metrics.step_report import padding_fractions
+from mmjax.training.train_loop import TrainResult
 from sharding.plans.plan import Plan
 
 PACKAGES = ("mmjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")

@@ -9,7 +9,7 @@ matmuls. The residuals are the operands: a rank's own positions and weights.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,7 +28,6 @@ from pallas_kernels.matmul import input_gradient, weight_gradient
 from pallas_kernels.varying import match_cotangent, rank_count
 
 MeshAxes = tuple[str, ...]
-BackendName = Literal["reference", "ring", "mosaic"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +18,6 @@ from pallas_kernels.packed_attention.head_exchange import (
 from pallas_kernels.packed_attention.ring_mask import RingMask
 from pallas_kernels.packed_attention.scores import ScoreOptions
 from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask
-
-Implementation = Literal["dense", "blocked", "cudnn"]
 
 IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "dense": dense.attend,

@@ -13,7 +13,9 @@ from jaxtyping import Int
 
 from configs.errors import UserError
 from sharding.balancing.postbalancing.greedy import largest_first
-from sharding.balancing.postbalancing.quadratic import whole_costs
+
+MAX_WHOLE_TOTAL = 1 << 45
+"""Float costs are scaled to int64 so that their total times the rows is at most this, far from an overflow."""
 
 
 class DealingError(UserError):
@@ -115,7 +117,7 @@ def _deal_costs(
 
     None if an item finds no room. Longer items cost more, so that the costliest first are the longest first.
     """
-    costs = whole_costs(lengths, rows, quadratic_cost_weight)
+    costs = _whole_costs(lengths, rows, quadratic_cost_weight)
     row_of = np.empty(len(lengths), np.int64)
     row_of[descending], _ = largest_first(costs[descending], np.zeros(rows, np.int64))
     if np.bincount(row_of, weights=lengths).max(initial=0) <= capacity:
@@ -130,6 +132,20 @@ def _deal_costs(
         sums[row] += costs[item]
         row_of[item] = row
     return row_of
+
+
+def _whole_costs(lengths: Int[np.ndarray, " n"], rows: int, quadratic_cost_weight: float) -> Int[np.ndarray, " n"]:
+    """The cost of every item, l + w l^2, as a whole number: scaled so that sums over them cannot overflow.
+
+    Args:
+        lengths: Of all items.
+        rows: Number of rows to divide them among.
+        quadratic_cost_weight: w; lambda = beta / alpha of OrchMLLM (Algorithm 4).
+    """
+    float_lengths = lengths.astype(np.float64)
+    costs = float_lengths + quadratic_cost_weight * float_lengths**2
+    scale = MAX_WHOLE_TOTAL / rows / max(float(costs.sum()), 1.0)
+    return np.rint(costs * scale).astype(np.int64)
 
 
 def _deal_first_fit(

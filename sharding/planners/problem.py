@@ -13,6 +13,7 @@ from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work, unit_work
 from sharding.costs.step_costs import StageCosts, StageWork, StepCosts
+from sharding.planners.step_bound import least_step_seconds
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.replica_shares import OneRowEach, ReplicaShares, ReplicaSharing, replica_sharing
@@ -26,7 +27,6 @@ from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule, training_op_graph
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
-from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layer import LoadColumn, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec

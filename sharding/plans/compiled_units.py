@@ -21,6 +21,12 @@ def check_compiled_unit(unit: UnitPlan, schedule: str, graph: ModuleGraph) -> No
     _check_module(where, unit, graph)
     if schedule == "colocated":
         raise PlanError(f'{where} with schedule "colocated", which bundles programs; use another schedule')
+    if schedule == "zb-h1":
+        instead = "interleaved" if unit.parallelism.chunks > 1 else "1f1b"
+        raise PlanError(
+            f'{where} with schedule "zb-h1", for whose waiting wgrads one program takes tens of GiB; use the schedule '
+            f'"{instead}", or the executor "dispatched"'
+        )
 
 
 def _check_stages(where: str, unit: UnitPlan) -> None:

@@ -9,7 +9,6 @@ import os
 import pathlib
 import sys
 
-ENABLE = "JAX_ENABLE_COMPILATION_CACHE"
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
 
 SETTINGS = {

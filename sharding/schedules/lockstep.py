@@ -8,9 +8,6 @@ for a backward, and what a rank sends, another can use from the next tick on:
     rank 1         F0   F1   F2B0 F3B1 F4B2 F5B3 B4   B5
     rank 2              F0B0 F1B1 F2B2 F3B3 F4B4 F5B5
 
-Where gradients of weights are apart from backwards (`sharding.schedules.zero_bubble`), a tick has a place for these
-too, and all ranks fill it in the same m v ticks, from the first backward of the first rank on.
-
 The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
 v m + p - 1 ticks with forwards, and as many with backwards, where v is 1 or p divides m: the pass takes as long as if
 ranks waited for nothing but their inputs. With other m, chunks of the last ones leave gaps, and it takes longer.
@@ -50,7 +47,7 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TickOps:
-    """The forwards, the backwards or the wgrads of each tick on each rank.
+    """The forwards or the backwards of each tick on each rank.
 
     Attributes:
         runs: Whether there is one; where there is none, the other entries are 0.
@@ -71,15 +68,13 @@ class TickSlots:
         size: Number of slots, of all ranks alike.
         arrival: The slot of an array that arrives at the start of a tick.
         forward: The slot that the tick's forward reads or writes.
-        backward: The slot that the tick's backward reads or writes; then the slot is free if no wgrad reads it.
-        wgrad: The slot that the tick's wgrad reads; then the slot is free.
+        backward: The slot that the tick's backward reads or writes; then the slot is free.
     """
 
     size: int
     arrival: Int[np.ndarray, "t p"]
     forward: Int[np.ndarray, "t p"]
     backward: Int[np.ndarray, "t p"]
-    wgrad: Int[np.ndarray, "t p"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,15 +86,13 @@ class TickTable:
         chunks: Chunks of each.
         microbatches: Microbatches of the pass.
         order: Of forwards and backwards.
-        forwards, backwards, wgrads: The ops of every tick; no backward runs in a pass without them, and no wgrad where
-            backwards compute all gradients.
+        forwards, backwards: The ops of every tick; no backward runs in a pass without them.
         inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
-            it is kept until the backward, or the wgrad.
+            it is kept until the backward.
         residuals: Slots of what a forward saves. A rank without a forward in a tick where others have one has a slot
             too, which holds nothing then, if there is one.
         gradients: Slots of gradients of outputs. That of the last stage is made in the tick of its forward, for which
             `forward` has the slot; where backwards are apart in the tick of its backward, before that.
-        wgrad_operands: Slots of what a backward saves for the wgrad.
     """
 
     ranks: int
@@ -108,11 +101,9 @@ class TickTable:
     order: TickOrder
     forwards: TickOps
     backwards: TickOps
-    wgrads: TickOps
     inputs: TickSlots
     residuals: TickSlots
     gradients: TickSlots
-    wgrad_operands: TickSlots
 
     @property
     def ticks(self) -> int:
@@ -150,7 +141,7 @@ class TickTable:
 
     def segments(self) -> list["TickSegment"]:
         """Runs of ticks in which some rank has a forward, or none has one, and likewise with the other fields."""
-        some = [of.runs.any(axis=1) for of in (self.forwards, self.backwards, self.wgrads)]
+        some = [of.runs.any(axis=1) for of in (self.forwards, self.backwards)]
         lacks_slots = some[0] & (self.residuals.forward == _NONE).any(axis=1) & (self.residuals.size > 0)
         kinds = np.stack([*some, lacks_slots], axis=1)
         starts = [0, *(1 + np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1))).tolist()]
@@ -163,7 +154,7 @@ class TickSegment(NamedTuple):
 
     Attributes:
         start, end: The ticks.
-        has_forwards, has_backwards, has_wgrads: Whether there is one.
+        has_forwards, has_backwards: Whether there is one.
         lacks_slots: Whether some rank without a forward has no slot for what one saves (`TickTable.residuals`).
     """
 
@@ -171,7 +162,6 @@ class TickSegment(NamedTuple):
     end: int
     has_forwards: bool
     has_backwards: bool
-    has_wgrads: bool
     lacks_slots: bool
 
 
@@ -180,9 +170,7 @@ def _microbatches_at(ops: TickOps, rank: int, chunk: int) -> Int[np.ndarray, " t
     return np.where(runs, ops.microbatch[:, rank], _NONE)
 
 
-def tick_table(
-    ranks: int, chunks: int, microbatches: int, order: TickOrder = "1f1b", *, splits_backward: bool = False
-) -> TickTable:
+def tick_table(ranks: int, chunks: int, microbatches: int, order: TickOrder = "1f1b") -> TickTable:
     """The table of a training pass, or of its forwards alone.
 
     Args:
@@ -190,16 +178,14 @@ def tick_table(
         chunks: Chunks of each rank; at least 1.
         microbatches: Microbatches of a step; at least 1.
         order: Of forwards and backwards.
-        splits_backward: Whether gradients of weights are apart from them.
     """
     forward, backward = _pass_ticks(ranks, chunks, microbatches, order)
     shape = (1 + max([*forward.values(), *backward.values()]), ranks)
-    wgrad = _wgrad_ticks(backward, ranks) if splits_backward else {}
-    inputs, residuals, gradients, wgrad_operands = [], [], [], []
+    inputs, residuals, gradients = [], [], []
     for at, tick in forward.items():
         stage, number = at
         is_last = stage == ranks * chunks - 1
-        used = {"forward": tick, "backward": backward.get(at, _NONE), "wgrad": wgrad.get(at, _NONE)}
+        used = {"forward": tick, "backward": backward.get(at, _NONE)}
         inputs.append(_Lifetime(at, arrival=forward[stage - 1, number] + 1 if stage else _NONE, **used))
         if not backward:
             continue
@@ -210,11 +196,8 @@ def tick_table(
                 arrival=_NONE if is_last else backward[stage + 1, number] + 1,
                 forward=tick if is_last and order == "1f1b" else _NONE,
                 backward=backward[at],
-                wgrad=used["wgrad"],
             )
         )
-        if splits_backward:
-            wgrad_operands.append(_Lifetime(at, backward=backward[at], wgrad=wgrad[at]))
     return TickTable(
         ranks=ranks,
         chunks=chunks,
@@ -222,11 +205,9 @@ def tick_table(
         order=order,
         forwards=_ops(forward, shape),
         backwards=_ops(backward, shape),
-        wgrads=_ops(wgrad, shape),
         inputs=_slots(inputs, shape),
         residuals=_with_unused_slots(_slots(residuals, shape), residuals),
         gradients=_slots(gradients, shape),
-        wgrad_operands=_slots(wgrad_operands, shape),
     )
 
 
@@ -243,19 +224,6 @@ def _pass_ticks(
         begin, last = 1 + max(forward.values()), ranks * chunks - 1
         backward = {(last - stage, number): begin + tick for (stage, number), tick in forward.items()}
     return forward, backward
-
-
-def _wgrad_ticks(backward: dict[tuple[int, int], int], ranks: int) -> dict[tuple[int, int], int]:
-    """The tick of every wgrad: those of all ranks together, each rank's in the order of its backwards."""
-    orders = [
-        sorted((at for at in backward if at[0] % ranks == rank), key=backward.__getitem__) for rank in range(ranks)
-    ]
-    ticks: dict[tuple[int, int], int] = {}
-    tick = _NONE
-    for together in zip(*orders, strict=True):
-        tick = max(tick + 1, *(backward[at] for at in together))
-        ticks |= dict.fromkeys(together, tick)
-    return ticks
 
 
 def lockstep_in_flight(op_graph: OpGraph) -> InFlightLimits:
@@ -319,7 +287,6 @@ class _Lifetime(NamedTuple):
     arrival: int = _NONE
     forward: int = _NONE
     backward: int = _NONE
-    wgrad: int = _NONE
 
     @property
     def _ticks(self) -> list[int]:

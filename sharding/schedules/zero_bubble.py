@@ -19,12 +19,9 @@ def zero_bubble(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) 
     next forward.
     """
     limits, graph = max_in_flight or zero_bubble_in_flight(op_graph), op_graph.stage_graph
-    warm_up = interleaved_in_flight(op_graph) | {
-        rank: limits[rank]  # all of them: a compiled unit starts when it has the inputs of all microbatches
-        for rank, stages in graph.stages_of.items()
-        if not graph.ancestors_of_compiled.isdisjoint(stages)
+    orders = {
+        rank: warm_up_order(op_graph, rank, forwards - 1) for rank, forwards in interleaved_in_flight(op_graph).items()
     }
-    orders = {rank: warm_up_order(op_graph, rank, forwards - 1) for rank, forwards in warm_up.items()}
     whole_backward = ONE_SLOT._replace(backward=ONE_SLOT.backward + ONE_SLOT.wgrad)
     whole = op_graph.trained_stages - op_graph.split_stages
     seconds = {stage: whole_backward if stage in whole else ONE_SLOT for stage in graph.stages}

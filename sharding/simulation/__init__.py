@@ -1,1 +1,1 @@
-"""What a step does in time: the simulator, timelines, idle time by cause, peak memory, and drawings of all that."""
+"""What a step does in time: the simulator, timelines, idle time by cause and peak memory; `pages/` shows all that."""

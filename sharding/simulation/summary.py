@@ -1,4 +1,4 @@
-"""The figures of a timeline for JSON."""
+"""The figures of a timeline for JSON: what commands print with `--json`, and the metadata of a trace."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ from sharding.simulation.timeline import Lane, Timeline
 
 
 def timeline_summary(timeline: Timeline) -> dict[str, Any]:
-    """The figures of `Timeline.summary`."""
+    """The figures of a timeline, in seconds, shares of the step and bytes: by cause, by unit and by pipeline rank.
+
+    Of units that share devices also how much of their idle time is filled (`FilledIdle`). A measured timeline is
+    without MFU, tokens per second and memory.
+    """
     simulated = timeline.costs is not None
     return {
         "step_seconds": timeline.step,

@@ -141,11 +141,6 @@ class Timeline:
         return self._of_copy(stage, lane.pipeline_replica, groups.groups_of[stage])[is_first]
 
     @functools.cached_property
-    def groups_of_lanes(self) -> tuple[Int[np.ndarray, " k"], ...]:
-        """The groups of each lane's devices."""
-        return tuple(self._groups_on(lane, self.groups) for lane in self.lanes)
-
-    @functools.cached_property
     def lanes_of_units(self) -> Mapping[str, tuple[Lane, ...]]:
         """The lanes of each unit."""
         units = dict.fromkeys(lane.rank[0] for lane in self.lanes)
@@ -307,17 +302,6 @@ class Timeline:
         """Backbone tokens per second without padding, on all devices together."""
         return self._known_costs().tokens / self.step
 
-    def summary(self) -> dict[str, Any]:
-        """The figures for JSON, in seconds, shares of the step and bytes: by cause, by unit and by pipeline rank.
-
-        Of units that share devices also how much of their idle time is filled (`FilledIdle`).
-
-        A measured timeline is without MFU, tokens per second and memory.
-        """
-        from sharding.simulation.summary import timeline_summary  # it reads timelines, so it imports this module
-
-        return timeline_summary(self)
-
     def __repr__(self) -> str:
         return f"Timeline({self.step:.6g} s, {len(self.spans)} ops on {len(self.lanes)} pipeline ranks)"
 
@@ -338,9 +322,3 @@ class Timeline:
             columns[name] = np.concatenate([getattr(span, name) for span in spans])
         columns["beside"] = np.concatenate([span.seconds - span.own_seconds for span in spans])
         return make_frame(columns)
-
-    def _repr_html_(self) -> str:
-        """The timeline in a notebook."""
-        from sharding.simulation.html_page import html_fragment  # it draws timelines, so it imports this module
-
-        return html_fragment(self)

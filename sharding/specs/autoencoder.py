@@ -35,7 +35,7 @@ def autoencoder_layer(config: DenoisingConfig, autoencoder: AutoencoderConfig) -
 
 
 def _encoder(config: AutoencoderConfig, channels: int, area: int) -> Iterator[ImageKernel]:
-    """The kernels in the order of `mmjax.models.modalities.autoencoder.Encoder`."""
+    """The kernels in the order of `mmjax.models.modalities.generators.autoencoder.Encoder`."""
     width, moments = config.widths[0], 2 * config.latent_channels
     yield convolution("conv_in", channels, width, area, split=False)
     for level, level_width in enumerate(config.widths):
@@ -53,7 +53,7 @@ def _encoder(config: AutoencoderConfig, channels: int, area: int) -> Iterator[Im
 
 
 def _decoder(config: AutoencoderConfig, channels: int, pixels: int) -> Iterator[ImageKernel]:
-    """The kernels in the order of `mmjax.models.modalities.autoencoder.Decoder`."""
+    """The kernels in the order of `mmjax.models.modalities.generators.autoencoder.Decoder`."""
     area, width, latents = pixels // config.downsampling_factor**2, config.widths[-1], config.latent_channels
     if config.quantise:
         yield convolution("quantise", latents, latents, area, taps=1, split=False)

@@ -9,7 +9,7 @@ from sharding.specs.image_kernels import ImageKernel, attention, image_layer, li
 from sharding.specs.layer import Kernel, LayerSpec, PerLoad
 
 TIME_WIDTH = 256
-"""Channels of the sinusoidal embedding, as in `mmjax.models.modalities.diffusion_transformer`."""
+"""Channels of the sinusoidal embedding, as in `mmjax.models.modalities.generators.diffusion_transformer`."""
 
 
 def dit_embedding(config: DiTConfig) -> LayerSpec:
@@ -60,7 +60,7 @@ def _head(config: DiTConfig) -> Iterator[ImageKernel]:
 
 
 def _block(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
-    """The kernels of the blocks in `mmjax.models.modalities.diffusion_transformer_blocks`."""
+    """The kernels of the blocks in `mmjax.models.modalities.generators.diffusion_transformer_blocks`."""
     width, together = config.width, config.conditions + config.patches
     yield _memory("split", 2 * width * config.positions_per_image)
     if run.stream == "double":

@@ -115,7 +115,7 @@ def _unet(config: UNetConfig) -> LayerSpec:
 
 
 def _unet_kernels(config: UNetConfig) -> Iterator[ImageKernel]:
-    """The kernels in the order of `mmjax.models.modalities.unet.UNet`."""
+    """The kernels in the order of `mmjax.models.modalities.generators.unet.UNet`."""
     height, side, channels = config.latent_shape
     widths, hidden, folded = config.widths, 4 * config.widths[0], channels * config.patch**2
     area = height * side // config.patch**2

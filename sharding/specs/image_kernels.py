@@ -82,7 +82,7 @@ def attention(name: str, width: int, head_width: int, queries: int, keys: int, *
 
 
 def residual_block(inputs: int, outputs: int, area: int, time_width: int | None = None) -> Iterator[ImageKernel]:
-    """The kernels of `mmjax.models.modalities.unet_blocks.ResidualBlock`.
+    """The kernels of `mmjax.models.modalities.generators.unet_blocks.ResidualBlock`.
 
     Args:
         inputs: Channels of its input.

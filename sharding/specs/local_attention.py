@@ -25,7 +25,7 @@ class LocalAttention:
     size: int
 
     def pairs(self, length: Float[np.ndarray, "*shape"] | float | int) -> Float[np.ndarray, "*shape"]:
-        """Pairs of an item of so many positions; of images, of a square one. See `pairs_of_grid` for others.
+        """Pairs of an item of so many positions; of images, of a square one.
 
         window          l (l + 1) / 2 with l <= w, else w (w + 1) / 2 + (l - w) w
         chunk           floor(l / w) w² + (l mod w)²
@@ -39,12 +39,6 @@ class LocalAttention:
             return np.asarray(self._squares(np.asarray(np.sqrt(length))) ** 2)
         squares = self._squares(length)
         return np.asarray((squares + length) / 2 if self.kind == "causal_chunk" else squares)
-
-    def pairs_of_grid(self, rows: int, columns: int) -> float:
-        """Pairs of an image of so many patches."""
-        if self.kind != "square":
-            return float(self.pairs(float(rows * columns)))
-        return float(self._squares(np.asarray(float(rows))) * self._squares(np.asarray(float(columns))))
 
     def _squares(self, length: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         """Sum of the squared lengths of the parts of `size` that a length is cut into."""

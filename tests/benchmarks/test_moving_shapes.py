@@ -4,7 +4,7 @@ import numpy as np
 
 from benchmarks.moving_shapes import answers_of, commonest_answer_accuracy, sources
 from data.datasets.moving_shapes import draw_clip, moving_shapes, write_moving_shapes
-from data.media.video import read_frames, read_header
+from data.media.clips.video import read_frames, read_header
 from data.records import Media
 
 CLIPS = 4

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from data.media.espeak import PROGRAM, Espeak
+from data.media.sound.espeak import PROGRAM, Espeak
 
 SPEECH = pathlib.Path("/usr/share/pocketsphinx/test/data")  # Debian's pocketsphinx-testdata
 

@@ -45,13 +45,16 @@ batches.close()
     ("module", "message"),
     [
         (
-            "data.media.audio",
+            "data.media.sound.audio",
             "decoding audio needs the package soundfile, which is not installed: pip install 'mmjax[audio]'",
         ),
-        ("data.media.video", "decoding video needs the package av, which is not installed: pip install 'mmjax[video]'"),
-        ("data.media.video_writing", "writing video needs the package av"),
         (
-            "data.text.jinja_environment",
+            "data.media.clips.video",
+            "decoding video needs the package av, which is not installed: pip install 'mmjax[video]'",
+        ),
+        ("data.media.clips.video_writing", "writing video needs the package av"),
+        (
+            "data.text.templates.jinja_environment",
             "a tokenizer's own chat template needs the package jinja2, which is not installed: pip install "
             "'mmjax[chat]'",
         ),
@@ -90,7 +93,7 @@ from data.records import AudioPart, Media, Record, TextPart, Turn
 from data.samples.audio_format import FrameFormat
 from data.samples.sample_format import SampleFormat
 from data.text.byte_tokenizer import ByteTokenizer
-from data.text.chat_template import QUESTION
+from data.text.templates.chat_template import QUESTION
 turns = Turn("user", (AudioPart(Media.from_file("{tmp_path}/a.wav")),)), Turn("assistant", (TextPart("yes"),))
 builder = SampleBuilder(QUESTION, ByteTokenizer(), SampleFormat((FrameFormat(),), None), None)
 try:

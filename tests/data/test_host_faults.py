@@ -18,10 +18,10 @@ import data.records
 from configs.errors import STORAGE_FAILED
 from data import host_faults
 from data.errors import BadSampleError, HostError
-from data.media.audio import read_audio
+from data.media.clips.video import read_header
+from data.media.clips.video_writing import write_clip
 from data.media.images import image_size, read_image
-from data.media.video import read_header
-from data.media.video_writing import write_clip
+from data.media.sound.audio import read_audio
 from data.packing.pipeline import evaluation_batches
 from data.records import Media, MediaFile
 from data.sources.parquet import ParquetTable

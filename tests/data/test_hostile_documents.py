@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs.errors import UserError
 from data.datasets.spoken_clips import FORMAT_VERSION, MANIFEST, read_spoken_clips
-from data.media.tiling import DynamicTiling
+from data.media.tilings.tiling import DynamicTiling
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import tokenizer_from_json
 from data.text.word_tokenizer import WordTokenizer

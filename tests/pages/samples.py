@@ -16,7 +16,7 @@ from mmjax.training.metrics.writers import open_metrics_writer
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.simulation.html_page import html_page as plan_page
+from sharding.simulation.pages.html_page import html_page as plan_page
 from tests.mmjax.reporting.workdirs import finished_run
 from tests.mmjax.training.trainer_runs import DATA, MODEL
 from tests.sharding.planners.problems import BACKBONE, VISION, problem

@@ -1,4 +1,7 @@
-"""What one process writes of an array."""
+"""What one process writes of an array.
+
+It is made of the shards on this process's devices (`arrays.py`) and written by `array_files.py`.
+"""
 
 import dataclasses
 from typing import Any

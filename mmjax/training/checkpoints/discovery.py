@@ -1,4 +1,7 @@
-"""Which checkpoints a directory has, and which of them is the newest that is whole."""
+"""Which checkpoints a directory has, and which of them is the newest that is whole.
+
+Resuming, inference and the launcher ask it; what is being written, or does not match its checksums, is passed over.
+"""
 
 import dataclasses
 import itertools

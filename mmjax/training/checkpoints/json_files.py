@@ -1,4 +1,7 @@
-"""The JSON files of a checkpoint, and what is in them."""
+"""The JSON files of a checkpoint, and what is in them.
+
+They lie beside the arrays: the host's state, such as the place in the data, and what the checkpoint is of.
+"""
 
 import dataclasses
 import json

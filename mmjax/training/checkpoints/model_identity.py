@@ -1,4 +1,7 @@
-"""Which model a checkpoint is of: its architecture, compared field by field before another model would load it."""
+"""Which model a checkpoint is of: its architecture, compared field by field before another model would load it.
+
+It is written with every save and compared at every restore, before an array is read.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""Reading checkpoints: the whole state on a plan, or parameters alone on one device."""
+"""Reading checkpoints: the whole state on a plan, or parameters alone on one device.
+
+The manager restores a run by it; inference and conversion read parameters alone.
+"""
 
 import logging
 import pathlib

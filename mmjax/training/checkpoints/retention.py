@@ -1,4 +1,7 @@
-"""Which checkpoints are kept, and where copies of them may be."""
+"""Which checkpoints are kept, and where copies of them may be.
+
+Settings of `TrainConfig`; the manager applies them after every save, the remote tier to its copies.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping

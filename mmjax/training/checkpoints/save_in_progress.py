@@ -1,4 +1,7 @@
-"""One save: every process writes its part in the background, all learn whether all did, process 0 makes it whole."""
+"""One save: every process writes its part in the background, all learn whether all did, process 0 makes it whole.
+
+The manager starts one and waits for it before the next, or at the end of the run.
+"""
 
 import contextlib
 import errno

@@ -1,4 +1,7 @@
-"""The held-out accuracy of the steps that were evaluated, in a file beside the checkpoints."""
+"""The held-out accuracy of the steps that were evaluated, in a file beside the checkpoints.
+
+The trainer adds an accuracy after each evaluation; retention keeps the best by it.
+"""
 
 import json
 import logging

@@ -25,14 +25,18 @@ from mmjax.training.engine.channels import (
     make_channels,
     of_capacity,
 )
-from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
-from mmjax.training.engine.part_optimizers import RunHyperparameters
+from mmjax.training.engine.optimizers.optimizer import (
+    make_stage_update,
+    squared_norm_and_losses,
+    stage_optimizer_shardings,
+)
+from mmjax.training.engine.optimizers.part_optimizers import RunHyperparameters
+from mmjax.training.engine.optimizers.transformations import LayerOptimizer
 from mmjax.training.engine.pipeline_functions import make_pipeline_definition
 from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.stage_functions import make_stage_function
 from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.engine.tied_parameters import find_tied_parameters, make_tied_parameter
-from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.bundled_ops import check_device_order
@@ -46,7 +50,6 @@ from sharding.runtime.stages.mesh_programs import MeshPrograms
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
-from sharding.schedules.named.split_stages import schedule_splits_backward
 from sharding.schedules.ops import OpGraph
 from sharding.specs.modules import ModuleGraph
 
@@ -91,7 +94,6 @@ def build_executor(
         training.op_graph,
         phases,
         exchanges,
-        splits_backward=schedule_splits_backward(plan),
     )
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
@@ -149,13 +151,10 @@ def build_stage_programs(
     op_graph: OpGraph,
     phases: Mapping[str, PhaseRows],
     exchanges: Mapping[str, RowsOfCapacities],
-    *,
-    splits_backward: bool = False,
 ) -> dict[StageId, tuple[ReplicaPrograms, ...]]:
     """Forward, backward and evaluation of every stage, for each copy of its unit and each capacity of its rows.
 
-    Each stage's input shapes are output shapes of earlier ones. Compiled units split their backwards by themselves if
-    the schedule does (`SchedulePolicy.splits_backward`).
+    Each stage's input shapes are output shapes of earlier ones.
     """
     sources = {channel.name: channel.source for channel in channels}
     backward_stages = op_graph.backward_stages
@@ -181,7 +180,7 @@ def build_stage_programs(
             "has_backward": stage_id in backward_stages,
         }
         if stage.unit.is_compiled:
-            return CompiledPipeline(make_pipeline_definition(stage), **what, splits_backward=splits_backward)
+            return CompiledPipeline(make_pipeline_definition(stage), **what)
         return StagePrograms(
             _stage_definition(stage_id, stage),
             **what,

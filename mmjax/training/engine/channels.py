@@ -1,4 +1,7 @@
-"""The channels of a plan: which stages they join, what arrives through exchanges, and the hops for every capacity."""
+"""The channels of a plan: which stages they join, what arrives through exchanges, and the hops for every capacity.
+
+A step of the engine's building (`build.py`), between placing the stages and compiling their programs.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Compiles what an engine will run before it runs: the programs of a training step, or those of an evaluation."""
+"""Compiles what an engine will run before it runs: the programs of a training step, or those of an evaluation.
+
+The training loop calls it before its first step and `TrainingRun.evaluate` before the first evaluation.
+"""
 
 import jax
 

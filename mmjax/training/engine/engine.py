@@ -1,4 +1,7 @@
-"""The engine: a model on a plan. It places batches, makes states, and has the executor that runs a step."""
+"""The engine: a model on a plan. It places batches, makes states, and has the executor that runs a step.
+
+`TrainingRun` has one, and so has every layout that is verified and every plan that is timed.
+"""
 
 import copy
 import dataclasses
@@ -21,8 +24,9 @@ from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, place_hyperparameters, plan_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
-from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
-from mmjax.training.engine.part_optimizers import make_part_optimizers
+from mmjax.training.engine.optimizers.optimizer import init_stage, stage_optimizer_shardings
+from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
+from mmjax.training.engine.optimizers.transformations import LayerOptimizer
 from mmjax.training.engine.placement import (
     PlacedStage,
     check_host_memory,
@@ -31,8 +35,6 @@ from mmjax.training.engine.placement import (
 )
 from mmjax.training.engine.replica_rows import place_rows, rows_of_devices
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.engine.stage_layouts import StageLayout
-from mmjax.training.engine.transformations import LayerOptimizer
 from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
@@ -160,11 +162,6 @@ class Engine:
     def plan_devices(self) -> list[jax.Device]:
         """The devices of the plan, each once."""
         return plan_devices(self.plan, self.devices)
-
-    @property
-    def stage_layouts(self) -> dict[StageId, StageLayout]:
-        """The layout of every stage: its layers and channels."""
-        return {stage_id: stage.layout for stage_id, stage in self.stages.items()}
 
     @property
     def local_stages(self) -> dict[StageId, PlacedStage]:

@@ -1,4 +1,7 @@
-"""The exchanges of a batch: tables made on the host ahead of its step, by any thread, and placed on devices for it."""
+"""The exchanges of a batch: tables made on the host ahead of its step, by any thread, and placed on devices for it.
+
+`Engine.place_batch` places them; the executor's hops read them.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""What a unit computes whose pipeline is one program: its layers as plain functions of one device's shards."""
+"""What a unit computes whose pipeline is one program: its layers as plain functions of one device's shards.
+
+`build.py` makes a `CompiledPipeline` of them; stages of dispatched units are in `stage_functions.py`.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The placement of a model: for every stage of a plan its layers, its submesh and its master weights."""
+"""The placement of a model: for every stage of a plan its layers, its submesh and its master weights.
+
+The first step of the engine's building; all later ones read the stages that it makes.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Options of an engine other than the model and the plan. This file does not import JAX, so configurations can."""
+"""Options of an engine other than the model and the plan. This file does not import JAX, so configurations can.
+
+`TrainConfig.engine_settings` makes them.
+"""
 
 import dataclasses
 

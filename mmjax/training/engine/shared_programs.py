@@ -1,4 +1,7 @@
-"""Engines of one process that share their compiled programs, so that a sweep over hyperparameters compiles once."""
+"""Engines of one process that share their compiled programs, so that a sweep over hyperparameters compiles once.
+
+`TrainingRun` asks it for its engine.
+"""
 
 import functools
 

@@ -1,4 +1,7 @@
-"""The layers that a plan places on each stage, and the named channels between stages."""
+"""The layers that a plan places on each stage, and the named channels between stages.
+
+The placement is made from them, and checkpoints turn trees by stage into trees by module with them.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

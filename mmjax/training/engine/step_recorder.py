@@ -1,4 +1,7 @@
-"""The measured timeline of a training step, of all processes together."""
+"""The measured timeline of a training step, of all processes together.
+
+The executor calls it after every op of a step that `Trainer.timeline` or the training loop records.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Tied parameters of a plan: which stages share one, and the hops of its weight and its gradient."""
+"""Tied parameters of a plan: which stages share one, and the hops of its weight and its gradient.
+
+The executor sends the weight at the start of a step and the gradient at its end.
+"""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Errors that end a process: whether another process may be their cause, and which exit code they have."""
+"""Errors that end a process: whether another process may be their cause, and which exit code they have.
+
+The heartbeat asks it when an error is about to end this process.
+"""
 
 import jax
 

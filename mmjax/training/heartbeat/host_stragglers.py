@@ -1,4 +1,7 @@
-"""Processes whose hosts take longer over a part of their steps than those of the others."""
+"""Processes whose hosts take longer over a part of their steps than those of the others.
+
+The heartbeat of process 0 compares the means over windows of steps that every training loop reports.
+"""
 
 import statistics
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Ending this process while its main thread may wait for ever: the stacks of all threads, one line, an exit code."""
+"""Ending this process while its main thread may wait for ever: the stacks of all threads, one line, an exit code.
+
+The heartbeat and the commands leave by it.
+"""
 
 import contextlib
 import ctypes

@@ -1,4 +1,7 @@
-"""Which processes of a run end it: those that give no sign of life, and those that an error ends."""
+"""Which processes of a run end it: those that give no sign of life, and those that an error ends.
+
+The heartbeat of process 0 judges by it what the others last said.
+"""
 
 import dataclasses
 import json

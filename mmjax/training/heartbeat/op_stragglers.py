@@ -1,4 +1,7 @@
-"""Ops that take longer on a device than in an earlier step of the run: a device that throttles, a link that fails."""
+"""Ops that take longer on a device than in an earlier step of the run: a device that throttles, a link that fails.
+
+`StepRecordings` compares every recorded step of a run with the first.
+"""
 
 import dataclasses
 from collections.abc import Mapping

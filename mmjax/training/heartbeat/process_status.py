@@ -1,4 +1,7 @@
-"""What a process says of itself with each heartbeat."""
+"""What a process says of itself with each heartbeat.
+
+Written by the heartbeat of each process, judged by that of process 0.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""When a run whose processes all live does not go on."""
+"""When a run whose processes all live does not go on.
+
+The heartbeat of process 0 asks it when every process still gives signs of life.
+"""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,4 +1,7 @@
-"""Whether the processes of a run agree on its steps: losses, the norm of the gradients, counts of tokens."""
+"""Whether the processes of a run agree on its steps: losses, the norm of the gradients, counts of tokens.
+
+`TrainingRun.finish_step` gives the heartbeat a text of each step, whose digests are compared.
+"""
 
 import collections
 import hashlib

@@ -1,4 +1,7 @@
-"""Progress of work that is not a training step: programs compiled, batches evaluated, layouts verified."""
+"""Progress of work that is not a training step: programs compiled, batches evaluated, layouts verified.
+
+Commands, the Python interface and evaluations show it; `progress.py` shows training steps.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,7 @@
-"""Model FLOPs of a step, and the share of the devices' peak that they reach (MFU). A multiply-add is two FLOPs."""
+"""Model FLOPs of a step, and the share of the devices' peak that they reach (MFU). A multiply-add is two FLOPs.
+
+`TrainingRun` counts them once; the report of each window of steps multiplies them by its tokens.
+"""
 
 import functools
 import math

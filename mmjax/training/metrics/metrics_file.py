@@ -1,4 +1,7 @@
-"""`metrics.jsonl`, the file with the numbers of a run: a JSON line for each report, in the order of steps."""
+"""`metrics.jsonl`, the file with the numbers of a run: a JSON line for each report, in the order of steps.
+
+The writer appends to it, the page of a run and the choice of a plan read it.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""A configuration as flat parameters, as experiment trackers compare runs by them."""
+"""A configuration as flat parameters, as experiment trackers compare runs by them.
+
+Given to writers when the trainer, or `python -m mmjax.train`, opens them.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""What a terminal shows of a run: the plan as a table, then a live bar, or plain lines where there is no terminal."""
+"""What a terminal shows of a run: the plan as a table, then a live bar, or plain lines where there is no terminal.
+
+The training loop updates it with each window of steps.
+"""
 
 import datetime
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""What a run reports about a window of its steps."""
+"""What a run reports about a window of its steps.
+
+The training loop makes one for each window, shows it and gives it to the writers.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

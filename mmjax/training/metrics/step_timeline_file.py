@@ -1,4 +1,7 @@
-"""The file of a workdir with the measured timeline of one of its run's steps."""
+"""The file of a workdir with the measured timeline of one of its run's steps.
+
+`StepRecordings` writes it, the page of a run reads it.
+"""
 
 import dataclasses
 import json

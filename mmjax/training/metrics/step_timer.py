@@ -1,4 +1,7 @@
-"""Where the host spends a step: waiting for data, launching programs, waiting for the devices."""
+"""Where the host spends a step: waiting for data, launching programs, waiting for the devices.
+
+The training loop has one; `TrainingRun.dispatch_step` times its parts by it.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,7 @@
-"""The finished steps since the last report, and their means."""
+"""The finished steps since the last report, and their means.
+
+`TrainingRun.finish_step` adds steps, the training loop empties it; checkpoints hold it.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""How shallow models are divided: each module by the ranks that are to be timed, as far as they divide it."""
+"""How shallow models are divided: each module by the ranks that are to be timed, as far as they divide it.
+
+The plans of the shallow models (`shallow_runs.py`) follow from them.
+"""
 
 from collections.abc import Mapping, Sequence
 

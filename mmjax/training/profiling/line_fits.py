@@ -1,4 +1,7 @@
-"""Linear fits of ops that run once a step, and of hops: by the number of participants, and by size."""
+"""Linear fits of ops that run once a step, and of hops: by the number of participants, and by size.
+
+`layer_profile.py` puts them into the profile beside the layers.
+"""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,7 @@
-"""Seconds of every op of a step on this machine, each run alone and waited for, as the simulator predicts them."""
+"""Seconds of every op of a step on this machine, each run alone and waited for, as the simulator predicts them.
+
+`shallow_runs.py` measures each of its plans by it.
+"""
 
 import collections
 import statistics

@@ -1,4 +1,7 @@
-"""When a run computes the order of its ops anew. This file does not import jax, so configurations can."""
+"""When a run computes the order of its ops anew. This file does not import jax, so configurations can.
+
+`TrainConfig.rescheduling` holds them; the rescheduler reads them.
+"""
 
 import dataclasses
 import math

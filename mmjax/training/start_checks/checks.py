@@ -1,4 +1,7 @@
-"""The checks of all processes of a run at its start: each hears what the others found, and all end together."""
+"""The checks of all processes of a run at its start: each hears what the others found, and all end together.
+
+`python -m mmjax.train` runs them before it makes the trainer.
+"""
 
 import logging
 import signal

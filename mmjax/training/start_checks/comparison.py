@@ -1,4 +1,7 @@
-"""Comparing what the processes of a run say of themselves: pure functions of their reports."""
+"""Comparing what the processes of a run say of themselves: pure functions of their reports.
+
+`checks.py` calls it in each process with the reports of all.
+"""
 
 import collections
 import dataclasses

@@ -1,4 +1,7 @@
-"""Whether each local device computes and stores rightly: a matmul with a known answer, and memory that is read back."""
+"""Whether each local device computes and stores rightly: a matmul with a known answer, and memory that is read back.
+
+One of the checks of `checks.py`, on every process.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

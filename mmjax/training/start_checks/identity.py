@@ -1,4 +1,7 @@
-"""What must be alike in all processes of a run: code, versions, configuration and plan, as short texts by name."""
+"""What must be alike in all processes of a run: code, versions, configuration and plan, as short texts by name.
+
+`python -m mmjax.train` collects them; `checks.py` exchanges and compares them.
+"""
 
 import collections
 import functools

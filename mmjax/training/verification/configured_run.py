@@ -1,4 +1,7 @@
-"""Verification of a configured run: which layouts are compared, and their comparison with a reference on its data."""
+"""Verification of a configured run: which layouts are compared, and their comparison with a reference on its data.
+
+`python -m mmjax.verify` and `mmjax.verify` call it.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Plans made of a division of every module: parallelism and recomputation of encoders, backbone and generators."""
+"""Plans made of a division of every module: parallelism and recomputation of encoders, backbone and generators.
+
+`layouts.py` writes the divisions down, `layout_kinds.py` fits them to a model; this makes the plans.
+"""
 
 import dataclasses
 import enum

@@ -1,4 +1,7 @@
-"""Relative errors of losses and gradients."""
+"""Relative errors of losses and gradients.
+
+`comparison.py` holds them against tolerances.
+"""
 
 import math
 import sys

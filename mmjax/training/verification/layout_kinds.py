@@ -1,4 +1,7 @@
-"""Kinds of layouts that `python -m mmjax.verify` compares: from parallelism to plans, the most divided first."""
+"""Kinds of layouts that `python -m mmjax.verify` compares: from parallelism to plans, the most divided first.
+
+`layouts.py` is the list of them.
+"""
 
 import dataclasses
 import itertools

@@ -1,4 +1,7 @@
-"""The layouts that `python -m mmjax.verify` compares by default: every kind of division that a model allows."""
+"""The layouts that `python -m mmjax.verify` compares by default: every kind of division that a model allows.
+
+`configured_run.py` takes those that a configuration allows.
+"""
 
 import dataclasses
 
@@ -320,12 +323,11 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         microbatches=(12, 8, 4, *SEVERAL),  # of one row, if it can be, so that some have no image
         schedule="interleaved",
     ),
-    "zero-bubble pipeline in one program, on shared devices": each_its_own(
+    "pipeline in one program, on shared devices": each_its_own(
         (_TP2, dataclasses.replace(_COMPILED.with_parallelism(tp=2), pp=4, recompute=("full",)), _TP2),
         (UNDIVIDED, _COMPILED.with_parallelism(dp=2), UNDIVIDED),
         (UNDIVIDED, _COMPILED, UNDIVIDED),
         microbatches=(4, *SEVERAL),
-        schedule="zb-h1",
         together=True,
     ),
 }

@@ -1,4 +1,7 @@
-"""Random plans: combinations of parallelism that nobody wrote down, valid for a model, its rows and its devices."""
+"""Random plans: combinations of parallelism that nobody wrote down, valid for a model, its rows and its devices.
+
+`python -m mmjax.verify --random` compares them like the layouts of `layouts.py`.
+"""
 
 import dataclasses
 import itertools

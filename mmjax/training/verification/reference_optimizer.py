@@ -1,4 +1,7 @@
-"""The configured optimizer applied to the whole model on one device; clipping is optax's own."""
+"""The configured optimizer applied to the whole model on one device; clipping is optax's own.
+
+`reference.py` updates by it; the engine's own is `engine/optimizer.py`.
+"""
 
 import functools
 from typing import Any
@@ -9,9 +12,9 @@ import optax
 
 from configs.architectures import ModelConfig
 from mmjax.models.model import model_modules
-from mmjax.training.engine.part_optimizers import make_part_optimizers
+from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
+from mmjax.training.engine.optimizers.transformations import LayerOptimizer
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.engine.transformations import LayerOptimizer
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree

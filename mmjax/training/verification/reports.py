@@ -1,4 +1,7 @@
-"""What verification finds of a layout: by module, differences from the reference and their tolerances; their tables."""
+"""What verification finds of a layout: by module, differences from the reference and their tolerances; their tables.
+
+`comparison.py` makes them, the command prints them.
+"""
 
 import dataclasses
 import json

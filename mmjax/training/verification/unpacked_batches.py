@@ -1,4 +1,7 @@
-"""Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted again."""
+"""Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted again.
+
+`reference.py` computes them beside the packed ones.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

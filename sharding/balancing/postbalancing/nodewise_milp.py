@@ -24,7 +24,7 @@ def solve_placement(
     Raises:
         TimeoutError: No placement was found in time.
     """
-    result = _solve(lengths, source, batch, replicas, per_node, True, seconds)
+    result = _solve(lengths, source, batch, replicas, per_node, seconds)
     if result.x is None:
         raise TimeoutError(f"no placement of {replicas} batches within {seconds} s: {result.message}")
     node = result.x[:-1].reshape(replicas, -1).argmax(axis=1)
@@ -33,24 +33,12 @@ def solve_placement(
     return placement, float(result.mip_dual_bound)
 
 
-def placement_lower_bound(
-    lengths: Int[np.ndarray, " n"],
-    source: Int[np.ndarray, " n"],
-    batch: Int[np.ndarray, " n"],
-    replicas: int,
-    per_node: int,
-) -> float:
-    """A lower bound of the most that a replica sends, by the linear program that may divide batches among nodes."""
-    return float(_solve(lengths, source, batch, replicas, per_node, False, np.inf).fun)
-
-
 def _solve(
     lengths: Int[np.ndarray, " n"],
     source: Int[np.ndarray, " n"],
     batch: Int[np.ndarray, " n"],
     replicas: int,
     per_node: int,
-    integral: bool,
     seconds: float,
 ) -> scipy.optimize.OptimizeResult:
     """Minimises z subject to total - kept <= z for every replica; the variables are x by batch and node, then z."""
@@ -69,10 +57,9 @@ def _solve(
     ]
     upper: Any = np.append(np.ones(shape[1]), np.inf)  # SciPy's stubs know no arrays here
     bounds = scipy.optimize.Bounds(0, upper)
-    integrality = np.append(np.full(shape[1], int(integral)), 0)
-    options = {} if seconds == np.inf else {"time_limit": seconds}
+    integrality = np.append(np.ones(shape[1]), 0)
     return scipy.optimize.milp(
-        objective, constraints=constraints, bounds=bounds, integrality=integrality, options=options
+        objective, constraints=constraints, bounds=bounds, integrality=integrality, options={"time_limit": seconds}
     )
 
 

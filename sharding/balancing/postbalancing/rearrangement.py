@@ -133,23 +133,6 @@ class Rearrangement:
         ends = np.cumsum(self.after).tolist()
         return [moved[end - count : end] for end, count in zip(ends, self.after.tolist(), strict=True)]
 
-    def send_counts(self) -> Int[np.ndarray, "d d"]:
-        """How many items go from each replica (row) to each replica (column)."""
-        pairs = np.bincount(self.source * self.replicas + self.target, minlength=self.replicas**2)
-        return pairs.reshape(self.replicas, self.replicas)
-
-    def send_order(self, replica: int) -> Int[np.ndarray, " b"]:
-        """Positions of a replica's items in the order in which it sends them: by target, then by position there."""
-        begin = int(self.before[:replica].sum())
-        own = slice(begin, begin + int(self.before[replica]))
-        return np.lexsort((self.target_position[own], self.target[own]))
-
-    def receive_positions(self, replica: int) -> Int[np.ndarray, " b"]:
-        """Positions of what a replica receives, in the order of arrival: by source, then in the source's order."""
-        arriving = np.flatnonzero(self.target == replica)
-        order = np.lexsort((self.target_position[arriving], self.source[arriving]))
-        return self.target_position[arriving][order]
-
 
 def _positions(counts: Int[np.ndarray, " d"]) -> Int[np.ndarray, " n"]:
     """0, 1, ... within every replica."""

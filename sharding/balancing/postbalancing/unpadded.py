@@ -11,11 +11,6 @@ MAX_TOTAL = 1 << 52
 """The most that the total length times the replicas may be, so that sums are exact and search keys fit in 64 bits."""
 
 
-def unpadded_cost(lengths: Int[np.ndarray, " b"]) -> int:
-    """Cost of a replica with sequences of these lengths: their sum."""
-    return int(lengths.sum())
-
-
 def balance_unpadded(lengths: Int[np.ndarray, " n"], replicas: int, equal: bool = False) -> Int[np.ndarray, " n"]:
     """The replica of every item, with a largest sum of a replica that is close to the least possible.
 

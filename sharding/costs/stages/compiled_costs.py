@@ -10,7 +10,6 @@ from jaxtyping import Float
 from sharding.costs.batch_costs import ReplicaLoads
 from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.stage_parameters import LayersOfStage
-from sharding.costs.step_costs import WgradCosts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.lockstep import TickOps, TickOrder, TickTable, tick_table
 from sharding.specs.modules import ModuleGraph
@@ -64,14 +63,12 @@ class CompiledSums(NamedTuple):
         chunk: Those of a chunk.
         before, behind: Those before and behind the stack.
         activation_bytes: Bytes of the activations between chunks.
-        wgrad: Of a chunk, where its wgrads are apart from its backwards; else None.
     """
 
     chunk: Sums
     before: Sums
     behind: Sums
     activation_bytes: Float[np.ndarray, "m i"]
-    wgrad: WgradCosts | None = None
 
 
 def activation_bytes(
@@ -93,7 +90,7 @@ def training_order(layers: CompiledLayers, unit: UnitPlan, graph: ModuleGraph) -
 def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[str, Float[np.ndarray, "m _"]]:
     """The fields of the whole unit, as those of one stage.
 
-    A tick lasts as long as its slowest forward, its slowest backward and its slowest wgrad. The whole step counts as
+    A tick lasts as long as its slowest forward and its slowest backward. The whole step counts as
     the forward of the last microbatch, which is when it can start: the other forwards and the backwards take no time.
     Where backwards are a program of their own, that counts as the backward of the last microbatch. What ranks send to
     each other takes no time either, since they compute meanwhile.
@@ -103,13 +100,10 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[st
         unit: The unit.
         order: `training_order`.
     """
-    chunk, wgrad, microbatches = of.chunk, of.wgrad, len(of.chunk["forward"])
-    table = tick_table(unit.pp, unit.parallelism.chunks, microbatches, order, splits_backward=wgrad is not None)
+    chunk, microbatches = of.chunk, len(of.chunk["forward"])
+    table = tick_table(unit.pp, unit.parallelism.chunks, microbatches, order)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
     program_of_backwards = "backward" if order == "gpipe" else "forward"
-    if wgrad is not None:
-        chunk = {**chunk, "backward": chunk["backward"] - wgrad.seconds}
-        sums[program_of_backwards][-1] += _ticks_seconds(table.wgrads, wgrad.seconds)
     for suffix in ("", "_communication"):
         forward, backward = f"forward{suffix}", f"backward{suffix}"
         behind = of.behind[forward] + of.behind[backward]  # both in the tick of a forward
@@ -132,8 +126,6 @@ def _held_bytes(of: CompiledSums, table: TickTable) -> Float[np.ndarray, " h"]:
         held = held + (table.inputs.size + table.gradients.size) * activations
     if table.order == "gpipe":
         held = held + 2 * table.kept_size * activations  # what leaves the stack, and the gradient of the losses
-    if of.wgrad is not None:
-        held = held + table.wgrad_operands.size * of.wgrad.saved_bytes.max(axis=0)
     return held
 
 

@@ -35,7 +35,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.named.split_stages import schedule_splits_backward, split_stages
+from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.layer import LoadColumn
 from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 
@@ -55,7 +55,7 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     builder = _PlanCosts.of_plan(plan, batch, trained_parts)
     stages = builder.stages
     backward_stages = stages.with_descendants(trained)
-    split = split_stages(plan, stages, trained) | (stages.compiled if schedule_splits_backward(plan) else frozenset())
+    split = split_stages(plan, stages, trained)
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},
@@ -184,7 +184,7 @@ class _PlanCosts(PlanLayers):
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
         if unit.is_compiled:
-            return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph), splits_backward)
+            return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph))
         sums, needs = self._layer_sums(layers, unit, number)
         once = self._once_per_step(unit, number, layers)
         growth = self._largest_over_needed(unit)
@@ -205,13 +205,11 @@ class _PlanCosts(PlanLayers):
         whole, sent_back = (self._add_layers(each, none, unit)[0] for each in (layers, without_wgrads(layers)))
         return wgrad_costs(layers, unit, whole, sent_back, self.hops.replica_loads, self._costs)
 
-    def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers, splits_backward: bool) -> StageCosts:
+    def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers) -> StageCosts:
         """Costs of a unit whose step is one program, or two."""
         of_chunk, chunk_needs = self._layer_sums(layers.chunk, unit, 0)
         before, before_needs = self._layer_sums(layers.before, unit, 0, keeps_gathered=True)
         behind, behind_needs = self._layer_sums(layers.behind, unit, 0, keeps_gathered=True)
-        trains = any("wgrad" in of.gradients for of in layers.chunk)
-        wgrad = self._wgrad(layers.chunk, unit) if splits_backward and trains else None
         (module,) = unit.modules
         activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.parallelism.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
@@ -223,7 +221,7 @@ class _PlanCosts(PlanLayers):
         sharded = before_needs.sharded.plus(behind_needs.sharded, *[chunk_needs.sharded] * unit.parallelism.chunks)
         return StageCosts(
             **lockstep_sums(
-                CompiledSums(of_chunk, before, behind, activations, wgrad),
+                CompiledSums(of_chunk, before, behind, activations),
                 unit,
                 training_order(layers, unit, self._graph),
             ),

@@ -22,7 +22,7 @@ from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import solve_relaxations
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.simulation.html_page import html_fragment
+from sharding.simulation.pages.html_page import html_fragment
 from sharding.simulation.timeline import Timeline
 
 if TYPE_CHECKING:

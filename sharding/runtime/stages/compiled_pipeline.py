@@ -99,7 +99,6 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         batch_shapes: Shapes of the unit's part of a global batch.
         differentiated_inputs: Input channels whose gradient is needed.
         has_backward: Whether there is a backward at all.
-        splits_backward: Whether gradients of layers' weights are computed apart from what is sent back.
 
     Attributes:
         definition: What the unit computes.
@@ -119,7 +118,6 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         batch_shapes: Microbatches,
         differentiated_inputs: frozenset[str],
         has_backward: bool,
-        splits_backward: bool = False,
     ) -> None:
         self.definition, self.mesh, self.axes = definition, mesh, axes
         self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
@@ -149,7 +147,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self.channel_shapes = {**input_shapes, **self.output_shapes}
         self.loss_names = tuple(sorted(output.losses))
         self.loss_specs = dict.fromkeys(self.loss_names, self._replica_spec)
-        self._table = self._training_table(splits_backward)
+        self._table = self._training_table()
         self.saved_state_shardings = self._trace_held() if self._table.order == "gpipe" else []
         self.step, self.backward = self._compile_training(self.gradient_specs if has_backward else {})
 
@@ -159,17 +157,15 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         """What belongs to a microbatch in each of some channels, for all of them."""
         return {name: [of_one[name]] * self.microbatches for name in channels}
 
-    def _training_table(self, splits_backward: bool) -> TickTable:
+    def _training_table(self) -> TickTable:
         definition = self.definition
         order: TickOrder = "forward_only"
         if self.backwards.layers:
             order = "gpipe" if definition.output_channels else "1f1b"
-        splits_backward = splits_backward and bool(definition.trained_keys & definition.stack_keys)
-        return self._tick_table(order, splits_backward=splits_backward)
+        return self._tick_table(order)
 
-    def _tick_table(self, order: TickOrder, *, splits_backward: bool = False) -> TickTable:
-        ranks, chunks = self.definition.ranks, self.definition.chunks
-        return tick_table(ranks, chunks, self.microbatches, order, splits_backward=splits_backward)
+    def _tick_table(self, order: TickOrder) -> TickTable:
+        return tick_table(self.definition.ranks, self.definition.chunks, self.microbatches, order)
 
     def _compile(
         self, kind: str, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()

@@ -22,12 +22,7 @@ from sharding.runtime.stages.pipeline_state import (
     write_slot,
     write_slot_of_all,
 )
-from sharding.runtime.stages.tick_computations import (
-    SplitLayers,
-    TickComputations,
-    run_traced,
-    split_layers_backward,
-)
+from sharding.runtime.stages.tick_computations import TickComputations, run_traced
 from sharding.schedules.lockstep import TickOps, TickSegment, TickSlots, TickTable
 from sharding.trees import Tree
 
@@ -39,11 +34,9 @@ class _Row(NamedTuple):
 
     forward: Any
     backward: Any
-    wgrad: Any
     inputs: Any
     residuals: Any
     gradients: Any
-    wgrad_operands: Any
     first_forward: Any
     last_forward: Any
     first_backward: Any
@@ -61,7 +54,6 @@ class _Slots(NamedTuple):
     arrival: Any
     forward: Any
     backward: Any
-    wgrad: Any
 
 
 class PipelinePass:
@@ -89,16 +81,10 @@ class PipelinePass:
         x = jnp.zeros_like(computations.embed(jnp.zeros((), jnp.int32)))
         self._x = make_varying(x, computations.activation_axes)
         self._program = computations.trace_layers(self._x)
-        self._split_layers: SplitLayers | None = None
-        if any(segment.has_wgrads for segment in segments):
-            self._split_layers = split_layers_backward(computations, self._program, self._x)
 
     def initial_state(self) -> PipelineState:
         """The state before the first tick."""
-        saved_for_wgrads = self._split_layers.saved if self._split_layers else []
-        return initial_state(
-            self._computations, self._table, self._x, self._program, saved_for_wgrads, keeps_metrics=self._keeps_metrics
-        )
+        return initial_state(self._computations, self._table, self._x, self._program, keeps_metrics=self._keeps_metrics)
 
     def run(self, state: PipelineState) -> PipelineState:
         """The state after the ticks, given that before the first of them."""
@@ -120,16 +106,14 @@ class PipelinePass:
             return _Op(of_rank(ops.runs), of_rank(ops.microbatch), of_rank(ops.chunk))
 
         def slots(of: TickSlots) -> _Slots:
-            return _Slots(of_rank(of.arrival), of_rank(of.forward), of_rank(of.backward), of_rank(of.wgrad))
+            return _Slots(of_rank(of.arrival), of_rank(of.forward), of_rank(of.backward))
 
         return _Row(
             forward=op(table.forwards),
             backward=op(table.backwards),
-            wgrad=op(table.wgrads),
             inputs=slots(table.inputs),
             residuals=slots(table.residuals),
             gradients=slots(table.gradients),
-            wgrad_operands=slots(table.wgrad_operands),
             first_forward=jnp.asarray(table.first_forwards),
             last_forward=jnp.asarray(table.last_forwards),
             first_backward=jnp.asarray(table.first_backwards),
@@ -153,8 +137,6 @@ class PipelinePass:
             state = state._replace(gradients=write_slot(state.gradients, row.gradients.arrival, arrived_back))
         if segment.has_backwards:
             state = self._backward(segment, state, row)
-        if segment.has_wgrads:
-            state = self._wgrad(state, row)
         if arrived is not None:
             state = state.with_saved_state(inputs=write_slot(state.saved_state.inputs, row.next_arrival, arrived))
         return like(state, before), None
@@ -242,41 +224,17 @@ class PipelinePass:
         if self._table.order == "gpipe":
             head = functools.partial(self._head_backward, row)
             state = self._where_given(self._table.last_backwards, segment, row.last_backward, head, state)
-        slots = (row.inputs.backward, row.residuals.backward, row.gradients.backward)
-        operands = self._backward_operands(state, op, *slots)
-        if self._split_layers is None:
-            new_gradients, input_gradient = computations.layers_backward(self._program, *operands)
-            state = self._add_of_chunk(state, op, new_gradients)
-        else:
-            (*_, input_gradient), saved = self._split_layers.program.early(jax.tree.leaves(operands))
-            slot = row.wgrad_operands.backward
-            buffers = [write_slot(buffer, slot, each) for buffer, each in zip(state.wgrad_operands, saved, strict=True)]
-            state = state._replace(wgrad_operands=buffers)
-        state = state._replace(input_gradient=input_gradient)
+        operands = computations.layers_operands(
+            op.microbatch, op.chunk, read_slot(state.saved_state.inputs, row.inputs.backward)
+        )
+        saved = [read_slot(buffer, row.residuals.backward) for buffer in state.saved_state.residuals]
+        gradient = read_slot(state.gradients, row.gradients.backward)
+        new_gradients, input_gradient = computations.layers_backward(self._program, operands, saved, gradient)
+        state = self._add_of_chunk(state, op, new_gradients)._replace(input_gradient=input_gradient)
         if not computations.backwards.embed:
             return state
         embed = functools.partial(self._embed_backward, row, input_gradient)
         return self._where_given(self._table.first_backwards, segment, row.first_backward, embed, state)
-
-    def _backward_operands(
-        self, state: PipelineState, op: _Op, inputs: jax.Array, residuals: jax.Array, gradients: jax.Array
-    ) -> tuple[tuple[Any, ...], list[jax.Array], jax.Array]:
-        """What the backward of a chunk takes, given the slots."""
-        operands = self._computations.layers_operands(
-            op.microbatch, op.chunk, read_slot(state.saved_state.inputs, inputs)
-        )
-        saved = [read_slot(buffer, residuals) for buffer in state.saved_state.residuals]
-        return operands, saved, read_slot(state.gradients, gradients)
-
-    def _wgrad(self, state: PipelineState, row: _Row) -> PipelineState:
-        """The gradients of a chunk's weights, whose backward has run in this tick or before."""
-        assert self._split_layers is not None
-        op, slot = row.wgrad, row.wgrad_operands.wgrad
-        operands = self._backward_operands(state, op, row.inputs.wgrad, row.residuals.wgrad, row.gradients.wgrad)
-        saved = [read_slot(buffer, slot) for buffer in state.wgrad_operands]
-        *leaves, _ = self._split_layers.program.late(jax.tree.leaves(operands), saved)
-        trained, *_ = operands[0]
-        return self._add_of_chunk(state, op, jax.tree.unflatten(jax.tree.structure(trained), leaves))
 
     def _add_of_chunk(self, state: PipelineState, op: _Op, new: Tree) -> PipelineState:
         """Adds the gradients of a chunk's layers, where an op has run."""

@@ -49,7 +49,6 @@ class PipelineState(NamedTuple):
     Attributes:
         saved_state: What forwards leave for backwards.
         gradients: Gradients of chunks' outputs, `[slots, r, q, d]`; None without backwards.
-        wgrad_operands: What backwards saved for wgrads, `[slots, ...]` each; empty where they compute all gradients.
         input_gradient: What the backward of the last tick sends back, `[r, q, d]`; None without backwards.
         losses: Of the pieces behind the stack by name, `[m]`, the same on all pipeline ranks.
         layer_losses: Of this rank's layers, likewise.
@@ -61,7 +60,6 @@ class PipelineState(NamedTuple):
 
     saved_state: SavedState
     gradients: Any
-    wgrad_operands: list[jax.Array]
     input_gradient: Any
     losses: Arrays
     layer_losses: Arrays
@@ -80,7 +78,6 @@ def initial_state(
     table: TickTable,
     x: jax.Array,
     program: jax.stages.Traced,
-    saved_for_wgrads: list[Any],
     *,
     keeps_metrics: bool,
 ) -> PipelineState:
@@ -91,7 +88,6 @@ def initial_state(
         table: Its slots.
         x: Activations of zero, as they enter a chunk.
         program: The traced forward of a chunk.
-        saved_for_wgrads: Abstract arrays that a backward saves for the wgrad.
         keeps_metrics: Whether auxiliary metrics are kept.
     """
     has_backward, count = table.order != "forward_only", table.microbatches
@@ -114,7 +110,6 @@ def initial_state(
             LeavingArrays(buffer(kept, x), buffer(kept, x)) if table.order == "gpipe" else None,
         ),
         gradients=buffer(table.gradients.size, x) if has_backward else None,
-        wgrad_operands=[buffer(table.wgrad_operands.size, each) for each in saved_for_wgrads],
         input_gradient=x if has_backward else None,
         losses=by_microbatch(left.losses, computations.replicas),
         layer_losses=by_microbatch(forward.losses, (*computations.pipeline, *computations.replicas)),

@@ -10,7 +10,6 @@ from jax.extend.core import jaxpr_as_fun
 
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
-from sharding.runtime.split_programs.program import SplitProgram, split_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches, PipelineDefinition, StageOutput, module_of
 from sharding.runtime.stages.residuals import VjpStructure, split_vjp
 from sharding.trees import Tree
@@ -228,14 +227,10 @@ class TickComputations:
         first_layer = (chunk * self.definition.ranks + self.rank) * self.definition.chunk_layers
         return (*weights, x, self._microbatch(index), first_layer)
 
-    def operands_to_trace(self, x: jax.Array) -> tuple[Any, ...]:
-        """What a chunk takes (`layers_operands`), as any of its microbatches does."""
-        zero = make_varying(jnp.zeros((), jnp.int32), self.pipeline)
-        return self.layers_operands(zero, zero, x)
-
     def trace_layers(self, x: jax.Array) -> jax.stages.Traced:
         """The forward of a chunk, traced once for all scans: `(*layers_operands) -> LayersForward`."""
-        return jax.jit(self._layers_forward).trace(*self.operands_to_trace(x))
+        any_microbatch = make_varying(jnp.zeros((), jnp.int32), self.pipeline)
+        return jax.jit(self._layers_forward).trace(*self.layers_operands(any_microbatch, any_microbatch, x))
 
     def _layers_forward(
         self, trained: Tree, frozen: Tree, x: jax.Array, microbatch: dict[str, Arrays], first_layer: jax.Array
@@ -257,34 +252,6 @@ class TickComputations:
         forward = abstract_results(program)
         vjp = forward.vjp_structure.restore(residuals, jax.tree.leaves(operands))
         return vjp((gradient, self._ones_like(forward.losses, (*self.pipeline, *self.replicas))))
-
-
-class SplitLayers(NamedTuple):
-    """The backward of a chunk, split.
-
-    Attributes:
-        program: It takes what a chunk takes (`layers_operands`), the residuals and the gradient of the output; its last
-            result, the gradient of the input, is the early one, and the others are gradients of parameters.
-        saved: Abstract arrays that its early program saves.
-    """
-
-    program: SplitProgram
-    saved: list[Any]
-
-
-def split_layers_backward(computations: TickComputations, program: jax.stages.Traced, x: jax.Array) -> SplitLayers:
-    """Splits the backward of a chunk, given its traced forward and an input."""
-    forward = abstract_results(program)
-
-    def backward(operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array) -> tuple[Tree, jax.Array]:
-        return computations.layers_backward(program, operands, residuals, gradient)
-
-    operands = (computations.operands_to_trace(x), forward.residuals, forward.output)
-    traced = jax.jit(backward).trace(*operands)
-    of_parameters = traced.out_tree.num_leaves - 1
-    split = split_traced(traced, [*[False] * of_parameters, True])
-    early = jax.jit(lambda *leaves: split.early(leaves).saved).trace(*jax.tree.leaves(operands))
-    return SplitLayers(split, list(early.jaxpr.out_avals))
 
 
 def abstract_results(program: jax.stages.Traced) -> LayersForward:

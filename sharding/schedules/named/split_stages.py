@@ -6,15 +6,10 @@ from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.named.registry import find_schedule
 
 
-def schedule_splits_backward(plan: Plan) -> bool:
-    """Whether the schedule of a plan computes gradients of weights apart from what a stage sends back."""
-    return find_schedule(plan.schedule).splits_backward
-
-
 def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) -> frozenset[StageId]:
     """The stages whose wgrad is an op of its own: those that train and send a gradient back, if the schedule says so.
 
-    A compiled unit is one op, which does the same inside; where nothing of its stack trains, it splits nothing.
+    A compiled unit is one op, which computes all gradients.
 
     Args:
         plan: The plan.
@@ -24,18 +19,17 @@ def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) ->
     Raises:
         PlanError: Of a unit that is cut into stages, some send a gradient back and train nothing.
     """
-    if not schedule_splits_backward(plan):
+    if not find_schedule(plan.schedule).splits_backward:
         return frozenset()
     sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))
     for unit in plan.units:
         own = [stage for stage in stages.stages if stage[0] == unit.name]
         frozen = [number for _, number in own if (unit.name, number) in sends_back - trained]
-        if frozen and unit.stage_count > 1:
-            numbers = range(unit.stage_count) if unit.is_compiled else frozen
+        if len(own) > 1 and frozen:
             instead = "interleaved" if unit.parallelism.chunks > 1 else "1f1b"
             raise PlanError(
-                f"schedule {plan.schedule!r} splits backwards, but {len(numbers)} of the {unit.stage_count} stages of "
-                f"unit {unit.name} ({', '.join(map(str, numbers))}) train nothing, so that they have no gradients of "
+                f"schedule {plan.schedule!r} splits backwards, but {len(frozen)} of the {unit.stage_count} stages of "
+                f"unit {unit.name} ({', '.join(map(str, frozen))}) train nothing, so that they have no gradients of "
                 f'weights to leave for later; use the schedule "{instead}", or train parts of these stages too'
             )
     return (trained & sends_back) - stages.compiled

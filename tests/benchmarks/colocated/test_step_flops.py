@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from benchmarks.colocated.executed_work import DEVICES, GOAL
-from benchmarks.colocated.step_flops import colocated_plan, separate_plan, small_configuration, step_flops
+from benchmarks.colocated.executed_work import GOAL
+from benchmarks.colocated.step_flops import DEVICES, colocated_plan, separate_plan, small_configuration, step_flops
 
 
 @pytest.mark.layouts

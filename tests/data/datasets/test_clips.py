@@ -11,17 +11,17 @@ from data.datasets.dataset import SampleIndex
 from data.datasets.from_records import from_records
 from data.datasets.prompts import prompt_metadata, prompt_record
 from data.errors import BadSampleError, DataError
+from data.media.clips.video_sampling import VideoSampling
 from data.media.images import encode_image
-from data.media.video_sampling import VideoSampling
 from data.packing.packed_rows import pack_samples
 from data.records import ImagePart, Media, Record, TextPart, Turn, VideoPart
 from data.samples.audio_format import FrameFormat
 from data.samples.image_format import PatchFormat, first_frame
 from data.samples.sample_format import SampleFormat
 from data.text.byte_tokenizer import ByteTokenizer
-from data.text.chat_template import CHAT_TEMPLATES
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer
 from data.text.prompt_format import PromptFormat
+from data.text.templates.chat_template import CHAT_TEMPLATES
 from data.text.video_layout import VideoLayout
 from tests.clips import clip_file, frame_number
 from tests.data.text.tiny_tokenizer import NAMES, byte_level_bpe

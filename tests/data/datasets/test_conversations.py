@@ -12,7 +12,7 @@ from PIL import Image
 from data.datasets.conversations import Conversations, SampleBuilder
 from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import BadSampleError, DataError
-from data.media.tiling import DynamicTiling
+from data.media.tilings.tiling import DynamicTiling
 from data.records import AudioPart, ImagePart, Media, Record, TextPart, Turn
 from data.samples.audio_format import FrameFormat
 from data.samples.encoder_format import EncoderFormat
@@ -20,7 +20,7 @@ from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.sources.llava import LlavaJson
 from data.text.byte_tokenizer import ByteTokenizer
-from data.text.chat_template import CHAT_TEMPLATES
+from data.text.templates.chat_template import CHAT_TEMPLATES
 from tests.data.real_data import photographs
 
 TOKENIZER = ByteTokenizer()

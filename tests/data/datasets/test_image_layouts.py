@@ -11,24 +11,24 @@ import tokenizers
 from configs.backbone import NEWLINE
 from data.datasets.conversations import Conversations, SampleBuilder
 from data.errors import DataError
-from data.media.any_resolution import AnyResolution
-from data.media.canvas_tiling import CanvasTiling
 from data.media.images import encode_image
-from data.media.longest_edge import LongestEdge
-from data.media.pan_and_scan import PanAndScan
-from data.media.pixel_range import PixelRange
-from data.media.square_image import SquareImage
-from data.media.tiling import DynamicTiling
+from data.media.tilings.any_resolution import AnyResolution
+from data.media.tilings.canvas_tiling import CanvasTiling
+from data.media.tilings.longest_edge import LongestEdge
+from data.media.tilings.pan_and_scan import PanAndScan
+from data.media.tilings.pixel_range import PixelRange
+from data.media.tilings.square_image import SquareImage
+from data.media.tilings.tiling import DynamicTiling
 from data.records import ImagePart, Media, Record, TextPart, Turn
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat
 from data.samples.token_format import TokenFormat
-from data.text.chat_template import PALIGEMMA, PLAIN, ChatTemplate
-from data.text.find_template import find_template
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
 from data.text.image_layout import ImageLayout
 from data.text.prompt_format import PromptFormat
 from data.text.published_template import PublishedTemplate
+from data.text.templates.chat_template import PALIGEMMA, PLAIN, ChatTemplate
+from data.text.templates.find_template import find_template
 from tests.data.real_data import photographs
 from tests.data.text.tiny_tokenizer import byte_level_bpe
 

@@ -6,7 +6,7 @@ import pytest
 from data.datasets.dataset import Dataset, SampleIndex
 from data.datasets.moving_shapes import DIRECTIONS, FRAMES, draw_clip, moving_shapes, write_moving_shapes
 from data.errors import DataError
-from data.media.video import read_frames, read_header
+from data.media.clips.video import read_frames, read_header
 from data.records import Media
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat

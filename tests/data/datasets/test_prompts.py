@@ -9,8 +9,8 @@ from PIL import Image
 from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.datasets.prompts import image_prompt_metadata, prompt_metadata, prompt_record
 from data.errors import DataError
-from data.media.tiling import DynamicTiling
-from data.media.video_sampling import VideoSampling
+from data.media.clips.video_sampling import VideoSampling
+from data.media.tilings.tiling import DynamicTiling
 from data.records import AudioPart, EncoderPart, ImagePart, Media, TextPart
 from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample_format import SampleFormat, TargetImageFormat

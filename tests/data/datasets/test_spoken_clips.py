@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from data.datasets.spoken_clips import MANIFEST, read_spoken_clips, write_spoken_clips
 from data.errors import DataError
-from data.media.audio import audio_length, read_audio
-from data.media.mel import SAMPLE_RATE
+from data.media.sound.audio import audio_length, read_audio
+from data.media.sound.mel import SAMPLE_RATE
 from data.records import Media
 from tests.tones import SPEEDS, VOICES, tone, write_tones
 

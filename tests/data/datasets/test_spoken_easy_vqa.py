@@ -11,8 +11,8 @@ from data.datasets.easy_vqa import EasyVQA
 from data.datasets.spoken_clips import MANIFEST, read_spoken_clips, write_spoken_clips
 from data.datasets.spoken_easy_vqa import SpokenEasyVQA
 from data.errors import BadSampleError, DataError
-from data.media.audio import read_audio
-from data.media.mel import log_mel
+from data.media.sound.audio import read_audio
+from data.media.sound.mel import log_mel
 from data.records import Media
 from data.samples.audio_format import FrameFormat
 from data.samples.image_format import PatchFormat

@@ -5,7 +5,7 @@ import numpy as np
 from data.datasets.dataset import Dataset
 from data.datasets.easy_vqa import EasyVQA
 from data.datasets.tone_vqa import ToneVQA, question_tone
-from data.media.mel import log_mel
+from data.media.sound.mel import log_mel
 from data.samples.audio_format import FrameFormat
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.media.any_resolution import AnyResolution
-from data.media.canvas_tiling import CanvasTiling
-from data.media.longest_edge import LongestEdge
-from data.media.pan_and_scan import PanAndScan
-from data.media.patch_count import PatchCount
 from data.media.patches import patchify
-from data.media.square_image import SquareImage
-from data.media.tiling import DynamicTiling, ImageTiling, PlacedTiling
+from data.media.tilings.any_resolution import AnyResolution
+from data.media.tilings.canvas_tiling import CanvasTiling
+from data.media.tilings.longest_edge import LongestEdge
+from data.media.tilings.pan_and_scan import PanAndScan
+from data.media.tilings.patch_count import PatchCount
+from data.media.tilings.square_image import SquareImage
+from data.media.tilings.tiling import DynamicTiling, ImageTiling, PlacedTiling
 from data.text.prompt_format import PromptFormat
 from tests.data.real_data import photographs
 

@@ -8,7 +8,7 @@ from data.datasets.dataset import SampleIndex
 from data.datasets.easy_vqa import text_sample
 from data.datasets.from_records import from_records
 from data.errors import BadSampleError, DataError
-from data.media.video_sampling import VideoSampling
+from data.media.clips.video_sampling import VideoSampling
 from data.packing.refusals import Refusal
 from data.report.dataset_statistics import collect_statistics, flops_per_unit, quadratic_cost_weights
 from data.samples.image_format import PatchFormat

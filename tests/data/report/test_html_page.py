@@ -8,7 +8,7 @@ import pytest
 
 from data.packing.refusals import Refusal
 from data.report.examples import MediaExamples, SampleExample
-from data.report.html_page import html_page
+from data.report.html_page import html_fragment, html_page
 from data.report.length_distribution import length_distribution
 from data.report.plain_words import in_words
 from data.report.shown_tokens import TokenRun
@@ -95,6 +95,6 @@ def test_tables_have_few_columns(root):
 
 
 def test_a_notebook_shows_the_description_without_scripts(description):
-    root = parsed_fragment(description._repr_html_())
+    root = parsed_fragment(html_fragment(description))
     assert words(root).startswith("".join(in_words(description))[:80]) and len(list(root.iter("img"))) == 2
     assert len([table for table in tables(root) if table[0][-1] == "reason"][0]) == 1 + len(REFUSALS)

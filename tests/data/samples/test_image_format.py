@@ -1,6 +1,6 @@
 import numpy as np
 
-from data.media.tiling import DynamicTiling, NativeResolution
+from data.media.tilings.tiling import DynamicTiling, NativeResolution
 from data.samples.audio_format import FrameFormat, audio_items
 from data.samples.image_format import PatchFormat, image_item, image_items
 

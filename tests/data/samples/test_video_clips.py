@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
-from data.media.video_sampling import VideoHeader, VideoSampling
+from data.media.clips.video_sampling import VideoHeader, VideoSampling
 from data.records import Media
 from data.samples.encoder_format import concatenate_encoder_inputs
 from data.samples.image_format import PatchFormat, first_frame, frame_inputs, image_item

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.errors import BadSampleError, DataError
-from data.media.audio import audio_length
+from data.media.clips.video import read_header
 from data.media.images import image_size
-from data.media.video import read_header
+from data.media.sound.audio import audio_length
 from data.records import RecordSource
 from data.sources.webdataset import WebDataset
 from tests.data.sources.media import image_of, photographs, seconds_of, speech, told

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from data.errors import DataError
-from data.media.any_resolution import AnyResolution
-from data.media.canvas_tiling import CanvasTiling
-from data.media.pan_and_scan import PanAndScan
-from data.media.patch_count import PatchCount
-from data.media.pixel_range import PixelRange
-from data.media.square_image import SquareImage
-from data.media.tiling import DynamicTiling
+from data.media.tilings.any_resolution import AnyResolution
+from data.media.tilings.canvas_tiling import CanvasTiling
+from data.media.tilings.pan_and_scan import PanAndScan
+from data.media.tilings.patch_count import PatchCount
+from data.media.tilings.pixel_range import PixelRange
+from data.media.tilings.square_image import SquareImage
+from data.media.tilings.tiling import DynamicTiling
 from data.text.image_layout import ImageLayout
 from data.text.published_processor import LAYOUTS, published_layout, published_tiling
 from tests.data.media.test_published_processors import published

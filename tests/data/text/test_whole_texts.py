@@ -5,9 +5,9 @@ import re
 import pytest
 
 from data.records import ImagePart, Media, Record, TextPart, Turn
-from data.text.chat_template import CHAT_TEMPLATES
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer, SpecialTokenNames
 from data.text.rendering import ControlToken, ConversationTemplate, MediaPlaceholder, TokenRun, render_conversation
+from data.text.templates.chat_template import CHAT_TEMPLATES
 from tests.data.text.tiny_tokenizer import SENTENCES, metaspace_bpe, prefixed_bytes_bpe, sentence_piece_bpe
 
 WORDS = " ".join(SENTENCES).split()  # so that no token goes on behind a word, where answers may begin

@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import mmjax
-from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.arguments import ProblemArguments
+from mmjax.planning.problem_inputs import read_problem
 from mmjax.planning.report import layer_remarks, print_comparison
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.plans.plan import Plan

@@ -6,7 +6,8 @@ import mmjax
 from configs.clusters import CLUSTERS, ClusterConfig, Link
 from configs.device_generations import AMPERE, BLACKWELL, H20, HOPPER
 from configs.errors import UserError
-from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.arguments import ProblemArguments
+from mmjax.planning.problem_inputs import read_problem
 from sharding.plans.plan_purpose import PlanPurpose, differences
 
 TEXT = """from __gin__ import dynamic_registration

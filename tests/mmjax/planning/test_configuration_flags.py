@@ -7,7 +7,8 @@ import pytest
 
 from configs.errors import UserError
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.arguments import ProblemArguments
+from mmjax.planning.problem_inputs import read_problem
 from sharding.plans.plan_purpose import PlanPurpose
 
 MODEL = "models/llava_1_6_7b.gin"

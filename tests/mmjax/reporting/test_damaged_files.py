@@ -14,6 +14,7 @@ from mmjax.training.metrics.step_timeline_file import TIMELINE_FILE, read_step_t
 from mmjax.training.summary import finished_steps
 from sharding.costs.profiled import Profile
 from sharding.plans.plan import Plan
+from sharding.simulation.summary import timeline_summary
 from sharding.specs.modules import module_graph
 from tests.mmjax.reporting.workdirs import finished_run
 from tests.mmjax.training.short_runs import MODEL
@@ -52,7 +53,7 @@ def read_summary(path):
 READERS = {
     "plan.json": Plan.load,
     "profile.json": Profile.load,
-    TIMELINE_FILE: lambda path: read_step_timeline(path.parent).timeline.summary(),
+    TIMELINE_FILE: lambda path: timeline_summary(read_step_timeline(path.parent).timeline),
     "summary.json": read_summary,
     METRICS_FILE: lambda path: read_metrics(path.parent),
     "starts.jsonl": lambda path: open_run(path.parent).starts,

@@ -4,6 +4,7 @@ import pytest
 
 from configs.errors import UserError
 from mmjax.reporting.run_folder import open_run
+from mmjax.reporting.run_page import run_fragment
 from tests.mmjax.reporting.workdirs import (
     PLAN,
     VERSIONS,
@@ -67,7 +68,7 @@ def test_a_folder_that_no_run_wrote_is_refused(tmp_path):
 
 
 def test_a_notebook_shows_status_and_losses(tmp_path):
-    fragment = parsed_fragment(open_run(finished_run(tmp_path / "run"))._repr_html_())
+    fragment = parsed_fragment(run_fragment(open_run(finished_run(tmp_path / "run"))))
     assert "Run run" in words(fragment) and "Finished after 12 steps" in words(fragment)
     assert [words(node) for node in fragment.iter("figcaption")] == [
         "Loss of backbone",

@@ -94,7 +94,8 @@ def shared_engine(plan: Plan, config: ModelConfig, settings: EngineSettings = SE
 def state_of(engine: Engine, tree):
     """A state with these parameters, `{module: {piece: ...}}`, and fresh moments."""
     shardings = {node: stage.master_weights.shardings for node, stage in engine.stages.items()}
-    masters = jax.tree.map(place_host_array, trees_by_stage(tree, engine.stage_layouts), shardings)
+    layouts = {node: stage.layout for node, stage in engine.stages.items()}
+    masters = jax.tree.map(place_host_array, trees_by_stage(tree, layouts), shardings)
     return engine.state_from_masters(masters)
 
 

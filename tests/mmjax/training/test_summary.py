@@ -1,8 +1,8 @@
 """The summary of a run."""
 
-from mmjax.training.fitting import TrainResult
 from mmjax.training.rescheduling.rescheduler import OrderSwap
 from mmjax.training.summary import run_summary
+from mmjax.training.train_loop import TrainResult
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import tiny_model

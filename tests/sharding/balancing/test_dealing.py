@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.balancing.dealing import DealingError, DealtItems, deal_items, largest_cost
-from sharding.balancing.postbalancing.quadratic import quadratic_cost
 
 
 def check(dealt: DealtItems, lengths: np.ndarray, rows: int, capacity: int) -> np.ndarray:
@@ -102,8 +101,11 @@ def test_dealt_by_cost_items_need_no_larger_capacity_and_the_costliest_row_costs
     capacity = next(capacity for capacity in capacities if capacity >= ends(linear))
     check(dealt, lengths, rows, capacity)
     by_cost, by_length = (
-        max(quadratic_cost(lengths[each.rows == row], quadratic_cost_weight) for row in range(rows))
-        for each in (dealt, linear)
+        max(
+            float((held + quadratic_cost_weight * held**2).sum())
+            for held in (lengths[of.rows == row] for row in range(rows))
+        )
+        for of in (dealt, linear)
     )
     assert by_cost <= by_length
     assert by_cost == largest_cost(lengths, dealt.rows, quadratic_cost_weight)

@@ -65,6 +65,12 @@ def in_one_unit():
         pytest.param(lambda: check(change(extra_microbatches=1)), ["extra_microbatches 1"], id="in flight"),
         pytest.param(in_one_unit, ["vision, backbone"], id="two modules"),
         pytest.param(lambda: check(schedule="colocated"), ["colocated"], id="bundles"),
+        pytest.param(lambda: check(schedule="zb-h1"), ["zb-h1", 'use the schedule "1f1b"'], id="wgrads apart"),
+        pytest.param(
+            lambda: check(change(chunks=2, layers=(1,) * 4, recompute=("full",) * 4), schedule="zb-h1"),
+            ['use the schedule "interleaved"'],
+            id="wgrads apart, chunks",
+        ),
         pytest.param(
             lambda: with_backbone(experts=ExpertsConfig(count=2, dense_layers=1)), ["unlike"], id="dense first layers"
         ),
@@ -107,7 +113,7 @@ def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
 
 
 @pytest.mark.parametrize("pipeline_replicas", [1, 2])
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
 def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedule, pipeline_replicas):
     """What it sends follows its last forward, and its last backward, of the microbatches in order."""
     painter = UnitPlan(

@@ -10,7 +10,7 @@ import pytest
 from sharding.runtime import compilation_cache
 
 HOME = pathlib.Path(compilation_cache.__file__).resolve().parents[2]
-VARIABLES = (compilation_cache.FOLDER, compilation_cache.ENABLE, *compilation_cache.SETTINGS)
+VARIABLES = (compilation_cache.FOLDER, "JAX_ENABLE_COMPILATION_CACHE", *compilation_cache.SETTINGS)
 
 TRAIN = """
 import collections, os, sys

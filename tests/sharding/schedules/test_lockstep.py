@@ -16,7 +16,6 @@ SIZES = {
     "chunks": st.integers(1, 3),
     "microbatches": st.integers(1, 11),
     "order": st.sampled_from(get_args(TickOrder)),
-    "splits_backward": st.booleans(),
 }
 
 
@@ -39,20 +38,15 @@ def ticks_of(ops):
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, order, splits_backward):
-    splits_backward = splits_backward and order != "forward_only"
-    table = tick_table(ranks, chunks, microbatches, order, splits_backward=splits_backward)
-    forward, backward, wgrad = (ticks_of(ops) for ops in (table.forwards, table.backwards, table.wgrads))
+def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, order):
+    table = tick_table(ranks, chunks, microbatches, order)
+    forward, backward = (ticks_of(ops) for ops in (table.forwards, table.backwards))
     everything = set(itertools.product(range(ranks * chunks), range(microbatches)))
     assert set(forward) == everything
     assert set(backward) == (everything if order != "forward_only" else set())
-    assert set(wgrad) == (everything if splits_backward else set())
     if order == "gpipe":
         assert max(forward.values()) < min(backward.values())
         assert not any(segment.has_forwards and segment.has_backwards for segment in table.segments())
-    for key, tick in wgrad.items():
-        assert tick >= backward[key]
-    assert (table.wgrads.runs == table.wgrads.runs[:, :1]).all()  # all ranks in the same ticks
     for (stage, number), tick in forward.items():
         assert stage == 0 or tick > forward[stage - 1, number]
     for (stage, number), tick in backward.items():
@@ -68,14 +62,13 @@ def test_every_op_runs_once_after_what_it_needs(ranks, chunks, microbatches, ord
 
 @settings(deadline=None, max_examples=60)
 @given(**SIZES)
-def test_reads_find_what_was_written(ranks, chunks, microbatches, order, splits_backward):
+def test_reads_find_what_was_written(ranks, chunks, microbatches, order):
     """The program's reads and writes, played with names of arrays."""
-    has_backward, splits_backward = order != "forward_only", splits_backward and order != "forward_only"
-    table = tick_table(ranks, chunks, microbatches, order, splits_backward=splits_backward)
+    has_backward = order != "forward_only"
+    table = tick_table(ranks, chunks, microbatches, order)
     last = ranks * chunks - 1
-    inputs, residuals, gradients, wgrad_operands = (
-        [[None] * slots.size for _ in range(ranks)]
-        for slots in (table.inputs, table.residuals, table.gradients, table.wgrad_operands)
+    inputs, residuals, gradients = (
+        [[None] * slots.size for _ in range(ranks)] for slots in (table.inputs, table.residuals, table.gradients)
     )
     kept = ((inputs, table.inputs), (residuals, table.residuals), (gradients, table.gradients))
     sent, sent_back = {}, {}
@@ -102,12 +95,6 @@ def test_reads_find_what_was_written(ranks, chunks, microbatches, order, splits_
                     gradients[rank][table.gradients.backward[tick, rank]] = key
                 assert {buffer[rank][slots.backward[tick, rank]] for buffer, slots in kept} == {key}
                 sent_back[(rank - 1) % ranks] = (key[0] - 1, key[1])
-                if splits_backward:
-                    wgrad_operands[rank][table.wgrad_operands.backward[tick, rank]] = key
-        for rank in range(ranks):
-            if key := key_at(table.wgrads, tick, rank):
-                of_wgrad = (*kept, (wgrad_operands, table.wgrad_operands))
-                assert {buffer[rank][slots.wgrad[tick, rank]] for buffer, slots in of_wgrad} == {key}
         for rank in range(ranks):  # kept at the end of the tick, for the next one
             if tick + 1 < table.ticks and (slot := table.inputs.arrival[tick + 1, rank]) >= 0:
                 inputs[rank][slot] = sent[rank]
@@ -127,27 +114,19 @@ def test_whole_groups_take_no_longer_and_hold_no_more_than_where_ranks_wait_for_
     assert any(segment.lacks_slots for segment in table.segments()) == is_full
     assert table.inputs.size <= held + 1
     assert table.gradients.size <= 2
-    split = tick_table(ranks, chunks, microbatches, splits_backward=True)
-    assert split.ticks == table.ticks
-    assert split.wgrads.runs.any(axis=1).sum() == microbatches * chunks
-    assert (split.residuals.size, split.inputs.size) == (table.residuals.size, table.inputs.size)
-    assert split.wgrad_operands.size <= ranks
 
 
 @settings(deadline=None, max_examples=60)
-@given(ranks=st.integers(1, 6), chunks=st.integers(1, 3), groups=st.integers(1, 5), splits_backward=st.booleans())
-def test_backwards_apart_take_the_ticks_of_forwards_and_find_all_microbatches_held(
-    ranks, chunks, groups, splits_backward
-):
+@given(ranks=st.integers(1, 6), chunks=st.integers(1, 3), groups=st.integers(1, 5))
+def test_backwards_apart_take_the_ticks_of_forwards_and_find_all_microbatches_held(ranks, chunks, groups):
     count = ranks * groups * chunks
-    table = tick_table(ranks, chunks, ranks * groups, "gpipe", splits_backward=splits_backward)
+    table = tick_table(ranks, chunks, ranks * groups, "gpipe")
     assert table.ticks == 2 * (count + ranks - 1)
     assert table.inputs.size == count
     assert table.residuals.size == count
     of_forwards = [segment for segment in table.segments() if segment.has_forwards]
     assert [segment.lacks_slots for segment in of_forwards] == [False, *[True] * (ranks > 1)]
-    assert table.gradients.size <= 1 + splits_backward * ranks
-    assert table.wgrad_operands.size <= splits_backward * ranks
+    assert table.gradients.size <= 1
 
 
 @settings(deadline=None, max_examples=40)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.costs.step_costs import StageWork, StepWork, WgradCosts
+from sharding.planners.step_bound import least_step_seconds
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.ops import OpGraph, PipelineOp, ScheduleError, StageSeconds
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.schedules.zero_bubble import zero_bubble, zero_bubble_in_flight
-from sharding.simulation.step_bound import least_step_seconds
 from tests.sharding.stage_graphs import build_op_graph, chain, recipes, ring
 from tests.sharding.steps import SimulatedStep, single_devices, stage_costs, step_costs, with_split_stages
 

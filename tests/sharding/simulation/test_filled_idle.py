@@ -9,11 +9,13 @@ from hypothesis import given, settings
 
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule
-from sharding.simulation.figures import efficiency_in_words
 from sharding.simulation.filled_idle import units_on_shared_devices
-from sharding.simulation.html_page import html_page
+from sharding.simulation.pages.drawn_ops import drawn_lanes
+from sharding.simulation.pages.html_page import html_page
+from sharding.simulation.pages.html_tables import efficiency_in_words
+from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
-from tests.sharding.html.documents import embedded_data, parsed_page, words
+from tests.sharding.html.documents import parsed_page, words
 from tests.sharding.stage_graphs import training
 from tests.sharding.steps import SimulatedStep, build_step, stage_costs, step_costs, step_recipes
 
@@ -133,13 +135,13 @@ def test_a_unit_on_the_devices_of_two_others_counts_for_both():
 def test_the_page_and_the_summary_say_what_is_filled():
     timeline = colocated(ENCODER_FIRST, 0.5)
     root = parsed_page(html_page(timeline, "colocated"))
-    told, data = words(root), embedded_data(root)
+    told, lanes = words(root), drawn_lanes(timeline)
     assert "Idle time of backbone if it were alone on its devices, filled by encoder" in told
     assert "Scheduling efficiency: 100.0% of the work of encoder on the devices of backbone runs in time that" in told
     assert "forward of encoder" in told and "forward of backbone" not in told
-    assert [lane["name"] for lane in data["lanes"]] == ["backbone 0", "backbone 1"]
-    assert [rank["name"] for rank in data["lanes"][1]["ranks"]] == ["backbone 1", "encoder 0"]
-    (found,) = json.loads(json.dumps(timeline.summary()))["filled_idle"]
+    assert [lane.name for lane in lanes] == ["backbone 0", "backbone 1"]
+    assert [rank.name for rank in lanes[1].ranks] == ["backbone 1", "encoder 0"]
+    (found,) = json.loads(json.dumps(timeline_summary(timeline)))["filled_idle"]
     assert found["unit"] == "backbone" and found["scheduling_efficiency"] == 1.0
     (of,) = timeline.filled_idle
     for nothing in (None, 0.0, 0.0004):  # measured; all of the work lengthens the step; as good as all

@@ -254,6 +254,7 @@ from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.ops import OpGraph
 from sharding.simulation.simulator import simulate_on_devices
+from sharding.simulation.summary import timeline_summary
 from tests.sharding.steps import stage_costs, step_costs
 devices = {("encoder", 0): np.arange(384).reshape(96, 4)}
 devices |= {("backbone", v): 384 * (1 + v % 8) + np.arange(384).reshape(48, 8) for v in range(96)}
@@ -265,7 +266,7 @@ nodes = frozenset(devices)
 graph = StageGraph(lanes, tuple(itertools.pairwise(devices)), {"backbone": 8})
 work = OpGraph(stage_graph=graph, microbatches=32, backward_stages=nodes, trained_stages=nodes)
 timeline = simulate_on_devices(devices, interleaved(work), step_costs(work, stages, 0.01))
-summary = timeline.summary()
+summary = timeline_summary(timeline)
 print(summary["devices"], time.process_time() - started)
 """
 

@@ -13,6 +13,7 @@ from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, Schedule
 from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
+from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
 from sharding.specs.recomputed_kernels import RecomputedFlops
 from tests.sharding.stage_graphs import chain, ring
@@ -246,7 +247,7 @@ def test_mfu_counts_allocated_devices_once():
 
 def test_the_summary_is_json_and_holds_the_figures():
     timeline = shared_and_own()
-    found = json.loads(json.dumps(timeline.summary()))
+    found = json.loads(json.dumps(timeline_summary(timeline)))
     assert (found["step_seconds"], found["devices"], found["mfu"]) == (4.0, 4, timeline.mfu)
     assert [(stage["unit"], stage["devices"], stage["replicas"]) for stage in found["stages"]] == [
         ("near", 2, 1),

@@ -12,6 +12,7 @@ from configs.attention_windows import AttentionWindows
 from sharding.specs.layer import PerLoad, make_loads
 from sharding.specs.local_attention import LocalAttention
 from sharding.specs.modules import module_graph
+from tests.filled_row_loads import pairs_of_image
 
 sides = st.integers(1, 9)
 
@@ -37,8 +38,8 @@ def test_pairs_of_a_sequence_are_those_of_the_mask(kind, size, length):
 def test_pairs_of_an_image_are_those_of_the_mask(size, rows, columns):
     local = LocalAttention("square", size)
     places = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
-    assert local.pairs_of_grid(rows, columns) == visible(local, places)
-    assert local.pairs(rows**2) == local.pairs_of_grid(rows, rows)
+    assert pairs_of_image(size, rows, columns) == visible(local, places)
+    assert local.pairs(rows**2) == pairs_of_image(size, rows, rows)
 
 
 BACKBONE = BackboneConfig(depth=8, attention_pattern=("local", "local", "global"), attention_window=4)

@@ -1,65 +1,18 @@
-"""What files of diffusers have in common: keys of config.json, scheduler configurations, residual blocks."""
+"""What files of diffusers have in common: keys of config.json, residual blocks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.architectures import ScaledLinearSchedule
-from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
 
 DIFFUSERS_FILE_STEM = "diffusion_pytorch_model"
-PREDICTION_TYPES = {"velocity": "v_prediction", "epsilon": "epsilon"}
-"""Names of predictions in diffusers, by their names here."""
-
-DDIM_REQUIRED_VALUES = {
-    "beta_schedule": "scaled_linear",
-    "clip_sample": False,
-    "set_alpha_to_one": False,
-    "steps_offset": 1,
-    "timestep_spacing": "leading",
-    "rescale_betas_zero_snr": False,
-    "thresholding": False,
-    "trained_betas": None,
-}
-"""Keys of scheduler_config.json with the only value that can be computed."""
 
 
 def heads_per_level(values: Mapping[str, Any], levels: int) -> tuple[int, ...]:
     """Attention heads of each level, which U-Nets of diffusers call `attention_head_dim` by mistake."""
     heads = values.get("attention_head_dim", 8)
     return (heads,) * levels if isinstance(heads, int) else tuple(heads)
-
-
-def read_scheduler(values: Mapping[str, Any]) -> ScaledLinearSchedule:
-    """Reads a scheduler_config.json, of DDIM or of another scheduler for the same betas.
-
-    Raises:
-        ValueError: The schedule cannot be computed.
-    """
-    require_values(values, DDIM_REQUIRED_VALUES)
-    predictions = {prediction_type: prediction for prediction, prediction_type in PREDICTION_TYPES.items()}
-    prediction_type = values.get("prediction_type", "epsilon")
-    if prediction_type not in predictions:
-        raise ValueError(f"prediction_type is {prediction_type!r}; only {' and '.join(predictions)} can be computed")
-    return ScaledLinearSchedule(
-        timesteps=values["num_train_timesteps"],
-        beta_start=values["beta_start"],
-        beta_end=values["beta_end"],
-        prediction=predictions[prediction_type],
-    )
-
-
-def write_scheduler(schedule: ScaledLinearSchedule) -> dict[str, Any]:
-    """Writes the scheduler_config.json of diffusers' DDIMScheduler."""
-    return {
-        "_class_name": "DDIMScheduler",
-        **DDIM_REQUIRED_VALUES,
-        "num_train_timesteps": schedule.timesteps,
-        "beta_start": schedule.beta_start,
-        "beta_end": schedule.beta_end,
-        "prediction_type": PREDICTION_TYPES[schedule.prediction],
-    }
 
 
 def residual_block_rules(tensor: str, parameter: str, *, embedding: bool, skip: bool) -> Iterator[Rule]:

@@ -375,7 +375,7 @@ def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
 def test_trees_by_stage_and_by_module_are_inverses():
     engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
     tree = noisy_parameters(TIED_EMBEDDINGS)
-    cut = trees_by_stage(tree, engine.stage_layouts)
+    cut = trees_by_stage(tree, {stage_id: stage.layout for stage_id, stage in engine.stages.items()})
     assert {node: set(keys) for node, keys in cut.items()} == {
         ("vision", 0): {"vision/embed", "vision/blocks", "vision/norm", "vision/projector"},
         ("backbone", 0): {"backbone/embed", "backbone/blocks"},

@@ -32,3 +32,8 @@ def largest_cost(lengths, replica_of, replicas, cost):
 def spread(replica_of, replicas):
     """The largest difference between the counts of two replicas."""
     return int(np.ptp(np.bincount(replica_of, minlength=replicas)))
+
+
+def total_length(lengths):
+    """The cost of a replica whose cost is the sum of its lengths."""
+    return int(lengths.sum())

@@ -1,8 +1,7 @@
-"""Lengths of samples to balance, and weights of their squares."""
+"""Lengths of samples to balance."""
 
 import numpy as np
 from hypothesis import strategies as st
 
 few = st.lists(st.integers(0, 30), max_size=6).map(lambda of: np.array(of, int))
 many = st.lists(st.integers(0, 3000), max_size=120).map(lambda of: np.array(of, int))
-weights = st.sampled_from([0.0, 1e-4, 0.01, 1.0])

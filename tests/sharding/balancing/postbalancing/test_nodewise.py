@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.balancing.postbalancing import nodewise, unpadded
-from sharding.balancing.postbalancing.nodewise_milp import placement_lower_bound, solve_placement
+from sharding.balancing.postbalancing.nodewise_milp import solve_placement
 
 
 @st.composite
@@ -46,12 +46,11 @@ def test_every_replica_computes_one_batch(cluster):
 
 @settings(max_examples=25, deadline=None)
 @given(clusters())
-def test_the_programs_are_lower_bounds_of_the_search(cluster):
+def test_the_program_is_a_lower_bound_of_the_search(cluster):
     lengths, source, batch, replicas, per_node = cluster
     found = worst(lengths, source, batch, nodewise.place_batches(*cluster), per_node)
     hosts, least = solve_placement(*cluster)
     optimum = worst(lengths, source, batch, hosts, per_node)
-    assert placement_lower_bound(*cluster) <= optimum + 1e-6
     assert least == pytest.approx(optimum, abs=1e-4)
     assert found >= optimum
 

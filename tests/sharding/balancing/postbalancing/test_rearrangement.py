@@ -60,18 +60,6 @@ def test_composition_applies_both_and_is_associative(chain):
     assert same(first.compose(Rearrangement.identity(first.after)), first)
 
 
-@given(rearrangements())
-def test_an_exchange_carries_it_out_with_each_replicas_own_orders(of):
-    held, sent = named(of.before), of.send_counts()
-    buffers = [[held[i][place] for place in of.send_order(i)] for i in range(of.replicas)]
-    begins = np.cumsum(sent, axis=1) - sent
-    expected = of.apply(held)
-    for i in range(of.replicas):
-        arrived = [x for j, out in enumerate(buffers) for x in out[begins[j, i] : begins[j, i] + sent[j, i]]]
-        landed = dict(zip(of.receive_positions(i).tolist(), arrived, strict=True))
-        assert [landed[place] for place in range(len(landed))] == expected[i]
-
-
 def test_items_keep_their_order_by_default():
     before = np.array([2, 2])
     assert Rearrangement.from_targets(np.array([1, 0, 1, 0]), before).apply([["a", "b"], ["c", "d"]]) == [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sharding.balancing.postbalancing import unpadded
 from sharding.balancing.postbalancing.greedy import deal_equal_counts, largest_first
-from tests.sharding.balancing.postbalancing.brute_force import largest_cost, least_cost, spread
+from tests.sharding.balancing.postbalancing.brute_force import largest_cost, least_cost, spread, total_length
 from tests.sharding.balancing.postbalancing.lengths import few, many
 
 skewed = st.builds(
@@ -53,24 +53,24 @@ def test_every_item_has_a_replica_and_counts_are_equal_where_asked(lengths, repl
 @given(many | skewed, st.integers(1, 9))
 def test_swaps_never_make_the_initial_assignment_worse(lengths, replicas):
     descending = np.sort(lengths)[::-1]
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, unpadded.unpadded_cost)
+    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, total_length)
     assert found <= item_by_item(descending, replicas)[-1]
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, True), replicas, unpadded.unpadded_cost)
-    assert found <= largest_cost(descending, deal_equal_counts(descending, replicas), replicas, unpadded.unpadded_cost)
+    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, True), replicas, total_length)
+    assert found <= largest_cost(descending, deal_equal_counts(descending, replicas), replicas, total_length)
 
 
 @settings(max_examples=30, deadline=None)
 @given(few, st.integers(1, 3))
 def test_within_the_bound_of_the_optimum(lengths, replicas):
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, unpadded.unpadded_cost)
-    assert found <= (4 / 3 - 1 / (3 * replicas)) * least_cost(lengths, replicas, unpadded.unpadded_cost)
+    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, total_length)
+    assert found <= (4 / 3 - 1 / (3 * replicas)) * least_cost(lengths, replicas, total_length)
 
 
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize(("n", "replicas"), [(4096, 64), (4000, 64), (2560, 128), (640, 2)])
 def test_at_the_optimum_with_many_items(n, replicas, equal):
     lengths = np.random.default_rng(1).lognormal(np.log(512), 1, n).clip(16, 8192).astype(int)
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, equal), replicas, unpadded.unpadded_cost)
+    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, equal), replicas, total_length)
     assert found == -(-int(lengths.sum()) // replicas)
 
 
@@ -79,7 +79,7 @@ def test_empty_items_go_where_the_fewest_are():
     replica_of = unpadded.balance_unpadded(lengths, 2)
     assert (
         sorted(np.bincount(replica_of, weights=lengths)) == [9, 12]
-        or largest_cost(lengths, replica_of, 2, unpadded.unpadded_cost) == 9
+        or largest_cost(lengths, replica_of, 2, total_length) == 9
     )
     assert spread(replica_of, 2) == 0
 
@@ -87,7 +87,7 @@ def test_empty_items_go_where_the_fewest_are():
 def test_a_replica_with_most_items_needs_no_wide_table():
     lengths = np.concatenate((np.full(50, 10**6), np.ones(20_000, int)))
     replica_of = unpadded.balance_unpadded(lengths, 51)
-    assert largest_cost(lengths, replica_of, 51, unpadded.unpadded_cost) == 10**6
+    assert largest_cost(lengths, replica_of, 51, total_length) == 10**6
 
 
 def test_lengths_that_cannot_be_balanced_are_refused():

@@ -9,16 +9,16 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.compiled_costs import CompiledSums, lockstep_sums
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
-from sharding.costs.step_costs import WgradCosts
+from sharding.planners.step_bound import least_step_seconds
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule
-from sharding.simulation.html_page import html_page
+from sharding.simulation.pages.html_page import html_page
 from sharding.simulation.simulator import simulate
-from sharding.simulation.step_bound import least_step_seconds
+from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import COSTS, MODEL, ROWS
@@ -49,7 +49,7 @@ def plan(executor: ExecutorName, chunks: int = 1, dp: int = 1) -> Plan:
     )
 
 
-def sums(wgrad: WgradCosts | None = None) -> CompiledSums:
+def sums() -> CompiledSums:
     """Chunks of two microbatches, one of which takes ten times as long; activations of 3 and 2 bytes."""
     chunk = {
         name: np.array([[1.0], [10.0]])
@@ -57,7 +57,7 @@ def sums(wgrad: WgradCosts | None = None) -> CompiledSums:
     }
     chunk |= {"flops": np.ones((2, 1)), "saved_bytes": np.array([[5.0], [6.0]]), "offloaded_bytes": np.zeros((2, 1))}
     before, behind = ({name: np.full((2, 1), value) for name in chunk} for value in (0.25, 0.5))
-    return CompiledSums(chunk, before, behind, np.array([[3.0], [2.0]]), wgrad)
+    return CompiledSums(chunk, before, behind, np.array([[3.0], [2.0]]))
 
 
 def test_a_tick_lasts_as_long_as_its_slowest_forward_and_its_slowest_backward():
@@ -70,18 +70,15 @@ def test_a_tick_lasts_as_long_as_its_slowest_forward_and_its_slowest_backward():
     assert fields["saved_bytes"].sum() == table.residuals.size * 6.0 + (table.inputs.size + table.gradients.size) * 3.0
 
 
-@pytest.mark.parametrize("wgrad_seconds", [0.0, 0.5])
-def test_backwards_of_a_program_of_their_own_count_as_the_last_of_them(wgrad_seconds):
+def test_backwards_of_a_program_of_their_own_count_as_the_last_of_them():
     """What is behind the stack runs both ways with the forwards; each rank keeps what left it of one microbatch."""
-    wgrad = WgradCosts(np.full((2, 1), wgrad_seconds), np.ones((2, 1))) if wgrad_seconds else None
-    fields = lockstep_sums(sums(wgrad), plan("compiled").units[1], "gpipe")
+    fields = lockstep_sums(sums(), plan("compiled").units[1], "gpipe")
     # F0; F1 F0; F1 | B0; B1 B0; B1
     assert fields["forward"].tolist() == [[0.0], [1 + 10 + 10 + 2 * 0.25 + 4 * 0.5]]
-    assert fields["backward"].tolist() == [[0.0], [1 + 10 + 10 - 3 * wgrad_seconds + 2 * wgrad_seconds + 2 * 0.25]]
-    table = tick_table(2, 1, 2, "gpipe", splits_backward=wgrad is not None)
+    assert fields["backward"].tolist() == [[0.0], [1 + 10 + 10 + 2 * 0.25]]
+    table = tick_table(2, 1, 2, "gpipe")
     assert (table.residuals.size, table.inputs.size, table.kept_size) == (2, 2, 1)
-    expected = 2 * 6.0 + (2 + table.gradients.size + 2 * 1) * 3.0 + table.wgrad_operands.size
-    assert fields["saved_bytes"].sum() == expected
+    assert fields["saved_bytes"].sum() == 2 * 6.0 + (2 + table.gradients.size + 2 * 1) * 3.0
 
 
 @pytest.mark.parametrize(("chunks", "dp"), [(1, 1), (2, 2)])
@@ -105,7 +102,7 @@ def test_a_compiled_unit_runs_between_the_encoders_forwards_and_backwards(chunks
     assert [len(of_timeline) for of_timeline in lanes] == [1, 2]
     held = [max(each.lane_peak_memory(lane) for lane in of) for each, of in zip((step, apart), lanes, strict=True)]
     assert 0.5 < held[0] / held[1] < 2
-    assert step.summary().keys() == apart.summary().keys() and step.mfu < apart.mfu
+    assert timeline_summary(step).keys() == timeline_summary(apart).keys() and step.mfu < apart.mfu
 
 
 @pytest.mark.parametrize("fields", [{}, {"fsdp": 2}, {"cp": 2, "dp": 1}], ids=["dp", "fsdp", "cp"])
@@ -138,9 +135,8 @@ def simulated(of: Plan, trainable: str = "all") -> Timeline:
     return simulate(of, schedule, plan_costs(of, BatchCosts(graph, COSTS, ROWS), parts))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwards_for_it(schedule):
-    step, apart = (simulated(with_generator(executor, schedule)) for executor in ("compiled", "dispatched"))
+def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwards_for_it():
+    step, apart = (simulated(with_generator(executor)) for executor in ("compiled", "dispatched"))
     assert step.costs.flops == pytest.approx(apart.costs.flops)
     spans = {(span.op.kind, *span.op.stage_id, span.op.microbatch): span for span in step.spans}
     forwards, backwards = (spans[kind, "backbone", 0, 1] for kind in ("forward", "backward"))
@@ -151,9 +147,7 @@ def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwa
         assert (spans["gradient_hop", "generator", 0, number].end <= backwards.start).all()
         assert (spans["backward", "vision", 0, number].start >= backwards.end).all()
     graph = module_graph(MODEL)
-    work = plan_work(
-        with_generator("compiled", schedule), BatchCosts(graph, COSTS, ROWS), trained_parts(graph, ("all",))
-    )
+    work = plan_work(with_generator("compiled"), BatchCosts(graph, COSTS, ROWS), trained_parts(graph, ("all",)))
     assert least_step_seconds(step.op_graph, work) <= step.step
     assert apart.step < step.step
     drawn = ["in the place of its last microbatch" in html_page(each, "A step") for each in (step, apart)]

@@ -35,20 +35,13 @@ def test_a_frozen_encoder_before_them_has_no_backward():
     assert split(PLAN, FIRST, LAST) == {LAST}
 
 
-def test_a_compiled_unit_is_one_op():
-    unit = dataclasses.replace(UNITS[1], executor="compiled")
-    assert split(Plan((UNITS[0], unit), 4, "zb-h1"), ENCODER, FIRST) == set()
-
-
 @pytest.mark.parametrize(
-    ("executor", "trained", "frozen"),
+    ("trained", "frozen"),
     [
-        ("dispatched", (ENCODER,), r"2 of the 2 stages of unit backbone \(0, 1\)"),
-        ("dispatched", (ENCODER, FIRST), r"1 of the 2 stages of unit backbone \(1\)"),
-        ("compiled", (ENCODER,), r"2 of the 2 stages of unit backbone \(0, 1\)"),
+        ((ENCODER,), r"2 of the 2 stages of unit backbone \(0, 1\)"),
+        ((ENCODER, FIRST), r"1 of the 2 stages of unit backbone \(1\)"),
     ],
 )
-def test_stages_of_a_pipeline_that_send_gradients_back_and_train_nothing_are_refused(executor, trained, frozen):
-    plan = dataclasses.replace(PLAN, units=(UNITS[0], dataclasses.replace(UNITS[1], executor=executor)))
+def test_stages_of_a_pipeline_that_send_gradients_back_and_train_nothing_are_refused(trained, frozen):
     with pytest.raises(PlanError, match=f"schedule 'zb-h1' splits backwards, but {frozen} train nothing"):
-        split(plan, *trained)
+        split(PLAN, *trained)

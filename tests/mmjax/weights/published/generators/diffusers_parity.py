@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from configs.architectures import BackboneConfig, ModelConfig
-from mmjax.models.modalities.generator import generator_module
+from mmjax.models.modalities.generators.generator import generator_module
 from mmjax.models.structure.parameters import abstract_module_parameters, layer_name, piece_definition
 from mmjax.weights import registry
 from mmjax.weights.published.rules import match_rules

@@ -9,8 +9,8 @@ import pytest
 
 from configs.architectures import DiTConfig
 from mmjax.generation.image_generation import bound_piece
-from mmjax.models.modalities.diffusion_transformer import dit_prediction
-from mmjax.models.modalities.generator import generator_module
+from mmjax.models.modalities.generators.diffusion_transformer import dit_prediction
+from mmjax.models.modalities.generators.generator import generator_module
 from mmjax.weights import registry
 from tests.mmjax.weights.published.generators.diffusers_parity import BACKBONE, model_of
 from tests.mmjax.weights.published.parity import (

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from configs.architectures import ScaledLinearSchedule
-from mmjax.models.modalities.diffusion import standard_normals
-from mmjax.models.modalities.generator import generate_images, generator_module
+from mmjax.models.modalities.generators.diffusion import standard_normals
+from mmjax.models.modalities.generators.generator import generate_images, generator_module
 from mmjax.models.structure.parameters import layer_name
 from mmjax.weights.initialization import parameter_initializer
-from mmjax.weights.published.generators.diffusers_format import write_scheduler
+from tests.mmjax.models.modalities.generators.diffusers_scheduler import ddim_scheduler
 from tests.mmjax.weights.published.generators.diffusers_parity import BACKBONE, model_of, module_of, read
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
@@ -69,7 +69,7 @@ def test_a_guided_image_matches_diffusers(prediction, tmp_path):
 
     ours = draw(parameters, conditions, keys)
 
-    scheduler = diffusers.DDIMScheduler.from_config(write_scheduler(schedule))
+    scheduler = ddim_scheduler(schedule)
     scheduler.set_timesteps(STEPS)
     noise = np.asarray(standard_normals(keys, config.latent_shape)).transpose(0, 3, 1, 2)
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import UserError
 from data.data_config import RowCapacity
-from data.media.canvas_tiling import CanvasTiling
+from data.media.tilings.canvas_tiling import CanvasTiling
 from data.packing.global_batch import build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.samples.image_format import image_items

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data.data_config import RowCapacity
-from data.media.any_resolution import AnyResolution
-from data.media.longest_edge import LongestEdge
+from data.media.tilings.any_resolution import AnyResolution
+from data.media.tilings.longest_edge import LongestEdge
 from data.packing.global_batch import build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.samples.image_format import image_items

@@ -1,0 +1,1 @@
+"""Sound: decoding of audio files, mel spectrograms, speech synthesis for data sets of our own."""

@@ -1,0 +1,1 @@
+"""Chat templates: those of mmjax, and those that published tokenizers come with, rendered within limits."""

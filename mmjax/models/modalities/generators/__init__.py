@@ -1,0 +1,1 @@
+"""Generators of images: U-Nets, diffusion transformers, autoencoders, noise schedules and samplers."""

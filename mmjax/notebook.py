@@ -1,0 +1,41 @@
+"""What notebooks show of timelines, runs and descriptions of data: the HTML of their pages.
+
+A page reads what it shows, so a class that named its page would import what imports it. `import mmjax` tells IPython
+instead, by the names of the classes: nothing is imported before one of them is shown.
+"""
+
+import sys
+from typing import Any
+
+
+def register_html() -> None:
+    """Tells the notebook that runs this program how to show them; does nothing where none does."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        return
+    html = shell.display_formatter.formatters["text/html"]
+    html.for_type_by_name("data.report.description", "DatasetDescription", _description_html)
+    html.for_type_by_name("mmjax.reporting.run_folder", "Run", _run_html)
+    html.for_type_by_name("sharding.simulation.timeline", "Timeline", _timeline_html)
+
+
+def _description_html(description: Any) -> str:
+    from data.report.html_page import html_fragment
+
+    return html_fragment(description)
+
+
+def _run_html(run: Any) -> str:
+    from mmjax.reporting.run_page import run_fragment
+
+    return run_fragment(run)
+
+
+def _timeline_html(timeline: Any) -> str:
+    from sharding.simulation.pages.html_page import html_fragment
+
+    return html_fragment(timeline)

@@ -1,0 +1,122 @@
+"""The optimizer applied layer by layer, its state sharded like the master weights (ZeRO-1).
+
+The last op of a step: the executor runs it on each stage when the global norm is known.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters
+from mmjax.training.engine.optimizers.transformations import LayerOptimizer
+from sharding.runtime.stages.master_weights import StageMasterWeights
+from sharding.trees import Tree
+
+OptimizerState = Any
+
+
+def layer_optimizer_shardings(
+    optimizer: LayerOptimizer, shapes: Tree, shardings: Tree, scalar_sharding: Any
+) -> OptimizerState:
+    """Shardings of a layer's optimizer state.
+
+    What has a parameter's path and shape, such as a moment, is sharded like the parameter. All else is replicated:
+    step counts, and the row and column statistics of Adafactor.
+    """
+    parameters = {
+        path: (shape.shape, sharding)
+        for (path, shape), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
+        )
+    }
+
+    def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
+        suffixes = (path[start:] for start in range(len(path)))
+        shape, sharding = next((parameters[suffix] for suffix in suffixes if suffix in parameters), (None, None))
+        return sharding if leaf.shape == shape else scalar_sharding
+
+    return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(optimizer.init, shapes))
+
+
+def stage_optimizer_shardings(
+    optimizer: LayerOptimizer, master_weights: StageMasterWeights, trained_keys: Collection[str]
+) -> Tree:
+    """Shardings of a stage's optimizer state: `{key: {layer: ...}}` of the keys that train.
+
+    Args:
+        optimizer: The optimizer of a layer.
+        master_weights: The master weights of the stage.
+        trained_keys: The keys.
+    """
+    replicated = NamedSharding(master_weights.mesh, P())
+    return {
+        key: {
+            layer: layer_optimizer_shardings(optimizer, master_weights.layer_stacks[key].shapes, shardings, replicated)
+            for layer, shardings in layers.items()
+        }
+        for key, layers in sorted(master_weights.shardings.items())
+        if key in trained_keys
+    }
+
+
+def squared_norm(gradients: Tree) -> jax.Array:
+    """Sum of the squares of all leaves, in float32."""
+    return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)), start=jnp.zeros(()))
+
+
+def squared_norm_and_losses(gradients: Tree, losses: dict[str, jax.Array]) -> jax.Array:
+    """[1, 1 + losses]: the squared norm of a stage's gradients, then its losses by name, summed over replicas."""
+    return jnp.stack([squared_norm(gradients), *(jnp.sum(losses[name]) for name in sorted(losses))])[None]
+
+
+def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
+    """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step."""
+    return {
+        key: {layer: optimizer.init(parameters) for layer, parameters in layers.items()}
+        for key, layers in masters.items()
+    }
+
+
+def make_stage_update(
+    optimizer: LayerOptimizer,
+) -> Callable[[Tree, Tree, Tree, jax.Array, jax.Array], tuple[Tree, Tree]]:
+    """The update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
+
+    If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
+
+    Returns:
+        `(masters, optimizer state, gradients, decision, hyperparameters) -> (masters, optimizer state)`, by
+        `StepSummary.decision` and a row of `Hyperparameters` for each key, in sorted order.
+    """
+
+    def update_layer(
+        masters: Tree, state: OptimizerState, gradients: Tree, decision: jax.Array, hyperparameters: Hyperparameters
+    ) -> tuple[Tree, OptimizerState]:
+        clip_scale, all_finite = decision[0]
+        clipped = jax.tree.map(lambda leaf: leaf * clip_scale, gradients)
+        updates, new_state = optimizer.update(clipped, state, masters, hyperparameters)
+        new_masters = optax.apply_updates(masters, updates)
+        return jax.tree.map(
+            lambda new, old: jnp.where(all_finite > 0, new, old), (new_masters, new_state), (masters, state)
+        )
+
+    def update(
+        masters: Tree, states: Tree, gradients: Tree, decision: jax.Array, hyperparameters: jax.Array
+    ) -> tuple[Tree, Tree]:
+        new_masters, new_states = dict(masters), {}
+        for row, key in zip(hyperparameters, sorted(gradients), strict=True):
+            of_key = Hyperparameters(*row)
+            updated = {
+                layer: update_layer(masters[key][layer], states[key][layer], layer_gradients, decision, of_key)
+                for layer, layer_gradients in gradients[key].items()
+            }
+            new_masters[key] = {layer: layer_masters for layer, (layer_masters, _) in updated.items()}
+            new_states[key] = {layer: state for layer, (_, state) in updated.items()}
+        return new_masters, new_states
+
+    return update
