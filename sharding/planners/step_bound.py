@@ -35,7 +35,7 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
         inside = [rank for rank in ranks if devices[rank] <= shared]
         if len(inside) > 1:
             ends.append(bound.end_of_ranks(inside, len(shared)))
-    return max(ends) + work.norm + updates
+    return max(ends) + work.global_norm + updates
 
 
 class _StepBound:

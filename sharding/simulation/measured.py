@@ -9,10 +9,17 @@ from jaxtyping import Float, Int
 from sharding.plans.device_groups import replicas_of_microbatch
 from sharding.plans.stage_graph import PipelineReplicas, StageId
 from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
-from sharding.simulation.bundles import COLLECTIVES, BundledOp
-from sharding.simulation.schedule_replay import Seconds, replay_schedule
-from sharding.simulation.spans import Span
+from sharding.schedules.recurrence.node_builder import schedule_nodes
+from sharding.schedules.recurrence.schedule_nodes import COLLECTIVES, BundleNodes
+from sharding.schedules.recurrence.wait_graph import NodeTimes
+from sharding.simulation.node_spans import BundledSeconds, node_spans
 from sharding.simulation.timeline import Timeline
+
+Seconds = Float[np.ndarray, " i"]
+"""One entry for each replica of a stage:
+
+of the pipeline replica that takes the op's microbatch, or of all in an op once a step.
+"""
 
 NO_COPIES: Mapping[str, PipelineReplicas] = types.MappingProxyType({})
 """Of plans whose units have one pipeline replica each."""
@@ -66,24 +73,42 @@ def measured_timeline(
         finished: When each op had finished on each replica; NaN if the replica had nothing to do for it.
         rendezvous: Whether hops occupied the devices of both their ends.
     """
-
-    def clock(op: PipelineOp, start: Float[np.ndarray, " i"]) -> Span:
-        began = np.fmax(start, launched[op])
-        # A thread may notice an end later than another thread that of an op which needed it, by microseconds.
-        return Span(op, began, np.fmax(began, finished[op]), np.zeros_like(began))
-
-    def bundle_clock(ops: tuple[BundledOp, BundledOp], start: Float[np.ndarray, " c"]) -> tuple[Span, Span]:
-        began, (first, of_first) = start.copy(), ops[0]
-        np.fmax.at(began, of_first, launched[first])  # one call launches both, which begins before the first is noted
-        ended = began.copy()
-        for op, part in ops:
-            np.fmax.at(ended, part, finished[op])
-        share = 1.0 if ops[0].op.kind in COLLECTIVES else 0.5  # of the second op
-        spans = [
-            Span(op, began[part], ended[part], np.zeros(len(part)), of_other * (ended - began)[part])
-            for (op, part), of_other in zip(ops, (share, 1.0 - share), strict=True)
-        ]
-        return spans[0], spans[1]
-
-    spans = replay_schedule(devices, schedule, clock, bundle_clock, rendezvous)
+    nodes = schedule_nodes(devices, schedule, rendezvous)
+    released, ended = np.full((2, nodes.graph.count), np.nan)
+    for number in nodes.outside_bundles:
+        op, first, count = schedule.ops[number], nodes.first_nodes[number], nodes.replicas[number]
+        released[first : first + count], ended[first : first + count] = launched[op], finished[op]
+    for bundle in nodes.bundles:
+        _release_bundle(schedule, bundle, launched, finished, released, ended)
+    # A thread may notice an end later than another thread that of an op which needed it, by microseconds: such an op
+    # takes no time.
+    times = nodes.graph.run_measured(released, ended)
+    bundled = [_seconds_of_bundle(schedule, bundle, times) for bundle in nodes.bundles]
+    spans = node_spans(nodes, times, np.zeros(nodes.graph.count), bundled)
     return Timeline(schedule.op_graph, devices, None, spans, rendezvous)
+
+
+def _release_bundle(
+    schedule: Schedule,
+    bundle: BundleNodes,
+    launched: Mapping[PipelineOp, Seconds],
+    finished: Mapping[PipelineOp, Seconds],
+    released: Float[np.ndarray, " n"],
+    ended: Float[np.ndarray, " n"],
+) -> None:
+    """Sets when the nodes of a bundle were released and had ended."""
+    ops = schedule.ops[bundle.index : bundle.index + 2]
+    # One call launches both, which begins before the first is noted.
+    np.fmax.at(released, bundle.first_shares[bundle.parts[0]], launched[ops[0]])
+    for op, part in zip(ops, bundle.parts, strict=True):
+        np.fmax.at(ended, bundle.second_shares[part], finished[op])
+
+
+def _seconds_of_bundle(schedule: Schedule, bundle: BundleNodes, times: NodeTimes) -> BundledSeconds:
+    """What its spans say of the ops of a bundle: each is beside the other for half of the time."""
+    seconds = times.ends[bundle.second_shares] - times.starts[bundle.first_shares]
+    share = 1.0 if schedule.ops[bundle.index].kind in COLLECTIVES else 0.5  # of the second op
+    first, second = bundle.parts
+    return BundledSeconds(
+        (np.zeros(len(first)), np.zeros(len(second))), (share * seconds[first], (1.0 - share) * seconds[second])
+    )

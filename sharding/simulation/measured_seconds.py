@@ -2,15 +2,18 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, OpKind, PipelineOp, Schedule
-from sharding.simulation.bundles import BundledOp, bundle_spans
-from sharding.simulation.schedule_replay import Seconds, replay_schedule
+from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, OpGraph, OpKind, PipelineOp, Schedule
+from sharding.schedules.recurrence.node_builder import schedule_nodes
+from sharding.simulation.measured import Seconds
+from sharding.simulation.node_spans import run_schedule
+from sharding.simulation.op_seconds import OpSeconds
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 
@@ -48,17 +51,21 @@ class MeanSeconds:
         Args:
             schedule: An order of the ops that were measured.
         """
-        graph = schedule.op_graph.stage_graph
+        nodes = schedule_nodes(self.devices, schedule, self.rendezvous)
+        return _pass_of_spans(run_schedule(nodes, functools.partial(self._of_ops, schedule.op_graph)))
 
-        def clock(op: PipelineOp, start: Float[np.ndarray, " i"]) -> Span:
-            return Span(op, start, start + self.by_op[_of_copies(graph, op)], np.zeros_like(start))
+    def _of_ops(self, op_graph: OpGraph, kind: OpKind, stage: StageId, target: StageId) -> OpSeconds:
+        """The mean seconds of an op on every microbatch; a single entry for an op once a step.
 
-        def bundle_clock(ops: tuple[BundledOp, BundledOp], start: Float[np.ndarray, " c"]) -> tuple[Span, Span]:
-            # What the ops of a bundle hide of each other is not measured apart: their shares of its time are added.
-            seconds = [self.by_op[_of_copies(graph, of.op)] for of in ops]
-            return bundle_spans(ops, start, seconds, [np.zeros_like(each) for each in seconds])
-
-        return _pass_of_spans(replay_schedule(self.devices, schedule, clock, bundle_clock, self.rendezvous))
+        What the ops of a bundle hide of each other is not measured apart: their shares of its time are added.
+        """
+        op, graph = PipelineOp(kind, *stage, GLOBAL_NORM.microbatch, *target), op_graph.stage_graph
+        if kind in (*COMPUTE_KINDS, "hop", "gradient_hop"):
+            ops = (op._replace(microbatch=number) for number in range(op_graph.microbatches))
+            seconds = np.stack([self.by_op[_of_copies(graph, each)] for each in ops])
+        else:
+            seconds = self.by_op[op, 0, 0][None]
+        return seconds, np.zeros_like(seconds)
 
 
 def mean_seconds(timeline: Timeline) -> MeanSeconds:

@@ -10,9 +10,10 @@ from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts, Wgr
 from sharding.plans.device_groups import DeviceGroups
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, Schedule
-from sharding.simulation.cost_clock import cost_bundle_clock, cost_clock
+from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.simulation.filled_idle import COMPUTE, groups_of_op, groups_of_unit, with_partners
-from sharding.simulation.schedule_replay import replay_schedule
+from sharding.simulation.node_spans import run_schedule
+from sharding.simulation.op_seconds import seconds_by_costs
 from sharding.simulation.spans import Span
 
 
@@ -53,8 +54,8 @@ def scheduling_efficiency(
         tuple(span.op for span in spans),
         frozenset(partner.op for span, partner in with_partners(spans) if partner is not None),
     )
-    free = without_units(costs, others)
-    alone = replay_schedule(devices, schedule, cost_clock(free), cost_bundle_clock(free), rendezvous)
+    nodes = schedule_nodes(devices, schedule, rendezvous)
+    alone = run_schedule(nodes, seconds_by_costs(without_units(costs, others)))
     steps = [max(float(span.end.max()) for span in of) for of in (spans, alone)]
     device_seconds = float((work[own] * groups.sizes[own]).sum())
     if not device_seconds:

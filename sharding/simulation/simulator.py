@@ -10,17 +10,18 @@ from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
-from sharding.simulation.cost_clock import cost_bundle_clock, cost_clock
-from sharding.simulation.schedule_replay import replay_schedule
+from sharding.schedules.recurrence.node_builder import schedule_nodes
+from sharding.simulation.node_spans import run_schedule
+from sharding.simulation.op_seconds import seconds_by_costs
 from sharding.simulation.timeline import Timeline
 
 
 def simulate(plan: Plan, schedule: Schedule, costs: StepCosts, rendezvous: bool = False) -> Timeline:
     """The timeline of one step.
 
-    An op starts as soon as it can (`replay_schedule`); this is exact for the schedule and the costs given. A hop takes
+    An op starts as soon as it can (`schedule_nodes`); this is exact for the schedule and the costs given. A hop takes
     its seconds from the end of the op that produces its array; a share takes none. What a bundle takes is said at
-    `bundle_spans`.
+    `bundle_shares`.
 
     Args:
         plan: Which devices hold which stages.
@@ -41,7 +42,7 @@ def simulate_on_devices(
     """`simulate` on stages whose devices are given as [pipeline replicas * replicas, ranks of a replica]."""
     op_graph = schedule.op_graph
     _check_costs(devices, op_graph, costs)
-    spans = replay_schedule(devices, schedule, cost_clock(costs), cost_bundle_clock(costs), rendezvous)
+    spans = run_schedule(schedule_nodes(devices, schedule, rendezvous), seconds_by_costs(costs))
     return Timeline(op_graph, devices, costs, spans, rendezvous)
 
 

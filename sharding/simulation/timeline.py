@@ -98,7 +98,7 @@ class Timeline:
     @functools.cached_property
     def step(self) -> float:
         """Seconds of the step."""
-        return max(float(span.end.max()) for span in self.spans)
+        return float(np.concatenate([span.end for span in self.spans]).max())
 
     @functools.cached_property
     def groups(self) -> DeviceGroups:

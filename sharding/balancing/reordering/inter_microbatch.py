@@ -1,7 +1,7 @@
 """DistTrain's inter-microbatch reordering, which fills the intervals between a pipeline's backwards (Algorithm 3).
 
 On the first stage of 1F1B the time between two backwards depends on the stages after it. Forwards fill it; what they
-leave is a bubble. The intervals come from the recursion over the whole schedule (`ScheduleReplay`), so that graphs of
+leave is a bubble. The intervals come from the recurrence over the whole schedule (`ScheduleReplay`), so that graphs of
 stages and virtual stages need no formulas of their own.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.balancing.reordering.replay import CellSeconds, ReplayLevel, ScheduleReplay
-from sharding.schedules.ops import PipelineOp
+from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay
+from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, PipelineOp
+from sharding.schedules.recurrence.wait_graph import NodeBlock
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,14 +22,14 @@ class FillableInterval:
     """An interval that forwards of some positions fill: a run of forwards on the first stage, then a backward.
 
     Attributes:
-        begin: The first forward of the interval, which begins when its devices are free.
-        end: The backward.
+        begin: The first forward of the interval with what held its devices before, after which it begins.
+        end: The backward with the hops that it waits for.
         others: Indices of the seconds of the other positions' forwards in the interval.
         rows: Rows of the cells' seconds for the forwards of one of these positions.
     """
 
-    begin: ReplayLevel
-    end: ReplayLevel
+    begin: NodeBlock
+    end: NodeBlock
     others: Int[np.ndarray, " k"]
     rows: Int[np.ndarray, " r"]
 
@@ -40,12 +41,12 @@ class PositionChoice:
     Attributes:
         positions: The positions.
         intervals: The intervals that their forwards fill; several with virtual stages.
-        levels: Ops of the recursion that must be computed before, in order.
+        blocks: Nodes of the recurrence that must be computed before, in order.
     """
 
     positions: range
     intervals: tuple[FillableInterval, ...]
-    levels: tuple[ReplayLevel, ...]
+    blocks: tuple[NodeBlock, ...]
 
 
 class IntervalFillingOrder:
@@ -78,18 +79,19 @@ class IntervalFillingOrder:
         order[:, 0] = ascending[:, 0]
         order[:, m - self._last :] = ascending[:, 1 : 1 + self._last][:, ::-1]
         remaining = ascending[:, 1 + self._last :]
-        times = np.repeat(by_cell.mean(axis=2)[:, None], m, axis=1)  # [rows, positions, pipelines], means at first
+        flat = self._replay.with_fixed_seconds(pipelines)
+        times = flat[: len(by_cell) * m].reshape(len(by_cell), m, pipelines)
+        times[:] = by_cell.mean(axis=2)[:, None]  # until positions are decided
 
         def set_seconds(positions: Iterable[int]) -> None:
             for position in positions:
                 times[:, position] = by_cell[:, np.arange(pipelines), order[:, position]]
 
         set_seconds((0, *range(m - self._last, m)))
-        flat = times.reshape(-1, pipelines)
-        ends = self._replay.slot_durations(flat)
+        ends = np.zeros((self._replay.nodes.graph.count, pipelines))
         for choice in self._choices:
-            for level in choice.levels:
-                ends[level.slots] = level.start(ends, flat) + self._replay.level_durations(level, flat)
+            for block in choice.blocks:
+                ends[block.nodes] = block.latest(ends) + flat[self._replay.slots[block.nodes]]
             first = self._closest(choice, ends, flat, by_cell, remaining)[:, None]
             index = np.arange(remaining.shape[1])
             taken = (index >= first) & (index < first + len(choice.positions))
@@ -101,7 +103,7 @@ class IntervalFillingOrder:
     def _closest(
         self,
         choice: PositionChoice,
-        ends: Float[np.ndarray, "slots p"],
+        ends: Float[np.ndarray, "nodes p"],
         times: Float[np.ndarray, "_ p"],
         by_cell: Float[np.ndarray, "r p m"],
         remaining: Int[np.ndarray, "p k"],
@@ -110,8 +112,8 @@ class IntervalFillingOrder:
         width, pipelines = len(choice.positions), len(remaining)
         difference = np.zeros((pipelines, remaining.shape[1] - width + 1))
         for interval in choice.intervals:
-            count = len(interval.begin.slots)
-            volume = (interval.end.inputs_ready(ends, times) - interval.begin.devices_free(ends)).mean(axis=0)
+            count = interval.begin.waits.shape[1]
+            volume = (interval.end.latest(ends) - interval.begin.latest(ends)).mean(axis=0)
             volume = volume - times[interval.others].sum(axis=0) / count
             forwards = np.take_along_axis(by_cell[interval.rows].sum(axis=0) / count, remaining, axis=1)
             sums = np.cumsum(np.pad(forwards, ((0, 0), (1, 0))), axis=1)
@@ -125,22 +127,24 @@ class IntervalFillingOrder:
         groups = [range(1, warm_up)] if warm_up > 1 else []
         groups += [range(position, position + 1) for position in range(warm_up, stop)]
         chosen = {position: number for number, positions in enumerate(groups) for position in positions}
-        recursion = _Recursion(self._replay, chosen)
+        recurrence = _Recurrence(self._replay, chosen)
         for number, positions in enumerate(groups):
-            intervals = [self._interval(run, positions, recursion) for run in runs if _has_forward_of(run, positions)]
-            yield PositionChoice(positions, tuple(intervals), recursion.until(number, intervals))
+            intervals = [self._interval(run, positions, recurrence) for run in runs if _has_forward_of(run, positions)]
+            yield PositionChoice(positions, tuple(intervals), recurrence.until(number, intervals))
 
-    def _interval(self, run: Sequence[PipelineOp], positions: range, recursion: "_Recursion") -> FillableInterval:
+    def _interval(self, run: Sequence[PipelineOp], positions: range, recurrence: "_Recurrence") -> FillableInterval:
         *forwards, backward = run
-        replicas = range(self._replay.replicas[backward.stage_id])
-        slots = {op: [self._replay.slot(op, replica) for replica in replicas] for op in run}
+        slots = {op: self._replay.slots[recurrence.nodes_of(op)].tolist() for op in forwards}
         others = [slot for op in forwards if op.microbatch not in positions for slot in slots[op]]
         microbatch = next(op.microbatch for op in forwards if op.microbatch in positions)
         rows = [
             slot // self._replay.microbatches for op in forwards if op.microbatch == microbatch for slot in slots[op]
         ]
         return FillableInterval(
-            recursion.level(slots[forwards[0]]), recursion.level(slots[backward]), np.array(others, int), np.array(rows)
+            recurrence.after_devices(forwards[0]),
+            recurrence.after_inputs(backward),
+            np.array(others, int),
+            np.array(rows),
         )
 
 
@@ -150,15 +154,13 @@ def _has_forward_of(run: Sequence[PipelineOp], positions: range) -> bool:
 
 def _runs(replay: ScheduleReplay) -> list[list[PipelineOp]]:
     """Runs of forwards on the first pipeline rank that has a backward, each with the backward after it."""
-    graph = replay.op_graph.stage_graph
-    first = next((op.stage_id for op in replay.compute_ops if op.stage_id in replay.op_graph.backward_stages), None)
+    op_graph = replay.op_graph
+    graph = op_graph.stage_graph
+    computes = [op for op in replay.nodes.schedule.ops if op.kind in COMPUTE_KINDS]
+    first = next((op.stage_id for op in computes if op.stage_id in op_graph.backward_stages), None)
     if first is None:
         return []
-    own = [
-        op
-        for op in replay.compute_ops
-        if graph.rank_of_microbatch(op.stage_id, op.microbatch) == graph.ranks_of[first][0]
-    ]
+    own = [op for op in computes if graph.rank_of_microbatch(op.stage_id, op.microbatch) == graph.ranks_of[first][0]]
     ops = [op for op in own if op.kind != "wgrad"]
     runs: list[list[PipelineOp]] = []
     for kind, group in itertools.groupby(ops, key=lambda op: op.kind):
@@ -170,49 +172,49 @@ def _runs(replay: ScheduleReplay) -> list[list[PipelineOp]]:
     return runs
 
 
-class _Recursion:
-    """Which ops have to be computed, or computed again, before the microbatch of each position is chosen."""
+class _Recurrence:
+    """Which nodes have to be computed, or computed again, before the microbatch of each position is chosen."""
 
     def __init__(self, replay: ScheduleReplay, chosen: dict[int, int]) -> None:
-        self._m = replay.microbatches
-        self._compute_slots = len(replay.compute_rows) * self._m
-        self._location = {
-            int(slot): (level, index) for level in replay.levels for index, slot in enumerate(level.slots)
-        }
-        self._levels = replay.levels
-        self._chosen = chosen
-        self._final: set[int] = set()
-        self._known_from: dict[int, int] = {}
-        for level in replay.levels:
-            for index, slot in enumerate(level.slots.tolist()):
-                own = chosen.get(slot % self._m, -1) if slot < self._compute_slots else -1
-                needs = (self._known_from.get(need, -1) for need in self._needs(level, index))
-                self._known_from[slot] = max(own, *needs)
+        nodes = replay.nodes
+        self._graph, self._nodes = nodes.graph, nodes
+        self._numbers = {op: number for number, op in enumerate(nodes.schedule.ops)}
+        self._is_hop = np.zeros(self._graph.count, bool)
+        self._known_from = np.full(self._graph.count, -1)  # the first choice after which a node's end is final
+        for family in nodes.families:
+            self._is_hop[family.nodes] = family.kind in TRANSFERS
+            own = [chosen.get(microbatch, -1) for microbatch in family.microbatches.tolist()]
+            self._known_from[family.nodes] = np.array(own)[:, None]
+        self._needs: list[list[int]] = [[]]
+        for block in self._graph.blocks:
+            self._known_from[block.nodes] = np.maximum(self._known_from[block.nodes], block.latest(self._known_from))
+            self._needs += block.waits.T.tolist()
+        self._final: set[int] = {0}
 
-    @staticmethod
-    def _needs(level: ReplayLevel, index: int) -> list[int]:
-        return [*level.device_predecessors[:, index].tolist(), *level.input_producers[:, index].tolist()]
+    def nodes_of(self, op: PipelineOp) -> Int[np.ndarray, " i"]:
+        """The nodes of an op, by replica."""
+        number = self._numbers[op]
+        return self._nodes.first_nodes[number] + np.arange(self._nodes.replicas[number])
 
-    def level(self, slots: Sequence[int]) -> ReplayLevel:
-        """The slots of one op's replicas as a level of their own."""
-        level = self._location[slots[0]][0]
-        return level.select(np.isin(level.slots, slots))
+    def after_devices(self, op: PipelineOp) -> NodeBlock:
+        """An op without the hops that it waits for."""
+        (block,) = self._graph.select(self.nodes_of(op))
+        return NodeBlock(block.nodes, np.where(self._is_hop[block.waits], 0, block.waits))
 
-    def until(self, number: int, intervals: Sequence[FillableInterval]) -> tuple[ReplayLevel, ...]:
-        """The ops before the intervals of a choice that are not final yet."""
+    def after_inputs(self, op: PipelineOp) -> NodeBlock:
+        """An op with only the hops that it waits for."""
+        (block,) = self._graph.select(self.nodes_of(op))
+        return NodeBlock(block.nodes, np.where(self._is_hop[block.waits], block.waits, 0))
+
+    def until(self, number: int, intervals: Sequence[FillableInterval]) -> tuple[NodeBlock, ...]:
+        """The nodes before the intervals of a choice that are not final yet."""
         needed: set[int] = set()
-        pending = [
-            int(slot)
-            for interval in intervals
-            for slot in (*interval.begin.device_predecessors.flat, *interval.end.input_producers.flat)
-        ]
+        pending = [node for each in intervals for node in (*each.begin.waits.flat, *each.end.waits.flat)]
         while pending:
-            slot = pending.pop()
-            if slot in needed or slot in self._final or slot not in self._location:
-                continue
-            needed.add(slot)
-            pending += self._needs(*self._location[slot])
-        self._final |= {slot for slot in needed if self._known_from[slot] < number}
+            node = int(pending.pop())
+            if node not in needed and node not in self._final:
+                needed.add(node)
+                pending += self._needs[node]
         chosen = np.array(sorted(needed), int)
-        selected = (level.select(np.isin(level.slots, chosen)) for level in self._levels)
-        return tuple(level for level in selected if len(level.slots))
+        self._final.update(chosen[self._known_from[chosen] < number].tolist())
+        return self._graph.select(chosen)

@@ -84,7 +84,7 @@ class RowReorderer:
             schedule = build_schedule(self.plan, self.graph, trained)
             devices = replica_devices(self.plan, schedule.op_graph.stage_graph.stages)
             rows_per_microbatch = count // self.plan.microbatches
-            replay = build_replay(devices, schedule, schedule.op_graph, step_costs, rows_per_microbatch)
+            replay = build_replay(devices, schedule, step_costs, rows_per_microbatch)
             self._replays[count] = replay, IntervalFillingOrder(replay)
         replay, interval_order = self._replays[count]
         return replay, interval_order, replay.cell_seconds(step_costs)

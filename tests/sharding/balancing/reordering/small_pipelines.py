@@ -24,7 +24,7 @@ def skewed(
     stages = {node: stage_costs(sizes.get(node[1], alike), 2 * sizes.get(node[1], alike)) for node in graph.stages}
     costs = step_costs(work, stages, hop=0.01)
     devices = {node: np.arange(pipelines)[:, None] + pipelines * (node[1] % places) for node in graph.stages}
-    replay = build_replay(devices, (interleaved if chunks > 1 else one_f_one_b)(work), work, costs, pipelines)
+    replay = build_replay(devices, (interleaved if chunks > 1 else one_f_one_b)(work), costs, pipelines)
     return replay, replay.cell_seconds(costs)
 
 

@@ -11,7 +11,7 @@ from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph
 from tests.sharding.balancing.reordering.small_pipelines import all_seconds, skewed
 from tests.sharding.stage_graphs import chain
-from tests.sharding.steps import single_devices, stage_costs, step_costs
+from tests.sharding.steps import build_step, single_devices, stage_costs, step_costs, step_recipes
 
 
 def chain_order(work: OpGraph, forwards: list, policy=one_f_one_b) -> list[int]:
@@ -21,7 +21,7 @@ def chain_order(work: OpGraph, forwards: list, policy=one_f_one_b) -> list[int]:
         for node, seconds in zip(work.stage_graph.stages, forwards, strict=True)
     }
     costs = step_costs(work, stages)
-    replay = build_replay(single_devices(work.stage_graph), policy(work), work, costs, 1)
+    replay = build_replay(single_devices(work.stage_graph), policy(work), costs, 1)
     return IntervalFillingOrder(replay).orders(replay.cell_seconds(costs))[0].tolist()
 
 
@@ -40,6 +40,15 @@ def trained(stages: int, microbatches: int) -> OpGraph:
 def test_every_pipeline_keeps_its_microbatches(places, chunks, microbatches, pipelines, seed):
     replay, table = skewed(places, chunks, microbatches, seed, pipelines)
     orders = IntervalFillingOrder(replay).orders(table)
+    np.testing.assert_array_equal(np.sort(orders, axis=1), np.arange(orders.size).reshape(orders.shape))
+
+
+@given(step_recipes(bundles=False))
+@settings(max_examples=25, deadline=None)
+def test_every_pipeline_of_any_step_keeps_its_microbatches(recipe):
+    step = build_step(recipe)
+    replay = build_replay(step.devices, step.schedule, step.costs, 36)
+    orders = IntervalFillingOrder(replay).orders(replay.cell_seconds(step.costs))
     np.testing.assert_array_equal(np.sort(orders, axis=1), np.arange(orders.size).reshape(orders.shape))
 
 
