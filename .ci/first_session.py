@@ -53,6 +53,7 @@ PAGES = {
     "README.md": ("data.html", "step.html", "runs/short/report.html"),
     "docs/how_to/data.md": ("data.html",),
     "docs/tutorials/first_model.md": ("runs/first_model/report.html",),
+    "docs/tutorials/one_plan.md": ("shared.html",),
     "docs/tutorials/own_data.md": ("pictures.html", "vicuna.html"),
     "docs/tutorials/read_a_timeline.md": ("lanes.html", "best.html"),
 }
