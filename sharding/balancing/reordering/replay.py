@@ -176,12 +176,9 @@ def _rows(
     hop_rows: list[tuple[OpKind, StageEdge, int]]
     hop_rows = [("hop", (source, target), i) for source, target in graph.edges for i in range(replicas[target])]
     back: OpKind = "gradient_hop"
-    hop_rows += [
-        (back, (source, target), i)
-        for source, target in graph.edges
-        if source in op_graph.backward_stages
-        for i in range(replicas[source])
-    ]
+    for source, target in graph.edges:
+        if source in op_graph.backward_stages:
+            hop_rows += [(back, (source, target), replica) for replica in range(replicas[source])]
     return tuple(compute_rows), tuple(hop_rows)
 
 
