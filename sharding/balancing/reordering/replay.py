@@ -11,7 +11,7 @@ position in the order; the cell takes as long on any of them, the hops to and fr
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -173,13 +173,16 @@ def _rows(
         if kind in op_graph.passes_of(stage)
         for replica in range(replicas[stage])
     ]
-    hop_rows: list[tuple[OpKind, StageEdge, int]]
-    hop_rows = [("hop", (source, target), i) for source, target in graph.edges for i in range(replicas[target])]
-    back: OpKind = "gradient_hop"
-    for source, target in graph.edges:
-        if source in op_graph.backward_stages:
-            hop_rows += [(back, (source, target), replica) for replica in range(replicas[source])]
+    returning = [edge for edge in graph.edges if edge[0] in op_graph.backward_stages]
+    hop_rows = [*_hop_rows("hop", graph.edges, 1, replicas), *_hop_rows("gradient_hop", returning, 0, replicas)]
     return tuple(compute_rows), tuple(hop_rows)
+
+
+def _hop_rows(
+    kind: OpKind, edges: Iterable[StageEdge], end: int, replicas: Mapping[StageId, int]
+) -> list[tuple[OpKind, StageEdge, int]]:
+    """The rows of one kind of hop, which has one for each replica of an end of its edge: 0 the source, 1 the target."""
+    return [(kind, edge, replica) for edge in edges for replica in range(replicas[edge[end]])]
 
 
 def count_pipelines(

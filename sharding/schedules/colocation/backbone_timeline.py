@@ -92,6 +92,8 @@ def with_late_warm_up(timeline: BackboneTimeline) -> BackboneTimeline:
     position = {stage: number for number, stage in enumerate(graph.stages)}
     for op in sorted(forwards, key=lambda op: (times[op][0], position[op.stage_id], op.microbatch), reverse=True):
         start, end = times[op]
+        if start == end:  # it takes no idle time that others could use, and would fit anywhere
+            continue
         followers = [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
         followers.append(PipelineOp("backward", *op.stage_id, op.microbatch))
         due = min([max(until, end), *(times[each][0] for each in followers if each in times)])

@@ -116,7 +116,11 @@ def test_frozen_encoders_only_run_forwards_before_the_backbone_needs_them():
     assert not [op for op in colocated(op_graph).ops if op.kind == "backward" and op.unit == "encoder0"]
 
 
+FROZEN = Backbone(ranks=1, forward=1 / 16, backward=1 / 16, trains=False)
+
+
 @given(recipe=colocated_recipes())
+@example((FROZEN, tuple(Encoder(1, 1, (0, 0, 0), 0.0, backward, trains=backward > 0) for backward in (0.0, 0.125)), ()))
 @settings(max_examples=40, deadline=None)
 def test_a_late_warm_up_moves_forwards_only_later_and_ends_no_later(recipe):
     step = colocated_step(colocated_op_graph(*recipe))
