@@ -43,6 +43,9 @@ READ = {
 }
 """Names that the contents of a config.json have where they are read."""
 
+ENTRIES = {"Key", "softcap"}
+"""Names of the entries of tables whose first argument is a key that becomes a field."""
+
 HOSTILE = (None, True, -1, 0, 0.5, 10**9, "x", [], ["x"], {}, {"type": ["x"]})
 
 
@@ -106,6 +109,8 @@ def test_every_key_that_is_read_by_its_name_has_a_range():
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) in READ:
                 yield node.slice
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"{name}.get" for name in READ}:
+                yield node.args[0]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ENTRIES:
                 yield node.args[0]
 
     files = pathlib.Path(published.__file__).parent.rglob("*.py")

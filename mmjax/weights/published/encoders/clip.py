@@ -4,9 +4,6 @@ Features are the outputs of the last block, as `last_hidden_state` of transforme
 class token alone.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from configs.architectures import VisionConfig
 from mmjax.weights.published.encoders.vision_transformer import (
     CLIP_BLOCK_NAMES,
@@ -14,14 +11,14 @@ from mmjax.weights.published.encoders.vision_transformer import (
     VIT_BASE_DEFAULTS,
     block_rules,
     class_token_rule,
+    encoder_architecture,
+    of_whole_models,
     patch_embedding_rules,
     position_table_rule,
-    read_encoder,
-    require_encoder_round_trip,
     unused_block_patterns,
-    write_encoder,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rules
+from mmjax.weights.published.key_table import Fields
+from mmjax.weights.published.rules import Rules, norm_rules
 
 TOWER = "vision_model"
 BLOCK = f"{TOWER}.encoder.layers.{{layer}}"
@@ -47,21 +44,6 @@ def rules(config: VisionConfig) -> Rules:
     return {config.name: encoder}
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' CLIPVisionConfig, or a CLIPConfig that contains one."""
-    tower = {**values, **values.get("vision_config", {})}
-    return read_encoder(
-        {**DEFAULTS, **tower}, CLIP_PIXELS, patch_bias=False, class_token=True, input_norm=True, final_norm=False
-    )
-
-
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' CLIPVisionConfig."""
-    values = write_encoder(config)
-    require_encoder_round_trip(config, read_config(values))
-    return values
-
-
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The norm after the last block, unused blocks, and what whole CLIP models have in addition to the tower."""
     tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
@@ -69,12 +51,12 @@ def ignored(config: VisionConfig) -> tuple[str, ...]:
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="CLIPVisionModel",
-        model_types=("clip_vision_model", "clip"),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
+    encoder_architecture(
+        "CLIPVisionModel",
+        ("clip_vision_model", "clip"),
+        CLIP_PIXELS,
+        (Fields({"patch_bias": False, "class_token": True, "input_norm": True, "final_norm": False}),),
+        prepare=of_whole_models(DEFAULTS),
         rules=rules,
         ignored=ignored,
         aliases=ALIASES,

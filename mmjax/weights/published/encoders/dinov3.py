@@ -3,25 +3,24 @@
 Patches have no embedded positions: queries and keys rotate by where a patch is in its image, from -1 to 1.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
 from mmjax.weights.published.encoders.vision_transformer import (
     IMAGENET_PIXELS,
+    LAYER_SCALE,
     VIT_BASE_DEFAULTS,
     block_rules,
     class_token_rule,
+    encoder_architecture,
     patch_embedding_rules,
-    read_encoder,
-    read_layer_scale,
     register_rules,
-    require_encoder_round_trip,
     unused_block_patterns,
-    write_encoder,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rules
+from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rules, norm_rules
+from mmjax.weights.published.table_architecture import with_defaults
 
 BLOCK = "layer.{layer}"
 NAMES = {
@@ -80,38 +79,25 @@ def rules(config: VisionConfig) -> Rules:
     return {config.name: encoder}
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' DINOv3ViTConfig.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    values = {**DEFAULTS, **values}
-    return read_encoder(
-        values,
-        IMAGENET_PIXELS,
-        class_token=True,
-        registers=values["num_register_tokens"],
-        positions="none",
-        rope=VisionRope(float(values["rope_theta"]), coordinates="centred"),
-        biases=tuple(name for name, key in BIAS_KEYS.items() if values[key]),
-        gated=values["use_gated_mlp"],
-        layer_scale=read_layer_scale("layerscale_value", values["layerscale_value"]),
-    )
+def _read_rope(values: Values) -> dict[str, Any]:
+    return {"rope": VisionRope(float(values["rope_theta"]), coordinates="centred")}
 
 
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' DINOv3ViTConfig."""
-    values = {
-        **write_encoder(config),
-        **{key: name in config.biases for name, key in BIAS_KEYS.items()},
-        "layerscale_value": config.layer_scale or DEFAULTS["layerscale_value"],
-        "num_register_tokens": config.registers,
-        "rope_theta": config.rope.base if config.rope else DEFAULTS["rope_theta"],
-        "use_gated_mlp": config.gated,
-    }
-    require_encoder_round_trip(config, read_config(values))
-    return values
+def _write_rope(config: VisionConfig) -> dict[str, Any]:
+    return {"rope_theta": config.rope.base if config.rope else DEFAULTS["rope_theta"]}
+
+
+KEYS = (
+    Keys(
+        lambda values: {"biases": tuple(name for name, key in BIAS_KEYS.items() if values[key])},
+        lambda config: {key: name in config.biases for name, key in BIAS_KEYS.items()},
+    ),
+    LAYER_SCALE,
+    Key("num_register_tokens", "registers"),
+    Keys(_read_rope, _write_rope),
+    Key("use_gated_mlp", "gated"),
+    Fields({"class_token": True, "positions": "none"}),
+)
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
@@ -122,12 +108,12 @@ def ignored(config: VisionConfig) -> tuple[str, ...]:
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="DINOv3ViTModel",
-        model_types=("dinov3_vit",),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
+    encoder_architecture(
+        "DINOv3ViTModel",
+        ("dinov3_vit",),
+        IMAGENET_PIXELS,
+        KEYS,
+        prepare=with_defaults(DEFAULTS),
         rules=rules,
         ignored=ignored,
         aliases=(("model.layer.", "layer."),),

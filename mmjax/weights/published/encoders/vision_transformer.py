@@ -1,12 +1,14 @@
 """What published vision transformers share: a patch embedding, a position table, and pre-norm blocks."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.transformer import TransformerConfig
-from mmjax.weights.published.rules import Rule, linear_rules, norm_rules, require_round_trip
+from configs.transformer import PROJECTIONS, TransformerConfig
+from mmjax.weights.published.key_table import Keys, Table, Values
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules, norm_rules, require_round_trip
+from mmjax.weights.published.table_architecture import table_architecture
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, Reshaped, TensorLayout
 
 ACTIVATIONS = {
@@ -167,27 +169,32 @@ def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **fields
     Raises:
         ValueError: A key has a value that cannot be computed.
     """
+    return VisionConfig(**{**read_encoder_fields(values, pixels), **fields})
+
+
+def read_encoder_fields(values: Mapping[str, Any], pixels: PixelNormalisation) -> dict[str, Any]:
+    """The fields of that configuration which these keys describe."""
     for key in ("image_size", "patch_size"):
         if not isinstance(values[key], int):
             raise ValueError(f"{key} is {values[key]!r}; only one number, for a square, can be computed")
     if values["hidden_act"] not in ACTIVATIONS:
         raise ValueError(f"hidden_act is {values['hidden_act']!r}; choose one of {', '.join(ACTIVATIONS)}")
     mean, std = values.get("image_mean", pixels.mean), values.get("image_std", pixels.std)
-    return VisionConfig(
-        width=values["hidden_size"],
-        depth=values["num_hidden_layers"],
-        heads=values["num_attention_heads"],
-        ffn=values["intermediate_size"],
-        norm_epsilon=float(values["layer_norm_eps"]),
-        activation=ACTIVATIONS[values["hidden_act"]],
-        patch=values["patch_size"],
-        channels=values["num_channels"],
-        merge=1,
-        pixel_mean=tuple(2 * value - 1 for value in mean),  # pixels are in [-1, 1] here, in [0, 1] there
-        pixel_std=tuple(2 * value for value in std),
-        grid=values["image_size"] // values["patch_size"],
-        **{"positions": "learned", **fields},
-    )
+    return {
+        "width": values["hidden_size"],
+        "depth": values["num_hidden_layers"],
+        "heads": values["num_attention_heads"],
+        "ffn": values["intermediate_size"],
+        "norm_epsilon": float(values["layer_norm_eps"]),
+        "activation": ACTIVATIONS[values["hidden_act"]],
+        "patch": values["patch_size"],
+        "channels": values["num_channels"],
+        "merge": 1,
+        "pixel_mean": tuple(2 * value - 1 for value in mean),  # pixels are in [-1, 1] here, in [0, 1] there
+        "pixel_std": tuple(2 * value for value in std),
+        "grid": values["image_size"] // values["patch_size"],
+        "positions": "learned",
+    }
 
 
 def read_layer_scale(key: str, value: Any) -> float:
@@ -239,3 +246,48 @@ def require_encoder_round_trip(config: VisionConfig, read_back: VisionConfig) ->
     if config.unused_blocks:  # the norm after the last block is unused with it
         complete = dataclasses.replace(complete, final_norm=read_back.final_norm)
     require_round_trip(complete, read_back, UNDESCRIBED_FIELDS)
+
+
+def encoder_architecture(
+    name: str,
+    model_types: tuple[str, ...],
+    pixels: PixelNormalisation,
+    keys: Table,
+    **others: Any,
+) -> PublishedArchitecture:
+    """A published vision transformer, by the table of the keys that `read_encoder` does not read.
+
+    Args:
+        name: Name of the class that loads it.
+        model_types: Its `model_type`s.
+        pixels: Normalisation of pixels where a folder does not say it.
+        keys: The other keys, and the fields that no key describes.
+        **others: Other arguments of `table_architecture`.
+    """
+    shared = Keys(lambda values: read_encoder_fields(values, pixels), write_encoder)
+    return table_architecture(
+        name,
+        model_types,
+        {"": VisionConfig},
+        (shared, *keys),
+        require_same=require_encoder_round_trip,
+        **others,
+    )
+
+
+def of_whole_models(defaults: Mapping[str, Any]) -> Callable[[Values], Values]:
+    """Completes the config.json of a tower, or of a whole model that has the tower's in `vision_config`."""
+    return lambda values: {**defaults, **values, **values.get("vision_config", {})}
+
+
+LAYER_SCALE = Keys(
+    lambda values: {"layer_scale": read_layer_scale("layerscale_value", values["layerscale_value"])},
+    lambda config: {"layerscale_value": config.layer_scale or 1.0},
+)
+"""The entry of the initial value of layer scales."""
+
+QKV_BIAS = Keys(
+    lambda values: {"biases": PROJECTIONS if values.get("qkv_bias", True) else ("output", "mlp")},
+    lambda config: {"qkv_bias": "query" in config.biases},
+)
+"""The entry of the biases of queries, keys and values; all other projections have some."""

@@ -1,23 +1,20 @@
 """ViT (arXiv 2010.11929), `ViTModel` of transformers."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from configs.architectures import VisionConfig
-from configs.transformer import PROJECTIONS
 from mmjax.weights.published.encoders.vision_transformer import (
     HALF_PIXELS,
+    QKV_BIAS,
     VIT_BASE_DEFAULTS,
     block_rules,
     class_token_rule,
+    encoder_architecture,
     patch_embedding_rules,
     position_table_rule,
-    read_encoder,
-    require_encoder_round_trip,
     unused_block_patterns,
-    write_encoder,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rules
+from mmjax.weights.published.key_table import Fields
+from mmjax.weights.published.rules import Rules, norm_rules
+from mmjax.weights.published.table_architecture import with_defaults
 
 BLOCK = "encoder.layer.{layer}"
 NAMES = {
@@ -48,19 +45,6 @@ def rules(config: VisionConfig) -> Rules:
     return {config.name: encoder}
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' ViTConfig."""
-    biases = PROJECTIONS if values.get("qkv_bias", True) else ("output", "mlp")
-    return read_encoder({**DEFAULTS, **values}, HALF_PIXELS, class_token=True, biases=biases)
-
-
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' ViTConfig."""
-    values = {**write_encoder(config), "qkv_bias": "query" in config.biases}
-    require_encoder_round_trip(config, read_config(values))
-    return values
-
-
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """Tensors of layers after the features, the mask token of pretraining, and unused blocks."""
     final_norm = () if config.final_norm else ("layernorm.*",)
@@ -68,12 +52,12 @@ def ignored(config: VisionConfig) -> tuple[str, ...]:
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="ViTModel",
-        model_types=("vit",),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
+    encoder_architecture(
+        "ViTModel",
+        ("vit",),
+        HALF_PIXELS,
+        (QKV_BIAS, Fields({"class_token": True})),
+        prepare=with_defaults(DEFAULTS),
         rules=rules,
         ignored=ignored,
         aliases=(("vit.", ""),),

@@ -5,19 +5,20 @@ transformers pads every clip to 30 s, mmjax does not: they agree on clips of 30 
 attention to silence.
 """
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 from configs.architectures import AudioConfig
 from mmjax.weights.published.encoders.vision_transformer import ACTIVATIONS, block_rules, published_activation
+from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported, Values
 from mmjax.weights.published.rules import (
-    PublishedArchitecture,
     Rule,
     Rules,
     linear_rules,
     norm_rules,
     require_round_trip,
 )
+from mmjax.weights.published.table_architecture import table_architecture, with_defaults
 from mmjax.weights.published.tensor_layouts import CONVOLUTION_1D
 
 NAMES = {
@@ -60,62 +61,30 @@ def rules(config: AudioConfig) -> Rules:
     return {config.name: encoder_rules(config, "encoder.", "layer_norm")}
 
 
-def read_encoder(values: Mapping[str, Any], **fields: Any) -> AudioConfig:
-    """The configuration of an encoder of Whisper's kind, by transformers' keys for it.
-
-    Args:
-        values: Contents of config.json with its defaults.
-        **fields: Fields of the configuration that these keys do not describe.
-
-    Raises:
-        ValueError: A value cannot be computed.
-    """
-    if values.get("scale_embedding"):
-        raise ValueError("scale_embedding is true; only embeddings that are not scaled can be computed")
+def _read_activation(values: Values) -> dict[str, Any]:
     if values["activation_function"] not in ACTIVATIONS:
         raise ValueError(
             f"activation_function is {values['activation_function']!r}; choose one of {', '.join(ACTIVATIONS)}"
         )
-    return AudioConfig(
-        width=values["d_model"],
-        depth=values["encoder_layers"],
-        heads=values["encoder_attention_heads"],
-        ffn=values["encoder_ffn_dim"],
-        norm_epsilon=1e-5,
-        activation=ACTIVATIONS[values["activation_function"]],
-        biases=BIASES,
-        mels=values["num_mel_bins"],
-        **fields,
-    )
+    return {"activation": ACTIVATIONS[values["activation_function"]]}
 
 
-def read_config(values: Mapping[str, Any]) -> AudioConfig:
-    """Reads transformers' WhisperConfig.
-
-    Raises:
-        ValueError: A value cannot be computed.
-    """
-    return read_encoder({**DEFAULTS, **values}, merge=1)
+def _write_activation(config: AudioConfig) -> dict[str, Any]:
+    return {"activation_function": published_activation(config.activation)}
 
 
-def write_encoder(config: AudioConfig) -> dict[str, Any]:
-    """The keys that `read_encoder` reads, and the number of positions."""
-    return {
-        "d_model": config.width,
-        "encoder_layers": config.depth,
-        "encoder_attention_heads": config.heads,
-        "encoder_ffn_dim": config.ffn,
-        "activation_function": published_activation(config.activation),
-        "num_mel_bins": config.mels,
-        "max_source_positions": POSITIONS,
-    }
-
-
-def write_config(config: AudioConfig) -> dict[str, Any]:
-    """Writes transformers' WhisperConfig, without the decoder."""
-    values = write_encoder(config)
-    require_round_trip(config, read_config(values), ("merge", "projector"))
-    return values
+ENCODER_KEYS = (
+    Unsupported("scale_embedding", "; only embeddings that are not scaled can be computed"),
+    Key("d_model", "width"),
+    Key("encoder_layers", "depth"),
+    Key("encoder_attention_heads", "heads"),
+    Key("encoder_ffn_dim", "ffn"),
+    Keys(_read_activation, _write_activation),
+    Key("num_mel_bins", "mels"),
+    Keys(write=lambda _: {"max_source_positions": POSITIONS}),
+    Fields({"norm_epsilon": 1e-5, "biases": BIASES}),
+)
+"""Keys of encoders of Whisper's kind."""
 
 
 def ignored(config: AudioConfig) -> tuple[str, ...]:
@@ -125,12 +94,13 @@ def ignored(config: AudioConfig) -> tuple[str, ...]:
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="WhisperModel",
-        model_types=("whisper",),
-        config_type=AudioConfig,
-        read_config=read_config,
-        write_config=write_config,
+    table_architecture(
+        "WhisperModel",
+        ("whisper",),
+        {"": AudioConfig},
+        (*ENCODER_KEYS, Fields({"merge": 1})),
+        prepare=with_defaults(DEFAULTS),
+        require_same=functools.partial(require_round_trip, except_fields=("merge", "projector")),
         rules=rules,
         ignored=ignored,
         duplicates=lambda config: {"proj_out.weight": "decoder.embed_tokens.weight"},

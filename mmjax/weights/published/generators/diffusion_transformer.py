@@ -4,6 +4,7 @@
 conditioned on hidden states has no use for.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +13,9 @@ from configs.architectures import DiTConfig, RectifiedFlowSchedule
 from configs.diffusion_transformer import DiTBlockRun
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM
+from mmjax.weights.published.key_table import Fields, Key, Keys, Table, Values
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
+from mmjax.weights.published.table_architecture import table_architecture
 from mmjax.weights.published.tensor_layouts import (
     IDENTITY,
     LINEAR,
@@ -54,17 +57,38 @@ STREAMS = {
 """Names of a stream's layers in diffusers, by their names here."""
 
 
+# ---------------------------------------------------------------- keys of both
+
+
+def _read_heads(values: Values) -> dict[str, Any]:
+    width = values["num_attention_heads"] * values["attention_head_dim"]
+    return {"width": width, "heads": values["num_attention_heads"], "ffn": MLP_RATIO * width}
+
+
+def _write_heads(config: DiTConfig) -> dict[str, Any]:
+    return {"attention_head_dim": config.head_width, "num_attention_heads": config.heads}
+
+
+def _read_pooled_width(values: Values) -> dict[str, Any]:
+    """Width of the pooled conditions, which are the first channels of the mean of the conditions."""
+    pooled, width = values["pooled_projection_dim"], values["joint_attention_dim"]
+    if pooled > width:
+        raise ValueError(f"pooled_projection_dim is {pooled}; only up to joint_attention_dim = {width} can be computed")
+    return {"pooled_width": pooled}
+
+
+HEADS_AND_CONDITIONS = (
+    Keys(_read_heads, _write_heads),
+    Key("joint_attention_dim", "condition_width"),
+    Fields({"plain_layers": 0}),
+)
+POOLED = Keys(_read_pooled_width, lambda config: {"pooled_projection_dim": config.pooled})
+
+
 # ---------------------------------------------------------------- Stable Diffusion 3
 
 
-def read_sd3_config(values: Mapping[str, Any]) -> DiTConfig:
-    """Reads the config.json of diffusers' SD3Transformer2DModel.
-
-    The number of conditions and the schedule are not in it; they have the values of Stable Diffusion 3.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
+def _read_sd3(values: Values) -> dict[str, Any]:
     width = values["num_attention_heads"] * values["attention_head_dim"]
     require_values(values, {"caption_projection_dim": width, "out_channels": values["in_channels"]})
     image_attention = tuple(values.get("dual_attention_layers") or ())
@@ -72,50 +96,46 @@ def read_sd3_config(values: Mapping[str, Any]) -> DiTConfig:
         raise ValueError(f"dual_attention_layers is {image_attention}; only the first layers can be computed")
     if values.get("qk_norm") not in (None, "rms_norm"):
         raise ValueError(f"qk_norm is {values['qk_norm']!r}; only None and 'rms_norm' can be computed")
-    patch, size = values["patch_size"], values["sample_size"]
-    return DiTConfig(
-        image_size=size,
-        channels=values["in_channels"],
-        patch=patch,
-        width=width,
-        heads=values["num_attention_heads"],
-        ffn=MLP_RATIO * width,
-        double_layers=values["num_layers"],
-        image_attention_layers=len(image_attention),
-        plain_layers=0,
-        qk_norm=values.get("qk_norm") is not None,
-        position_grid=values["pos_embed_max_size"],
-        position_base=size // patch,
-        conditions=333,
-        condition_width=values["joint_attention_dim"],
-        pooled_width=_pooled_width(values),
-        schedule=RectifiedFlowSchedule(shift=3.0),
-    )
+    return {
+        "image_size": values["sample_size"],
+        "channels": values["in_channels"],
+        "patch": values["patch_size"],
+        "image_attention_layers": len(image_attention),
+        "qk_norm": values.get("qk_norm") is not None,
+        "position_base": values["sample_size"] // values["patch_size"],
+    }
 
 
-def write_sd3_config(config: DiTConfig) -> dict[str, Any]:
-    """Writes the config.json of diffusers' SD3Transformer2DModel."""
+def _write_sd3(config: DiTConfig) -> dict[str, Any]:
     channels = config.latent_shape[-1]
     if not config.position_base or not config.double_layers or not config.pooled:
         raise ValueError("position_base, double_layers and pooled_width must be above 0")
-    values = {
-        "_class_name": "SD3Transformer2DModel",
+    return {
         "sample_size": config.position_base * config.patch,
         "patch_size": config.patch,
         "in_channels": channels,
         "out_channels": channels,
-        "num_layers": config.double_layers,
-        "attention_head_dim": config.head_width,
-        "num_attention_heads": config.heads,
-        "joint_attention_dim": config.condition_width,
-        "caption_projection_dim": config.width,
-        "pooled_projection_dim": config.pooled,
-        "pos_embed_max_size": config.position_grid,
+    }
+
+
+def _write_sd3_attention(config: DiTConfig) -> dict[str, Any]:
+    return {
         "dual_attention_layers": list(range(config.image_attention_layers)),
         "qk_norm": "rms_norm" if config.qk_norm else None,
     }
-    require_round_trip(config, read_sd3_config(values), (*NOT_IN_CONFIG, "pooled_width"))
-    return values
+
+
+SD3_KEYS = (
+    Keys(_read_sd3, _write_sd3),
+    Key("num_layers", "double_layers"),
+    *HEADS_AND_CONDITIONS,
+    Keys(write=lambda config: {"caption_projection_dim": config.width}),
+    POOLED,
+    Key("pos_embed_max_size", "position_grid"),
+    Keys(write=_write_sd3_attention),
+    # Not in config.json: as in Stable Diffusion 3.
+    Fields({"conditions": 333, "schedule": RectifiedFlowSchedule(shift=3.0)}),
+)
 
 
 def sd3_rules(config: DiTConfig) -> Rules:
@@ -141,64 +161,39 @@ def _ignored_positions(config: DiTConfig) -> tuple[str, ...]:
 # ---------------------------------------------------------------- Flux.1
 
 
-def read_flux_config(values: Mapping[str, Any]) -> DiTConfig:
-    """Reads the config.json of diffusers' FluxTransformer2DModel.
-
-    Image size, number of conditions and schedule are not in it; they have the values of Flux.1 dev at 1024 pixels.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
+def _read_flux(values: Values) -> dict[str, Any]:
     require_values(values, {"patch_size": 1})
     folded = values["in_channels"]
     if values.get("out_channels") not in (None, folded):
         raise ValueError(f"out_channels is {values['out_channels']}; only in_channels = {folded} can be computed")
     if folded % FLUX_PATCH**2:
         raise ValueError(f"in_channels is {folded}; only multiples of {FLUX_PATCH**2} can be computed")
-    width = values["num_attention_heads"] * values["attention_head_dim"]
-    return DiTConfig(
-        image_size=128,
-        channels=folded // FLUX_PATCH**2,
-        patch=FLUX_PATCH,
-        width=width,
-        heads=values["num_attention_heads"],
-        ffn=MLP_RATIO * width,
-        double_layers=values["num_layers"],
-        single_layers=values["num_single_layers"],
-        plain_layers=0,
-        qk_norm=True,
-        positions="rotary",
-        rotary_axes=tuple(values["axes_dims_rope"]),
-        conditions=512,
-        condition_width=values["joint_attention_dim"],
-        pooled_width=_pooled_width(values),
-        distilled_guidance=FLUX_DEV_GUIDANCE if values["guidance_embeds"] else None,
-        schedule=RectifiedFlowSchedule(shift=FLUX_SHIFT),
-    )
+    return {"channels": folded // FLUX_PATCH**2}
 
 
-def write_flux_config(config: DiTConfig) -> dict[str, Any]:
-    """Writes the config.json of diffusers' FluxTransformer2DModel."""
+def _write_flux(config: DiTConfig) -> dict[str, Any]:
     if config.positions != "rotary":
         raise ValueError(f"positions is {config.positions!r}; Flux.1 has rotary ones")
     if not config.pooled:
         raise ValueError("pooled_width must be above 0")
-    values = {
-        "_class_name": "FluxTransformer2DModel",
-        "patch_size": 1,
-        "in_channels": config.patch_channels,
-        "out_channels": None,
-        "num_layers": config.double_layers,
-        "num_single_layers": config.single_layers,
-        "attention_head_dim": config.head_width,
-        "num_attention_heads": config.heads,
-        "joint_attention_dim": config.condition_width,
-        "pooled_projection_dim": config.pooled,
-        "guidance_embeds": config.distilled_guidance is not None,
-        "axes_dims_rope": list(config.rotary_axes),
-    }
-    require_round_trip(config, read_flux_config(values), (*NOT_IN_CONFIG, "pooled_width", "distilled_guidance"))
-    return values
+    return {"patch_size": 1, "in_channels": config.patch_channels, "out_channels": None}
+
+
+FLUX_KEYS = (
+    Keys(_read_flux, _write_flux),
+    Key("num_layers", "double_layers"),
+    Key("num_single_layers", "single_layers"),
+    *HEADS_AND_CONDITIONS,
+    POOLED,
+    Keys(
+        lambda values: {"distilled_guidance": FLUX_DEV_GUIDANCE if values["guidance_embeds"] else None},
+        lambda config: {"guidance_embeds": config.distilled_guidance is not None},
+    ),
+    Key("axes_dims_rope", "rotary_axes", to_field=tuple, to_value=list),
+    Fields({"patch": FLUX_PATCH, "qk_norm": True, "positions": "rotary"}),
+    # Not in config.json: as in Flux.1 dev at 1024 pixels.
+    Fields({"image_size": 128, "conditions": 512, "schedule": RectifiedFlowSchedule(shift=FLUX_SHIFT)}),
+)
 
 
 def flux_rules(config: DiTConfig) -> Rules:
@@ -227,15 +222,7 @@ def _single_rules(config: DiTConfig) -> Iterator[Rule]:
     yield Rule(f"{block}.proj_out.bias", "single/mlp/down/bias")
 
 
-# ---------------------------------------------------------------- both
-
-
-def _pooled_width(values: Mapping[str, Any]) -> int:
-    """Width of the pooled conditions, which are the first channels of the mean of the conditions."""
-    pooled, width = values["pooled_projection_dim"], values["joint_attention_dim"]
-    if pooled > width:
-        raise ValueError(f"pooled_projection_dim is {pooled}; only up to joint_attention_dim = {width} can be computed")
-    return pooled
+# ---------------------------------------------------------------- rules of both
 
 
 def _embedding_rules(config: DiTConfig) -> Iterator[Rule]:
@@ -292,24 +279,19 @@ def _attention_rules(
         yield from linear_rules(f"{block}.{names[name]}", f"{path}/{name}", LINEAR, bias=True)
 
 
+def _published(name: str, keys: Table, undescribed: tuple[str, ...], **others: Any) -> PublishedArchitecture:
+    return table_architecture(
+        name,
+        (name,),
+        {"": DiTConfig},
+        (Keys(write=lambda _: {"_class_name": name}), *keys),
+        require_same=functools.partial(require_round_trip, except_fields=(*NOT_IN_CONFIG, *undescribed)),
+        file_stem=DIFFUSERS_FILE_STEM,
+        **others,
+    )
+
+
 PUBLISHED = (
-    PublishedArchitecture(
-        name="SD3Transformer2DModel",
-        model_types=("SD3Transformer2DModel",),
-        config_type=DiTConfig,
-        read_config=read_sd3_config,
-        write_config=write_sd3_config,
-        rules=sd3_rules,
-        ignored=_ignored_positions,
-        file_stem=DIFFUSERS_FILE_STEM,
-    ),
-    PublishedArchitecture(
-        name="FluxTransformer2DModel",
-        model_types=("FluxTransformer2DModel",),
-        config_type=DiTConfig,
-        read_config=read_flux_config,
-        write_config=write_flux_config,
-        rules=flux_rules,
-        file_stem=DIFFUSERS_FILE_STEM,
-    ),
+    _published("SD3Transformer2DModel", SD3_KEYS, ("pooled_width",), rules=sd3_rules, ignored=_ignored_positions),
+    _published("FluxTransformer2DModel", FLUX_KEYS, ("pooled_width", "distilled_guidance"), rules=flux_rules),
 )

@@ -6,20 +6,25 @@ norms queries and keys, and gives its local layers a rotary base of their own.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.attention_types import attention_types
 from mmjax.weights.published.decoders.shared.llama_like import (
-    decoder_rules,
-    ignored_buffers,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
+    HEAD_WIDTH,
+    ROTARY,
+    SIZES,
+    TYING_AND_EPSILON,
+    decoder_architecture,
 )
-from mmjax.weights.published.decoders.shared.rope_config import read_local_base, read_local_rotary
-from mmjax.weights.published.rules import PublishedArchitecture, require_round_trip
+from mmjax.weights.published.decoders.shared.rope_config import (
+    read_local_base,
+    read_local_rotary,
+    read_rotary_fields,
+    write_rotary,
+)
+from mmjax.weights.published.key_table import Entry, Fields, Key, Keys, Table, Unsupported, Values
+from mmjax.weights.published.table_architecture import with_defaults
 
 ALTERNATING = ("sliding_attention", "full_attention")
 FIVE_LOCAL = ("sliding_attention",) * 5 + ("full_attention",)
@@ -38,112 +43,92 @@ GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30
 GEMMA3_ROTARY = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
 
 
-def _require_causal_without_biases(values: Mapping[str, Any]) -> None:
-    """Raises ValueError for attention that no generation of the published text models has."""
-    if values.get("attention_bias"):
-        raise ValueError("attention_bias is true; only projections without biases can be computed")
-    if values.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention is true; only causal attention to text can be computed")
+GELU_TANH = "gelu_pytorch_tanh"
 
 
-def read_gemma1(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' GemmaConfig, of the first generation."""
-    values = {**GEMMA1_DEFAULTS, **values}
-    activation = values.get("hidden_activation") or values.get("hidden_act") or GEMMA1_ACTIVATIONS[0]
+def read_gemma1_activation(values: Values) -> dict[str, Any]:
+    """No field; raises ValueError for another activation than the one that Gemma has."""
+    activation = values.get("hidden_activation") or values.get("hidden_act") or GELU_TANH
     if activation not in GEMMA1_ACTIVATIONS:
         raise ValueError(f"hidden_act is {activation!r}; choose one of {', '.join(GEMMA1_ACTIVATIONS)}")
-    _require_causal_without_biases(values)
-    scale = math.sqrt(values["hidden_size"])
-    return read_decoder(values, (), activation="gelu_tanh", norm_offset=True, embedding_scale=scale)
+    return {}
 
 
-def write_gemma1(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' GemmaConfig."""
-    activation = {"hidden_act": GEMMA1_ACTIVATIONS[0], "hidden_activation": GEMMA1_ACTIVATIONS[0]}
-    values = {**write_decoder(config), "head_dim": config.head_width, **activation}
-    require_round_trip(config, read_gemma1(values))
-    return values
+def read_activation(values: Values) -> dict[str, Any]:
+    """Likewise for the later generations."""
+    if values["hidden_activation"] != GELU_TANH:
+        raise ValueError(f"hidden_activation is {values['hidden_activation']!r}; only {GELU_TANH!r} is known")
+    return {}
 
 
-def read_gemma(values: Mapping[str, Any], layer_types: Sequence[str], **fields: Any) -> BackboneConfig:
-    """The configuration of either later generation; `fields` are those in which they differ.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    if values["hidden_activation"] != "gelu_pytorch_tanh":
-        raise ValueError(f"hidden_activation is {values['hidden_activation']!r}; only 'gelu_pytorch_tanh' is known")
-    _require_causal_without_biases(values)
-    return read_decoder(
-        values,
-        (),
-        activation="gelu_tanh",
-        norms="both",
-        norm_offset=True,
-        score_scale=float(values["query_pre_attn_scalar"]) ** -0.5,
-        score_softcap=float(values.get("attn_logit_softcapping") or 0.0),
-        logit_softcap=float(values.get("final_logit_softcapping") or 0.0),
-        embedding_scale=math.sqrt(values["hidden_size"]),
-        **read_attention_types(values, layer_types),
-        **fields,
-    )
+def write_score_scale(config: BackboneConfig) -> dict[str, Any]:
+    """The width of heads that gives the scale of scores."""
+    return {"query_pre_attn_scalar": round((config.score_scale or config.head_width**-0.5) ** -2)}
 
 
-def write_gemma(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_gemma` reads."""
-    decoder = {key: value for key, value in write_decoder(config).items() if key != "hidden_act"}
-    return {
-        **decoder,
-        "head_dim": config.head_width,
-        **write_attention_types(config),
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": round((config.score_scale or config.head_width**-0.5) ** -2),
-        "attn_logit_softcapping": config.score_softcap or None,
-        "final_logit_softcapping": config.logit_softcap or None,
-    }
-
-
-def read_gemma2(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Gemma2Config."""
-    return read_gemma({**DEFAULTS, **GEMMA2_SOFTCAPS, **values}, ALTERNATING)
-
-
-def write_gemma2(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Gemma2Config."""
-    values = write_gemma(config)
-    require_round_trip(config, read_gemma2(values))
-    return values
-
-
-def read_gemma3(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Gemma3TextConfig; later versions have the rotary positions of each kind of layer apart."""
-    values = {**DEFAULTS, **GEMMA3_ROTARY, **values}
+def read_gemma3_rotary(values: Values) -> dict[str, Any]:
+    """Rotary positions; later versions of transformers have those of each kind of layer apart."""
     values, local = read_local_rotary(values)
     local_base = read_local_base(values, local or {"rope_theta": values["rope_local_base_freq"]})
-    return read_gemma(values, FIVE_LOCAL, qk_norm="head", local_rope_base=local_base)
+    return {**read_rotary_fields(values), "local_rope_base": local_base}
 
 
-def write_gemma3(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Gemma3TextConfig, with the keys of versions before 5, which later versions read too."""
-    values = {**write_gemma(config), "rope_local_base_freq": config.local_rope_base or config.rope_base}
-    require_round_trip(config, read_gemma3(values))
-    return values
+def write_local_base(config: BackboneConfig) -> dict[str, Any]:
+    """The base of local layers, in the key of versions before 5, which later versions read too."""
+    return {"rope_local_base_freq": config.local_rope_base or config.rope_base}
 
+
+EVERY_GENERATION: Table = (
+    Unsupported("attention_bias", "; only projections without biases can be computed"),
+    Unsupported("use_bidirectional_attention", "; only causal attention to text can be computed"),
+    Keys(lambda values: {"embedding_scale": math.sqrt(values["hidden_size"])}),
+    Fields({"activation": "gelu_tanh", "norm_offset": True}),
+)
+
+
+def softcap(key: str, field: str) -> Entry:
+    """The entry of a soft cap, which is null where there is none."""
+    return Key(key, field, None, lambda value: float(value or 0.0), lambda value: value or None)
+
+
+def later_generation(rotary: Entry, kinds: Entry) -> Table:
+    """Keys of Gemma 2 and 3, given the entries of their rotary positions and of the kinds of their layers."""
+    return (
+        *SIZES,
+        rotary,
+        *TYING_AND_EPSILON,
+        HEAD_WIDTH,
+        kinds,
+        Keys(read_activation, lambda _: {"hidden_activation": GELU_TANH}),
+        Keys(lambda values: {"score_scale": float(values["query_pre_attn_scalar"]) ** -0.5}, write_score_scale),
+        softcap("attn_logit_softcapping", "score_softcap"),
+        softcap("final_logit_softcapping", "logit_softcap"),
+        Fields({"norms": "both"}),
+        *EVERY_GENERATION,
+    )
+
+
+GEMMA1 = (
+    *SIZES,
+    Keys(read_gemma1_activation, lambda _: {"hidden_act": GELU_TANH}),
+    ROTARY,
+    *TYING_AND_EPSILON,
+    HEAD_WIDTH,
+    Keys(write=lambda _: {"hidden_activation": GELU_TANH}),
+    *EVERY_GENERATION,
+)
+GEMMA2 = later_generation(ROTARY, attention_types(ALTERNATING))
+GEMMA3 = (
+    *later_generation(Keys(read_gemma3_rotary, write_rotary), attention_types(FIVE_LOCAL)),
+    Keys(write=write_local_base),
+    Fields({"qk_norm": "head"}),
+)
 
 PUBLISHED = tuple(
-    PublishedArchitecture(
-        name=name,
-        model_types=(model_type,),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=decoder_rules,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
-    )
-    for name, model_type, read_config, write_config in (
-        ("GemmaForCausalLM", "gemma", read_gemma1, write_gemma1),
-        ("Gemma2ForCausalLM", "gemma2", read_gemma2, write_gemma2),
-        ("Gemma3ForCausalLM", "gemma3_text", read_gemma3, write_gemma3),
+    decoder_architecture(name, model_type, table, prepare=with_defaults(defaults))
+    for name, model_type, table, defaults in (
+        ("GemmaForCausalLM", "gemma", GEMMA1, GEMMA1_DEFAULTS),
+        ("Gemma2ForCausalLM", "gemma2", GEMMA2, {**DEFAULTS, **GEMMA2_SOFTCAPS}),
+        ("Gemma3ForCausalLM", "gemma3_text", GEMMA3, {**DEFAULTS, **GEMMA3_ROTARY}),
     )
 )

@@ -1,18 +1,12 @@
 """GPT-2, and GPT-3's blocks (arXiv 2005.14165), `GPT2LMHeadModel`: learned positions, LayerNorm, GELU."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
 from configs.transformer import PROJECTIONS
-from mmjax.weights.published.rules import (
-    PublishedArchitecture,
-    Rule,
-    Rules,
-    linear_rules,
-    norm_rules,
-    require_round_trip,
-)
+from mmjax.weights.published.decoders.shared.llama_like import decoder_architecture
+from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, Fused
 
 BLOCK = "transformer.h.{layer}"
@@ -49,53 +43,42 @@ def _query_key_value(parameter: str) -> tuple[str, ...]:
     return tuple(f"blocks/attention/{name}/{parameter}" for name in QUERY_KEY_VALUE)
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' GPT2Config.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
+def read_fixed(values: Values) -> dict[str, Any]:
+    """No field; raises ValueError where a key of REQUIRED_VALUES has another value."""
     for key, required in REQUIRED_VALUES.items():
         if values.get(key, required) is not required:
             raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
+    return {}
+
+
+def read_activation(values: Values) -> dict[str, Any]:
+    """The activation. Raises ValueError for one that is not known."""
     activation = values.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation_function is {activation!r}; only {', '.join(ACTIVATIONS)} can be computed")
-    width, heads = values["n_embd"], values["n_head"]
-    return BackboneConfig(
-        vocabulary=values["vocab_size"],
-        width=width,
-        depth=values["n_layer"],
-        heads=heads,
-        kv_heads=heads,
-        ffn=values.get("n_inner") or 4 * width,
-        norm="layernorm",
-        norm_epsilon=float(values.get("layer_norm_epsilon", 1e-5)),
-        activation=ACTIVATIONS[activation],
-        gated=False,
-        biases=PROJECTIONS,
-        positions="learned",
-        max_positions=values["n_positions"],
-        tie_embeddings=bool(values.get("tie_word_embeddings", True)),
-    )
+    return {"activation": ACTIVATIONS[activation]}
 
 
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' GPT2Config."""
-    activation_names = {activation: published for published, activation in reversed(ACTIVATIONS.items())}
-    values = {
-        "vocab_size": config.vocabulary,
-        "n_embd": config.width,
-        "n_layer": config.depth,
-        "n_head": config.heads,
-        "n_inner": config.ffn,
-        "n_positions": config.max_positions,
-        "layer_norm_epsilon": config.norm_epsilon,
-        "activation_function": activation_names.get(config.activation, config.activation),
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-    require_round_trip(config, read_config(values))
-    return values
+def write_activation(config: BackboneConfig) -> dict[str, Any]:
+    """The first of the names of the activation."""
+    names = {activation: published for published, activation in reversed(ACTIVATIONS.items())}
+    return {"activation_function": names.get(config.activation, config.activation)}
+
+
+KEYS = (
+    Keys(read_fixed),
+    Key("vocab_size", "vocabulary"),
+    Key("n_embd", "width"),
+    Key("n_layer", "depth"),
+    Key("n_head", "heads"),
+    Keys(lambda values: {"kv_heads": values["n_head"]}),
+    Keys(lambda values: {"ffn": values.get("n_inner") or 4 * values["n_embd"]}, lambda config: {"n_inner": config.ffn}),
+    Key("n_positions", "max_positions"),
+    Key("layer_norm_epsilon", "norm_epsilon", 1e-5, float),
+    Keys(read_activation, write_activation),
+    Key("tie_word_embeddings", "tie_embeddings", True, bool),
+    Fields({"norm": "layernorm", "gated": False, "biases": PROJECTIONS, "positions": "learned"}),
+)
 
 
 def ignored(config: BackboneConfig) -> tuple[str, ...]:
@@ -110,12 +93,10 @@ def duplicates(config: BackboneConfig) -> dict[str, str]:
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="GPT2LMHeadModel",
-        model_types=("gpt2",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
+    decoder_architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        KEYS,
         rules=rules,
         ignored=ignored,
         duplicates=duplicates,

@@ -1,24 +1,17 @@
 """InternLM2 (arXiv 2403.17297): Llama under other names, with queries, keys and values in one tensor."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
+    LLAMA_KEYS,
     NUMBERED_MLP_MATRICES,
+    decoder_architecture,
     gated_mlp_rules,
-    read_decoder,
-    write_decoder,
 )
-from mmjax.weights.published.rules import (
-    PublishedArchitecture,
-    Rule,
-    Rules,
-    linear_rules,
-    norm_rules,
-    require_round_trip,
-)
+from mmjax.weights.published.key_table import Keys, Unsupported, Values
+from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR, Fused
 
 QUERY_KEY_VALUE = tuple(f"blocks/attention/{name}/kernel" for name in ("query", "key", "value"))
@@ -40,37 +33,31 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: backbone}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads InternLM2Config.
-
-    Its dynamic scaling of rotary positions changes only sequences longer than those trained on, and is left out.
-
-    Raises:
-        ValueError: It has biases.
-    """
-    if values.get("bias"):
-        raise ValueError("bias is true; InternLM2's published weights have none, and none can be read")
+def without_dynamic_scaling(values: Values) -> Values:
+    """Leaves out the dynamic scaling of rotary positions: it changes only sequences longer than those trained on."""
     scaling = values.get("rope_scaling") or {}
     is_dynamic = scaling.get("type", scaling.get("rope_type")) == "dynamic"
-    return read_decoder({**values, **({"rope_scaling": None} if is_dynamic else {})}, ())
+    return {**values, **({"rope_scaling": None} if is_dynamic else {})}
 
 
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes InternLM2Config."""
+def _require_usual_heads(config: BackboneConfig) -> dict[str, Any]:
     if config.attention_width:
         raise ValueError(f"attention_width is {config.attention_width}; InternLM2's heads are as wide as the model")
-    values = {**write_decoder(config), "bias": False}
-    require_round_trip(config, read_config(values))
-    return values
+    return {}
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="InternLM2ForCausalLM",
-        model_types=("internlm2",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
+    decoder_architecture(
+        "InternLM2ForCausalLM",
+        "internlm2",
+        (
+            *LLAMA_KEYS,
+            Keys(write=_require_usual_heads),
+            Unsupported("bias", "; InternLM2's published weights have none, and none can be read", written=True),
+        ),
+        prepare=without_dynamic_scaling,
         rules=rules,
+        ignored=lambda _: (),
+        duplicates=lambda _: {},
     ),
 )

@@ -5,22 +5,27 @@ in config.json, which is read for texts of up to the original positions.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
 from configs.rope import LongRopeScaling
-from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
+from mmjax.weights.published.decoders.shared.attention_types import uniform_attention
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
+    SILU,
+    SIZES,
+    TYING_AND_EPSILON,
+    decoder_architecture,
     embedding_and_head_rules,
-    ignored_buffers,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
+    read_heads,
 )
-from mmjax.weights.published.decoders.shared.rope_config import read_partial_rotary
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
+from mmjax.weights.published.decoders.shared.rope_config import (
+    read_partial_rotary_fields,
+    write_rotary,
+    write_rotated_part,
+)
+from mmjax.weights.published.key_table import Keys, Unsupported, Values
+from mmjax.weights.published.rules import Rule, Rules, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR, Fused
 
 EARLIER_NAMES = ("su", "yarn")
@@ -41,48 +46,48 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: (*embedding_and_head_rules(config), *matrices, *outputs)}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Phi3Config."""
-    if values.get("attention_bias"):
-        raise ValueError("attention_bias is true, but Phi-3's projections have none")
-    values, rope_width = read_partial_rotary({"rms_norm_eps": 1e-5, **values})
+def prepare(values: Values) -> Values:
+    """Completes a config.json, with the present name of LongRoPE."""
+    values = {"rms_norm_eps": 1e-5, **values}
     for name in ("rope_parameters", "rope_scaling"):
         kind = (values.get(name) or {}).get("rope_type") or (values.get(name) or {}).get("type")
         if kind in EARLIER_NAMES:
             values = {**values, name: {**values[name], "rope_type": "longrope"}}
-    return read_decoder(values, (), rope_width=rope_width, **read_attention_types(values, ("sliding_attention",)))
-
-
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Phi3Config."""
-    if len(config.attention_kinds) > 1:
-        raise ValueError(f"attention_pattern is {config.attention_pattern}; all layers of Phi-3 are of one kind")
-    decoder = {key: value for key, value in write_decoder(config).items() if key != "head_dim"}
-    window = write_attention_types(config)["sliding_window"]
-    values = {
-        **decoder,
-        "sliding_window": window,
-        "partial_rotary_factor": config.rotary_width / config.head_width,
-        "pad_token_id": None,  # by default an id above small vocabularies
-    }
-    scaling = config.rope_scaling
-    if isinstance(scaling, LongRopeScaling):
-        values["original_max_position_embeddings"] = scaling.original_positions
-        values["max_position_embeddings"] = round(scaling.factor * scaling.original_positions)
-        config = dataclasses.replace(config, rope_scaling=dataclasses.replace(scaling, long=False))
-    require_round_trip(config, read_config(values))
     return values
 
 
+def write_positions(config: BackboneConfig) -> dict[str, Any]:
+    """The numbers of positions that LongRoPE is computed from."""
+    scaling = config.rope_scaling
+    if not isinstance(scaling, LongRopeScaling):
+        return {}
+    original = scaling.original_positions
+    return {
+        "original_max_position_embeddings": original,
+        "max_position_embeddings": round(scaling.factor * original),
+    }
+
+
+def for_short_texts(config: BackboneConfig) -> BackboneConfig:
+    """The configuration that config.json describes."""
+    if not isinstance(config.rope_scaling, LongRopeScaling):
+        return config
+    return dataclasses.replace(config, rope_scaling=dataclasses.replace(config.rope_scaling, long=False))
+
+
+KEYS = (
+    Keys(read_heads),  # whose width is not written
+    *SIZES[1:],
+    Unsupported("attention_bias", ", but Phi-3's projections have none"),
+    SILU,
+    Keys(read_partial_rotary_fields, write_rotary),
+    *TYING_AND_EPSILON,
+    uniform_attention("Phi-3"),
+    Keys(write=write_rotated_part),
+    Keys(write=lambda _: {"pad_token_id": None}),  # by default an id above small vocabularies
+    Keys(write=write_positions),
+)
+
 PUBLISHED = (
-    PublishedArchitecture(
-        name="Phi3ForCausalLM",
-        model_types=("phi3",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
-    ),
+    decoder_architecture("Phi3ForCausalLM", "phi3", KEYS, prepare=prepare, as_written=for_short_texts, rules=rules),
 )

@@ -1,28 +1,16 @@
 """DeepSeek-V3 (arXiv 2412.19437), `DeepseekV3ForCausalLM`: latent attention, and experts behind the first layers."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.shared.latent_attention import (
-    latent_attention_rules,
-    read_latent_attention,
-    write_latent_attention,
-)
+from mmjax.weights.published.decoders.shared.latent_attention import LATENT_ATTENTION, latent_attention_rules
 from mmjax.weights.published.decoders.shared.llama_like import (
+    LLAMA_KEYS,
+    decoder_architecture,
     embedding_and_head_rules,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
 )
-from mmjax.weights.published.decoders.shared.routed_experts import (
-    ignored_layers,
-    read_routed_experts,
-    routed_rules,
-    write_routed_experts,
-)
+from mmjax.weights.published.decoders.shared.routed_experts import ROUTED_EXPERTS, ignored_layers, routed_rules
 from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
-from mmjax.weights.published.rules import PublishedArchitecture, Rules, require_round_trip
+from mmjax.weights.published.key_table import Values
+from mmjax.weights.published.rules import Rules
 
 DEFAULTS = {
     "n_routed_experts": 256,
@@ -43,28 +31,15 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: block_rules(config, everywhere, routed_rules(config))}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' DeepseekV3Config; keys that a file leaves out are as in DeepSeek-V3."""
-    values = {**DEFAULTS, **values, "head_dim": None}
-    return read_decoder(values, (), experts=read_routed_experts(values), **read_latent_attention(values))
+def prepare(values: Values) -> Values:
+    """Completes a config.json; keys that a file leaves out are as in DeepSeek-V3."""
+    return {**DEFAULTS, **values, "head_dim": None}
 
 
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' DeepseekV3Config."""
-    values = {**write_decoder(config), **write_latent_attention(config), **write_routed_experts(config)}
-    require_round_trip(config, read_config(values))
-    return values
-
+KEYS = (*LLAMA_KEYS, LATENT_ATTENTION, ROUTED_EXPERTS)
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="DeepseekV3ForCausalLM",
-        model_types=("deepseek_v3",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored_layers,
-        duplicates=tied_head_duplicates,
+    decoder_architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", KEYS, prepare=prepare, rules=rules, ignored=ignored_layers
     ),
 )

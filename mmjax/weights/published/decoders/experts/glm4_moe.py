@@ -1,25 +1,26 @@
 """GLM-4.5 and 4.6 (arXiv 2508.06471), `Glm4MoeForCausalLM`: DeepSeek-V3's experts, and heads that rotate in part."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from configs.architectures import BackboneConfig
 from mmjax.weights.published.decoders.shared.llama_like import (
+    HEAD_WIDTH,
+    SILU,
+    SIZES,
+    TYING_AND_EPSILON,
     attention_rules,
+    biases,
+    decoder_architecture,
     embedding_and_head_rules,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
 )
-from mmjax.weights.published.decoders.shared.rope_config import read_partial_rotary
-from mmjax.weights.published.decoders.shared.routed_experts import (
-    ignored_layers,
-    read_routed_experts,
-    routed_rules,
-    write_routed_experts,
+from mmjax.weights.published.decoders.shared.rope_config import (
+    read_partial_rotary_fields,
+    write_rotary,
+    write_rotated_part,
 )
+from mmjax.weights.published.decoders.shared.routed_experts import ROUTED_EXPERTS, ignored_layers, routed_rules
 from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
-from mmjax.weights.published.rules import PublishedArchitecture, Rules, require_round_trip
+from mmjax.weights.published.key_table import Keys
+from mmjax.weights.published.rules import Rules
+from mmjax.weights.published.table_architecture import with_defaults
 
 BIASES = ("query", "key", "value")
 DEFAULTS = {
@@ -43,41 +44,28 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: block_rules(config, everywhere, routed_rules(config))}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Glm4MoeConfig; keys that a file leaves out are as in GLM-4.5-Air."""
-    values, rope_width = read_partial_rotary({**DEFAULTS, **values})
-    return read_decoder(
-        values,
-        BIASES if values.get("attention_bias") else (),
-        rope_width=rope_width,
-        qk_norm="head" if values.get("use_qk_norm") else "none",
-        experts=read_routed_experts(values),
-    )
-
-
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Glm4MoeConfig."""
-    values = {
-        **write_decoder(config),
-        **write_routed_experts(config),
-        "head_dim": config.head_width,
-        "partial_rotary_factor": config.rotary_width / config.head_width,
-        "attention_bias": bool(config.biases),
-        "use_qk_norm": config.qk_norm != "none",
-    }
-    require_round_trip(config, read_config(values))
-    return values
-
+KEYS = (
+    *SIZES,
+    SILU,
+    Keys(read_partial_rotary_fields, write_rotary),
+    *TYING_AND_EPSILON,
+    ROUTED_EXPERTS,
+    HEAD_WIDTH,
+    Keys(write=write_rotated_part),
+    biases({"attention_bias": BIASES}),
+    Keys(
+        lambda values: {"qk_norm": "head" if values.get("use_qk_norm") else "none"},
+        lambda config: {"use_qk_norm": config.qk_norm != "none"},
+    ),
+)
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="Glm4MoeForCausalLM",
-        model_types=("glm4_moe",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
+    decoder_architecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        KEYS,
+        prepare=with_defaults(DEFAULTS),
         rules=rules,
         ignored=ignored_layers,
-        duplicates=tied_head_duplicates,
     ),
 )

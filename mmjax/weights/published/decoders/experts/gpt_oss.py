@@ -4,27 +4,24 @@ Layers attend locally and globally by turns. All experts of a layer are in one t
 alternate, and one for down. The authors' files hold them in 4 bits; what is read are the same in bfloat16 or float32.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.decoders.shared.attention_types import read_attention_types, write_attention_types
-from mmjax.weights.published.decoders.shared.expert_rules import (
-    read_balance_weight,
-    require_experts,
-    write_balance_weight,
-)
+from configs.architectures import BackboneConfig
+from mmjax.weights.published.decoders.shared.attention_types import attention_types
+from mmjax.weights.published.decoders.shared.expert_rules import BALANCE, require_experts, with_width_of_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
+    HEAD_WIDTH,
     MLP,
+    ROTARY,
+    SIZES,
+    TYING_AND_EPSILON,
     attention_rules,
+    biases,
+    decoder_architecture,
     embedding_and_head_rules,
-    ignored_buffers,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
+from mmjax.weights.published.key_table import Fields, Fixed, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, Rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 
 BIASES = ("query", "key", "value", "output")
@@ -66,62 +63,41 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), *routing, *experts)}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' GptOssConfig; keys that a file leaves out are as in gpt-oss-120b."""
+def prepare(values: Values) -> Values:
+    """Completes a config.json; keys that a file leaves out are as in gpt-oss-120b."""
     values = {**DEFAULTS, **values}
-    if not values.get("rope_parameters") and not values.get("rope_scaling"):
-        values["rope_scaling"] = DEFAULT_SCALING
-    require_values(values, {"hidden_act": "silu", "swiglu_alpha": SWIGLU_ALPHA})
-    experts = ExpertsConfig(
-        count=values.get("num_local_experts", 128),
-        top_k=values.get("num_experts_per_tok", 4),
-        ffn=values["intermediate_size"],
-        router=RouterConfig(bias=True),
-        biases=True,
-        limit=float(values.get("swiglu_limit", 7.0)),
-        up_offset=1.0,
-        balance_weight=read_balance_weight(values),
-    )
-    return read_decoder(
-        values,
-        BIASES if values.get("attention_bias", True) else (),
-        activation="quick_gelu",
-        attention_sinks=True,
-        experts=experts,
-        **read_attention_types(values, ALTERNATING),
-    )
+    has_scaling = values.get("rope_parameters") or values.get("rope_scaling")
+    return values if has_scaling else {**values, "rope_scaling": DEFAULT_SCALING}
 
 
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' GptOssConfig."""
-    experts = require_experts(config)
-    values = {
-        **write_decoder(config),
-        **write_attention_types(config),
-        "intermediate_size": experts.ffn,
-        "head_dim": config.head_width,
-        "attention_bias": bool(config.biases),
-        "num_local_experts": experts.count,
-        "num_experts_per_tok": experts.top_k,
-        "swiglu_alpha": SWIGLU_ALPHA,
-        "swiglu_limit": experts.limit,
-        **write_balance_weight(experts),
-    }
-    if config.rope_scaling is None:
-        values["rope_scaling"] = {"rope_type": "default", "rope_theta": config.rope_base}
-    require_round_trip(config, read_config(values), except_fields=("ffn",))
-    return values
+def write_no_scaling(config: BackboneConfig) -> dict[str, Any]:
+    """Unscaled rotary positions, which a file must name."""
+    if config.rope_scaling is not None:
+        return {}
+    return {"rope_scaling": {"rope_type": "default", "rope_theta": config.rope_base}}
 
+
+KEYS = (
+    *SIZES,
+    Fixed("hidden_act", "silu", written=True),
+    ROTARY,
+    *TYING_AND_EPSILON,
+    attention_types(ALTERNATING),
+    Key("intermediate_size", "experts.ffn"),
+    HEAD_WIDTH,
+    biases({"attention_bias": BIASES}, default=True),
+    Key("num_local_experts", "experts.count", 128),
+    Key("num_experts_per_tok", "experts.top_k", 4),
+    Fixed("swiglu_alpha", SWIGLU_ALPHA, written=True),
+    Key("swiglu_limit", "experts.limit", 7.0, float),
+    BALANCE,
+    Keys(write=write_no_scaling),
+    Fields({"activation": "quick_gelu", "attention_sinks": True}),
+    Fields({"experts.router.bias": True, "experts.biases": True, "experts.up_offset": 1.0}),
+)
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="GptOssForCausalLM",
-        model_types=("gpt_oss",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
+    decoder_architecture(
+        "GptOssForCausalLM", "gpt_oss", KEYS, prepare=prepare, as_written=with_width_of_experts, rules=rules
     ),
 )

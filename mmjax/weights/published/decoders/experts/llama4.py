@@ -3,10 +3,11 @@
 All experts of a layer are in one tensor for gate and up, one after the other, and one for down.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from configs.block_runs import has_experts_at
 from mmjax.weights.published.decoders.shared.expert_rules import read_balance_weight, write_balance_weight
 from mmjax.weights.published.decoders.shared.llama4_attention import (
     llama4_attention_rules,
@@ -15,15 +16,16 @@ from mmjax.weights.published.decoders.shared.llama4_attention import (
 )
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
+    HEAD_WIDTH,
+    LLAMA_KEYS,
+    decoder_architecture,
     embedding_and_head_rules,
     gated_mlp_rules,
-    ignored_buffers,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
 )
 from mmjax.weights.published.decoders.shared.sparse_layers import block_rules
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
+from mmjax.weights.published.key_table import Key, Keys, Values
+from mmjax.weights.published.rules import Rule, Rules
+from mmjax.weights.published.table_architecture import with_defaults
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 
 MLP = f"{BLOCK}.feed_forward"
@@ -59,31 +61,32 @@ def _routed_rules() -> tuple[Rule, ...]:
     )
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Llama4TextConfig; keys that a file leaves out are as in Llama 4 Scout."""
-    values = {**DEFAULTS, **values}
+def read_experts(values: Values) -> dict[str, Any]:
+    """The experts, if some layers have them.
+
+    Raises:
+        ValueError: Other layers than one of every few have experts.
+    """
     step, depth = values["interleave_moe_layer_step"], values["num_hidden_layers"]
     layers = values.get("moe_layers")
     layers = list(range(step - 1, depth, step)) if layers is None else sorted(layers)
-    experts = None
-    if layers:
-        experts = ExpertsConfig(
-            count=values["num_local_experts"],
-            top_k=values["num_experts_per_tok"],
-            ffn=values["intermediate_size"],
-            router=ROUTER,
-            shared_ffn=values["intermediate_size"],
-            shared_gate=False,
-            balance_weight=read_balance_weight(values),
-            **_places(layers),
-        )
-    dense = {**values, "intermediate_size": values["intermediate_size_mlp"]}
-    config = read_decoder(dense, (), experts=experts, **read_llama4_attention(values))
-    if list(config.layers_with_experts) != layers:
+    if not layers:
+        return {"experts": None}
+    experts = ExpertsConfig(
+        count=values["num_local_experts"],
+        top_k=values["num_experts_per_tok"],
+        ffn=values["intermediate_size"],
+        router=ROUTER,
+        shared_ffn=values["intermediate_size"],
+        shared_gate=False,
+        balance_weight=read_balance_weight(values),
+        **_places(layers),
+    )
+    if [layer for layer in range(depth) if has_experts_at(experts, layer)] != layers:
         raise ValueError(
             f"moe_layers is {layers} of {depth}; only one of every few layers can have experts, to the end"
         )
-    return config
+    return {"experts": experts}
 
 
 def _places(layers: Sequence[int]) -> dict[str, Any]:
@@ -93,37 +96,30 @@ def _places(layers: Sequence[int]) -> dict[str, Any]:
     return {"dense_layers": first if first >= interval else 0, "interval": interval}
 
 
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Llama4TextConfig."""
+def write_experts(config: BackboneConfig) -> dict[str, Any]:
+    """The keys that `read_experts` reads."""
+    layers = {"moe_layers": list(config.layers_with_experts)}
     experts = config.experts
-    values = {
-        **write_decoder(config),
-        **write_llama4_attention(config),
-        "head_dim": config.head_width,
-        "intermediate_size_mlp": config.ffn,
-        "moe_layers": list(config.layers_with_experts),
+    if experts is None:
+        return layers
+    return {
+        **layers,
+        "intermediate_size": experts.ffn,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.top_k,
+        "interleave_moe_layer_step": experts.interval,
+        **write_balance_weight(experts),
     }
-    if experts is not None:
-        values |= {
-            "intermediate_size": experts.ffn,
-            "num_local_experts": experts.count,
-            "num_experts_per_tok": experts.top_k,
-            "interleave_moe_layer_step": experts.interval,
-            **write_balance_weight(experts),
-        }
-    require_round_trip(config, read_config(values))
-    return values
 
+
+KEYS = (
+    *LLAMA_KEYS,
+    Keys(read_llama4_attention, write_llama4_attention),
+    HEAD_WIDTH,
+    Key("intermediate_size_mlp", "ffn"),
+    Keys(read_experts, write_experts),
+)
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="Llama4ForCausalLM",
-        model_types=("llama4_text",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
-    ),
+    decoder_architecture("Llama4ForCausalLM", "llama4_text", KEYS, prepare=with_defaults(DEFAULTS), rules=rules),
 )

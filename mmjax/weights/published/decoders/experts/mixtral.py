@@ -1,26 +1,21 @@
 """Mixtral (arXiv 2401.04088), `MixtralForCausalLM`: Llama's blocks, with a tensor for each matrix of each expert."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig, ExpertsConfig
-from mmjax.weights.published.decoders.shared.expert_rules import (
-    expert_rules,
-    read_balance_weight,
-    require_experts,
-    write_balance_weight,
-)
+from configs.architectures import BackboneConfig
+from mmjax.weights.published.decoders.shared.expert_rules import BALANCE, expert_rules, with_width_of_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,
+    HEAD_WIDTH,
+    LLAMA_KEYS,
     NUMBERED_MLP_MATRICES,
     attention_rules,
+    decoder_architecture,
     embedding_and_head_rules,
-    ignored_buffers,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
+from mmjax.weights.published.key_table import Key, Keys, Values
+from mmjax.weights.published.rules import Rule, Rules
+from mmjax.weights.published.table_architecture import with_defaults
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 MOE = f"{BLOCK}.block_sparse_moe"
@@ -33,46 +28,32 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), router, *experts)}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' MixtralConfig; keys that a file leaves out are as in Mixtral 8x7B."""
+def require_no_window(values: Values) -> dict[str, Any]:
+    """No field; raises ValueError where attention is limited to a sliding window."""
     if values.get("sliding_window"):
         raise ValueError(
             f"sliding_window is {values['sliding_window']!r}; only attention to all earlier positions can be computed"
         )
-    experts = ExpertsConfig(
-        count=values.get("num_local_experts", 8),
-        top_k=values.get("num_experts_per_tok", 2),
-        ffn=values["intermediate_size"],
-        balance_weight=read_balance_weight(values),
-    )
-    return read_decoder({"rope_theta": 1e6, "rms_norm_eps": 1e-5, **values}, (), experts=experts)
+    return {}
 
 
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' MixtralConfig."""
-    experts = require_experts(config)
-    values = {
-        **write_decoder(config),
-        "intermediate_size": experts.ffn,
-        "head_dim": config.head_width,
-        "num_local_experts": experts.count,
-        "num_experts_per_tok": experts.top_k,
-        **write_balance_weight(experts),
-        "sliding_window": None,
-    }
-    require_round_trip(config, read_config(values), except_fields=("ffn",))
-    return values
-
+KEYS = (
+    *LLAMA_KEYS,
+    Key("intermediate_size", "experts.ffn"),
+    HEAD_WIDTH,
+    Key("num_local_experts", "experts.count", 8),
+    Key("num_experts_per_tok", "experts.top_k", 2),
+    BALANCE,
+    Keys(require_no_window, lambda _: {"sliding_window": None}),
+)
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="MixtralForCausalLM",
-        model_types=("mixtral",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
+    decoder_architecture(
+        "MixtralForCausalLM",
+        "mixtral",
+        KEYS,
+        prepare=with_defaults({"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
+        as_written=with_width_of_experts,
         rules=rules,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
     ),
 )

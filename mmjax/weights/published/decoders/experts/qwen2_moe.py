@@ -1,28 +1,22 @@
 """Qwen2-MoE and Qwen1.5-MoE (arXiv 2407.10671), `Qwen2MoeForCausalLM`: experts, and one that all tokens share."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from mmjax.weights.published.decoders.dense.qwen2 import BIASES, require_full_attention
-from mmjax.weights.published.decoders.shared.expert_rules import (
-    expert_rules,
-    read_balance_weight,
-    require_experts,
-    write_balance_weight,
-)
+from configs.architectures import BackboneConfig
+from mmjax.weights.published.decoders.dense.qwen2 import BIASES, FULL_ATTENTION
+from mmjax.weights.published.decoders.shared.expert_rules import BALANCE, expert_rules, require_experts
 from mmjax.weights.published.decoders.shared.llama_like import (
+    LLAMA_KEYS,
     MLP,
     attention_rules,
+    biases,
+    decoder_architecture,
     embedding_and_head_rules,
     gated_mlp_rules,
-    ignored_buffers,
-    read_decoder,
-    tied_head_duplicates,
-    write_decoder,
 )
-from mmjax.weights.published.decoders.shared.sparse_layers import block_rules, read_sparse_layers, write_sparse_layers
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
+from mmjax.weights.published.decoders.shared.sparse_layers import SPARSE_LAYERS, block_rules
+from mmjax.weights.published.key_table import Key, Keys
+from mmjax.weights.published.rules import Rule, Rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 
@@ -38,51 +32,25 @@ def rules(config: BackboneConfig) -> Rules:
     return {config.name: block_rules(config, everywhere, (*routing, *experts, *shared_expert))}
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Qwen2MoeConfig; keys that a file leaves out are as in Qwen1.5-MoE-A2.7B."""
-    require_full_attention(values)
-    experts = ExpertsConfig(
-        count=values.get("num_experts", 60),
-        top_k=values.get("num_experts_per_tok", 4),
-        ffn=values["moe_intermediate_size"],
-        shared_ffn=values["shared_expert_intermediate_size"],
-        router=RouterConfig(normalise=bool(values.get("norm_topk_prob", False))),
-        **read_sparse_layers(values),
-        balance_weight=read_balance_weight(values),
-    )
-    return read_decoder(values, BIASES if values.get("qkv_bias", True) else (), experts=experts)
-
-
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Qwen2MoeConfig."""
-    experts = require_experts(config)
-    values = {
-        **write_decoder(config),
-        "moe_intermediate_size": experts.ffn,
-        "shared_expert_intermediate_size": experts.shared_ffn,
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.top_k,
-        "norm_topk_prob": experts.router.normalise,
-        **write_balance_weight(experts),
-        "qkv_bias": "query" in config.biases,
-        **write_sparse_layers(experts),
-        "use_sliding_window": False,
-    }
-    if not experts.shared_ffn:
+def require_shared_expert(config: BackboneConfig) -> dict[str, Any]:
+    """No key; raises ValueError where there is no shared expert."""
+    if not require_experts(config).shared_ffn:
         raise ValueError("experts.shared_ffn is 0, but every block of the published architecture has a shared expert")
-    require_round_trip(config, read_config(values))
-    return values
+    return {}
 
 
-PUBLISHED = (
-    PublishedArchitecture(
-        name="Qwen2MoeForCausalLM",
-        model_types=("qwen2_moe",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
-    ),
+KEYS = (
+    *LLAMA_KEYS,
+    Key("moe_intermediate_size", "experts.ffn"),
+    Key("shared_expert_intermediate_size", "experts.shared_ffn"),
+    Key("num_experts", "experts.count", 60),
+    Key("num_experts_per_tok", "experts.top_k", 4),
+    Key("norm_topk_prob", "experts.router.normalise", False, bool),
+    BALANCE,
+    biases({"qkv_bias": BIASES}, default=True),
+    SPARSE_LAYERS,
+    FULL_ATTENTION,
+    Keys(write=require_shared_expert),
 )
+
+PUBLISHED = (decoder_architecture("Qwen2MoeForCausalLM", "qwen2_moe", KEYS, rules=rules),)

@@ -4,19 +4,16 @@ transformers stores the matrices of experts as `[outputs, inputs]`, and the auth
 `[inputs, outputs]`: the shapes tell which, so that each is an architecture of its own.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.experts import qwen3_moe
+from mmjax.weights.published.decoders.experts.qwen3_moe import KEYS
 from mmjax.weights.published.decoders.shared.llama_like import (
     MLP,
     attention_rules,
+    decoder_architecture,
     embedding_and_head_rules,
-    ignored_buffers,
-    tied_head_duplicates,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, require_round_trip
+from mmjax.weights.published.key_table import Values
+from mmjax.weights.published.rules import Rule, Rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, TensorLayout, Transposed
 
 ROPE_BASE = 500000.0
@@ -24,22 +21,15 @@ GATE_AND_UP = ("blocks/mlp/gate", "blocks/mlp/up")
 EXPERTS = f"{MLP}.experts"
 
 
-def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Reads transformers' Qwen3VLMoeTextConfig; the weights of a token's experts always add up to 1."""
+def prepare(values: Values) -> Values:
+    """Completes transformers' Qwen3VLMoeTextConfig; the weights of a token's experts always add up to 1."""
     if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
         raise ValueError(
             f"mlp_only_layers is {values.get('mlp_only_layers')!r} and decoder_sparse_step "
             f"{values.get('decoder_sparse_step', 1)!r}; only experts in every block can be computed"
         )
     head = {"head_dim": values["hidden_size"] // values["num_attention_heads"]}
-    return qwen3_moe.read_config({"rope_theta": ROPE_BASE, **head, **values, "norm_topk_prob": True})
-
-
-def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """Writes transformers' Qwen3VLMoeTextConfig."""
-    values = qwen3_moe.write_config(config)
-    require_round_trip(config, read_config(values))
-    return values
+    return {"rope_theta": ROPE_BASE, **head, **values, "norm_topk_prob": True}
 
 
 def _rules(config: BackboneConfig, gate_and_up: TensorLayout, down: TensorLayout) -> Rules:
@@ -63,15 +53,6 @@ def rules_of_authors(config: BackboneConfig) -> Rules:
 
 
 TEXT, TEXT_OF_AUTHORS = (
-    PublishedArchitecture(
-        name="Qwen3VLMoeTextModel",
-        model_types=("qwen3_vl_moe_text",),
-        config_type=BackboneConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules_of_files,
-        ignored=ignored_buffers,
-        duplicates=tied_head_duplicates,
-    )
+    decoder_architecture("Qwen3VLMoeTextModel", "qwen3_vl_moe_text", KEYS, prepare=prepare, rules=rules_of_files)
     for rules_of_files in (rules, rules_of_authors)
 )

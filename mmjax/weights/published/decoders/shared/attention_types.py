@@ -5,6 +5,7 @@ from typing import Any
 
 from configs.attention_kinds import AttentionKind
 from configs.backbone import BackboneConfig
+from mmjax.weights.published.key_table import Entry, Keys
 
 _KINDS: dict[str, AttentionKind] = {"full_attention": "global", "sliding_attention": "local"}
 
@@ -45,3 +46,19 @@ def write_attention_types(config: BackboneConfig) -> dict[str, Any]:
     names = {kind: name for name, kind in _KINDS.items()}
     kinds = [config.attention_kinds[number] for number in config.kind_of_layers]
     return {"layer_types": [names[kind] for kind in kinds], "sliding_window": config.attention_window or None}
+
+
+def attention_types(default: Sequence[str]) -> Entry:
+    """The entry of both keys; `default` is as in `read_attention_types`."""
+    return Keys(lambda values: read_attention_types(values, default), write_attention_types)
+
+
+def uniform_attention(model: str) -> Entry:
+    """The entry of decoders all of whose layers are of one kind, which files say by the window alone."""
+
+    def write(config: BackboneConfig) -> dict[str, Any]:
+        if len(config.attention_kinds) > 1:
+            raise ValueError(f"attention_pattern is {config.attention_pattern}; all layers of {model} are of one kind")
+        return {"sliding_window": config.attention_window or None}
+
+    return Keys(lambda values: read_attention_types(values, ("sliding_attention",)), write)

@@ -1,10 +1,12 @@
 """Rules of experts of which each has tensors of its own."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig
 from mmjax.weights.published.decoders.shared.llama_like import MLP_MATRICES
+from mmjax.weights.published.key_table import Entry, Keys
 from mmjax.weights.published.rules import Rule, expand_numbers
 from mmjax.weights.published.tensor_layouts import Stacked
 
@@ -45,3 +47,15 @@ def write_balance_weight(experts: ExpertsConfig) -> dict[str, Any]:
     """The keys that `read_balance_weight` reads."""
     weight = experts.balance_weight
     return {"router_aux_loss_coef": weight or DEFAULT_COEFFICIENT, "output_router_logits": weight > 0}
+
+
+def with_width_of_experts(config: BackboneConfig) -> BackboneConfig:
+    """The backbone as a config.json describes it that has one width for dense layers and experts."""
+    return dataclasses.replace(config, ffn=require_experts(config).ffn)
+
+
+BALANCE: Entry = Keys(
+    lambda values: {"experts.balance_weight": read_balance_weight(values)},
+    lambda config: write_balance_weight(config.experts),
+)
+"""The entry of both keys."""

@@ -9,6 +9,7 @@ from configs.latent_attention import LatentAttentionConfig
 from configs.rope import RopeScaling, YarnScaling, yarn_mscale
 from mmjax.weights.published.decoders.shared.llama_like import BLOCK
 from mmjax.weights.published.decoders.shared.rope_config import read_rotary
+from mmjax.weights.published.key_table import Entry, Keys
 from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR, InterleavedRotary
 
@@ -86,3 +87,7 @@ def _score_scale(latent: LatentAttentionConfig, scaling: RopeScaling | None) -> 
     if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim:
         return 0.0
     return yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2 / math.sqrt(latent.head_width)
+
+
+LATENT_ATTENTION: Entry = Keys(read_latent_attention, write_latent_attention)
+"""The entry of these keys."""

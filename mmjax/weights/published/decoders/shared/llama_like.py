@@ -1,11 +1,20 @@
 """What most published decoders share: Llama's tensor names, and the keys of its config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig
-from mmjax.weights.published.decoders.shared.rope_config import read_rotary, write_rotary
-from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
+from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
+from mmjax.weights.published.decoders.shared.rope_config import read_rotary_fields, write_rotary
+from mmjax.weights.published.key_table import Entry, Key, Keys, Table, Values
+from mmjax.weights.published.rules import (
+    PublishedArchitecture,
+    Rule,
+    Rules,
+    linear_rules,
+    norm_rules,
+    require_round_trip,
+)
+from mmjax.weights.published.table_architecture import table_architecture
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 BLOCK = "model.layers.{layer}"
@@ -13,7 +22,8 @@ MLP = f"{BLOCK}.mlp"
 MLP_MATRICES = (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"))
 NUMBERED_MLP_MATRICES = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 PROJECTIONS = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
-SILU = ("silu", "swish")
+SILU_NAMES = ("silu", "swish")
+_TYPES = {"": BackboneConfig, "experts": ExpertsConfig, "experts.router": RouterConfig}
 
 NORMS_OF_BLOCKS = {
     "before": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
@@ -97,55 +107,63 @@ def gated_mlp_rules(
     )
 
 
-def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **fields: Any) -> BackboneConfig:
-    """The configuration that a config.json with Llama's keys describes.
+def read_heads(values: Values) -> dict[str, Any]:
+    """The number of heads and of keys' heads, and their width where it does not follow from that of the model."""
+    heads = values["num_attention_heads"]
+    width = heads * (values.get("head_dim") or values["hidden_size"] // heads)
+    return {
+        "heads": heads,
+        "kv_heads": values.get("num_key_value_heads") or heads,
+        "attention_width": 0 if width == values["hidden_size"] else width,
+    }
+
+
+def _write_heads(config: BackboneConfig) -> dict[str, Any]:
+    return {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads}
+
+
+def _write_head_width_of_its_own(config: BackboneConfig) -> dict[str, Any]:
+    return {"head_dim": config.head_width} if config.attention_width else {}
+
+
+def _read_silu(values: Values) -> dict[str, Any]:
+    if values.get("hidden_act", "silu") not in SILU_NAMES:
+        raise ValueError(f"hidden_act is {values['hidden_act']!r}; only 'silu' can be computed")
+    return {}
+
+
+def biases(names: Mapping[str, tuple[str, ...]], default: bool = False) -> Entry:
+    """The entry of keys that say which projections have biases.
 
     Args:
-        values: Contents of config.json.
-        biases: Projections that have a bias.
-        **fields: Fields of the configuration that Llama's keys do not describe.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
+        names: Names of the projections in `BackboneConfig.biases`, by the key.
+        default: The value of files that leave a key out.
     """
-    heads = values["num_attention_heads"]
-    attention_width = heads * (values.get("head_dim") or values["hidden_size"] // heads)
-    if "activation" not in fields and values.get("hidden_act", "silu") not in SILU:
-        raise ValueError(f"hidden_act is {values['hidden_act']!r}; only 'silu' can be computed")
-    base, scaling = read_rotary(values)
-    return BackboneConfig(
-        vocabulary=values["vocab_size"],
-        width=values["hidden_size"],
-        depth=values["num_hidden_layers"],
-        heads=heads,
-        kv_heads=values.get("num_key_value_heads") or heads,
-        attention_width=0 if attention_width == values["hidden_size"] else attention_width,
-        ffn=values["intermediate_size"],
-        biases=biases,
-        rope_base=base,
-        rope_scaling=scaling,
-        tie_embeddings=bool(values.get("tie_word_embeddings", False)),
-        norm_epsilon=float(values.get("rms_norm_eps", 1e-6)),
-        **fields,
+    return Keys(
+        lambda values: {"biases": tuple(name for key in names if values.get(key, default) for name in names[key])},
+        lambda config: {key: names[key][0] in config.biases for key in names},
     )
 
 
-def write_decoder(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_decoder` reads."""
-    head_width = {"head_dim": config.head_width} if config.attention_width else {}
-    return {
-        **head_width,
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.ffn,
-        "hidden_act": "silu",
-        **write_rotary(config),
-        "tie_word_embeddings": config.tie_embeddings,
-        "rms_norm_eps": config.norm_epsilon,
-    }
+SIZES: Table = (
+    Keys(read_heads, _write_head_width_of_its_own),
+    Key("vocab_size", "vocabulary"),
+    Key("hidden_size", "width"),
+    Key("num_hidden_layers", "depth"),
+    Keys(write=_write_heads),
+    Key("intermediate_size", "ffn"),
+)
+SILU: Entry = Keys(_read_silu, lambda _: {"hidden_act": "silu"})
+ROTARY: Entry = Keys(read_rotary_fields, write_rotary)
+TYING_AND_EPSILON: Table = (
+    Key("tie_word_embeddings", "tie_embeddings", False, bool),
+    Key("rms_norm_eps", "norm_epsilon", 1e-6, float),
+)
+LLAMA_KEYS: Table = (*SIZES, SILU, ROTARY, *TYING_AND_EPSILON)
+"""What most decoders have; some have another entry in the place of one of these."""
+
+HEAD_WIDTH: Entry = Keys(write=lambda config: {"head_dim": config.head_width})
+"""The width of heads, written also where it follows from that of the model."""
 
 
 def ignored_buffers(config: BackboneConfig) -> tuple[str, ...]:
@@ -157,3 +175,38 @@ def ignored_buffers(config: BackboneConfig) -> tuple[str, ...]:
 def tied_head_duplicates(config: BackboneConfig) -> dict[str, str]:
     """The head, which some files hold although it is the embedding."""
     return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
+
+
+def _require_experts(config: BackboneConfig) -> dict[str, Any]:
+    if config.experts is None:
+        raise ValueError("experts is None, but every block of the published architecture has experts")
+    return {}
+
+
+def decoder_architecture(
+    name: str,
+    model_type: str,
+    table: Table,
+    *,
+    as_written: Callable[[BackboneConfig], BackboneConfig] = lambda config: config,
+    **others: Any,
+) -> PublishedArchitecture:
+    """A published decoder, dense or of experts, by the table of its keys.
+
+    Args:
+        name: Name of the class that loads it.
+        model_type: Its `model_type`.
+        table: The keys of its config.json.
+        as_written: A configuration without what config.json does not describe.
+        **others: Other arguments of `table_architecture`; where they are left out, the tensors have Llama's names.
+    """
+    has_experts = any(isinstance(entry, Key) and entry.field.startswith("experts.") for entry in table)
+    defaults = {"rules": decoder_rules, "ignored": ignored_buffers, "duplicates": tied_head_duplicates}
+    return table_architecture(
+        name,
+        (model_type,),
+        _TYPES,
+        (Keys(write=_require_experts), *table) if has_experts else table,
+        require_same=lambda config, read_back: require_round_trip(as_written(config), read_back),
+        **{**defaults, **others},
+    )

@@ -86,6 +86,18 @@ def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tup
     return base, scaling(**{field: value for field, value in fields.items() if value is not None})
 
 
+def read_rotary_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a BackboneConfig that `read_rotary` reads, by their names."""
+    base, scaling = read_rotary(values)
+    return {"rope_base": base, "rope_scaling": scaling}
+
+
+def read_partial_rotary_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Likewise, and `rope_width`, of a file in which a part of every head may rotate."""
+    values, width = read_partial_rotary(values)
+    return {**read_rotary_fields(values), "rope_width": width}
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(map(float, value)) if isinstance(value, list | tuple) else value
 
@@ -126,6 +138,11 @@ def read_partial_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], i
     width = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
     rotated = int(width * fraction)
     return {**{k: v for k, v in values.items() if k != key}, **others}, 0 if rotated == width else rotated
+
+
+def write_rotated_part(config: BackboneConfig) -> dict[str, Any]:
+    """The key of the part of a head that rotates."""
+    return {"partial_rotary_factor": config.rotary_width / config.head_width}
 
 
 def write_rotary(config: BackboneConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.shared.expert_rules import expert_rules
 from mmjax.weights.published.decoders.shared.llama_like import MLP, gated_mlp_rules, ignored_buffers
+from mmjax.weights.published.key_table import Entry, Keys
 from mmjax.weights.published.rules import Rule
 from mmjax.weights.published.tensor_layouts import LINEAR
 
@@ -89,6 +90,10 @@ def write_experts(config: BackboneConfig) -> dict[str, Any]:
         "routed_scaling_factor": experts.router.weight_factor,
         "aux_loss_alpha": round(experts.balance_weight * experts.top_k, DIGITS),
     }
+
+
+ROUTED_EXPERTS: Entry = Keys(lambda values: {"experts": read_routed_experts(values)}, write_routed_experts)
+"""The entry of these keys."""
 
 
 def ignored_layers(config: BackboneConfig) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """Decoders of which some blocks have experts and the others a dense feed-forward layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from configs.architectures import BackboneConfig, ExpertsConfig
+from configs.architectures import BackboneConfig
+from mmjax.weights.published.decoders.shared.expert_rules import require_experts
 from mmjax.weights.published.decoders.shared.llama_like import mlp_rules
+from mmjax.weights.published.key_table import Entry, Keys, Values
 from mmjax.weights.published.rules import Rule, with_runs
 
 
@@ -35,18 +37,17 @@ def block_rules(
     )
 
 
-def read_sparse_layers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields `dense_layers` and `interval` of ExpertsConfig, from Qwen's keys.
-
-    Raises:
-        ValueError: The dense layers are not the first ones.
-    """
+def _read_sparse_layers(values: Values) -> dict[str, Any]:
     dense = sorted(values.get("mlp_only_layers") or ())
     if dense != list(range(len(dense))):
         raise ValueError(f"mlp_only_layers is {dense}; only the first layers can be without experts")
-    return {"dense_layers": len(dense), "interval": values.get("decoder_sparse_step", 1)}
+    return {"experts.dense_layers": len(dense), "experts.interval": values.get("decoder_sparse_step", 1)}
 
 
-def write_sparse_layers(experts: ExpertsConfig) -> dict[str, Any]:
-    """The keys that `read_sparse_layers` reads."""
+def _write_sparse_layers(config: BackboneConfig) -> dict[str, Any]:
+    experts = require_experts(config)
     return {"mlp_only_layers": list(range(experts.dense_layers)), "decoder_sparse_step": experts.interval}
+
+
+SPARSE_LAYERS: Entry = Keys(_read_sparse_layers, _write_sparse_layers)
+"""The entry of Qwen's keys for the layers that have experts."""
