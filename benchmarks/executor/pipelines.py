@@ -112,7 +112,7 @@ def check_same_work(times: dict[str, list[StepTiming]]) -> None:
     first, *others = times
     for name in others:
         for step, (one, other) in enumerate(zip(times[first], times[name], strict=True)):
-            for what in ("loss", "global_norm"):
+            for what in ("loss", "norm"):
                 expected, got = getattr(one, what), getattr(other, what)
                 if not abs(got - expected) <= TOLERANCE * abs(expected):
                     raise DifferentResultsError(f"step {step}: the {what} is {got} {name} and {expected} {first}")

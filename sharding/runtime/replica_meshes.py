@@ -20,7 +20,7 @@ from sharding.axes import Axes
 from sharding.runtime.stages.master_weights import is_partition_spec
 from sharding.trees import Tree
 
-PIPELINE_REPLICA_AXIS = "copy"
+PIPELINE_REPLICA_AXIS = "pipeline_replica"
 """The first axis of a mesh of several pipeline replicas."""
 
 

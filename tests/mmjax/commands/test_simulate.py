@@ -92,7 +92,7 @@ def test_a_colocated_plan_says_what_idle_time_is_filled(tmp_path):
     document = json.loads(simulate(*flags, "--json").stdout)
     (of,) = document["filled_idle"]
     assert (of["unit"], of["others"]) == ("backbone", ["vision"]) and 0 < of["filled_share"] < 1
-    assert [(stage["unit"], stage["copy"], stage["stage"]) for stage in document["stages"][:2]] == [
+    assert [(stage["unit"], stage["pipeline_replica"], stage["stage"]) for stage in document["stages"][:2]] == [
         ("vision", 0, 0),
         ("vision", 1, 0),
     ]

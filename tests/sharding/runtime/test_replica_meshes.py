@@ -30,9 +30,9 @@ def pointers(array: jax.Array) -> dict[jax.Device, int]:
 
 def test_the_mesh_of_all_copies_has_one_more_data_axis_in_front():
     both = meshes()
-    assert both.all_pipeline_replicas.axis_names == ("copy", "data", "tensor")
+    assert both.all_pipeline_replicas.axis_names == ("pipeline_replica", "data", "tensor")
     assert [mesh.devices.tolist() for mesh in both.by_pipeline_replica] == both.all_pipeline_replicas.devices.tolist()
-    assert both.axes_of_all(AXES) == Axes(data=("copy", "data"), tensor=("tensor",))
+    assert both.axes_of_all(AXES) == Axes(data=("pipeline_replica", "data"), tensor=("tensor",))
 
 
 def test_one_copy_has_no_axis_more_and_arrays_pass_as_they_are():
@@ -56,7 +56,7 @@ def test_weights_of_all_copies_are_those_of_each_in_the_same_buffers(spec):
     assert pointers(arrays[0]) | pointers(arrays[1]) == pointers(whole)
 
 
-@pytest.mark.parametrize("spec", [P("copy"), P(None, ("copy", "tensor"))])
+@pytest.mark.parametrize("spec", [P("pipeline_replica"), P(None, ("pipeline_replica", "tensor"))])
 def test_an_array_divided_over_copies_is_not_split(spec):
     both = meshes()
     with pytest.raises(ValueError, match="divided over pipeline replicas"):
@@ -66,10 +66,10 @@ def test_an_array_divided_over_copies_is_not_split(spec):
 @pytest.mark.parametrize(
     ("spec", "rows", "joined"),
     [
-        (P("data", "tensor"), 2, P(("copy", "data"), "tensor")),
-        (P(("data",), None), 2, P(("copy", "data"), None)),
-        (P((), "tensor"), 1, P(("copy",), "tensor")),
-        (P(None, ("data", "tensor")), 1, P(("copy",), ("data", "tensor"))),
+        (P("data", "tensor"), 2, P(("pipeline_replica", "data"), "tensor")),
+        (P(("data",), None), 2, P(("pipeline_replica", "data"), None)),
+        (P((), "tensor"), 1, P(("pipeline_replica",), "tensor")),
+        (P(None, ("data", "tensor")), 1, P(("pipeline_replica",), ("data", "tensor"))),
     ],
 )
 def test_gradients_of_each_copy_are_stacked_in_the_same_buffers(spec, rows, joined):

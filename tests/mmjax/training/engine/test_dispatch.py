@@ -33,7 +33,7 @@ PLAN = Plan(
     2,
     "1f1b",
 )
-FILES = ("master_weights.py", "mesh_programs.py", "copies.py", "meshes.py", "transfer_plan.py", "bundled_ops.py")
+FILES = ("master_weights.py", "mesh_programs.py", "replica_meshes.py", "meshes.py", "transfer_plan.py", "bundled_ops.py")
 """Of `sharding/runtime`, where what does not change from step to step is made."""
 
 
@@ -61,5 +61,5 @@ def test_a_step_makes_no_specs_or_meshes():
     engine = Engine(MODEL, PLAN, tiny_batch(MODEL, rows=4), EngineSettings(OptimizerConfig(), steps=10))
     calls, norm = calls_of_step(engine)
     # Three stages: each splits its weights over the one copy, and joins its losses and its gradients.
-    assert calls == {"copies.py split": 3, "copies.py join": 6}
+    assert calls == {"replica_meshes.py split": 3, "replica_meshes.py join": 6}
     assert np.isfinite(norm) and norm > 0
