@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from sharding.schedules.checks import check_no_cyclic_waits, check_schedule
+from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.one_f_one_b import gpipe_in_flight
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.pass_seconds import bundle_seconds, pass_seconds, pass_times
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph
+from tests.sharding.schedules.cyclic_waits import check_no_cyclic_waits
 
 ENCODER, BACKBONE = "encoder0", "backbone"
 

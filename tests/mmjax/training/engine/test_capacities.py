@@ -133,7 +133,9 @@ def count_programs(monkeypatch):
             return call
 
         for stage_id, stage in engine.executor.stages.items():
-            for capacity, programs in ((n, each) for own in stage.pipeline_replicas for n, each in enumerate(own.by_capacity)):
+            for capacity, programs in (
+                (n, each) for own in stage.pipeline_replicas for n, each in enumerate(own.by_capacity)
+            ):
                 for kind in ("forward", "backward", "evaluate"):
                     program = getattr(programs, kind)
                     if program is not None:

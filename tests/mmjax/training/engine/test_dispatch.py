@@ -33,7 +33,14 @@ PLAN = Plan(
     2,
     "1f1b",
 )
-FILES = ("master_weights.py", "mesh_programs.py", "replica_meshes.py", "meshes.py", "transfer_plan.py", "bundled_ops.py")
+FILES = (
+    "master_weights.py",
+    "mesh_programs.py",
+    "replica_meshes.py",
+    "meshes.py",
+    "transfer_plan.py",
+    "bundled_ops.py",
+)
 """Of `sharding/runtime`, where what does not change from step to step is made."""
 
 

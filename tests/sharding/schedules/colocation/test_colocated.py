@@ -31,6 +31,7 @@ from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, colocated_recipes
 from tests.sharding.hash_seeds import outputs_by_hash_seed
+from tests.sharding.schedules.cyclic_waits import check_restricted_orders
 from tests.sharding.schedules.test_order_by_seconds import SECONDS, with_seconds
 from tests.sharding.stage_graphs import build_op_graph, fan, recipes, training
 
@@ -50,6 +51,7 @@ def test_every_order_is_valid_and_none_is_longer_than_interleaved(recipe):
     schedule, coarse = colocated(op_graph), coarse_colocated(op_graph)
     check_schedule(schedule, colocated_in_flight(op_graph))
     check_schedule(coarse, most_in_flight(coarse))
+    check_restricted_orders(schedule)
     assert pass_seconds(schedule) <= pass_seconds(interleaved(op_graph)) * ROUNDING
     assert pass_seconds(schedule) <= pass_seconds(coarse) * ROUNDING
 

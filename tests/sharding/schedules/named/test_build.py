@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from configs.architectures import ModelConfig, VisionConfig
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.schedules.checks import check_no_cyclic_waits, check_schedule
+from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, forward_only
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.specs.modules import module_graph
+from tests.sharding.schedules.cyclic_waits import check_no_cyclic_waits, check_restricted_orders
 from tests.sharding.schedules.slots import bubble_slots, op_slots
 from tests.sharding.stage_graphs import build_op_graph, chain, fan, recipes, training
 
@@ -34,6 +35,7 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
     op_graph = build_op_graph(recipe)
     schedule = policy(op_graph)
     check_schedule(schedule, bounds(op_graph))
+    check_restricted_orders(schedule)
     graph, ops = op_graph.stage_graph, ops_of(schedule)
     position = {op: index for index, op in enumerate(ops)}
     assert len(position) == len(ops)
