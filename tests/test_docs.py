@@ -8,7 +8,8 @@ import pytest
 
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
@@ -39,7 +40,7 @@ def test_a_unit_of_the_documents_is_one_of_a_plan(text):
 @pytest.mark.parametrize("text", PLANS)
 def test_a_plan_of_the_documents_holds_the_quickstart(quickstart, text):
     plan = Plan.from_json(text)
-    check_plan(plan, module_graph(quickstart.model), quickstart.data.rows, 8)
+    resolve_plan(plan, module_graph(quickstart.model), 8, quickstart.data.rows)
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -50,7 +51,7 @@ def test_the_documents_show_the_quickstarts_plan(quickstart):
 def test_the_plan_of_the_examples_holds_their_model():
     cli.parse_gin((str(HOME / "examples" / "shapes.gin"),))
     shapes = cli.configured(TrainConfig)
-    check_plan(Plan.load(HOME / "examples" / "files" / "plan.json"), module_graph(shapes.model), shapes.data.rows, 2)
+    resolve_plan(Plan.load(HOME / "examples" / "files" / "plan.json"), module_graph(shapes.model), 2, shapes.data.rows)
 
 
 def links(text: str) -> set[str]:

@@ -24,6 +24,7 @@ from sharding.planners.policies import disaggregated
 from sharding.planners.policies.auto import best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 
 DATA = "data/laion_like.gin"
 CASES = (("mllm_72b", 1296, 1920), ("mllm_15b", 1296, 1920), ("mllm_9b", 1296, 1920), ("mllm_72b", 96, 40))
@@ -119,7 +120,7 @@ def brute_force_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Ro
 
 def make_reorderer(problem: PlanningProblem, plan: Plan, policy: str) -> RowReorderer:
     """A reorderer for a problem's plan."""
-    return RowReorderer(plan, problem.graph, problem.costs, problem.trained_parts, policy)
+    return RowReorderer(ResolvedPlan(plan, problem.graph, problem.trained_parts), problem.costs, policy)
 
 
 def time_reordering(reorderer: RowReorderer, rows: dict[str, np.ndarray]) -> float:

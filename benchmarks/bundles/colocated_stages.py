@@ -22,6 +22,7 @@ from mmjax.training.engine.placement import place_stages
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
@@ -83,13 +84,15 @@ def op_calls(tp: int) -> Mapping[tuple[Unit, Kind], ProgramCall]:
     config = colocated_model()
     plan, graph = colocated_plan(config, tp), module_graph(config)
     parts = trained_parts(graph, ("all",))
-    stages = place_stages(config, model_modules(config), graph, plan, parts, list(tensor_mesh(DEVICES).devices.flat))
+    stages = place_stages(
+        config, model_modules(config), ResolvedPlan(plan, graph, parts), list(tensor_mesh(DEVICES).devices.flat)
+    )
     calls: dict[tuple[Unit, Kind], ProgramCall] = {}
     # jax's own attention adds a float32 mask to bfloat16.
     with use_attention_implementation(ATTENTION), jax.numpy_dtype_promotion("standard"):
         spec = _batch_spec(config, DEVICES // tp)
         programs = build_stage_programs(
-            stages, find_channels(stages), spec, training_op_graph(plan, graph, frozenset(stages)), {}, {}
+            stages, find_channels(stages), spec, training_op_graph(ResolvedPlan(plan, graph), frozenset(stages)), {}, {}
         )
         for unit in ("vision", "backbone"):
             stage = stages[unit, 1]

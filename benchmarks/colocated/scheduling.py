@@ -21,7 +21,6 @@ from sharding.planners.problem import PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import trained_stages
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.colocation.bubble_use import bubble_use
 from sharding.schedules.colocation.colocated import coarse_colocated, colocated
@@ -87,7 +86,7 @@ def increase_rows(rows: list[Row]) -> list[Row]:
 def _share_rows(case: OptimusCase, plan: Plan, schedule: Schedule, title: str, is_fine: bool) -> list[Row]:
     problem, use = case.problem, bubble_use(schedule)
     assert use is not None
-    timeline = simulate(plan, schedule, problem.step_costs(plan), problem.rendezvous)
+    timeline = simulate(problem.resolve(plan), schedule, problem.step_costs(plan), problem.rendezvous)
     (filled,) = timeline.filled_idle
     assert filled.scheduling_efficiency is not None
     is_largest = case.setting.devices == settings.STRONG_SCALING[0].devices
@@ -170,7 +169,8 @@ def _divided(plan: Plan, pipeline_replicas: dict[str, tuple[int, ...]]) -> Plan:
 
 
 def _op_graph(problem: PlanningProblem, plan: Plan) -> OpGraph:
-    return training_op_graph(plan, problem.graph, trained_stages(plan, problem.graph, problem.trained_parts))
+    resolved = problem.resolve(plan)
+    return training_op_graph(resolved, resolved.trained_stages)
 
 
 def enumeration_row() -> Row:

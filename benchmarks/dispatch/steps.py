@@ -27,7 +27,7 @@ from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, le
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import RequiredGradients, trained_stages
+from sharding.plans.trained_parts import RequiredGradients
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.layer import RecomputePolicy
@@ -143,8 +143,8 @@ def _simulate(problem: PlanningProblem, group: int, waits_for: int, policies: La
         1,
     )
     costs = _waiting_costs(problem.step_costs(plan, problem.data.loads), waits_for)
-    schedule = build_schedule(plan, problem.graph, trained_stages(plan, problem.graph, problem.trained_parts))
-    timeline = simulate(plan, schedule, costs)
+    resolved = problem.resolve(plan)
+    timeline = simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs)
     return SimulatedMemory(plan, timeline.step, problem.memory_fraction(timeline))
 
 

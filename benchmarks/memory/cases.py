@@ -20,6 +20,7 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
@@ -102,7 +103,8 @@ class MemoryCase:
             loads[self.module] = make_loads(self.patches, self.patches * self.image, self.patches / self.image)
         rows = {name: np.array([of_row] * self.fsdp, float) for name, of_row in loads.items()}
         costs = plan_costs(
-            plan, BatchCosts(graph, AnalyticCostModel(CLUSTERS["h100"]), rows), trained_parts(graph, ("all",))
+            ResolvedPlan(plan, graph, trained_parts(graph, ("all",))),
+            BatchCosts(graph, AnalyticCostModel(CLUSTERS["h100"]), rows),
         )
         return dict(costs.stages)
 

@@ -16,6 +16,7 @@ from mmjax.training.engine.placement import place_stages
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.costs.memory import MASTER_BYTES, MOMENT_BYTES
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.stages.compilation import stage_calls
@@ -58,13 +59,13 @@ def abstract_stage_programs(
         attention: Implementation of attention; empty for the one that suits shapes and the default device.
     """
     graph, modules = module_graph(config), model_modules(config)
-    stages = place_stages(config, modules, graph, plan, trained_parts(graph, ("all",)), devices)
+    stages = place_stages(config, modules, ResolvedPlan(plan, graph, trained_parts(graph, ("all",))), devices)
     with use_attention_implementation(attention):
         programs = build_stage_programs(
             stages,
             find_channels(stages),
             batch_spec,
-            training_op_graph(plan, graph, frozenset(stages)),
+            training_op_graph(ResolvedPlan(plan, graph), frozenset(stages)),
             {},
             {},
         )

@@ -15,6 +15,7 @@ from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import SimulatedPlan, best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
@@ -118,7 +119,9 @@ def _rows_where_hops_occupy_devices(label: str, problem: PlanningProblem, plan: 
 
 def simulate_reordered(problem: PlanningProblem, plan: Plan) -> Timeline:
     """Simulates a step of a plan on the drawn rows in the order of `sharding.balancing.reordering.row_reorderer`."""
-    order = RowReorderer(plan, problem.graph, problem.costs, problem.trained_parts).row_order(problem.sampled_rows)
+    order = RowReorderer(ResolvedPlan(plan, problem.graph, problem.trained_parts), problem.costs).row_order(
+        problem.sampled_rows
+    )
     return problem.simulate(plan, rows={name: loads[order] for name, loads in problem.sampled_rows.items()})
 
 

@@ -12,7 +12,8 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import trained_parts, trained_stages
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
@@ -86,5 +87,6 @@ def simulated_step(setting: Setting) -> float:
     trains = trained_parts(graph, ("all",))
     length = float(setting.length)
     rows = {setting.model.name: np.tile([length, length**2, 1.0, 0.0], (setting.sequences, 1))}
-    costs = plan_costs(plan, BatchCosts(graph, setting.costs, rows), trains)
-    return simulate(plan, build_schedule(plan, graph, trained_stages(plan, graph, trains)), costs).step
+    resolved = ResolvedPlan(plan, graph, trains)
+    costs = plan_costs(resolved, BatchCosts(graph, setting.costs, rows))
+    return simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs).step

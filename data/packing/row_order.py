@@ -22,6 +22,7 @@ from data.samples.sample_format import SampleFormat
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES, RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import ModuleGraph, module_graph
 
@@ -65,7 +66,9 @@ class RowOrderRequest:
         """The row order for a model."""
         graph = module_graph(model)
         costs = AnalyticCostModel(CLUSTERS[self.cluster], element_bytes=model.element_bytes)
-        reorderer = RowReorderer(self.plan, graph, costs, trained_parts(graph, self.trainable), self.policy)
+        reorderer = RowReorderer(
+            ResolvedPlan(self.plan, graph, trained_parts(graph, self.trainable)), costs, self.policy
+        )
         return RowOrder(reorderer, sample_format, graph)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies, compared_policies
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, as_plan, check_layout
+from sharding.plans.plan import Plan, as_plan
 from sharding.plans.plan_purpose import PlanPurpose
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_positions
 from sharding.simulation.timeline import Timeline
 
@@ -85,7 +86,7 @@ def simulate(
         raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
     problem = _problem(subject, cluster, devices, rows, made_for)
-    check_layout(laid_out, problem.graph, problem.devices)
+    resolve_plan(laid_out, problem.graph, problem.devices)
     check_positions(laid_out.units, problem.row_positions)
     check_gathered_layers(problem, laid_out)
     with display_call() as display:

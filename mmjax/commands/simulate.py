@@ -43,13 +43,14 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
             "--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes"
         )
     from mmjax.training.config import find_plan_file
-    from sharding.plans.plan import Plan, check_layout
+    from sharding.plans.plan import Plan
+    from sharding.plans.resolved_plan import resolve_plan
     from sharding.specs.modules import module_graph
 
     plan = Plan.load(find_plan_file(arguments.plan))
     inputs = read_problem(arguments, plan.made_for)
     devices = inputs.devices or 1 + max(device for unit in plan.units for device in unit.devices)
-    check_layout(plan, module_graph(inputs.config.model), devices)
+    resolve_plan(plan, module_graph(inputs.config.model), devices)
     return functools.partial(simulate, arguments, plan, inputs, devices)
 
 

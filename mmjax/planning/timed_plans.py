@@ -18,8 +18,9 @@ from sharding.html import numbers
 from sharding.html.elements import element, join
 from sharding.html.elements import table as html_table
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 
 if TYPE_CHECKING:
     import pandas
@@ -159,7 +160,7 @@ def time_on_devices(
     times: dict[str, StepTimes] = {}
     for name, plan in plans.items():
         try:
-            check_plan(plan, problem.graph, config.data.rows, len(devices))
+            resolve_plan(plan, problem.graph, len(devices), config.data.rows)
             simulated[name] = float(problem.simulate(plan).step)
         except PlanError as error:
             times[name] = StepTimes(error=str(error))

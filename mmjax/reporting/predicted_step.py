@@ -10,7 +10,7 @@ from mmjax.reporting.run_folder import Run
 from mmjax.training.config import TrainConfig
 from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.profiled import Profile
-from sharding.plans.plan import check_plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -35,7 +35,7 @@ def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
     if run.plan is None:
         raise UserError("the workdir has no plan.json")
     graph = module_graph(config.model)
-    check_plan(run.plan, graph, config.data.rows, run.plan.device_count)
+    resolve_plan(run.plan, graph, run.plan.device_count, config.data.rows)
     loads = RowLoadStatistics(capacity_row_loads(global_batch_spec(config.data, config.model).arrays, graph))
     path = run.workdir / PROFILE_FILE
     profile = Profile.load(path) if path.is_file() else None

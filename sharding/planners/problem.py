@@ -21,8 +21,9 @@ from sharding.planners.tables.tabulate import module_table
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import RequiredGradients, trained_stages
+from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule, training_op_graph
 from sharding.schedules.ops import PipelineOp, Schedule
@@ -220,22 +221,30 @@ class PlanningProblem:
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
-        timeline = simulate(plan, self._schedule(plan), self.step_costs(plan, rows), occupies_ends)
+        resolved = self.resolve(plan)
+        timeline = simulate(resolved, self._schedule(resolved), self._step_costs(resolved, rows), occupies_ends)
         return dataclasses.replace(timeline, purpose=self.purpose, device_memory=self.cluster.memory)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """What every op of a plan's step takes, with `sampled_rows` by default."""
-        return plan_costs(plan, self._batch_costs(rows) if rows else self.sampled_costs, self.trained_parts)
+        return self._step_costs(self.resolve(plan), rows)
 
-    def _schedule(self, plan: Plan) -> Schedule:
+    def _step_costs(self, resolved: ResolvedPlan, rows: LoadsByModule | None) -> StepCosts:
+        return plan_costs(resolved, self._batch_costs(rows) if rows else self.sampled_costs)
+
+    def resolve(self, plan: Plan) -> ResolvedPlan:
+        """A plan laid out for the problem's model; whether it can run is not checked."""
+        return ResolvedPlan(plan, self.graph, self.trained_parts)
+
+    def _schedule(self, resolved: ResolvedPlan) -> Schedule:
         """The schedule of a plan. Plans whose stages are alike and on devices of their own share its order."""
-        trained = self._trained_stages(plan)
+        plan, trained = resolved.plan, resolved.trained_stages
         if plan.device_count < sum(len(unit.devices) for unit in plan.units):
-            return build_schedule(plan, self.graph, trained)
+            return build_schedule(resolved, trained)
         key = (plan.schedule, plan.microbatches, tuple(map(_order_key, plan.units)))
         if key not in self._orders:
-            self._orders[key] = build_schedule(plan, self.graph, trained).ops
-        return Schedule(training_op_graph(plan, self.graph, trained), self._orders[key])
+            self._orders[key] = build_schedule(resolved, trained).ops
+        return Schedule(training_op_graph(resolved, trained), self._orders[key])
 
     @functools.cached_property
     def _orders(self) -> dict[tuple, tuple[PipelineOp, ...]]:
@@ -243,8 +252,9 @@ class PlanningProblem:
 
     def least_step_seconds(self, plan: Plan) -> float:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
-        op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
-        return least_step_seconds(op_graph, plan_work(plan, self.sampled_costs, self.trained_parts))
+        resolved = self.resolve(plan)
+        op_graph = training_op_graph(resolved, resolved.trained_stages)
+        return least_step_seconds(op_graph, plan_work(resolved, self.sampled_costs))
 
     def mean_microbatch_costs(self, plan: Plan) -> dict[StageId, StageCosts]:
         """What the stages of a plan take for one microbatch of mean rows, on any pipeline replica of a unit."""
@@ -266,9 +276,6 @@ class PlanningProblem:
     def unit_work(self, unit: UnitPlan, microbatches: int) -> tuple[StageWork, ...]:
         """What bounds a step from below of every stage of a unit, on the rows that plans are simulated with."""
         return unit_work(unit, microbatches, self.sampled_costs, self.trained_parts)
-
-    def _trained_stages(self, plan: Plan) -> frozenset[StageId]:
-        return trained_stages(plan, self.graph, self.trained_parts)
 
     def memory_fraction(self, timeline: Timeline) -> float:
         """The largest share of a device's or of its host's memory that a step takes; more than 1 does not fit."""

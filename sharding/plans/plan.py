@@ -167,20 +167,6 @@ def single_device_plan(graph: ModuleGraph, microbatches: int = 1) -> Plan:
     )
 
 
-def check_plan(plan: Plan, graph: ModuleGraph, rows: int, devices: int) -> None:
-    """Raises PlanError, naming the unit at fault and the remedy, if a plan cannot run.
-
-    Args:
-        plan: The plan.
-        graph: The model's modules.
-        rows: Rows of the global batch.
-        devices: Number of devices there are.
-    """
-    check_layout(plan, graph, devices)
-    for unit in plan.units:
-        _check_rows(plan, unit, rows)
-
-
 def check_layout(plan: Plan, graph: ModuleGraph, devices: int) -> None:
     """Raises PlanError if the units of a plan cannot hold the model on `devices` devices, whatever rows they get."""
     try:
@@ -211,13 +197,15 @@ def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
             raise PlanError(f"module {module} is in {' and '.join(owners)}; keep it in one unit, once")
 
 
-def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
-    for module in unit.modules:
-        dp = 1 if unit.phase_rows else unit.replicas_of(module)
-        if rows % (plan.microbatches * dp):
-            of_module = f" of {module}" if unit.parallelism.module_tp else ""
-            raise PlanError(
-                f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} "
-                f"microbatches x dp {dp}{of_module} = {plan.microbatches * dp}; use a multiple of "
-                f"{plan.microbatches * dp} rows, or another dp"
-            )
+def check_rows(plan: Plan, rows: int) -> None:
+    """Raises PlanError, naming the unit at fault and the remedy, if the units of a plan cannot divide so many rows."""
+    for unit in plan.units:
+        for module in unit.modules:
+            dp = 1 if unit.phase_rows else unit.replicas_of(module)
+            if rows % (plan.microbatches * dp):
+                of_module = f" of {module}" if unit.parallelism.module_tp else ""
+                raise PlanError(
+                    f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} "
+                    f"microbatches x dp {dp}{of_module} = {plan.microbatches * dp}; use a multiple of "
+                    f"{plan.microbatches * dp} rows, or another dp"
+                )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.unit_layers import program_layers
+from sharding.plans.unit_layers import LayerRun
 from sharding.specs.modules import ModuleGraph
 
 StageId = tuple[str, int]
@@ -239,7 +239,7 @@ def device_classes(device_sets: Iterable[frozenset[int]]) -> tuple[tuple[int, ..
     return tuple(sorted(tuple(sorted(members)) for members in classes))
 
 
-def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
+def stage_graph(plan: Plan, graph: ModuleGraph, layers: Mapping[StageId, tuple[LayerRun, ...]]) -> StageGraph:
     """The stages of a plan.
 
     A stage feeds the next one of its unit. For every pair of modules of which one feeds the other, the stage that
@@ -263,12 +263,12 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
                 ),
                 unit.replica_of_microbatches(plan.microbatches),
             )
-        for number, runs in enumerate(program_layers(unit, graph)):
+        for number in range(unit.program_count):
             stage = (unit.name, number)
             devices[stage] = rank_devices[number % len(rank_devices)]
             if number:
                 edges.append(((unit.name, number - 1), stage))
-            for run in runs:
+            for run in layers[stage]:
                 first_stage.setdefault(run.module, stage)
                 last_stage[run.module] = stage
     module_edges = ((last_stage[source], first_stage[target]) for source, target in graph.edges)

@@ -1,13 +1,10 @@
-"""Which parts of a model train, on which stages they are placed, and which gradients every layer then computes."""
+"""Which parts of a model train, and which gradients every layer then computes."""
 
 import dataclasses
 import difflib
 from typing import Literal, NamedTuple
 
 from configs.errors import UserError
-from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_layers import program_layers
 from sharding.specs.layer import LayerSpec
 from sharding.specs.modules import ModuleGraph
 
@@ -51,17 +48,6 @@ def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[s
         UserError: A name is no part.
     """
     return frozenset(part for name in trainable for part in find_parts(graph, name, "trainable"))
-
-
-def trained_stages(plan: Plan, graph: ModuleGraph, trained: frozenset[str]) -> frozenset[StageId]:
-    """Stages that hold a layer of a part that trains."""
-    return frozenset(
-        (unit.name, stage)
-        for unit in plan.units
-        for stage, runs in enumerate(program_layers(unit, graph))
-        for run in runs
-        if any(layer.part in trained for layer, _ in graph[run.module].layers_between(run.first, run.last))
-    )
 
 
 class LayerGradients(NamedTuple):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import PipelineRank, StageGraph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
@@ -12,7 +13,6 @@ from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule, 
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
 from sharding.simulation.timeline import Timeline
-from sharding.specs.modules import ModuleGraph
 
 LEAST_GAIN = 0.01
 """A new order is taken if it shortens the forwards and backwards by this share: measurements of a step vary."""
@@ -55,7 +55,7 @@ def expected_seconds(schedule: Schedule) -> float | None:
 
 
 def reconsider_order(
-    plan: Plan, graph: ModuleGraph, schedule: Schedule, timeline: Timeline, expected: float | None, tolerance: float
+    resolved: ResolvedPlan, schedule: Schedule, timeline: Timeline, expected: float | None, tolerance: float
 ) -> Reconsidered:
     """Compares a measured step with what was predicted, and computes its order anew if they differ.
 
@@ -67,8 +67,7 @@ def reconsider_order(
     A plan with a compiled unit keeps its order.
 
     Args:
-        plan: The plan.
-        graph: The model's modules.
+        resolved: The plan.
         schedule: The order in force, of the ops of all devices.
         timeline: A step that was measured in this order.
         expected: What its forwards and backwards were expected to take; None if nothing was.
@@ -78,7 +77,7 @@ def reconsider_order(
         ScheduleError: The plan's schedule cannot order the ops by these seconds.
     """
     # The others run before a compiled unit's programs, between them or after them, in whatever order.
-    if any(unit.is_compiled for unit in plan.units):
+    if any(unit.is_compiled for unit in resolved.plan.units):
         return Reconsidered(expected)
     measured = pass_of_timeline(timeline)
     if expected is not None and abs(measured - expected) <= tolerance * expected:
@@ -86,22 +85,22 @@ def reconsider_order(
     op_graph, means = schedule.op_graph, mean_seconds(timeline)
     if not all(means.of_stage(op_graph.stage_graph, "forward", stage) for stage in op_graph.stage_graph.stages):
         return Reconsidered(expected)  # a unit without a single item in this batch will have some in others
-    measured_plan = with_measured_seconds(plan, op_graph.stage_graph, means)
-    anew = build_schedule(measured_plan, graph, op_graph.trained_stages, op_graph.tied_stages)
+    measured_plan = resolved.with_plan(with_measured_seconds(resolved.plan, op_graph.stage_graph, means))
+    anew = build_schedule(measured_plan, op_graph.trained_stages, op_graph.tied_stages)
     before, after = means.pass_of(schedule), means.pass_of(anew)
     shorter = after <= (1 - LEAST_GAIN) * before
-    if not shorter or _bundles(anew) != _bundles(schedule) or not _holds_no_more(plan, graph, anew):
+    if not shorter or _bundles(anew) != _bundles(schedule) or not _holds_no_more(resolved, anew):
         return Reconsidered(measured)
     same_sums = _order_of_sums(schedule) == _order_of_sums(anew)
     new_order = NewOrder(schedule=anew, before=before, after=after, same_sums=same_sums)
     return Reconsidered(measured * after / before, new_order)
 
 
-def _holds_no_more(plan: Plan, graph: ModuleGraph, anew: Schedule) -> bool:
+def _holds_no_more(resolved: ResolvedPlan, anew: Schedule) -> bool:
     """Whether an order keeps to the limits of the plan, which some schedules derive from the seconds of ops."""
-    planned = training_op_graph(plan, graph, anew.op_graph.trained_stages, anew.op_graph.tied_stages)
+    planned = training_op_graph(resolved, anew.op_graph.trained_stages, anew.op_graph.tied_stages)
     try:
-        check_schedule(anew, in_flight_limits(plan, planned))
+        check_schedule(anew, in_flight_limits(resolved.plan, planned))
     except ScheduleError:  # of an order that has been checked by its own limits
         return False
     return True

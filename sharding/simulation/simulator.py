@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.device_groups import replica_devices
-from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
 from sharding.schedules.recurrence.node_builder import schedule_nodes
@@ -16,7 +15,7 @@ from sharding.simulation.op_seconds import seconds_by_costs
 from sharding.simulation.timeline import Timeline
 
 
-def simulate(plan: Plan, schedule: Schedule, costs: StepCosts, rendezvous: bool = False) -> Timeline:
+def simulate(resolved: ResolvedPlan, schedule: Schedule, costs: StepCosts, rendezvous: bool = False) -> Timeline:
     """The timeline of one step.
 
     An op starts as soon as it can (`schedule_nodes`); this is exact for the schedule and the costs given. A hop takes
@@ -24,13 +23,13 @@ def simulate(plan: Plan, schedule: Schedule, costs: StepCosts, rendezvous: bool 
     `bundle_shares`.
 
     Args:
-        plan: Which devices hold which stages.
+        resolved: The plan, which says which devices hold which stages.
         schedule: A schedule that `check_schedule` accepts.
         costs: Seconds and bytes.
         rendezvous: Whether a hop occupies the devices of both its ends, as a ppermute program on the compute stream
             does. By default it occupies none (asynchronous sends, DistTrain, arXiv 2408.04275, section 7).
     """
-    return simulate_on_devices(replica_devices(plan, schedule.op_graph.stage_graph.stages), schedule, costs, rendezvous)
+    return simulate_on_devices(resolved.devices, schedule, costs, rendezvous)
 
 
 def simulate_on_devices(

@@ -17,6 +17,7 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
@@ -32,7 +33,9 @@ def counted(config: ModelConfig, plan: Plan, batch) -> StageCosts:
     rows, tokens = batch["backbone"]["tokens"].shape
     graph, costs = module_graph(config), AnalyticCostModel(CLUSTERS["h100"], element_bytes=4)
     loads = {"backbone": np.array([[tokens, tokens**2, 1.0, 0.0]] * rows)}
-    return plan_costs(plan, BatchCosts(graph, costs, loads), trained_parts(graph, ("all",))).stages["b", 0]
+    return plan_costs(
+        ResolvedPlan(plan, graph, trained_parts(graph, ("all",))), BatchCosts(graph, costs, loads)
+    ).stages["b", 0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from data.packing.pipeline import make_sample_index, training_batches
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
 from mmjax.training.verification.divided_plans import GlobalRows
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.tones import VOICES, tone, write_tones
 
@@ -36,7 +37,7 @@ def configured() -> TrainConfig:
 def test_its_plan_gives_each_module_devices_of_its_own():
     config = configured()
     plan = Plan.load(find_plan_file(config.plan))
-    check_plan(plan, module_graph(config.model), config.data.rows, 8)
+    resolve_plan(plan, module_graph(config.model), 8, config.data.rows)
     assert [unit.modules for unit in plan.units] == [("vision",), ("audio",), ("backbone",), ("generator",)]
     assert sorted(device for unit in plan.units for device in unit.devices) == list(range(8))
     assert not config.require_plan
@@ -45,7 +46,7 @@ def test_its_plan_gives_each_module_devices_of_its_own():
 def test_its_fully_sharded_plan_deals_the_items_of_any_batch():
     config = configured()
     plan = Plan.load(find_plan_file("plans/spoken_vqa_fully_sharded.json"))
-    check_plan(plan, module_graph(config.model), config.data.rows, 8)
+    resolve_plan(plan, module_graph(config.model), 8, config.data.rows)
     assert all(unit.parallelism.fsdp == unit.parallelism.dp > 1 for unit in plan.units) and plan.device_count == 8
     rows = GlobalRows.from_data(config.model, config.data)
     for unit in plan.units:

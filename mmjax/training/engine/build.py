@@ -38,6 +38,7 @@ from mmjax.training.engine.stage_functions import make_stage_function
 from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.engine.tied_parameters import find_tied_parameters, make_tied_parameter
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
@@ -51,14 +52,12 @@ from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule
 from sharding.schedules.ops import OpGraph
-from sharding.specs.modules import ModuleGraph
 
 Stages = Mapping[StageId, PlacedStage]
 
 
 def build_executor(
-    plan: Plan,
-    graph: ModuleGraph,
+    resolved: ResolvedPlan,
     stages: Stages,
     batch_spec: BatchSpec,
     optimizer: LayerOptimizer,
@@ -70,9 +69,8 @@ def build_executor(
     """The executor of a plan, with the schedules of this process's devices.
 
     Args:
-        plan: The plan.
-        graph: The model's modules.
-        stages: The plan's stages on their devices, each after those that feed it.
+        resolved: The plan.
+        stages: Its stages on their devices, each after those that feed it.
         batch_spec: Shapes and dtypes of a global batch, its items dealt over the rows of the phases.
         optimizer: The optimizer of every layer that trains.
         hyperparameters: What it takes as arguments.
@@ -80,11 +78,12 @@ def build_executor(
         devices: The devices that the plan's numbers index.
         phases: The modules with rows of their own.
     """
+    plan, graph = resolved.plan, resolved.graph
     channels, tied = find_channels(stages), find_tied_parameters(stages)
     sharing_stages = tuple(dict.fromkeys((parameter.owner, parameter.borrower) for parameter in tied))
     trained_stages = frozenset(stage_id for stage_id, stage in stages.items() if stage.trained_keys)
-    training = build_schedule(plan, graph, trained_stages, sharing_stages)
-    evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
+    training = build_schedule(resolved, trained_stages, sharing_stages)
+    evaluation = build_evaluation_schedule(resolved, sharing_stages)
     rows = batch_spec[graph.backbone.name]["tokens"].shape[0] // plan.microbatches
     exchanges = find_exchanges(phases, graph.backbone.name, rows)
     programs = build_stage_programs(

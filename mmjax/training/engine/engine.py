@@ -36,7 +36,8 @@ from mmjax.training.engine.placement import (
 from mmjax.training.engine.replica_rows import place_rows, rows_of_devices
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.global_reduction import StepSummary
@@ -79,13 +80,11 @@ class Engine:
         self.config, self.plan, self.settings = config, plan, settings
         self.devices = list(devices or jax.devices())
         self.graph = module_graph(config)
-        check_plan(plan, self.graph, _row_count(batch_spec), len(self.devices))
+        trained = trained_parts(self.graph, settings.trainable)
+        self.resolved = resolve_plan(plan, self.graph, len(self.devices), _row_count(batch_spec), trained)
         self.modules = model_modules(config)
         check_host_memory(plan, self.devices)
-        trained = trained_parts(self.graph, settings.trainable)
-        self.stages: dict[StageId, PlacedStage] = place_stages(
-            config, self.modules, self.graph, plan, trained, self.devices
-        )
+        self.stages: dict[StageId, PlacedStage] = place_stages(config, self.modules, self.resolved, self.devices)
         cluster = cluster_of_device_kind(self.devices[0].device_kind)
         per_node = cluster.devices_per_node if cluster else len(self.devices)
         self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.quadratic_cost_weights)
@@ -94,8 +93,7 @@ class Engine:
         self._trained_parts, self.optimizer = trained, LayerOptimizer(settings.optimizer.algorithm)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)
         self.executor = build_executor(
-            plan,
-            self.graph,
+            self.resolved,
             self.stages,
             batch_spec,
             self.optimizer,
@@ -137,7 +135,7 @@ class Engine:
     def schedule(self) -> Schedule:
         """The order of a training step's ops on all devices; that of the plan until another is followed."""
         graph = self.executor.training_schedule.op_graph
-        return build_schedule(self.plan, self.graph, graph.trained_stages, graph.tied_stages)
+        return build_schedule(self.resolved, graph.trained_stages, graph.tied_stages)
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Runs the next training steps in another order of the same ops; all processes do so at the same step.

@@ -21,6 +21,7 @@ from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes,
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_checks import check_row_chunks
 from sharding.plans.unit_plan import UnitPlan
@@ -28,7 +29,6 @@ from sharding.runtime.meshes import module_axes, stage_meshes
 from sharding.runtime.replica_meshes import ReplicaMeshes
 from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
 from sharding.runtime.stages.residuals import HOST_MEMORY
-from sharding.specs.modules import ModuleGraph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,7 @@ class PlacedStage:
 def place_stages(
     config: ModelConfig,
     modules: tuple[Module, ...],
-    graph: ModuleGraph,
-    plan: Plan,
-    trained_parts: frozenset[str],
+    resolved: ResolvedPlan,
     devices: Sequence[jax.Device],
 ) -> dict[StageId, PlacedStage]:
     """Every stage of a plan on its devices, each after the stages that feed it.
@@ -74,15 +72,14 @@ def place_stages(
     Args:
         config: The model; its dtype is that of the compute weights.
         modules: The Flax side of the model's modules: what they compute.
-        graph: The planning side of the same modules: how many layers they have, and which feeds which.
-        plan: The placement of the modules; already checked.
-        trained_parts: Names of the parts that train.
+        resolved: The placement of the modules.
         devices: The devices that the plan's numbers index.
     """
+    plan = resolved.plan
     meshes_of = stage_meshes(plan, list(devices))
     axes = {unit.name: module_axes(unit, meshes_of[unit.name, 0]) for unit in plan.units}
     stages, units = {}, {unit.name: unit for unit in plan.units}
-    for stage_id, layout in make_stage_layouts(plan, modules, graph).items():
+    for stage_id, layout in make_stage_layouts(resolved, modules).items():
         meshes, stage_axes = meshes_of[stage_id], axes[stage_id[0]]
         stages[stage_id] = PlacedStage(
             unit=units[stage_id[0]],
@@ -96,7 +93,9 @@ def place_stages(
                 jnp.dtype(config.dtype),
                 stage_id,
             ),
-            trained_keys=frozenset(run.parameter_key for run in layout.piece_runs if run.piece.part in trained_parts),
+            trained_keys=frozenset(
+                run.parameter_key for run in layout.piece_runs if run.piece.part in resolved.trained_parts
+            ),
         )
     return stages
 

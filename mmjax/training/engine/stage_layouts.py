@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
-from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
-from sharding.plans.stage_graph import StageId, stage_graph
-from sharding.plans.unit_layers import LayerRun, program_layers
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.stage_graph import StageId
+from sharding.plans.unit_layers import LayerRun
 from sharding.runtime.stages.master_weights import LayerStackShapes
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
@@ -144,16 +144,15 @@ class StageLayout:
         return any(run.module.name == module.name and run.piece.name == piece for run in self.piece_runs)
 
 
-def make_stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGraph) -> dict[StageId, StageLayout]:
+def make_stage_layouts(resolved: ResolvedPlan, modules: tuple[Module, ...]) -> dict[StageId, StageLayout]:
     """The layout of every stage, each after the stages that feed it."""
     modules_by_name = {module.name: module for module in modules}
-    units = {unit.name: unit for unit in plan.units}
-    ranges = {name: program_layers(unit, graph) for name, unit in units.items()}
+    units = {unit.name: unit for unit in resolved.plan.units}
     return {
-        (name, stage): _stage_layout(
-            (name, stage), ranges[name][stage], modules_by_name, graph, units[name].program_recompute(stage)
+        stage: _stage_layout(
+            stage, resolved.layers[stage], modules_by_name, resolved.graph, units[stage[0]].program_recompute(stage[1])
         )
-        for name, stage in stage_graph(plan, graph).stages
+        for stage in resolved.stages.stages
     }
 
 

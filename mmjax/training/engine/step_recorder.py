@@ -14,7 +14,6 @@ from jaxtyping import Float
 
 from configs.errors import UserError
 from mmjax.training.engine.engine import Engine
-from sharding.plans.device_groups import replica_devices
 from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.executor import OpCallback
@@ -52,7 +51,7 @@ class StepRecorder:
         self._schedule = engine.schedule
         graph = self._schedule.op_graph.stage_graph
         self._replicas = graph.pipeline_replicas
-        self._devices = replica_devices(engine.plan, graph.stages)
+        self._devices = engine.resolved.devices
         self._recorder: OpRecorder | None = None
         self.capacities: Mapping[str, tuple[int | None, ...]] = {}
 

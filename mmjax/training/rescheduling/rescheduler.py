@@ -107,7 +107,7 @@ class Rescheduler:
         schedule, expected = engine.schedule, self._expected
 
         def compute() -> tuple[Reconsidered, str]:
-            found = reconsider_order(engine.plan, engine.graph, schedule, timeline, expected, tolerance)
+            found = reconsider_order(engine.resolved, schedule, timeline, expected, tolerance)
             return found, _digest(found.new_order.schedule) if found.new_order else _KEPT
 
         self._pending = _Pending(step, self._threads.submit(compute))

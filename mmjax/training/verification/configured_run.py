@@ -23,8 +23,9 @@ from mmjax.training.verification.layouts import default_layouts
 from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
 from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_positions
 from sharding.schedules.named.registry import find_schedule
 from sharding.specs.modules import module_graph
@@ -51,7 +52,7 @@ def layouts_to_verify(
     layouts, refused = default_layouts(graph, rows, devices) if with_defaults else ([], {})
     for name, plan in plans.items():
         try:
-            check_plan(plan, graph, rows.count, devices)
+            resolve_plan(plan, graph, devices, rows.count)
             find_schedule(plan.schedule)
             check_positions(plan.units, rows.positions)
             layouts.append(NamedLayout(name, plan))

@@ -17,8 +17,8 @@ from mmjax.training.verification.layout_kinds import (
     one_device,
 )
 from sharding.plans.parallelism import Parallelism
-from sharding.plans.plan import check_plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import ModuleGraph
 
 
@@ -35,7 +35,7 @@ def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple
         for make in alternatives(graph, rows):
             try:
                 layout = make()
-                check_plan(layout.plan, graph, rows.count, devices)
+                resolve_plan(layout.plan, graph, devices, rows.count)
             except PlanError as error:
                 refused[kind] = str(error)
                 continue

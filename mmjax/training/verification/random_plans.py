@@ -15,9 +15,10 @@ from sharding.axes import ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.parallelism import CollectivesName, Parallelism
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.recompute_text import recompute_text
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_checks import check_unit, row_chunks
 from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
@@ -61,7 +62,7 @@ def random_plan(graph: ModuleGraph, rows: GlobalRows, devices: int, generator: r
         units = tuple(_with_random_order(unit, microbatches, schedule, generator) for unit in units)
         plan = _with_random_executor(Plan(units, microbatches, schedule), graph, rows.count, devices, generator)
         try:
-            check_plan(plan, graph, rows.count, devices)
+            resolve_plan(plan, graph, devices, rows.count)
         except PlanError:
             continue
         return plan
@@ -226,7 +227,7 @@ def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: in
         return plan
     compiled = Plan(tuple(_for_one_program(unit, graph) for unit in plan.units), plan.microbatches, plan.schedule)
     try:
-        check_plan(compiled, graph, rows, devices)
+        resolve_plan(compiled, graph, devices, rows)
     except PlanError:
         return plan
     return compiled

@@ -17,11 +17,8 @@ from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay, bu
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.plan_costs import plan_costs
-from sharding.plans.device_groups import replica_devices
-from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import trained_stages
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
-from sharding.specs.modules import ModuleGraph
 
 EVALUATIONS = 2048
 
@@ -47,24 +44,20 @@ class RowReorderer:
     Attributes:
         policy: One of `REORDERING_POLICIES`.
         evaluations: For `search`: how often it may compute the step of a pipeline.
-        plan: The plan whose step is to be short.
-        graph: The modules.
+        resolved: The plan whose step is to be short.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        graph: ModuleGraph,
+        resolved: ResolvedPlan,
         costs: CostModel,
-        trained_parts: frozenset[str],
         policy: str = "search",
         evaluations: int = EVALUATIONS,
     ) -> None:
         if policy not in REORDERING_POLICIES:
             raise ValueError(f"there is no policy {policy!r}; choose from {', '.join(REORDERING_POLICIES)}")
         self.policy, self.evaluations = policy, evaluations
-        self.plan, self.graph = plan, graph
-        self._costs, self._trained_parts = costs, trained_parts
+        self.resolved, self._costs = resolved, costs
         self._replays: dict[int, tuple[ScheduleReplay, IntervalFillingOrder]] = {}
 
     def row_order(self, rows: LoadsByModule) -> RowPermutation:
@@ -77,14 +70,12 @@ class RowReorderer:
 
     def replay_with_costs(self, rows: LoadsByModule) -> tuple[ScheduleReplay, IntervalFillingOrder, CellSeconds]:
         """The plan's replay, which depends on the number of rows alone, and the seconds of these rows' cells."""
-        step_costs = plan_costs(self.plan, BatchCosts(self.graph, self._costs, rows), self._trained_parts)
+        step_costs = plan_costs(self.resolved, BatchCosts(self.resolved.graph, self._costs, rows))
         count = _row_count(rows)
         if count not in self._replays:
-            trained = trained_stages(self.plan, self.graph, self._trained_parts)
-            schedule = build_schedule(self.plan, self.graph, trained)
-            devices = replica_devices(self.plan, schedule.op_graph.stage_graph.stages)
-            rows_per_microbatch = count // self.plan.microbatches
-            replay = build_replay(devices, schedule, step_costs, rows_per_microbatch)
+            schedule = build_schedule(self.resolved, self.resolved.trained_stages)
+            rows_per_microbatch = count // self.resolved.plan.microbatches
+            replay = build_replay(self.resolved.devices, schedule, step_costs, rows_per_microbatch)
             self._replays[count] = replay, IntervalFillingOrder(replay)
         replay, interval_order = self._replays[count]
         return replay, interval_order, replay.cell_seconds(step_costs)
@@ -95,15 +86,15 @@ def _keep_order(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
 
 
 def _reorder_within_microbatches(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
-    units, m = reorderer.plan.units, reorderer.plan.microbatches
+    units, m = reorderer.resolved.plan.units, reorderer.resolved.plan.microbatches
     rows_per_microbatch = _row_count(rows) // m
     counts = [unit.replicas_of(module) for unit in units for module in unit.modules]
     replicas = math.lcm(*counts)
     if rows_per_microbatch % replicas:
         replicas = math.gcd(rows_per_microbatch, *counts)
     work = [
-        module.forward_flops(rows[module.name]) / len(reorderer.plan.unit_of(module.name).devices)
-        for module in reorderer.graph.modules
+        module.forward_flops(rows[module.name]) / len(reorderer.resolved.plan.unit_of(module.name).devices)
+        for module in reorderer.resolved.graph.modules
     ]
     groups = balanced_groups(np.sum(work, axis=0), replicas)  # [replicas, rows of a replica]
     return groups.reshape(replicas, m, -1).transpose(1, 0, 2).ravel()

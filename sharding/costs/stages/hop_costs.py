@@ -1,6 +1,6 @@
 """What the hops of a plan send and take, from the loads of the modules at both ends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from sharding.costs.stages.shared_replicas import row_gathers, slowest_of_shared
 from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
-from sharding.plans.unit_layers import LayerRun, program_layers
+from sharding.plans.unit_layers import LayerRun
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import ZERO, PerLoad
 
@@ -22,16 +22,24 @@ class HopCosts:
 
     Args:
         units: The plan's units.
+        layers: The runs of layers of their stages.
         microbatches: Microbatches of a step.
         batch: The rows of a global batch, and the cost model.
         stages: The plan's stages.
     """
 
-    def __init__(self, units: Sequence[UnitPlan], microbatches: int, batch: BatchCosts, stages: StageGraph) -> None:
+    def __init__(
+        self,
+        units: Sequence[UnitPlan],
+        layers: Mapping[StageId, tuple[LayerRun, ...]],
+        microbatches: int,
+        batch: BatchCosts,
+        stages: StageGraph,
+    ) -> None:
         self._microbatches, self._batch, self._stages = microbatches, batch, stages
         self._graph, self._costs = batch.graph, batch.costs
         self._units = {unit.name: unit for unit in units}
-        self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
+        self._runs = layers
         self._own_rows = {
             module: OwnRows(unit.phase_rows, unit.capacities)
             for unit in units
@@ -89,7 +97,7 @@ class HopCosts:
 
     def end_ranks(self, source: StageId, target: StageId, end: StageId) -> LayerParallelism:
         """The ranks of the module at one end of a hop: the last of the source, or the first of the target."""
-        runs = self._runs[end[0]][end[1]]
+        runs = self._runs[end]
         return module_parallelism(self._units[end[0]], runs[-1 if end == source else 0].module)
 
     def least_seconds(self, source: StageId, target: StageId, back: bool = False) -> float:
@@ -107,7 +115,7 @@ class HopCosts:
 
     def _is_within_module(self, target: StageId) -> bool:
         """Whether a hop to a stage is between stages of one module; between modules all ranks have all positions."""
-        return self._runs[target[0]][target[1]][0].first > 0
+        return self._runs[target][0].first > 0
 
     def _link_seconds(
         self, source: StageId, target: StageId, size: Float[np.ndarray, "m i"]
@@ -132,7 +140,7 @@ class HopCosts:
 
     def bytes_on(self, source: StageId, target: StageId, dp: int) -> Float[np.ndarray, "m i"]:
         """Bytes of the activation between two stages at each of `dp` replicas."""
-        before, after = self._runs[source[0]][source[1]][-1], self._runs[target[0]][target[1]][0]
+        before, after = self._runs[source][-1], self._runs[target][0]
         return self.bytes_between(before, after, dp, self._stages.is_exchange(source, target))
 
     def bytes_between(
@@ -143,7 +151,7 @@ class HopCosts:
         return self._costs.element_bytes * (self._at(*output, dp, exchanged) + self._at(*extra, dp, exchanged))
 
     def _hop_elements(self, source: StageId, target: StageId) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
-        return self._elements_between(self._runs[source[0]][source[1]][-1], self._runs[target[0]][target[1]][0])
+        return self._elements_between(self._runs[source][-1], self._runs[target][0])
 
     def _elements_between(self, before: LayerRun, after: LayerRun) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
         """What is sent between layers, by the loads of the module before and of the module after."""

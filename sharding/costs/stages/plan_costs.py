@@ -31,31 +31,29 @@ from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replica
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parameters
 from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
 from sharding.costs.step_costs import PER_MICROBATCH, ShardedPasses, StageCosts, StaticBytes, StepCosts, WgradCosts
-from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import RequiredGradients, trained_stages
+from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.layer import LoadColumn
 from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 
 
-def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepCosts:
+def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:
     """Costs of every op of a step.
 
     Of a unit with several pipeline replicas, those of a microbatch are on the replicas of the pipeline replica that
     takes it.
 
     Args:
-        plan: The plan.
+        resolved: The plan.
         batch: Costs of the layers for the rows of a global batch.
-        trained_parts: Parts that train.
     """
-    graph, trained = batch.graph, trained_stages(plan, batch.graph, trained_parts)
-    builder = _PlanCosts.of_plan(plan, batch, trained_parts)
-    stages = builder.stages
+    stages, trained = resolved.stages, resolved.trained_stages
+    builder = _PlanCosts.of_plan(resolved, batch)
     backward_stages = stages.with_descendants(trained)
-    split = split_stages(plan, stages, trained)
+    split = split_stages(resolved, trained)
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},
@@ -65,9 +63,9 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
             if source in backward_stages
         },
         peak_flops=batch.costs.peak_flops,
-        tokens=float(batch.rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
+        tokens=float(batch.rows[batch.graph.backbone.name][:, LoadColumn.TOKENS].sum()),
         global_norm=batch.costs.gradient_norm(len(stages.stages)),
-        masked_flops=_masked_flops(batch, RequiredGradients(graph, trained_parts)),
+        masked_flops=_masked_flops(batch, resolved.required_gradients),
         recomputed=builder.recomputed(),
     )
 

@@ -1,6 +1,6 @@
 """The layers of a plan's stages: which they are, who computes them, and what each costs alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -12,11 +12,11 @@ from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
 from sharding.costs.stages.sharded_weights import NO_EXCHANGE, WeightExchange, weight_exchange
 from sharding.costs.stages.stage_parameters import LayersOfStage, module_parallelism
-from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
-from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.plans.trained_parts import RequiredGradients
-from sharding.plans.unit_layers import program_layers
+from sharding.plans.unit_layers import LayerRun, program_layers
 from sharding.plans.unit_plan import UnitPlan
 
 T = TypeVar("T", bound="PlanLayers")
@@ -27,6 +27,7 @@ class PlanLayers:
 
     Args:
         units: The plan's units.
+        layers: The runs of layers of their stages.
         microbatches: Microbatches of a step.
         batch: Costs of the layers for the rows of a global batch.
         required: The gradients that every layer computes.
@@ -40,6 +41,7 @@ class PlanLayers:
     def __init__(
         self,
         units: Sequence[UnitPlan],
+        layers: Mapping[StageId, tuple[LayerRun, ...]],
         microbatches: int,
         batch: BatchCosts,
         required: RequiredGradients,
@@ -48,28 +50,29 @@ class PlanLayers:
         self._microbatches, self._batch, self.stages = microbatches, batch, stages
         self._graph, self._costs = batch.graph, batch.costs
         self._units = {unit.name: unit for unit in units}
-        self._runs = {unit.name: program_layers(unit, batch.graph) for unit in units}
+        self._runs = layers
         self._required = required
-        self.hops = HopCosts(units, microbatches, batch, stages)
+        self.hops = HopCosts(units, layers, microbatches, batch, stages)
 
     @classmethod
-    def of_plan(cls: type[T], plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> T:
-        """Those of a whole plan."""
-        required = RequiredGradients(batch.graph, trained_parts)
-        return cls(plan.units, plan.microbatches, batch, required, stage_graph(plan, batch.graph))
+    def of_plan(cls: type[T], resolved: ResolvedPlan, batch: BatchCosts) -> T:
+        """The layers of a whole plan."""
+        plan = resolved.plan
+        return cls(plan.units, resolved.layers, plan.microbatches, batch, resolved.required_gradients, resolved.stages)
 
     @classmethod
     def of_unit(cls: type[T], unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> T:
         """Those of one unit, wherever the others are."""
         required = RequiredGradients(batch.graph, trained_parts)
-        return cls((unit,), microbatches, batch, required, StageGraph({}, ()))
+        layers = {(unit.name, number): runs for number, runs in enumerate(program_layers(unit, batch.graph))}
+        return cls((unit,), layers, microbatches, batch, required, StageGraph({}, ()))
 
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
         """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
         unit = self._units[stage[0]]
         policies = unit.program_recompute(stage[1])
         layers: list[LayersOfStage] = []
-        for module, first, last in self._runs[stage[0]][stage[1]]:
+        for module, first, last in self._runs[stage]:
             ranks, start = module_parallelism(unit, module), first
             own, policies = policies[: last - first], policies[last - first :]
             for policy, count in policy_runs(own):

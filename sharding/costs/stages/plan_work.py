@@ -13,15 +13,14 @@ from sharding.costs.stages.sharded_weights import WeightExchange, exposed
 from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key
 from sharding.costs.step_costs import StageWork, StepWork
-from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import UnitPlan
 
 
-def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepWork:
+def plan_work(resolved: ResolvedPlan, batch: BatchCosts) -> StepWork:
     """What bounds a step from below; the arguments are those of `plan_costs`, and it takes a fraction of its time."""
-    builder = _PlanWork.of_plan(plan, batch, trained_parts)
-    stages = builder.stages
+    builder, stages = _PlanWork.of_plan(resolved, batch), resolved.stages
     return StepWork(
         stages={stage: builder.work(stage) for stage in stages.stages},
         hops={(source, target): builder.hops.least_seconds(source, target) for source, target in stages.edges},

@@ -7,7 +7,6 @@ from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbo
 from sharding.planners.colocation.replicated_layouts import ReplicatedLayout, replicated_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import trained_stages
 from sharding.schedules.colocation.colocated_replicas import assign_microbatches
 from sharding.schedules.named.build import training_op_graph
 
@@ -42,7 +41,7 @@ def with_assigned_microbatches(problem: PlanningProblem, plan: Plan) -> Plan:
         problem: The problem.
         plan: A plan with the seconds of its stages.
     """
-    trained = trained_stages(plan, problem.graph, problem.trained_parts)
-    of_units = assign_microbatches(training_op_graph(plan, problem.graph, trained))
+    resolved = problem.resolve(plan)
+    of_units = assign_microbatches(training_op_graph(resolved, resolved.trained_stages))
     units = (unit.with_hints(replica_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)
     return dataclasses.replace(plan, units=tuple(units))

@@ -9,8 +9,9 @@ from configs.errors import UserError
 from sharding.planners.context_transfer import with_best_context_transfers
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
-from sharding.plans.plan import Plan, check_layout, check_plan
+from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layer import RecomputePolicy
 
@@ -87,7 +88,7 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
         if not plans:
             raise PlanError("the policy returns no plan")
         for plan in plans:
-            check_layout(plan, problem.graph, problem.devices)
+            resolve_plan(plan, problem.graph, problem.devices)
         return plans
 
     PLANNING_POLICIES[name] = checked_plans
@@ -261,7 +262,7 @@ def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:
 def why_untrainable(problem: PlanningProblem, plan: Plan) -> str:
     """Why the trainer cannot run a plan; empty if it can."""
     try:
-        check_plan(plan, problem.graph, problem.rows, problem.devices)
+        resolve_plan(plan, problem.graph, problem.devices, problem.rows)
     except PlanError as error:
         return str(error)
     return ""

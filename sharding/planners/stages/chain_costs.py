@@ -23,6 +23,7 @@ from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.plans.stage_graph import StageGraph
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
+from sharding.plans.unit_layers import program_layers
 from sharding.specs.layer import ZERO, LayerSpec, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 
@@ -119,7 +120,8 @@ class _Builder:
         self._in_flight = np.arange(1, min(most_in_flight, layout.microbatches) + 1)
         one_stage = dataclasses.replace(layout, pp=1, chunks=1)
         self._unit = one_stage.unit((sum(batch.graph[name].layer_count for name in layout.modules),), ("none",))
-        self._hops = HopCosts((self._unit,), layout.microbatches, batch, StageGraph({}, ()))
+        layers = {(self._unit.name, 0): program_layers(self._unit, batch.graph)[0]}
+        self._hops = HopCosts((self._unit,), layers, layout.microbatches, batch, StageGraph({}, ()))
 
     def layer(self, name: str, place: _Place) -> _LayerArrays:
         """The arrays of a layer at a place of a module's stack."""

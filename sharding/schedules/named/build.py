@@ -1,7 +1,8 @@
 """The checked schedule of a plan's training step or evaluation."""
 
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import PipelineRank, StageEdge, StageGraph, StageId, stage_graph
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.stage_graph import PipelineRank, StageEdge, StageGraph, StageId
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightLimits, check_limits
@@ -9,20 +10,19 @@ from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flig
 from sharding.schedules.named.registry import find_schedule
 from sharding.schedules.named.split_stages import split_stages
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError, StageSeconds
-from sharding.specs.modules import ModuleGraph
 
 
 def training_op_graph(
-    plan: Plan, graph: ModuleGraph, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
+    resolved: ResolvedPlan, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
 ) -> OpGraph:
-    """All ops of a training step; the arguments are those of `build_schedule`."""
-    stages = stage_graph(plan, graph)
+    """All ops of a training step, with the arguments of `build_schedule`."""
+    plan, stages = resolved.plan, resolved.stages
     return OpGraph(
         stage_graph=stages,
         microbatches=plan.microbatches,
         backward_stages=stages.with_descendants(trained_stages),
         trained_stages=trained_stages,
-        split_stages=split_stages(plan, stages, trained_stages),
+        split_stages=split_stages(resolved, trained_stages),
         tied_stages=tied_stages,
         seconds={(unit.name, number): seconds for unit in plan.units for number, seconds in enumerate(_seconds(unit))},
     )
@@ -41,15 +41,14 @@ def _seconds(unit: UnitPlan) -> list[StageSeconds]:
 
 
 def build_schedule(
-    plan: Plan, graph: ModuleGraph, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
+    resolved: ResolvedPlan, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
 ) -> Schedule:
     """The checked schedule of a training step.
 
     A stage runs a backward if it trains, or if a stage that feeds it, directly or through others, does.
 
     Args:
-        plan: The plan; its `schedule` names the policy.
-        graph: The model's modules.
+        resolved: The plan; its `schedule` names the policy.
         trained_stages: Stages with parameters that train; a stage that borrows such a parameter is one.
         tied_stages: Pairs (owner, borrower) of stages with a tied parameter, such as tied embeddings.
 
@@ -57,8 +56,9 @@ def build_schedule(
         PlanError: There is no such policy.
         ScheduleError: The order that it gives cannot run; the message names the policy and the op at fault.
     """
+    plan = resolved.plan
     policy = find_schedule(plan.schedule)
-    op_graph = training_op_graph(plan, graph, trained_stages, tied_stages)
+    op_graph = training_op_graph(resolved, trained_stages, tied_stages)
     try:
         max_in_flight = in_flight_limits(plan, op_graph)
         check_limits(op_graph, max_in_flight)
@@ -91,9 +91,9 @@ def _held_for_compiled(op_graph: OpGraph) -> dict[PipelineRank, int]:
     }
 
 
-def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, tied_stages: tuple[StageEdge, ...] = ()) -> Schedule:
+def build_evaluation_schedule(resolved: ResolvedPlan, tied_stages: tuple[StageEdge, ...] = ()) -> Schedule:
     """The checked schedule of an evaluation with as many microbatches as a training step has."""
-    schedule = forward_only(stage_graph(plan, graph), plan.microbatches, tied_stages)
+    schedule = forward_only(resolved.stages, resolved.plan.microbatches, tied_stages)
     check_schedule(schedule, _evaluation_limits(schedule.op_graph))
     return schedule
 

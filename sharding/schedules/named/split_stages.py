@@ -1,24 +1,24 @@
 """Which stages leave the gradients of their weights for later, in schedules that fill bubbles with these."""
 
-from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.stage_graph import StageId
 from sharding.schedules.named.registry import find_schedule
 
 
-def split_stages(plan: Plan, stages: StageGraph, trained: frozenset[StageId]) -> frozenset[StageId]:
+def split_stages(resolved: ResolvedPlan, trained: frozenset[StageId]) -> frozenset[StageId]:
     """The stages whose wgrad is an op of its own: those that train and send a gradient back, if the schedule says so.
 
     A compiled unit is one op, which computes all gradients.
 
     Args:
-        plan: The plan.
-        stages: Its stages.
-        trained: Those with parameters that train.
+        resolved: The plan.
+        trained: The stages with parameters that train.
 
     Raises:
         PlanError: Of a unit that is cut into stages, some send a gradient back and train nothing.
     """
+    plan, stages = resolved.plan, resolved.stages
     if not find_schedule(plan.schedule).splits_backward:
         return frozenset()
     sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))

@@ -4,14 +4,14 @@ import pytest
 
 from benchmarks.executor.comparison import DifferentResultsError, StepTiming
 from benchmarks.executor.pipelines import CASES, MODEL, check_same_work, format_pipelines, pipeline_plan
-from sharding.plans.plan import check_plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 
 
 @pytest.mark.parametrize(("executor", "chunks"), CASES)
 def test_the_plans_can_run(executor, chunks):
     plan = pipeline_plan(executor, chunks)
-    check_plan(plan, module_graph(MODEL), plan.microbatches, 4)
+    resolve_plan(plan, module_graph(MODEL), 4, plan.microbatches)
     assert plan.units[0].pp == 4 and plan.units[0].is_compiled == (executor == "compiled")
 
 

@@ -11,6 +11,7 @@ from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -40,7 +41,7 @@ def batches_of(arrange):
 
 
 def test_reordered_batches_hold_the_same_rows():
-    arranger = RowReorderer(PLAN, GRAPH, COSTS, trained_parts(GRAPH, ("all",)), "search")
+    arranger = RowReorderer(ResolvedPlan(PLAN, GRAPH, trained_parts(GRAPH, ("all",))), COSTS, "search")
     given = batches_of(None)
     ordered = batches_of(RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.encoder_capacities), GRAPH))
     moved = 0

@@ -12,8 +12,9 @@ from mmjax.planning import automatic
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.metrics_file import METRICS_FILE
 from sharding.costs.profiled import ProfileError
-from sharding.plans.plan import check_plan, single_device_plan
+from sharding.plans.plan import single_device_plan
 from sharding.plans.plan_purpose import PlanPurpose, module_sizes
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile
 from tests.small_vqa import SmallVQA
@@ -38,7 +39,7 @@ def path(tmp_path):
 
 def test_auto_plans_what_can_be_trained_and_predicts_its_step(tmp_path, path):
     plan, remark, prediction = automatic.plan_and_predict(CONFIG, tmp_path, path, any_device=False)
-    check_plan(plan, GRAPH, CONFIG.data.rows, jax.device_count())
+    resolve_plan(plan, GRAPH, jax.device_count(), CONFIG.data.rows)
     assert plan.device_count > 1 and "from this machine's profile" in remark
     assert 0 < prediction.step_seconds <= prediction.work_seconds
     alone = dataclasses.replace(CONFIG, plan="")

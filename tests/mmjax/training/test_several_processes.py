@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mmjax.training.checkpoints.manager import CheckpointManager
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.timeline_json import read_timeline
 from sharding.specs.modules import module_graph
@@ -56,7 +57,11 @@ def test_several_processes_train_save_and_restore_as_one_does(tmp_path):
     graph = timeline.op_graph
     check_measured(
         timeline,
-        build_schedule(runs.PLANS["swapped"], module_graph(runs.MODEL), graph.trained_stages, graph.tied_stages),
+        build_schedule(
+            ResolvedPlan(runs.PLANS["swapped"], module_graph(runs.MODEL)),
+            graph.trained_stages,
+            graph.tied_stages,
+        ),
     )
     skipped = [span for span in timeline.spans if span.op.stage_id[0] == "vision" and span.op.microbatch == 1]
     assert skipped and all((span.end == span.start).all() for span in skipped)

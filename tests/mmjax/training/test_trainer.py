@@ -25,6 +25,7 @@ from mmjax.training.trainer import Trainer
 from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
@@ -126,7 +127,8 @@ def test_a_run_keeps_the_timeline_of_its_fifth_step(uninterrupted):
     measured = read_step_timeline(workdir)
     assert measured.step == 5 and not list(workdir.glob("*.tmp"))
     check_measured(
-        measured.timeline, build_schedule(PLAN, module_graph(MODEL), measured.timeline.op_graph.trained_stages)
+        measured.timeline,
+        build_schedule(ResolvedPlan(PLAN, module_graph(MODEL)), measured.timeline.op_graph.trained_stages),
     )
     assert len(measured.timeline.lanes) == 4 and measured.timeline.costs is None
 

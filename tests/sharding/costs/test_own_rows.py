@@ -8,6 +8,7 @@ from sharding.costs.own_rows import OwnRows, dealt_items, executed_loads, fulles
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH
@@ -58,7 +59,7 @@ def plan(dp: int = 3, **own) -> Plan:
 
 def test_padding_takes_time_and_memory_but_no_useful_flops():
     whole, alone, padded, larger = (
-        plan_costs(each, BATCH, ALL)
+        plan_costs(ResolvedPlan(each, BATCH.graph, ALL), BATCH)
         for each in (
             plan(1),
             plan(phase_rows=3),
@@ -74,7 +75,9 @@ def test_padding_takes_time_and_memory_but_no_useful_flops():
 
 
 def test_both_ends_of_an_exchange_hold_what_is_exchanged():
-    whole, own = (plan_costs(each, BATCH, ALL).stages for each in (plan(1), plan(1, phase_rows=1)))
+    whole, own = (
+        plan_costs(ResolvedPlan(each, BATCH.graph, ALL), BATCH).stages for each in (plan(1), plan(1, phase_rows=1))
+    )
     tokens = max(BATCH.rows["vision"][:, 0].reshape(2, 2).sum(axis=1))
     for stage in (("vision", 0), ("backbone", 0)):
         more = own[stage].static_bytes - whole[stage].static_bytes
@@ -84,7 +87,7 @@ def test_both_ends_of_an_exchange_hold_what_is_exchanged():
 def test_there_is_memory_for_a_microbatch_of_the_largest_capacity():
     """In a run one may come that those of this step are all smaller than."""
     small, one = plan(phase_rows=3, capacities=(64,)), plan(phase_rows=3, capacities=(64, 256))
-    fits, grows = (plan_costs(each, BATCH, ALL).stages["vision", 0] for each in (small, one))
+    fits, grows = (plan_costs(ResolvedPlan(each, BATCH.graph, ALL), BATCH).stages["vision", 0] for each in (small, one))
     assert fits.saved_bytes.max() == grows.saved_bytes.max()
     extra = grows.static_bytes - fits.static_bytes
     assert extra > 3 * grows.saved_bytes.max() > 0  # four times as large, and so is what is exchanged

@@ -7,10 +7,10 @@ import pytest
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
 from sharding.plans.parallelism import Parallelism
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan
 from sharding.plans.stage_axes import stage_axes
-from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, training_op_graph
 from sharding.schedules.one_f_one_b import one_f_one_b
@@ -35,7 +35,7 @@ MIND = UnitPlan(
 
 
 def check(mind=MIND, model=MODEL, others=(ENCODER,), schedule="1f1b"):
-    check_plan(Plan((*others, mind), 2, schedule), module_graph(model), 8, 8)
+    resolve_plan(Plan((*others, mind), 2, schedule), module_graph(model), 8, 8)
 
 
 def change(**fields):
@@ -91,7 +91,7 @@ def test_only_executors_that_there_are():
 
 def test_it_is_one_stage_on_all_its_devices_and_a_file_says_so():
     plan = Plan.from_json(Plan((ENCODER, MIND), 2).to_json())
-    graph = stage_graph(plan, module_graph(MODEL))
+    graph = ResolvedPlan(plan, module_graph(MODEL)).stages
     assert graph.stages == (("eyes", 0), ("eyes", 1), ("mind", 0))
     assert graph.compiled == {("mind", 0)} and graph.devices["mind", 0] == {2, 3, 4, 5}
     assert dict(stage_axes(plan.units[1]).sizes) == {"stage": 2, "data": 1, "fsdp": 1, "expert": 1, "tensor": 2}
@@ -102,13 +102,13 @@ def test_it_is_one_stage_on_all_its_devices_and_a_file_says_so():
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
 def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
     plan = Plan((ENCODER, MIND), 3, schedule)
-    ops = build_schedule(plan, module_graph(MODEL), frozenset({("eyes", 0), ("mind", 0)})).ops
+    ops = build_schedule(ResolvedPlan(plan, module_graph(MODEL)), frozenset({("eyes", 0), ("mind", 0)})).ops
     passes = [op for op in ops if op.kind in ("forward", "backward")]
     kinds = [op.kind for op in passes if op.unit == "mind"]
     assert kinds == ["forward"] * 3 + ["backward"] * 3
     last_forward = max(number for number, op in enumerate(passes) if op.unit == "mind" and op.kind == "forward")
     assert all((number > last_forward) == (op.kind == "backward") for number, op in enumerate(passes))
-    evaluation = build_evaluation_schedule(plan, module_graph(MODEL))
+    evaluation = build_evaluation_schedule(ResolvedPlan(plan, module_graph(MODEL)))
     assert sum(op.unit == "mind" and op.kind == "forward" for op in evaluation.ops) == 3
 
 
@@ -123,9 +123,11 @@ def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedu
         parallelism=Parallelism(pipeline_replicas=pipeline_replicas),
     )
     plan, graph = Plan((ENCODER, MIND, painter), 5, schedule), module_graph(WITH_GENERATOR)
-    check_plan(plan, graph, 10, 8)
+    resolve_plan(plan, graph, 8, 10)
     trained = frozenset({("eyes", 0), ("eyes", 1), ("mind", 0), ("painter", 0)})
-    ops = [op for op in build_schedule(plan, graph, trained).ops if op.kind != "wgrad" and op.microbatch >= 0]
+    ops = [
+        op for op in build_schedule(ResolvedPlan(plan, graph), trained).ops if op.kind != "wgrad" and op.microbatch >= 0
+    ]
     numbers = {
         kind: [(at, op.microbatch) for at, op in enumerate(ops) if op.unit == "mind" and op.kind == kind]
         for kind in ("forward", "hop", "backward", "gradient_hop")
@@ -140,14 +142,14 @@ def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedu
         for at, op in enumerate(ops)
         if op.unit == "eyes"
     )
-    evaluation = [op for op in build_evaluation_schedule(plan, graph).ops if op.microbatch >= 0]
+    evaluation = [op for op in build_evaluation_schedule(ResolvedPlan(plan, graph)).ops if op.microbatch >= 0]
     assert sum(op.unit == "painter" and op.kind == "forward" for op in evaluation) == 5
 
 
 def test_limits_that_do_not_let_its_program_begin_are_an_error():
     graph = module_graph(WITH_GENERATOR)
     op_graph = training_op_graph(
-        Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3), graph, frozenset()
+        ResolvedPlan(Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3), graph), frozenset()
     )
     with pytest.raises(ScheduleError, match="cannot start, and nothing runs: its stage may hold 1 microbatch; allow"):
         one_f_one_b(op_graph, dict.fromkeys(op_graph.stage_graph.stages_of, 1))
@@ -156,7 +158,7 @@ def test_limits_that_do_not_let_its_program_begin_are_an_error():
 def test_its_hops_need_all_microbatches():
     graph = module_graph(WITH_GENERATOR)
     plan = Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3)
-    needs = training_op_graph(plan, graph, frozenset({("eyes", 0), ("mind", 0)})).dependencies
+    needs = training_op_graph(ResolvedPlan(plan, graph), frozenset({("eyes", 0), ("mind", 0)})).dependencies
     for kind, sent, target in (("forward", "hop", ("painter", 0)), ("backward", "gradient_hop", ("eyes", 1))):
         ops = {PipelineOp(kind, "mind", 0, number) for number in range(3)}
         assert all(set(needs[PipelineOp(sent, "mind", 0, number, *target)]) == ops for number in range(3))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
 from sharding.plans.parallelism import Parallelism
-from sharding.plans.plan import Plan, as_plan, check_layout, check_plan, single_device_plan
+from sharding.plans.plan import Plan, as_plan, single_device_plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
@@ -42,7 +43,7 @@ def refused(message: str):
 
 
 def test_a_valid_plan_passes_and_counts_its_devices():
-    check_plan(PLAN, GRAPH, rows=16, devices=8)
+    resolve_plan(PLAN, GRAPH, 8, 16)
     assert PLAN.device_count == 7
     assert PLAN.unit_of("backbone") is BACKBONE
     assert BACKBONE.stage_devices(0) == (2, 3) and BACKBONE.stage_devices(1) == (4, 5)
@@ -60,7 +61,7 @@ def test_chunks_lie_on_the_devices_of_their_stage():
     assert (unit.pp, unit.stage_count) == (2, 4)
     assert [unit.stage_devices(stage) for stage in range(4)] == [(4, 5), (6, 7)] * 2
     plan = Plan((VISION, unit, GENERATOR), schedule="interleaved")
-    check_plan(plan, GRAPH, rows=2, devices=8)
+    resolve_plan(plan, GRAPH, 8, 2)
     assert [row["chunks"] for row in plan.table()] == ["1", "2", "1"] and "chunks" not in PLAN.table()[0]
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -84,11 +85,11 @@ RANKED = UnitPlan(
 def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
     assert RANKED.stage_devices(1) == tuple(range(8, 16)) and RANKED.parallelism.replica_size == 4
     plan = Plan((UnitPlan("eyes", ("eyes",), (16,)), RANKED))
-    check_layout(plan, experts_and_sequence(), devices=17)
+    resolve_plan(plan, experts_and_sequence(), devices=17)
     assert [(row["cp"], row["ep"]) for row in plan.table()] == [("1", "1"), ("2", "2")]
     assert not {"cp", "ep"} & set(PLAN.table()[0])
     assert Plan.from_json(plan.to_json()) == plan
-    check_plan(plan, experts_and_sequence(), rows=2, devices=17)
+    resolve_plan(plan, experts_and_sequence(), 17, 2)
 
 
 def one_stage(*modules: str, **fields: int) -> UnitPlan:
@@ -238,13 +239,13 @@ def test_a_plan_built_in_python_refuses_unknown_kinds(expression, message):
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(plan, message):
     with refused(message):
-        check_plan(plan, GRAPH, rows=16, devices=8)
+        resolve_plan(plan, GRAPH, 8, 16)
 
 
 def test_an_edge_past_a_module_of_the_same_unit_is_refused():
     graph = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
     with refused("unit all: a feeds c past b"):
-        check_plan(Plan((UnitPlan("all", ("a", "b", "c"), (0,), layers=(3,)),)), graph, rows=1, devices=1)
+        resolve_plan(Plan((UnitPlan("all", ("a", "b", "c"), (0,), layers=(3,)),)), graph, 1, 1)
 
 
 def test_a_boundary_through_an_indivisible_module_is_refused():
@@ -279,7 +280,7 @@ def test_every_layer_lies_on_exactly_one_stage_in_order(sizes, data):
 
 def test_one_device_holds_everything_and_the_table_says_so():
     plan = single_device_plan(GRAPH, microbatches=2)
-    check_plan(plan, GRAPH, rows=2, devices=1)
+    resolve_plan(plan, GRAPH, 1, 2)
     assert plan.device_count == 1
     assert [row["devices"] for row in plan.table()] == ["0", "0", "0"]
     assert PLAN.table()[1] == {

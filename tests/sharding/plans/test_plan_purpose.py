@@ -13,7 +13,7 @@ from configs.architectures import BackboneConfig, ModelConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
 from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
-from sharding.plans.plan import Plan, check_layout, single_device_plan
+from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_purpose import (
     MeanLoad,
@@ -24,6 +24,7 @@ from sharding.plans.plan_purpose import (
     mean_loads,
     module_sizes,
 )
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -151,10 +152,10 @@ def test_sizes_and_loads_are_those_of_the_model_and_its_rows():
 def test_a_plan_of_another_model_is_refused_with_the_numbers_of_both():
     graph = module_graph(ModelConfig())
     plan = dataclasses.replace(single_device_plan(graph), made_for=PlanPurpose(model=module_sizes(graph)))
-    check_layout(plan, graph, 1)
+    resolve_plan(plan, graph, 1)
     deeper = module_graph(ModelConfig(backbone=BackboneConfig(depth=7)))
     with pytest.raises(PlanError, match=r"add up to 4.* was made for another model: layers of backbone 4 \(here 7\)"):
-        check_layout(plan, deeper, 1)
+        resolve_plan(plan, deeper, 1)
 
 
 @pytest.mark.parametrize(

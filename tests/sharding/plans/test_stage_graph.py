@@ -8,8 +8,9 @@ from configs.architectures import ModelConfig, UNetConfig, VisionConfig
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan
 from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.stage_graph import StageGraph, device_classes, stage_graph
+from sharding.plans.stage_graph import StageGraph, device_classes
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
@@ -31,7 +32,7 @@ def test_edges_join_the_stages_that_own_last_and_first_layers():
         unit("side", ("far",), (3, 4), (1, 1)),
         unit("tail", ("draw",), (5, 6), (1,), dp=2),
     )
-    graph = stage_graph(Plan(units), module_graph(config))
+    graph = ResolvedPlan(Plan(units), module_graph(config)).stages
     assert set(graph.edges) == {
         (("front", 0), ("front", 1)),
         (("front", 1), ("front", 2)),
@@ -58,7 +59,7 @@ def test_chunks_share_a_pipeline_rank_and_its_devices():
         UnitPlan("a", ("a",), (4, 5), parallelism=Parallelism(dp=2)),
         unit("b", ("b",), (0, 1, 2, 3), (1,) * 6, dp=2, chunks=3),
     )
-    graph = stage_graph(Plan(units), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 6, ("a",)))))
+    graph = ResolvedPlan(Plan(units), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 6, ("a",))))).stages
     assert graph.stages == (("a", 0), *(("b", stage) for stage in range(6)))
     assert graph.edges == (*(((("b", s), ("b", s + 1))) for s in range(5)), (("a", 0), ("b", 0)))
     assert [graph.devices["b", stage] for stage in range(6)] == [{0, 1}, {2, 3}] * 3
@@ -77,10 +78,10 @@ def test_a_microbatch_has_a_position_among_those_of_its_copy():
         parallelism=Parallelism(pipeline_replicas=3),
         schedule_hints=ScheduleHints(replica_of_microbatch=(2, 0, 2, 1, 0, 2)),
     )
-    graph = stage_graph(
+    graph = ResolvedPlan(
         Plan((replicated, UnitPlan("b", ("b",), (3,))), 6),
         ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)))),
-    )
+    ).stages
     for pipeline_replica, taken in enumerate(((1, 4), (3,), (0, 2, 5))):
         assert graph.microbatches_of("a", pipeline_replica, 6) == taken
         assert [graph.position_at("a", microbatch) for microbatch in taken] == list(range(len(taken)))
@@ -100,7 +101,7 @@ def test_a_cycle_of_stages_is_refused():
     modules = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
     plan = Plan((UnitPlan("outer", ("a", "c"), (0,), layers=(2,)), UnitPlan("inner", ("b",), (1,))))
     with pytest.raises(PlanError, match="outer 0, inner 0 wait for each other"):
-        stage_graph(plan, modules)
+        resolve_plan(plan, modules, 2)
 
 
 @pytest.mark.parametrize(

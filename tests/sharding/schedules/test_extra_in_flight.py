@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
@@ -75,10 +75,10 @@ def plan(extra: int, microbatches: int = 8) -> Plan:
 
 
 def test_a_plans_field_raises_the_limits_of_its_units():
-    stages = frozenset(stage_graph(plan(0), GRAPH).stages)
-    textbook, more = (build_schedule(plan(extra), GRAPH, stages) for extra in (0, 1))
+    stages = frozenset(ResolvedPlan(plan(0), GRAPH).stages.stages)
+    textbook, more = (build_schedule(ResolvedPlan(plan(extra), GRAPH), stages) for extra in (0, 1))
     stage = [("backbone", 0)]
     assert (most_held(textbook, stage), most_held(more, stage)) == (2, 3)
     with pytest.raises(ScheduleError, match="its stage then holds 3, not 2 at most"):
         check_schedule(more, one_f_one_b_in_flight(more.op_graph))
-    assert build_schedule(Plan.from_json(plan(1).to_json()), GRAPH, stages).ops == more.ops
+    assert build_schedule(ResolvedPlan(Plan.from_json(plan(1).to_json()), GRAPH), stages).ops == more.ops

@@ -11,6 +11,7 @@ from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, Visio
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
@@ -66,7 +67,7 @@ def with_seconds(plan: Plan, seconds) -> Plan:
 
 
 def planned(plan: Plan) -> Schedule:
-    return build_schedule(plan, GRAPH, frozenset(STAGES))
+    return build_schedule(ResolvedPlan(plan, GRAPH), frozenset(STAGES))
 
 
 def run(plan: Plan, schedule: Schedule, seconds):
@@ -86,7 +87,7 @@ def test_the_new_order_is_that_of_a_plan_with_the_measured_seconds_and_shorter(s
     plan = with_seconds(PLAN, supposed)
     schedule, best = planned(plan), planned(with_seconds(PLAN, true))
     timeline = run(plan, schedule, true)
-    found = reconsider_order(plan, GRAPH, schedule, timeline, None, 0.0)
+    found = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, None, 0.0)
     before, after = timeline.step, pass_seconds(best)
     if after > (1 - LEAST_GAIN) * before:
         assert found == Reconsidered(before)
@@ -97,8 +98,10 @@ def test_the_new_order_is_that_of_a_plan_with_the_measured_seconds_and_shorter(s
     assert (new.before, new.after) == (before, after) and found.expected == pytest.approx(after, rel=1e-12)
     # It stays: the step then takes what was predicted, and what is computed from it is the same order.
     again = run(plan, new.schedule, true)
-    assert reconsider_order(plan, GRAPH, new.schedule, again, found.expected, 1e-9) == Reconsidered(found.expected)
-    assert reconsider_order(plan, GRAPH, new.schedule, again, None, 0.0) == Reconsidered(after)
+    assert reconsider_order(ResolvedPlan(plan, GRAPH), new.schedule, again, found.expected, 1e-9) == Reconsidered(
+        found.expected
+    )
+    assert reconsider_order(ResolvedPlan(plan, GRAPH), new.schedule, again, None, 0.0) == Reconsidered(after)
 
 
 @settings(max_examples=20, deadline=None)
@@ -109,13 +112,13 @@ def test_a_step_that_takes_what_was_predicted_keeps_its_order(seconds, slower):
     expected = expected_seconds(schedule)
     timeline = run(plan, schedule, seconds)
     assert expected == pass_of_timeline(timeline)
-    assert reconsider_order(plan, GRAPH, schedule, timeline, expected, 0.0) == Reconsidered(expected)
+    assert reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, expected, 0.0) == Reconsidered(expected)
     # All ops that are slower by one factor leave nothing to gain, but it is noted what the step takes now.
     timeline = run(plan, schedule, [(slower * forward, slower * backward) for forward, backward in seconds])
-    within = reconsider_order(plan, GRAPH, schedule, timeline, expected, abs(slower - 1))
+    within = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, expected, abs(slower - 1))
     assert within == Reconsidered(expected)
     if slower != 1:
-        beyond = reconsider_order(plan, GRAPH, schedule, timeline, expected, abs(slower - 1) * 0.99)
+        beyond = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, expected, abs(slower - 1) * 0.99)
         assert beyond == Reconsidered(slower * expected)
 
 
@@ -127,7 +130,7 @@ def test_a_step_in_which_a_unit_had_nothing_to_do_changes_nothing():
     plan = with_seconds(PLAN, [(1.0, 1.0)] * len(STAGES))
     seconds = [(0.0, 0.0) if unit == "vision" else (5.0, 1.0) for unit, _ in STAGES]
     schedule = planned(plan)
-    found = reconsider_order(plan, GRAPH, schedule, run(plan, schedule, seconds), 12.0, 0.0)
+    found = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, run(plan, schedule, seconds), 12.0, 0.0)
     assert found == Reconsidered(12.0)
 
 
@@ -167,7 +170,9 @@ def test_an_order_that_takes_microbatches_in_another_sequence_changes_sums(monke
     registry.register_schedule("mine", one_by_one_until_measured, gpipe_in_flight)
     plan = dataclasses.replace(PLAN, schedule="mine")
     schedule = planned(plan)
-    found = reconsider_order(plan, GRAPH, schedule, run(plan, schedule, [(1.0, 2.0)] * len(STAGES)), None, 0.0)
+    found = reconsider_order(
+        ResolvedPlan(plan, GRAPH), schedule, run(plan, schedule, [(1.0, 2.0)] * len(STAGES)), None, 0.0
+    )
     assert found.new_order and not found.new_order.same_sums
 
 
@@ -184,6 +189,6 @@ def test_an_order_that_holds_more_microbatches_than_the_plan_allows_is_not_taken
         monkeypatch.setattr(registry, "_schedules", {"mine": registry.SchedulePolicy(order, max_in_flight)})
         schedule = planned(plan)
         timeline = run(plan, schedule, [(1.0, 2.0)] * len(STAGES))
-        found = reconsider_order(plan, GRAPH, schedule, timeline, None, 0.0)
+        found = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, None, 0.0)
         assert (found.new_order is not None) == taken
         assert taken or found == Reconsidered(timeline.step)

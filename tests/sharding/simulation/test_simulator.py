@@ -16,7 +16,7 @@ from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp, Schedule, ScheduleError
-from sharding.simulation.simulator import simulate, simulate_on_devices
+from sharding.simulation.simulator import simulate_on_devices
 from tests.sharding.simulation import brute_force_simulator as brute_force
 from tests.sharding.stage_graphs import chain, ring
 from tests.sharding.steps import (
@@ -245,7 +245,7 @@ def test_replica_devices_follow_from_the_plan():
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((("unit", 0), ("unit", 1)),))
     op_graph = OpGraph(stage_graph=graph, microbatches=1, with_update=False)
     costs = step_costs(op_graph, {stage_id: stage_costs([[1.0, 2.0]]) for stage_id in graph.stages})
-    assert simulate(plan, forward_only(graph, 1), costs).step == 4.0
+    assert simulate_on_devices(devices, forward_only(graph, 1), costs).step == 4.0
 
 
 LARGE = """

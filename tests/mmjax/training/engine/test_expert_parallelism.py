@@ -13,7 +13,8 @@ from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
 from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.parallelism import Parallelism
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
@@ -153,7 +154,7 @@ def test_verify_tries_layouts_of_experts_where_there_are_some():
     layouts, refused = default_layouts(graph, ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS) + len(EXPERT_LAYOUT_KINDS), {})
     for layout in layouts:
-        check_plan(layout.plan, graph, 12, 8)
+        resolve_plan(layout.plan, graph, 8, 12)
     units = [layout.plan.unit_of("backbone") for layout in layouts[-len(EXPERT_LAYOUT_KINDS) :]]
     assert {(unit.parallelism.ep, unit.parallelism.ep < unit.parallelism.dp) for unit in units} >= {
         (4, False),

@@ -17,6 +17,7 @@ from mmjax.training.engine.stage_layouts import make_stage_layouts, trees_by_mod
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
@@ -73,7 +74,7 @@ def check(plan: Plan, config: ModelConfig, trainable: tuple[str, ...] = ("all",)
 
 def test_a_stack_is_divided_where_its_policy_changes_and_keeps_its_layers():
     plan = chain("1 full, 2 none, 1 selective", "2 selective, 1 none", layers=(4, 3))
-    layouts = make_stage_layouts(plan, model_modules(CONFIG), module_graph(CONFIG))
+    layouts = make_stage_layouts(ResolvedPlan(plan, module_graph(CONFIG)), model_modules(CONFIG))
     table = [
         [(run.parameter_key, " ".join(run.layers), run.recompute) for run in layout.piece_runs]
         for layout in layouts.values()

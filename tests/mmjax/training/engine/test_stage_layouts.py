@@ -13,6 +13,7 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import layer_stack_shapes, make_stage_layouts
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiers import first_in_default
@@ -21,7 +22,7 @@ from tests.tiny_model import BACKBONE, GENERATOR, VISION, tiny_batch, tiny_model
 
 def layouts(*units, config=None):
     config = config or tiny_model()
-    return make_stage_layouts(Plan(units), model_modules(config), module_graph(config))
+    return make_stage_layouts(ResolvedPlan(Plan(units), module_graph(config)), model_modules(config))
 
 
 def table(layout):

@@ -18,6 +18,7 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.split_backward import MicrobatchArrays
@@ -129,7 +130,9 @@ def test_costs_count_what_waits_for_a_wgrad_and_no_half_more(recompute, tp):
     loads = {"backbone": make_loads(np.full(rows, float(length)), float(length) ** 2, 1.0)}
     costs = AnalyticCostModel(read_cluster("h100"), element_bytes=4, collectives="all_reduce")
     batch_costs = BatchCosts(module_graph(WIDE), costs, loads)
-    stage = plan_costs(plan, batch_costs, frozenset(["backbone"])).stages["backbone", 1]
+    stage = plan_costs(ResolvedPlan(plan, batch_costs.graph, frozenset(["backbone"])), batch_costs).stages[
+        "backbone", 1
+    ]
     counted = float(stage.saved_bytes.max() + stage.wgrad.saved_bytes.max())
     assert on_device < counted < 1.5 * on_device
     assert 0 < stage.wgrad.seconds.min() <= stage.wgrad.seconds.max() < stage.backward.min() / 2

@@ -20,7 +20,8 @@ def test_a_pause_of_training_is_dumped_once_and_then_ends_the_run():
     answers = {seconds: standstill.judge(statuses(seconds, seconds + 1)) for seconds in range(0, 1006, BEAT)}
     assert {seconds: answer for seconds, answer in answers.items() if answer} == {65: "dump", 1005: "end"}
     assert standstill.verdict(statuses(1005.0, 1006.0)).reason == (
-        "no process has made progress for 1005 s: process 0 (on node0, training after step 7, waiting for global_norm), "
+        "no process has made progress for 1005 s: "
+        "process 0 (on node0, training after step 7, waiting for global_norm), "
         "process 1 (on node1, training after step 7, waiting for global_norm)"
     )
 

@@ -19,6 +19,7 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel, ProfileError, TimedRanks
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import single_device_plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from tests.filled_row_loads import filled_row_loads
@@ -65,7 +66,7 @@ def test_a_profile_has_every_layer_and_stacks_take_time(measured):
 def test_it_costs_a_plan_after_a_round_trip(measured, batch):
     costs = ProfiledCostModel(Profile.from_json(measured.to_json()))
     rows = capacity_row_loads(batch.arrays, GRAPH)
-    of = plan_costs(single_device_plan(GRAPH), BatchCosts(GRAPH, costs, rows), TRAINS)
+    of = plan_costs(ResolvedPlan(single_device_plan(GRAPH), GRAPH, TRAINS), BatchCosts(GRAPH, costs, rows))
     for (module, _), stage in of.stages.items():
         trains = module != "vision"
         assert stage.forward > 0 and stage.gather > 0
@@ -82,7 +83,7 @@ def test_context_parallel_ranks_are_timed_where_they_divide_a_module_and_cost_a_
     assert blocks.forward.single_layer[0] > 0 and blocks.backward.single_layer[0] > 0
 
     costs = BatchCosts(GRAPH, ProfiledCostModel(measured), capacity_row_loads(batch.arrays, GRAPH))
-    of = plan_costs(_on_context_ranks(ranks), costs, TRAINS)
+    of = plan_costs(ResolvedPlan(_on_context_ranks(ranks), costs.graph, TRAINS), costs)
     backbone = [layer.forward for name, layer in divided.items() if name.startswith("backbone/")]
     row = sum(forward.single_layer[0] for forward in backbone) + 2 * blocks.forward.additional_layer[0]
     assert float(of.stages["backbone", 0].forward.sum()) == pytest.approx(2 * row)
@@ -91,7 +92,7 @@ def test_context_parallel_ranks_are_timed_where_they_divide_a_module_and_cost_a_
 def test_a_plan_on_context_parallel_ranks_that_were_not_timed_is_refused(measured, batch):
     costs = BatchCosts(GRAPH, ProfiledCostModel(measured), capacity_row_loads(batch.arrays, GRAPH))
     with pytest.raises(ProfileError, match=r"vision.* at tp 1, cp 4 \(ring\); .* --cp=4 --context_transfer=ring"):
-        plan_costs(_on_context_ranks(TimedRanks(cp=4)), costs, TRAINS)
+        plan_costs(ResolvedPlan(_on_context_ranks(TimedRanks(cp=4)), costs.graph, TRAINS), costs)
 
 
 def _on_context_ranks(ranks):

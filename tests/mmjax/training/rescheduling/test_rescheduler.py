@@ -15,6 +15,7 @@ from mmjax.training.rescheduling.settings import Rescheduling
 from mmjax.training.run_files import PLAN_FILE
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule
@@ -52,7 +53,7 @@ def train(config, workdir=None, then=lambda trainer: None):
     with Trainer(config, WRONG, workdir) as trainer:
         graph = trainer.engine.schedule.op_graph
         trainer.engine.set_schedule(
-            build_schedule(WRONG, trainer.engine.graph, graph.trained_stages, graph.tied_stages)
+            build_schedule(ResolvedPlan(WRONG, trainer.engine.graph), graph.trained_stages, graph.tied_stages)
         )
         result = trainer.fit(recorder)
         state = jax.tree.map(np.array, (trainer.state.master_weights, trainer.state.optimizer_state))
@@ -99,7 +100,7 @@ def test_a_swapped_order_gives_the_same_bits(without, replace_order, tmp_path, c
     assert losses == losses_without
     jax.tree.map(np.testing.assert_array_equal, state, state_without)
     # The new order is what devices run, and what later recordings read.
-    planned = build_schedule(WRONG, engine.graph, engine.schedule.op_graph.trained_stages)
+    planned = build_schedule(ResolvedPlan(WRONG, engine.graph), engine.schedule.op_graph.trained_stages)
     assert engine.executor.training_schedule.ops == engine.schedule.ops != planned.ops
     assert sorted(engine.schedule.ops) == sorted(planned.ops)
     check_measured(recorded[0], engine.schedule)

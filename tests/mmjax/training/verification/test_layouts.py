@@ -9,8 +9,9 @@ from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.configured_run import layouts_to_verify
 from mmjax.training.verification.divided_plans import GlobalRows, module_roles
 from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, kinds_for
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.bundled_ops import find_bundles
 from sharding.schedules.named.build import build_schedule
@@ -36,7 +37,9 @@ def replicated(plan):
 def bundle_kinds(plan, graph):
     """The kinds of the two ops of every bundle of a plan whose stages all train."""
     stages = frozenset((unit.name, stage) for unit in plan.units for stage in range(unit.stage_count))
-    return {(first.kind, second.kind) for first, second in find_bundles(build_schedule(plan, graph, stages))}
+    return {
+        (first.kind, second.kind) for first, second in find_bundles(build_schedule(ResolvedPlan(plan, graph), stages))
+    }
 
 
 def test_eight_devices_allow_a_layout_of_every_kind():
@@ -150,7 +153,7 @@ def test_layouts_of_any_model_can_run_and_impossible_ones_have_a_reason(model, r
     graph = module_graph(model)
     layouts, refused = default_layouts(graph, GlobalRows(rows), devices)
     for layout in layouts:
-        check_plan(layout.plan, graph, rows, devices)
+        resolve_plan(layout.plan, graph, devices, rows)
     assert len(layouts) + len(refused) == len(kinds_for(graph))
     assert layouts[0].name.startswith("one device") and all(refused.values())
     if rows in (8, 12):  # six rows for three and for two replicas allow one microbatch only

@@ -13,7 +13,7 @@ from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
 from sharding.expert_transfer import ExpertTransferChoice
-from sharding.plans.plan import check_plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
@@ -37,7 +37,7 @@ def test_every_plan_can_run(model, devices, rows):
     plans = random_plans(graph, GlobalRows(rows), devices, seed=3, count=20)
     assert len(plans) == 20
     for plan in plans.values():
-        check_plan(plan, graph, rows, devices)
+        resolve_plan(plan, graph, devices, rows)
 
 
 def test_all_kinds_of_division_occur_and_combine():

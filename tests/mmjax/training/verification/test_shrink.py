@@ -23,7 +23,8 @@ from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
 from sharding.plans.parallelism import Parallelism
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 
@@ -150,7 +151,7 @@ def test_a_diffusion_transformer_keeps_its_kinds_of_blocks_and_a_layer_for_every
     cut = shrink_model(large, 40, (plan,))
     assert (cut.generators[0].double_layers, cut.generators[0].single_layers) == (3, 6)
     reduced = shrink_plan(plan, module_graph(large), module_graph(cut), ROWS, SMALL_ROWS)
-    check_plan(reduced, module_graph(cut), 12, 48)
+    resolve_plan(reduced, module_graph(cut), 48, 12)
     assert shrink_model(cut, 40, (reduced,)) == cut
 
 
@@ -162,9 +163,9 @@ def test_a_small_model_stays_as_it_is():
 @pytest.mark.parametrize("plan", [PLAN, CHAIN])
 def test_a_plan_cuts_the_small_model_as_the_large_one(plan):
     large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN, CHAIN)))
-    check_plan(plan, large, 12, 48)
+    resolve_plan(plan, large, 48, 12)
     reduced = shrink_plan(plan, large, small, ROWS, SMALL_ROWS)
-    check_plan(reduced, small, 12, 48)
+    resolve_plan(reduced, small, 48, 12)
     assert [(unit.devices, unit.pp) for unit in reduced.units] == [(unit.devices, unit.pp) for unit in plan.units]
     assert small["backbone"].layer_count == 7 and small["vision"].layer_count == 4
 

@@ -12,6 +12,7 @@ from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.planners.problems import problem
@@ -87,7 +88,7 @@ def skewed() -> PlanningProblem:
 
 
 def row_order(of: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
-    return RowReorderer(plan, of.graph, of.costs, of.trained_parts, policy, evaluations).row_order(of.sampled_rows)
+    return RowReorderer(of.resolve(plan), of.costs, policy, evaluations).row_order(of.sampled_rows)
 
 
 def step(of: PlanningProblem, plan: Plan, order: np.ndarray) -> float:
@@ -107,7 +108,7 @@ def test_rows_are_permuted_and_the_search_makes_no_step_longer(skewed, policy, p
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_the_replay_takes_the_simulators_seconds(skewed, plan):
-    reorderer = RowReorderer(plan, skewed.graph, skewed.costs, skewed.trained_parts)
+    reorderer = RowReorderer(ResolvedPlan(plan, skewed.graph, skewed.trained_parts), skewed.costs)
     replay, _, cell_seconds = reorderer.replay_with_costs(skewed.sampled_rows)
     given_order = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
     slowest = replay.step_seconds(cell_seconds, given_order).max()
@@ -144,6 +145,6 @@ def test_unknown_policies_and_indivisible_batches_are_refused(skewed):
     with pytest.raises(
         ValueError, match="no policy 'best'; choose from none, intra_microbatch, inter_microbatch, both, search"
     ):
-        RowReorderer(APART, skewed.graph, skewed.costs, skewed.trained_parts, "best")
+        RowReorderer(ResolvedPlan(APART, skewed.graph, skewed.trained_parts), skewed.costs, "best")
     with pytest.raises(PlanError, match="48 rows of the global batch are not divisible by 7 microbatches"):
         row_order(skewed, dataclasses.replace(APART, microbatches=7), "search")

@@ -12,7 +12,8 @@ from sharding.costs.stages.plan_work import plan_work
 from sharding.planners.step_bound import least_step_seconds
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import trained_parts, trained_stages
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule
@@ -86,9 +87,9 @@ def test_a_compiled_unit_runs_between_the_encoders_forwards_and_backwards(chunks
     compiled, dispatched = plan("compiled", chunks, dp), plan("dispatched", chunks, dp)
     timelines = {}
     for each in (compiled, dispatched):
-        costs = plan_costs(each, BATCH, ALL)
-        schedule = build_schedule(each, GRAPH, trained_stages(each, GRAPH, ALL))
-        timelines[each.units[1].executor] = simulate(each, schedule, costs)
+        resolved = ResolvedPlan(each, GRAPH, ALL)
+        schedule = build_schedule(resolved, resolved.trained_stages)
+        timelines[each.units[1].executor] = simulate(resolved, schedule, plan_costs(resolved, BATCH))
     step, apart = timelines["compiled"], timelines["dispatched"]
     assert step.costs.flops == pytest.approx(apart.costs.flops)
     spans = {(span.op.kind, *span.op.stage_id, span.op.microbatch): span for span in step.spans}
@@ -130,9 +131,9 @@ def with_generator(executor: ExecutorName, schedule: str = "1f1b", device: int =
 
 def simulated(of: Plan, trainable: str = "all") -> Timeline:
     graph = module_graph(MODEL)
-    parts = trained_parts(graph, (trainable,))
-    schedule = build_schedule(of, graph, trained_stages(of, graph, parts))
-    return simulate(of, schedule, plan_costs(of, BatchCosts(graph, COSTS, ROWS), parts))
+    resolved = ResolvedPlan(of, graph, trained_parts(graph, (trainable,)))
+    schedule = build_schedule(resolved, resolved.trained_stages)
+    return simulate(resolved, schedule, plan_costs(resolved, BatchCosts(graph, COSTS, ROWS)))
 
 
 def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwards_for_it():
@@ -147,7 +148,9 @@ def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwa
         assert (spans["gradient_hop", "generator", 0, number].end <= backwards.start).all()
         assert (spans["backward", "vision", 0, number].start >= backwards.end).all()
     graph = module_graph(MODEL)
-    work = plan_work(with_generator("compiled"), BatchCosts(graph, COSTS, ROWS), trained_parts(graph, ("all",)))
+    work = plan_work(
+        ResolvedPlan(with_generator("compiled"), graph, trained_parts(graph, ("all",))), BatchCosts(graph, COSTS, ROWS)
+    )
     assert least_step_seconds(step.op_graph, work) <= step.step
     assert apart.step < step.step
     drawn = ["in the place of its last microbatch" in html_page(each, "A step") for each in (step, apart)]

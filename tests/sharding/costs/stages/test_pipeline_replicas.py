@@ -14,6 +14,7 @@ from sharding.costs.step_costs import PER_MICROBATCH
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH, ROWS
 from tests.sharding.planners.problems import problem
@@ -37,7 +38,7 @@ def replicated(count: int, first: int = 0, **fields) -> UnitPlan:
 
 
 def test_a_copy_takes_a_microbatch_like_the_only_pipeline():
-    one, two = (plan_costs(colocated(replicated(count)), BATCH, ALL) for count in (1, 2))
+    one, two = (plan_costs(ResolvedPlan(colocated(replicated(count)), BATCH.graph, ALL), BATCH) for count in (1, 2))
     for stage in one.stages:
         for field in PER_MICROBATCH:
             np.testing.assert_array_equal(getattr(two.stages[stage], field), getattr(one.stages[stage], field))
@@ -55,7 +56,7 @@ def test_weights_gradients_and_state_are_shared_as_by_so_many_replicas(fsdp):
         parallelism=Parallelism(dp=2, pipeline_replicas=4, fsdp=fsdp),
     )
     pipeline_replicas, replicas = (
-        plan_costs(colocated(each), BATCH, ALL).stages[VISION]
+        plan_costs(ResolvedPlan(colocated(each), BATCH.graph, ALL), BATCH).stages[VISION]
         for each in (unit, unit.with_parallelism(dp=8, pipeline_replicas=1))
     )
     for field in ("static_bytes", "gather", "reduce", "update"):
@@ -69,22 +70,28 @@ def test_a_microbatch_hops_to_the_copy_that_takes_it():
     """The second pipeline replica, on devices 4 to 7, is on another node of four than the backbone."""
     batch = BatchCosts(GRAPH, AnalyticCostModel(dataclasses.replace(CLUSTERS["a100"], devices_per_node=4)), ROWS)
     taken = (0, 1, 1, 0)
-    both = plan_costs(colocated(replicated(2, replica_of_microbatch=taken)), batch, ALL)
-    alone = [plan_costs(colocated(replicated(1, first)), batch, ALL) for first in (0, 4)]
+    both = plan_costs(ResolvedPlan(colocated(replicated(2, replica_of_microbatch=taken)), batch.graph, ALL), batch)
+    alone = [plan_costs(ResolvedPlan(colocated(replicated(1, first)), batch.graph, ALL), batch) for first in (0, 4)]
     edge = (("vision", 1), BACKBONE)
     for hops in ("hops", "gradient_hops"):
         found, near, far = (getattr(costs, hops)[edge] for costs in (both, *alone))
         assert (near < far).all()
         expected = np.where(np.array(taken)[:, None] == 0, near, far)
         np.testing.assert_array_equal(found, expected)
-        least = getattr(plan_work(colocated(replicated(2, replica_of_microbatch=taken)), batch, ALL), hops)[edge]
+        least = getattr(
+            plan_work(ResolvedPlan(colocated(replicated(2, replica_of_microbatch=taken)), batch.graph, ALL), batch),
+            hops,
+        )[edge]
         assert 0 < least <= found.min()
 
 
 def test_the_work_of_each_copy_is_that_of_its_microbatches():
     taken = np.array([1, 0, 0, 0])
     plan = colocated(replicated(2, replica_of_microbatch=tuple(taken.tolist())))
-    costs, work = plan_costs(plan, BATCH, ALL), plan_work(plan, BATCH, ALL)
+    costs, work = (
+        plan_costs(ResolvedPlan(plan, BATCH.graph, ALL), BATCH),
+        plan_work(ResolvedPlan(plan, BATCH.graph, ALL), BATCH),
+    )
     for stage in (("vision", 0), ("vision", 1)):
         for kind in ("forward", "backward"):
             seconds = getattr(costs.stages[stage], kind)

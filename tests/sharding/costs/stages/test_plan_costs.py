@@ -16,6 +16,7 @@ from sharding.costs.step_costs import StepCosts
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES
@@ -55,8 +56,8 @@ CUT = Plan(
 
 def test_stages_add_up_to_one_device_but_for_recomputation():
     whole, cut = (
-        plan_costs(single_device_plan(GRAPH, 2), BATCH, ALL),
-        plan_costs(CUT, BATCH, ALL),
+        plan_costs(ResolvedPlan(single_device_plan(GRAPH, 2), BATCH.graph, ALL), BATCH),
+        plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH),
     )
     one, two = whole.stages["backbone", 0], [cut.stages["backbone", stage] for stage in (0, 1)]
     np.testing.assert_allclose(two[0].forward + two[1].forward, one.forward)
@@ -67,7 +68,7 @@ def test_stages_add_up_to_one_device_but_for_recomputation():
 
 
 def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_parameters():
-    of = plan_costs(single_device_plan(GRAPH), BATCH, ALL)
+    of = plan_costs(ResolvedPlan(single_device_plan(GRAPH), BATCH.graph, ALL), BATCH)
     for module in GRAPH.modules:
         forward = module.forward_flops(ROWS[module.name]).sum()
         assert of.stages[module.name, 0].flops.sum() <= 3 * forward
@@ -81,7 +82,7 @@ def test_full_recomputation_saves_least_and_none_saves_most():
     held = {}
     for choice in ("none", "selective", "full"):
         units = tuple(dataclasses.replace(unit, recompute=(choice,) * unit.stage_count) for unit in CUT.units)
-        of = plan_costs(dataclasses.replace(CUT, units=units), BATCH, ALL)
+        of = plan_costs(ResolvedPlan(dataclasses.replace(CUT, units=units), BATCH.graph, ALL), BATCH)
         held[choice] = of.stages["backbone", 1].saved_bytes[0, 0]
     assert held["full"] < held["selective"] < held["none"]
 
@@ -94,7 +95,8 @@ def uniform(policy: str) -> Plan:
 
 def test_what_selective_saves_besides_its_inputs_is_offloaded_and_exposed_beyond_a_layers_computation():
     device, host, full = (
-        plan_costs(uniform(policy), BATCH, ALL).stages["backbone", 1] for policy in ("selective", "offload", "full")
+        plan_costs(ResolvedPlan(uniform(policy), BATCH.graph, ALL), BATCH).stages["backbone", 1]
+        for policy in ("selective", "offload", "full")
     )
     np.testing.assert_allclose(host.saved_bytes, full.saved_bytes)
     np.testing.assert_allclose(host.saved_bytes + host.offloaded_bytes, device.saved_bytes)
@@ -102,7 +104,7 @@ def test_what_selective_saves_besides_its_inputs_is_offloaded_and_exposed_beyond
     for link, is_hidden in ((Link(1e30, 0.0), True), (Link(1.0, 0.0), False)):
         cluster = dataclasses.replace(BATCH.costs.cluster, host_link=link, host_memory=1e9)
         batch = BatchCosts(GRAPH, dataclasses.replace(BATCH.costs, cluster=cluster), ROWS)
-        of = plan_costs(uniform("offload"), batch, ALL).stages["backbone", 1]
+        of = plan_costs(ResolvedPlan(uniform("offload"), batch.graph, ALL), batch).stages["backbone", 1]
         if is_hidden:
             np.testing.assert_allclose(of.forward + of.backward, device.forward + device.backward)
         else:  # computing hides next to nothing of both ways
@@ -110,7 +112,7 @@ def test_what_selective_saves_besides_its_inputs_is_offloaded_and_exposed_beyond
             np.testing.assert_allclose(of.forward + of.backward, both, rtol=1e-3)
     without = dataclasses.replace(BATCH.costs, cluster=dataclasses.replace(BATCH.costs.cluster, host_link=None))
     with pytest.raises(PlanError, match="cluster .* has no host_link"):
-        plan_costs(uniform("offload"), BatchCosts(GRAPH, without, ROWS), ALL)
+        plan_costs(ResolvedPlan(uniform("offload"), GRAPH, ALL), BatchCosts(GRAPH, without, ROWS))
 
 
 def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
@@ -119,7 +121,9 @@ def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
     def backbone(recompute: str):
         unit = dataclasses.replace(CUT.unit_of("backbone"), devices=(0,), layers=(4,), recompute=(recompute,))
         units = tuple(unit if of.name == unit.name else of for of in CUT.units)
-        return plan_costs(dataclasses.replace(CUT, units=units), BATCH, ALL).stages["backbone", 0]
+        return plan_costs(ResolvedPlan(dataclasses.replace(CUT, units=units), BATCH.graph, ALL), BATCH).stages[
+            "backbone", 0
+        ]
 
     none, full, mixed = (backbone(recompute) for recompute in ("none", "full", "3 none, 1 full"))
     for field in ("saved_bytes", "backward"):
@@ -130,7 +134,7 @@ def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
 
 
 def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state():
-    of = plan_costs(CUT, BATCH, ALL).stages["vision", 0]
+    of = plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH).stages["vision", 0]
     parameters = GRAPH["vision"].parameter_count
     assert of.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 2))
 
@@ -145,7 +149,10 @@ def test_every_chunk_gathers_and_reduces_what_it_holds():
         parallelism=Parallelism(dp=2, chunks=2),
     )
     plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
-    chunked, whole = plan_costs(plan, BATCH, ALL).stages, plan_costs(ranked(), BATCH, ALL).stages["backbone", 0]
+    chunked, whole = (
+        plan_costs(ResolvedPlan(plan, BATCH.graph, ALL), BATCH).stages,
+        plan_costs(ResolvedPlan(ranked(), BATCH.graph, ALL), BATCH).stages["backbone", 0],
+    )
     for kind in ("gather", "reduce"):
         seconds = [getattr(chunked["backbone", chunk], kind) for chunk in range(2)]
         assert min(seconds) > 0
@@ -168,12 +175,12 @@ def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_work(recompute):
-    one, four = (plan_costs(ranked(2, cp, 1, 1, recompute), BATCH, ALL) for cp in (1, 4))
+    one, four = (plan_costs(ResolvedPlan(ranked(2, cp, 1, 1, recompute), BATCH.graph, ALL), BATCH) for cp in (1, 4))
     a, b = one.stages["backbone", 0], four.stages["backbone", 0]
     np.testing.assert_allclose(b.saved_bytes, a.saved_bytes / 4)
     np.testing.assert_allclose(b.flops, a.flops)
     parameters = GRAPH.backbone.parameter_count
-    static = plan_costs(ranked(2, 4), BATCH, ALL).stages["backbone", 0].static_bytes
+    static = plan_costs(ResolvedPlan(ranked(2, 4), BATCH.graph, ALL), BATCH).stages["backbone", 0].static_bytes
     assert static == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 8))
     assert b.update == pytest.approx(a.update / 4)
     # Of devices 2 to 9, six are on the first node and two, each with a network card, on the second.
@@ -185,11 +192,11 @@ def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_w
 
 def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
     edge = (("vision", 0), ("backbone", 0))
-    seconds = [plan_costs(ranked(2, cp), BATCH, ALL).hops[edge] for cp in (1, 2)]
+    seconds = [plan_costs(ResolvedPlan(ranked(2, cp), BATCH.graph, ALL), BATCH).hops[edge] for cp in (1, 2)]
     np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's replicas have one device each
     encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), layers=(3,), parallelism=Parallelism(dp=2, cp=2))
     both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
-    halves = plan_costs(both, BATCH, ALL).hops[edge]
+    halves = plan_costs(ResolvedPlan(both, BATCH.graph, ALL), BATCH).hops[edge]
     assert (halves < seconds[0]).all() and (halves > seconds[0] / 2).all()
 
 
@@ -197,7 +204,9 @@ def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
     found = [
-        plan_costs(ranked(4, ep=ep), BatchCosts(graph, COSTS, _four(ROWS)), trains).stages["backbone", 0]
+        plan_costs(ResolvedPlan(ranked(4, ep=ep), graph, trains), BatchCosts(graph, COSTS, _four(ROWS))).stages[
+            "backbone", 0
+        ]
         for ep in (1, 2, 4)
     ]
     experts = graph.backbone.layer.expert_parameters * graph.backbone.layer_count
@@ -224,7 +233,9 @@ def test_a_plan_may_name_the_transfer_of_tokens_to_experts(ep, cheaper):
     for transfer in ("auto", "gather", "all_to_all"):
         plan = ranked(4, ep=ep)
         units = [unit.with_parallelism(expert_transfer=transfer) for unit in plan.units]
-        stage = plan_costs(dataclasses.replace(plan, units=tuple(units)), batch, trains).stages["backbone", 0]
+        stage = plan_costs(
+            ResolvedPlan(dataclasses.replace(plan, units=tuple(units)), batch.graph, trains), batch
+        ).stages["backbone", 0]
         found[transfer] = (stage.static_bytes, stage.forward_communication.tolist())
     assert found["auto"] == found[cheaper] and found["gather"] != found["all_to_all"]
 
@@ -234,7 +245,10 @@ def test_replicas_that_exchange_tokens_wait_for_the_slowest():
     trains = trained_parts(graph, ("all",))
     uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0, 0.0] for n in range(1, 9)])}
     free, bound = (
-        plan_costs(ranked(4, ep=ep), BatchCosts(graph, COSTS, uneven), trains).stages["backbone", 0] for ep in (1, 2)
+        plan_costs(ResolvedPlan(ranked(4, ep=ep), graph, trains), BatchCosts(graph, COSTS, uneven)).stages[
+            "backbone", 0
+        ]
+        for ep in (1, 2)
     )
     assert (np.diff(free.forward, axis=1) > 0).all()
     waited = bound.forward.reshape(2, 2, 2)
@@ -269,7 +283,10 @@ def test_frozen_layers_compute_only_the_gradients_that_others_need(trainable):
 @pytest.mark.parametrize("recompute", RECOMPUTE_POLICIES)
 def test_layers_without_gradients_have_no_backward_and_save_nothing(recompute):
     units = [dataclasses.replace(unit, recompute=(recompute,) * unit.stage_count) for unit in CUT.units]
-    of = plan_costs(dataclasses.replace(CUT, units=tuple(units)), BATCH, trained_parts(GRAPH, ("generator",)))
+    of = plan_costs(
+        ResolvedPlan(dataclasses.replace(CUT, units=tuple(units)), BATCH.graph, trained_parts(GRAPH, ("generator",))),
+        BATCH,
+    )
     for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
         stage = of.stages[node]
         assert not stage.backward.any() and not stage.saved_bytes.any() and not stage.offloaded_bytes.any()
@@ -278,7 +295,7 @@ def test_layers_without_gradients_have_no_backward_and_save_nothing(recompute):
 
 
 def test_hops_carry_the_input_of_the_next_stage():
-    of = plan_costs(CUT, BATCH, ALL)
+    of = plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH)
     link = COSTS.cluster.intra_node
     seconds = of.hops[("vision", 0), ("backbone", 0)][0, 0]
     size = 2 * 128 * (64 + 128) / 4  # bfloat16, backbone width, merged patches of both rows
@@ -300,9 +317,8 @@ def test_sequence_parallelism_divides_hops_and_saved_activations():
     others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
     whole, divided = (
         plan_costs(
-            Plan((others[0], unit.with_parallelism(collectives=how), others[1]), 2),
+            ResolvedPlan(Plan((others[0], unit.with_parallelism(collectives=how), others[1]), 2), BATCH.graph, ALL),
             BATCH,
-            ALL,
         )
         for how in ("all_reduce", "sequence_parallel")
     )
@@ -316,7 +332,7 @@ def test_layers_without_sequence_parallelism_are_not_divided():
     unit = UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(tp=2))
     others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
     whole, divided = (
-        plan_costs(Plan((unit.with_parallelism(collectives=how), *others), 2), BATCH, ALL)
+        plan_costs(ResolvedPlan(Plan((unit.with_parallelism(collectives=how), *others), 2), BATCH.graph, ALL), BATCH)
         for how in ("all_reduce", "ring")
     )
     hop = (("vision", 0), ("backbone", 0))
@@ -339,7 +355,7 @@ def costs_of_a_language_model(recompute: str) -> StepCosts:
     graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
     plan = Plan((UnitPlan("backbone", ("backbone",), (0,), layers=(DEPTH,), recompute=(recompute,)),), 2)
     rows = {"backbone": np.tile([LENGTH, LENGTH**2, 1.0, 0.0], (2, 1))}
-    return plan_costs(plan, BatchCosts(graph, COSTS, rows), trained_parts(graph, ("all",)))
+    return plan_costs(ResolvedPlan(plan, graph, trained_parts(graph, ("all",))), BatchCosts(graph, COSTS, rows))
 
 
 def test_flops_with_whole_squares_are_those_of_megatron():
@@ -366,7 +382,9 @@ def test_frozen_layers_without_gradients_recompute_nothing():
         UnitPlan("generator", ("generator",), (2,)),
     )
     of = {
-        parts: plan_costs(Plan(units, 2), BATCH, trained_parts(GRAPH, parts)).recomputed.flops
+        parts: plan_costs(
+            ResolvedPlan(Plan(units, 2), BATCH.graph, trained_parts(GRAPH, parts)), BATCH
+        ).recomputed.flops
         for parts in (("all",), ("projectors", "backbone"), ("generator",))
     }
     forwards = {

@@ -17,6 +17,7 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.stages.sharded_weights import WeightExchange, exposed_in_backward, exposed_in_forward
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
@@ -35,7 +36,7 @@ def batch(tokens: float, graph=GRAPH) -> BatchCosts:
 
 def step(costs: BatchCosts, trained=ALL, **fields):
     unit = flat_unit("backbone", ("backbone",), tuple(range(16)), layers=(4,), **fields, parallelism=Parallelism(dp=16))
-    return plan_costs(Plan((unit,)), costs, trained).stages["backbone", 0]
+    return plan_costs(ResolvedPlan(Plan((unit,)), costs.graph, trained), costs).stages["backbone", 0]
 
 
 @given(SECONDS, st.one_of(st.just(0.0), SECONDS), SECONDS, st.integers(1, 5))

@@ -15,7 +15,8 @@ from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.stages.shared_replicas import RowGathers, row_gathers
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import trained_parts, trained_stages
+from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
@@ -91,8 +92,11 @@ def on_every_device(values, tp, apart):
 
 @pytest.mark.parametrize(("vision", "backbone", "devices"), SIZES)
 def test_a_stage_takes_its_slowest_replicas_and_what_is_gathered_between(vision, backbone, devices):
-    together = plan_costs(chain(vision, backbone, devices), BATCH, ALL).stages["chain", 0]
-    apart = [plan_costs(alone(vision, backbone, devices), BATCH, ALL).stages[name, 0] for name in LOADS]
+    together = plan_costs(ResolvedPlan(chain(vision, backbone, devices), BATCH.graph, ALL), BATCH).stages["chain", 0]
+    apart = [
+        plan_costs(ResolvedPlan(alone(vision, backbone, devices), BATCH.graph, ALL), BATCH).stages[name, 0]
+        for name in LOADS
+    ]
     shared = devices // np.lcm(vision, backbone).item()
     assert together.forward.shape == (MICROBATCHES, shared)
     gathers = row_gathers(chain(vision, backbone, devices).units[0], "vision", "backbone")
@@ -126,8 +130,8 @@ def test_what_is_gathered_between_modules(sizes, expected):
 
 def test_nothing_is_gathered_backward_where_the_encoder_is_frozen():
     frozen = trained_parts(GRAPH, ("backbone",))
-    together = plan_costs(chain(5, 1, 10), BATCH, frozen).stages["chain", 0]
-    apart = [plan_costs(alone(5, 1, 10), BATCH, frozen).stages[name, 0] for name in LOADS]
+    together = plan_costs(ResolvedPlan(chain(5, 1, 10), BATCH.graph, frozen), BATCH).stages["chain", 0]
+    apart = [plan_costs(ResolvedPlan(alone(5, 1, 10), BATCH.graph, frozen), BATCH).stages[name, 0] for name in LOADS]
     slowest = [of.backward.reshape(MICROBATCHES, 2, -1).max(axis=2) for of in apart]
     np.testing.assert_allclose(together.backward, sum(slowest))
 
@@ -135,12 +139,12 @@ def test_nothing_is_gathered_backward_where_the_encoder_is_frozen():
 @pytest.mark.parametrize(("vision", "backbone", "devices"), SIZES)
 @pytest.mark.parametrize("layers", [(2, 5), (4, 3), (3, 4)])
 def test_a_chain_that_is_cut_anywhere_is_simulated_and_takes_no_less_than_its_bound(vision, backbone, devices, layers):
-    plan = chain(vision, backbone, devices, layers)
-    costs = plan_costs(plan, BATCH, ALL)
-    timeline = simulate(plan, build_schedule(plan, GRAPH, trained_stages(plan, GRAPH, ALL)), costs)
-    work = plan_work(plan, BATCH, ALL)
+    resolved = ResolvedPlan(chain(vision, backbone, devices, layers), GRAPH, ALL)
+    costs = plan_costs(resolved, BATCH)
+    timeline = simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs)
+    work = plan_work(resolved, BATCH)
     assert timeline.step > max(float((of.forward + of.backward).max()) for of in work.stages.values())
-    whole = plan_costs(chain(vision, backbone, devices), BATCH, ALL)
+    whole = plan_costs(ResolvedPlan(chain(vision, backbone, devices), BATCH.graph, ALL), BATCH)
     assert costs.flops == pytest.approx(whole.flops)
 
 
@@ -151,7 +155,7 @@ def test_hops_carry_what_the_replicas_of_the_module_at_each_end_have():
     """
     plan = chain(1, 2, 4, (2, 5))
     edge = (("chain", 0), ("chain", 1))
-    found = plan_costs(plan, BATCH, ALL).hops[edge]
+    found = plan_costs(ResolvedPlan(plan, BATCH.graph, ALL), BATCH).hops[edge]
     patches = 64 * IMAGES.reshape(MICROBATCHES, 2, 2, -1).sum(axis=3)
     size = COSTS.element_bytes * MODEL.encoders[0].width * patches.max(axis=2)
     np.testing.assert_allclose(found, COSTS.hop(size, inside=True, devices=8))
@@ -168,7 +172,9 @@ def test_experts_of_a_module_with_several_replicas_in_each_shared_one_wait_for_t
         layers=(7,),
         parallelism=Parallelism(dp=20, tp=1, module_tp=(5, 1), ep=2),
     )
-    together = plan_costs(Plan((unit,), 1), batch, trained_parts(graph, ("all",))).stages["chain", 0]
+    together = plan_costs(ResolvedPlan(Plan((unit,), 1), batch.graph, trained_parts(graph, ("all",))), batch).stages[
+        "chain", 0
+    ]
     assert together.forward.shape == (1, 4)
     assert np.isfinite(together.forward).all() and (together.forward_communication > 0).all()
 
@@ -189,7 +195,10 @@ def test_work_of_experts_and_other_layers_is_that_of_the_costs_but_for_gathers(m
         ranks = dp * tp // unit.parallelism.shared_replicas
         counts = (found.forward, found.backward)
         gathers = np.stack([COSTS.gather_rows(size, n, ranks) if n > 1 else 0 * size for n in counts])
-    costs, work = plan_costs(plan, batch, trained).stages["chain", 0], plan_work(plan, batch, trained)
+    costs, work = (
+        plan_costs(ResolvedPlan(plan, batch.graph, trained), batch).stages["chain", 0],
+        plan_work(ResolvedPlan(plan, batch.graph, trained), batch),
+    )
     passes = np.stack([costs.forward, costs.backward]) - gathers
     of = work.stages["chain", 0]
     np.testing.assert_allclose(np.stack([of.forward, of.backward]), passes.sum(axis=1))
@@ -204,10 +213,10 @@ def test_a_device_holds_what_its_own_replicas_save_of_the_microbatches_in_flight
     loads = {"vision": vision, "backbone": np.full((8, 4), 100.0)}
     batch = BatchCosts(GRAPH, COSTS, loads)
     plan = chain(1, 2, 2, (3, 4))
-    plan = Plan((dataclasses.replace(plan.units[0], recompute=(recompute, "none")),), 4)
-    costs = plan_costs(plan, batch, ALL)
-    schedule = build_schedule(dataclasses.replace(plan, schedule="gpipe"), GRAPH, trained_stages(plan, GRAPH, ALL))
-    timeline = simulate(plan, schedule, costs)
+    plan = Plan((dataclasses.replace(plan.units[0], recompute=(recompute, "none")),), 4, "gpipe")
+    resolved = ResolvedPlan(plan, GRAPH, ALL)
+    costs = plan_costs(resolved, batch)
+    timeline = simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs)
     of = costs.stages["chain", 0]
     assert of.saved_bytes.shape == of.offloaded_bytes.shape == (4, 2) and of.forward.shape == (4, 1)
     lane = timeline.lanes[0]
@@ -225,4 +234,4 @@ def test_a_profile_without_times_of_gathered_rows_is_refused():
     plan = chain(1, 2, 4)
     plan = dataclasses.replace(plan, units=(plan.units[0].with_parallelism(collectives="all_reduce"),))
     with pytest.raises(ProfileError, match=r"no times of rows gathered between modules of one stage .*module_tp"):
-        plan_costs(plan, BatchCosts(GRAPH, profile, LOADS), ALL)
+        plan_costs(ResolvedPlan(plan, GRAPH, ALL), BatchCosts(GRAPH, profile, LOADS))

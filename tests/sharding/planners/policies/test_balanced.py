@@ -15,8 +15,8 @@ from sharding.planners.problem import STEP_SLACK
 from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
 from sharding.planners.stages.layer_chain import spread
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
-from sharding.plans.plan import check_layout
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from tests.profiles import synthetic_profile
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
@@ -34,7 +34,7 @@ def test_plans_are_one_unit_within_memory(recipe):
     for plan in plans:
         (unit,) = plan.units
         assert unit.modules == of.graph.names
-        check_layout(plan, of.graph, of.devices)
+        resolve_plan(plan, of.graph, of.devices)
         assert of.memory_fraction(of.simulate(plan)) <= 1 + 1e-9
         assert all(of.rows % (plan.microbatches * unit.replicas_of(name)) == 0 for name in unit.modules)
         assert unit.parallelism.chunks in of.chunk_choices

@@ -15,8 +15,8 @@ from sharding.planners.colocation.replicated_layouts import (
 )
 from sharding.planners.policies import colocated
 from sharding.planners.policies.auto import run_policy
-from sharding.plans.plan import check_plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
@@ -32,7 +32,7 @@ def test_every_plan_can_be_trained_and_has_all_modules_on_the_backbones_devices(
         assert str(error)
         return
     for plan in plans:
-        check_plan(plan, of.graph, of.rows, of.devices)
+        resolve_plan(plan, of.graph, of.devices, of.rows)
         own = plan.unit_of("backbone")
         assert plan.schedule == "colocated" and own.parallelism.pipeline_replicas == 1
         for unit in plan.units:

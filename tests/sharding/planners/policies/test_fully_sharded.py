@@ -8,9 +8,9 @@ import pytest
 from configs.architectures import ModelConfig
 from sharding.planners.policies import fully_sharded
 from sharding.planners.policies.auto import best_simulated, run_policy
-from sharding.plans.plan import check_plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.recompute_text import policy_runs
+from sharding.plans.resolved_plan import resolve_plan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, MODEL, VISION, problem
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
@@ -24,7 +24,7 @@ def best(of):
 def test_all_modules_are_on_the_same_devices_and_their_groups_too(devices):
     of = problem(TWO_ENCODERS, devices=devices, rows=8)
     for plan in fully_sharded.plans(of):
-        check_plan(plan, of.graph, of.rows, of.devices)
+        resolve_plan(plan, of.graph, of.devices, of.rows)
         own = plan.unit_of("backbone")
         assert own.phase_rows == 0 and own.parallelism.dp == min(
             8, 2 ** (devices // own.parallelism.tp).bit_length() // 2
@@ -80,7 +80,7 @@ def test_expert_ranks_lie_inside_groups():
     for plan in fully_sharded.plans(of):
         own = plan.unit_of("backbone")
         assert own.parallelism.ep == 4 and own.parallelism.fsdp % 4 == 0
-        check_plan(plan, of.graph, of.rows, of.devices)
+        resolve_plan(plan, of.graph, of.devices, of.rows)
 
 
 def test_ranks_that_the_rows_do_not_allow_are_refused():

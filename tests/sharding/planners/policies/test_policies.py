@@ -14,8 +14,8 @@ from sharding.planners.placement import make_unit, place_units
 from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
 from sharding.planners.policies.disaggregated import flops_shares
-from sharding.plans.plan import check_layout, check_plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import resolve_plan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 
@@ -41,9 +41,9 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
         assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= of.cluster.memory
         assert timeline.step >= busiest(timeline) * (1 - 1e-9)
         if any(unit.parallelism.cp > 1 for unit in plan.units):
-            check_layout(plan, of.graph, of.devices)
+            resolve_plan(plan, of.graph, of.devices)
         elif not policy.startswith("rigid"):
-            check_plan(plan, of.graph, of.rows, of.devices)
+            resolve_plan(plan, of.graph, of.devices, of.rows)
 
 
 def test_auto_takes_the_shortest_step_of_trainable_plans():
@@ -70,7 +70,7 @@ def test_rigid_replicates_encoders_inside_the_tensor_group():
         )
     assert plan.device_count == 12 and plan.microbatches == 2
     with pytest.raises(PlanError, match="not divisible"):
-        check_plan(plan, of.graph, of.rows, of.devices)
+        resolve_plan(plan, of.graph, of.devices, of.rows)
 
 
 def test_the_first_stage_holds_all_encoders():

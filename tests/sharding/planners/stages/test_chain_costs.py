@@ -16,6 +16,7 @@ from sharding.planners.stages.chain_costs import layer_chain
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, uniform_stages
 from sharding.planners.stages.layer_chain import stage_sums
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
@@ -40,7 +41,7 @@ def test_stages_cost_what_their_layers_do(policy, trainable):
     of = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()), trainable=trainable)
     chain, counts = chain_of(of, LAYOUT), (4, 3)
     plan = uniform_stages(chain, counts, policy).plan(chain, LAYOUT)
-    costs = plan_costs(plan, of.sampled_costs, of.trained_parts).stages
+    costs = plan_costs(ResolvedPlan(plan, of.sampled_costs.graph, of.trained_parts), of.sampled_costs).stages
     number = chain.policies.index(policy)
     for stage, forward in enumerate(stage_sums(chain.forward[:, number], counts)):
         found = costs["backbone", stage]
@@ -59,7 +60,9 @@ def test_layers_wait_in_both_passes_for_a_slow_host_link(policy):
     of = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()))
     chain = chain_of(of, LAYOUT)
     stages = uniform_stages(chain, (4, 3), policy)
-    costs = plan_costs(stages.plan(chain, LAYOUT), of.sampled_costs, of.trained_parts).stages
+    costs = plan_costs(
+        ResolvedPlan(stages.plan(chain, LAYOUT), of.sampled_costs.graph, of.trained_parts), of.sampled_costs
+    ).stages
     for stage, seconds in enumerate(stages.rank_seconds(chain, LAYOUT.pp)):
         of_stage = costs["backbone", stage]
         assert (of_stage.forward + of_stage.backward).mean() == pytest.approx(seconds)
@@ -94,7 +97,7 @@ def test_runs_of_unlike_blocks_in_one_module_are_kinds_of_their_own():
     assert chain.parameters.sum() == pytest.approx(sum(module.parameter_count for module in of.graph.modules))
     for counts in ((4, 6), (5, 5), (7, 3), (8, 2)):
         plan = uniform_stages(chain, counts, "none").plan(chain, layout)
-        costs = plan_costs(plan, of.sampled_costs, of.trained_parts).stages
+        costs = plan_costs(ResolvedPlan(plan, of.sampled_costs.graph, of.trained_parts), of.sampled_costs).stages
         expected = stage_sums(chain.forward[:, chain.policies.index("none")], counts)
         for stage, forward in enumerate(expected):
             assert costs[plan.units[0].name, stage].forward.mean() == pytest.approx(forward)
@@ -142,7 +145,7 @@ def random_step(seed, sizes, depth, chunks, trainable, experts, image_sizes):
     cuts = np.sort(random.choice(np.arange(1, depth + 4), layout.stage_count - 1, replace=False))
     counts = tuple(np.diff([0, *cuts, depth + 4]).tolist())
     stages = ChainStages(counts, random.integers(0, len(RECOMPUTE_POLICIES), depth + 4))
-    costs = plan_costs(stages.plan(chain, layout), batch, trained).stages
+    costs = plan_costs(ResolvedPlan(stages.plan(chain, layout), batch.graph, trained), batch).stages
     of_stages = [costs["backbone", stage] for stage in range(len(counts))]
     by_plan = [sum((of.forward + of.backward).mean() for of in of_stages[rank::2]) for rank in range(2)]
     return stages.rank_seconds(chain, 2), np.array(by_plan)

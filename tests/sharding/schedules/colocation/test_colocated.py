@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.stage_graph import stage_graph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.colocation.backbone_timeline import with_late_warm_up
@@ -214,8 +214,8 @@ def colocated_plan(extra: int) -> Plan:
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_plan_names_the_schedule(extra):
     plan = Plan.from_json(colocated_plan(extra).to_json())
-    stages = frozenset(stage_graph(plan, GRAPH).stages)
-    schedule = build_schedule(plan, GRAPH, stages)
+    stages = frozenset(ResolvedPlan(plan, GRAPH).stages.stages)
+    schedule = build_schedule(ResolvedPlan(plan, GRAPH), stages)
     assert pass_seconds(schedule) == pytest.approx(3 * (4 + 1) + 1.5)
     devices = {
         op.microbatch: schedule.op_graph.devices_of(op)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig, VisionConfig
 from sharding.plans.plan import Plan, single_device_plan
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
@@ -264,7 +265,7 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
     units = (UnitPlan("eyes", ("vision",), (0,), layers=(2,)), backbone, UnitPlan("hand", ("generator",), (2,)))
     plan = Plan(units, microbatches=4, schedule=name)
     first, last = ("mind", 0), ("mind", 1)
-    schedule = build_schedule(plan, module_graph(config), frozenset([first, last]), ((first, last),))
+    schedule = build_schedule(ResolvedPlan(plan, module_graph(config)), frozenset([first, last]), ((first, last),))
     ops = ops_of(schedule)
     share = PipelineOp("send_tied_weight", *first, target_unit="mind", target_stage=1)
     assert sorted(op for op in ops if op.kind == "gather") == [
@@ -292,15 +293,15 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
 def test_one_device_finishes_a_microbatch_before_the_next():
     graph = module_graph(ModelConfig())
     plan = single_device_plan(graph, microbatches=2)
-    schedule = build_schedule(plan, graph, frozenset([("vision", 0), ("backbone", 0), ("generator", 0)]))
+    schedule = build_schedule(ResolvedPlan(plan, graph), frozenset([("vision", 0), ("backbone", 0), ("generator", 0)]))
     pipeline = [f"{p.kind[0]} {p.unit} {p.microbatch}" for p in ops_of(schedule) if p.kind in ("forward", "backward")]
     turns = ["f vision", "f backbone", "f generator", "b generator", "b backbone", "b vision"]
     assert pipeline == [f"{turn} {number}" for number in (0, 1) for turn in turns]
-    evaluation = [op.kind for op in ops_of(build_evaluation_schedule(plan, graph))]
+    evaluation = [op.kind for op in ops_of(build_evaluation_schedule(ResolvedPlan(plan, graph)))]
     assert evaluation == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward"] * 2
 
 
 def test_a_step_that_trains_nothing_still_has_the_norm():
     graph = module_graph(ModelConfig())
-    kinds = [op.kind for op in ops_of(build_schedule(single_device_plan(graph), graph, frozenset()))]
+    kinds = [op.kind for op in ops_of(build_schedule(ResolvedPlan(single_device_plan(graph), graph), frozenset()))]
     assert kinds == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward", "global_norm"]

@@ -8,6 +8,7 @@ from configs.architectures import BackboneConfig, ModelConfig
 from configs.errors import UserError
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
 from sharding.schedules.named import registry
@@ -47,19 +48,19 @@ def of_half_a_step(op_graph: OpGraph, _) -> Schedule:
 
 def test_a_plan_names_a_registered_schedule_in_its_file():
     registry.register_schedule("mine", gpipe, gpipe_in_flight)
-    schedule = build_schedule(Plan.from_json(PLAN.to_json()), GRAPH, STAGES)
-    assert schedule.ops == build_schedule(dataclasses.replace(PLAN, schedule="gpipe"), GRAPH, STAGES).ops
+    schedule = build_schedule(ResolvedPlan(Plan.from_json(PLAN.to_json()), GRAPH), STAGES)
+    assert schedule.ops == build_schedule(ResolvedPlan(dataclasses.replace(PLAN, schedule="gpipe"), GRAPH), STAGES).ops
     registry.register_schedule("mine", one_f_one_b, one_f_one_b_in_flight)  # a notebook's cell that is run again
-    assert build_schedule(PLAN, GRAPH, STAGES).ops != schedule.ops
+    assert build_schedule(ResolvedPlan(PLAN, GRAPH), STAGES).ops != schedule.ops
 
 
 def test_a_registered_schedule_may_split_backwards():
     registry.register_schedule("mine", zero_bubble, zero_bubble_in_flight, splits_backward=True)
-    schedule = build_schedule(PLAN, GRAPH, STAGES)
-    assert schedule.ops == build_schedule(dataclasses.replace(PLAN, schedule="zb-h1"), GRAPH, STAGES).ops
+    schedule = build_schedule(ResolvedPlan(PLAN, GRAPH), STAGES)
+    assert schedule.ops == build_schedule(ResolvedPlan(dataclasses.replace(PLAN, schedule="zb-h1"), GRAPH), STAGES).ops
     assert sum(op.kind == "wgrad" for op in schedule.ops) == PLAN.microbatches * len(schedule.op_graph.split_stages) > 0
     registry.register_schedule("mine", zero_bubble, zero_bubble_in_flight)
-    assert not any(op.kind == "wgrad" for op in build_schedule(PLAN, GRAPH, STAGES).ops)
+    assert not any(op.kind == "wgrad" for op in build_schedule(ResolvedPlan(PLAN, GRAPH), STAGES).ops)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +82,12 @@ def test_a_registered_schedule_may_split_backwards():
 def test_an_order_that_cannot_run_is_refused_by_name_and_op(order, max_in_flight, message):
     registry.register_schedule("mine", order, max_in_flight)
     with pytest.raises(ScheduleError, match=message) as refusal:
-        build_schedule(PLAN, GRAPH, STAGES)
+        build_schedule(ResolvedPlan(PLAN, GRAPH), STAGES)
     assert isinstance(refusal.value, UserError) and "\n" not in str(refusal.value)
 
 
 def test_unknown_names_and_those_of_built_in_schedules_are_refused():
     with pytest.raises(PlanError, match="'mine'; choose from gpipe, 1f1b, interleaved, zb-h1, colocated, or import"):
-        build_schedule(PLAN, GRAPH, STAGES)
+        build_schedule(ResolvedPlan(PLAN, GRAPH), STAGES)
     with pytest.raises(UserError, match="the schedule '1f1b' is built in; register yours under another name"):
         registry.register_schedule("1f1b", gpipe, gpipe_in_flight)

@@ -7,7 +7,7 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.stage_graph import stage_graph
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.modules import module_graph
@@ -23,7 +23,7 @@ ENCODER, FIRST, LAST = ("vision", 0), ("backbone", 0), ("backbone", 1)
 
 
 def split(plan, *trained):
-    return split_stages(plan, stage_graph(plan, GRAPH), frozenset(trained))
+    return split_stages(ResolvedPlan(plan, GRAPH), frozenset(trained))
 
 
 def test_those_that_train_and_send_a_gradient_back():
