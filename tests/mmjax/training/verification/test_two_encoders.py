@@ -29,7 +29,7 @@ def test_colocated_layouts_agree_and_the_frozen_encoder_has_no_gradient(layouts)
     chosen = [
         layout
         for layout in layouts
-        if layout.plan.schedule == "colocated" and layout.plan.units[0].pipeline_replicas > 1
+        if layout.plan.schedule == "colocated" and layout.plan.units[0].parallelism.pipeline_replicas > 1
     ]
     pipeline_replicas = [[unit.parallelism.pipeline_replicas for unit in layout.plan.units] for layout in chosen]
     assert pipeline_replicas == [[4, 4, 1, 4], [2, 2, 1, 2]]
