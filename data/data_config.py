@@ -92,7 +92,7 @@ class DataConfig:
             mel frames of audio clips, images to generate, samples.
         capacities: (field, capacity) pairs of the inputs of encoders of other kinds (`EncoderConfig.field`).
         quadratic_cost_weights: (encoder field, w) pairs, for encoders with rows of their own in the plan
-            (`UnitPlan.rows`): items are dealt so that rows have even costs, where an item of l patches or frames costs
+            (`UnitPlan.phase_rows`): items are dealt so that rows have even costs, where an item of l patches or frames costs
             l + w l^2. A field without a weight has a linear cost.
         mixture: (kind, weight) pairs: the proportions in which samples of each kind are drawn. Empty for all kinds of
             the data set, each in proportion to its number of samples.

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 ExpertTransfer = Literal["gather", "all_to_all"]
 ExpertTransferChoice = Literal["auto", "gather", "all_to_all"]
-"""What a plan says of it (`UnitPlan.expert_transfer`): a form, or whichever is cheaper."""
+"""What a plan says of it (`Parallelism.expert_transfer`): a form, or whichever is cheaper."""
 
 
 class Routing(NamedTuple):

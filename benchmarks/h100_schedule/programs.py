@@ -26,7 +26,7 @@ TOKENS = 8192
 DTYPE = jnp.bfloat16
 
 COMPARED_COLLECTIVES = ("reduce", "gather", "ring")
-"""The implementation of tensor parallelism's collectives, as a plan names it (`UnitPlan.collectives`)."""
+"""The implementation of tensor parallelism's collectives, as a plan names it (`Parallelism.collectives`)."""
 
 
 @dataclasses.dataclass(frozen=True)

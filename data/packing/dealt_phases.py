@@ -258,7 +258,7 @@ def _check_quadratic_cost_weights(quadratic_cost_weights: QuadraticCostWeights, 
         if not unit.phase_rows:
             raise DataError(
                 f"{given}, but unit {unit.name} of the plan has no rows of its own over which items are dealt; give it "
-                "UnitPlan.rows, or leave the weight out"
+                "UnitPlan.phase_rows, or leave the weight out"
             )
 
 

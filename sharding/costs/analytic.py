@@ -56,7 +56,7 @@ class AnalyticCostModel:
         cluster: The devices.
         efficiency: The share of their data sheet that they reach.
         element_bytes: Bytes of an element in compute precision.
-        collectives: What a planner's tensor ranks do around split matmuls (`UnitPlan.collectives`).
+        collectives: What a planner's tensor ranks do around split matmuls (`Parallelism.collectives`).
     """
 
     cluster: ClusterConfig

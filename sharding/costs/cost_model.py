@@ -43,12 +43,12 @@ class LayerParallelism:
     Attributes:
         tp: Tensor ranks of a replica.
         cp: Context-parallel ranks of a replica.
-        context_transfer: How their attention reaches each other's positions (`UnitPlan.context_transfer`).
+        context_transfer: How their attention reaches each other's positions (`Parallelism.context_transfer`).
         ep: Replicas that divide the experts.
-        expert_transfer: How tokens get to them (`UnitPlan.expert_transfer`).
+        expert_transfer: How tokens get to them (`Parallelism.expert_transfer`).
         dp: Replicas that compute at once.
         fsdp: Replicas that divide all weights.
-        collectives: What the tensor ranks do around split matmuls (`UnitPlan.collectives`).
+        collectives: What the tensor ranks do around split matmuls (`Parallelism.collectives`).
     """
 
     tp: int = 1
@@ -96,7 +96,7 @@ class CostModel(Protocol):
 
     @property
     def collectives(self) -> CollectivesName:
-        """What a planner's tensor ranks do around split matmuls (`UnitPlan.collectives`)."""
+        """What a planner's tensor ranks do around split matmuls (`Parallelism.collectives`)."""
         ...
 
     @property

@@ -36,7 +36,7 @@ class ParameterRanks(NamedTuple):
 
     Attributes:
         same: Ranks that hold the same parameters between layers' uses, and exchange them once a step.
-        parts: Ranks that hold parts of the same, and exchange them whenever a layer computes (`UnitPlan.fsdp`).
+        parts: Ranks that hold parts of the same, and exchange them whenever a layer computes (`Parallelism.fsdp`).
     """
 
     same: tuple[NodePlacement, NodePlacement]

@@ -104,7 +104,7 @@ class LayerProfile:
         layer: Its part and name, as `part/name`.
         tp: Number of tensor ranks.
         cp: Number of context-parallel ranks.
-        context_transfer: How these reach each other's positions (`UnitPlan.context_transfer`).
+        context_transfer: How these reach each other's positions (`Parallelism.context_transfer`).
         gradients: Gradients that the backward computed.
         recompute: Recomputation policy of the backward.
         sizes: Measured sizes in tokens, or in items for a layer that has no tokens; ascending. They are those of a

@@ -36,7 +36,7 @@ class ModuleChoice(NamedTuple):
         rows: Rows' worth of load of the slowest replica's microbatch, the mean over microbatches.
         dp: Number of replicas.
         devices: Number of devices of all replicas.
-        dealt: Whether items are dealt over the replicas (`UnitPlan.rows`), which take whole rows if not.
+        dealt: Whether items are dealt over the replicas (`UnitPlan.phase_rows`), which take whole rows if not.
     """
 
     candidate: int

@@ -57,7 +57,7 @@ class StageGraph:
         devices: Devices of every stage, of all pipeline replicas of its unit; stages in topological order.
         edges: Pairs (feeding stage, fed stage).
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
-        exchanges: The edges between stages whose rows hold different items (`UnitPlan.rows`).
+        exchanges: The edges between stages whose rows hold different items (`UnitPlan.phase_rows`).
         pipeline_replicas: Of units with several pipeline replicas of their pipeline.
         compiled: Stages that are a whole unit, of which one program runs all forwards and backwards of a step, or one
             all forwards and another all backwards: they need the inputs of all microbatches (`UnitPlan.executor`).

@@ -204,7 +204,7 @@ class LayerSpec:
         frozen_by_default: Whether the layer trains only if its part is named. Such a layer reads the batch alone, so
             that no gradient passes through it.
         sequence_parallel: Whether tensor ranks may divide the positions of its input and output
-            (`UnitPlan.collectives`).
+            (`Parallelism.collectives`).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Modules of one stage with unlike replicas (`UnitPlan.module_tp`): what they cost together, and between each other.
+"""Modules of one stage with unlike replicas (`Parallelism.module_tp`): what they cost together, and between each other.
 
 The replicas of a stage are those that all modules of its unit share: `UnitPlan.shared_replicas` groups of consecutive
 devices, each of which holds one or more replicas of every module. Within a group, each module waits for the slowest

@@ -3,7 +3,7 @@
 OmniBal's orchestration (arXiv 2407.20761, sections 4.2 and 4.3): one (dp, tp, pp) for encoder, backbone and generator,
 whose layers are divided among the stages by what they take, with the recomputation of each layer that the memory of its
 rank allows. A module that the backbone's tp does not divide has fewer tensor ranks and more replicas on the same
-devices (`UnitPlan.module_tp`); a microbatch then has a row for each of these replicas, or several.
+devices (`Parallelism.module_tp`); a microbatch then has a row for each of these replicas, or several.
 
 Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
 next would take longer than the best found. Of each, the partition and the recomputation are those of

@@ -17,7 +17,7 @@ def microbatches_held(pp: int, chunks: int, microbatches: int, extra: int = 0) -
         pp: Pipeline ranks.
         chunks: Virtual stages on each.
         microbatches: Microbatches of a step.
-        extra: Microbatches that each rank may hold beyond the schedule's limits (`UnitPlan.extra_microbatches`).
+        extra: Microbatches that each rank may hold beyond the schedule's limits (`ScheduleHints.extra_microbatches`).
     """
     if chunks == 1:
         return np.minimum(microbatches, pp - np.arange(pp) + extra)

@@ -19,7 +19,7 @@ class SchedulePolicy:
 
     Attributes:
         order: Orders the ops of a pass, given how many microbatches each pipeline rank may hold at once.
-        max_in_flight: How many these are where the plan allows no more (`UnitPlan.extra_microbatches`).
+        max_in_flight: How many these are where the plan allows no more (`ScheduleHints.extra_microbatches`).
         reads_seconds: Whether the order may depend on the seconds of stages.
         splits_backward: Whether gradients of weights are ops of their own (`OpGraph.split_stages`), apart from what a
             stage sends back.
@@ -59,7 +59,7 @@ def register_schedule(
             `sharding.schedules.list_scheduling.list_schedule`. The order is checked before anything runs
             (`sharding/schedules/checks.py`).
         max_in_flight: How many microbatches each pipeline rank must be able to hold at once; a plan may add to that
-            (`UnitPlan.extra_microbatches`).
+            (`ScheduleHints.extra_microbatches`).
         splits_backward: Whether the order has an op `wgrad` for every stage and microbatch of `OpGraph.split_stages`,
             which holds the microbatch until then; such a stage's backward computes only what is sent back.
 

@@ -271,7 +271,7 @@ def test_a_square_weight_counts_values_and_travels_with_the_phase():
     [
         ("pixels", r"gives pixels the weight 0.5, but no encoder .* reads pixels; its fields: patches, frames"),
         ("tokens", r"gives tokens the weight 0.5, but no encoder"),
-        ("frames", r"gives frames the weight 0.5, but unit audio .* no rows of its own .* give it UnitPlan.rows"),
+        ("frames", r"gives frames the weight 0.5, but unit audio .* no rows of its own .* give it UnitPlan.phase_rows"),
     ],
 )
 def test_quadratic_cost_weights_without_effect_are_refused(field, message):
