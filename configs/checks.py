@@ -1,4 +1,4 @@
-"""Checks that configurations share."""
+"""Checks that configurations share: ranges, divisibility and types of fields, with errors that name the field."""
 
 import collections.abc
 import dataclasses

@@ -20,13 +20,13 @@ class RouterConfig:
         bias: Whether the logits have a bias (gpt-oss).
         selection_bias: Whether experts are chosen by their scores plus a bias each, which does not enter their weights
             (balancing without auxiliary loss, arXiv 2408.15664). A step lowers the biases of experts with more than
-            their share of the global batch, and raises those of the others (`OptimizerConfig.selection_bias_rate`).
+            their share of the global batch, and raises the others' (`OptimizerConfig.selection_bias_rate`).
         groups: Number of groups of consecutive experts; 1 for no groups.
-        top_groups: Number of groups that a token's experts come from: those where the largest scores, with their
+        top_groups: Number of groups that a token's experts come from: the groups whose largest scores, with their
             selection biases, have the largest sum.
         group_best: How many of its largest scores a group is judged by: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
         normalise: Whether the scores of the chosen experts are divided by their sum plus 1e-20. Of softmax scores, that
-            is the softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
+            equals the softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
         weight_factor: Factor of the weights (DeepSeek-V3's routed scaling factor).
         weighted: What the weights multiply: the `outputs` of experts, or their `inputs` (Llama 4).
     """

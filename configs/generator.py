@@ -1,4 +1,7 @@
-"""Generators of images: what every kind has, what those that denoise have, and latent diffusion by a U-Net."""
+"""Generators of images: the options of every kind, of kinds that denoise, and of latent diffusion by a U-Net.
+
+Generators of the project and a user's own (`examples/new_generator.py`) are subclasses of `GeneratorConfig`.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -111,8 +114,9 @@ class RectifiedFlowSchedule:
     Attributes:
         logit_mean: Mean of the normal variable; above 0 there is more noise in training.
         logit_std: Its standard deviation; 0 for times that are uniform instead.
-        shift: Moves the times of training and sampling towards noise, above 1 for many pixels: the square root of how
-            many times as many there are as where 1 fits. Stable Diffusion 3 has 3 for images of 1024 pixels.
+        shift: Moves the times of training and sampling towards noise if above 1, as large images need: the square root
+            of the number of pixels divided by the number for which 1 is right. Stable Diffusion 3 has 3 for images of
+            1024 pixels a side.
     """
 
     logit_mean: float = 0.0
@@ -195,7 +199,7 @@ class DenoisingConfig(GeneratorConfig):
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what is denoised: latents, or pixels without an autoencoder."""
+        """Height, width and channels of the denoised array: latents, or pixels without an autoencoder."""
         height, width = self.image_sides
         if self.autoencoder is None:
             return height, width, self.channels

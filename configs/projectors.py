@@ -16,9 +16,9 @@ class MLPProjectorConfig:
     Attributes:
         norm: Whether a LayerNorm comes first (InternVL).
         activation: Activation function between the matmuls.
-        hidden: Width between the matmuls: the backbone's, or that of the concatenated positions (Qwen2-VL's patch
+        hidden: Width between the matmuls: the backbone's, or the width of the concatenated positions (Qwen2-VL's patch
             merger, arXiv 2409.12191).
-        norm_epsilon: Added to the variance by that norm.
+        norm_epsilon: Added to the variance by the LayerNorm.
     """
 
     norm: bool = False
@@ -34,7 +34,7 @@ class MLPProjectorConfig:
         require_one_of(self, "hidden", _HIDDEN_WIDTHS)
 
     def hidden_width(self, inputs: int, outputs: int) -> int:
-        """Width between the matmuls, given that of the concatenated positions and that of the backbone."""
+        """Width between the matmuls, from the width of the concatenated positions and the backbone's width."""
         return outputs if self.hidden == "backbone" else inputs
 
 

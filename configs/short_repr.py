@@ -1,4 +1,4 @@
-"""Representations that fit a screen, of configurations and of what functions return."""
+"""Representations that fit a screen, for the dataclasses of configurations, plans and results."""
 
 import dataclasses
 import functools

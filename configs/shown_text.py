@@ -1,4 +1,4 @@
-"""Text as it is shown: long values are shortened, in errors, logs, lists of refused samples and on pages."""
+"""Shortening of long values wherever text is shown: in errors, logs, lists of refused samples and on pages."""
 
 SHOWN_CHARACTERS = 500
 """Characters of a line of an error, and of a value in a file that lists values."""

@@ -1,4 +1,4 @@
-"""Options that the blocks of encoders and backbones have in common."""
+"""Options that the blocks of encoders and backbones have in common; the base of their configurations."""
 
 import dataclasses
 
@@ -101,7 +101,7 @@ class TransformerConfig:
 
     @property
     def query_width(self) -> int:
-        """Width of all queries together, which is that of the output projection's input."""
+        """Width h e of all queries together, and of the output projection's input."""
         return self.attention_width or self.width
 
     @property
@@ -111,5 +111,5 @@ class TransformerConfig:
 
     @property
     def kv_width(self) -> int:
-        """Width of all keys together, which is that of all values."""
+        """Width k e of all keys together, and of all values together."""
         return self.head_width * (self.kv_heads or self.heads)

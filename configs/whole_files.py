@@ -11,7 +11,7 @@ def write_whole(path: str | os.PathLike[str], text: str, *, private: bool = Fals
 
     Args:
         path: The file; its folder is made if it is not there.
-        text: All that it is to hold.
+        text: The whole content of the file.
         private: Whether only its owner may read it (mode 600).
 
     Raises:
@@ -53,7 +53,7 @@ def append_whole(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Names a file in errors of the system inside, which those of writes do not."""
+    """Adds the file's name to errors of the operating system inside, since errors of writes lack it."""
     try:
         yield
     except OSError as error:

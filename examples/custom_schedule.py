@@ -41,7 +41,7 @@ mmjax.register_schedule(NAME, eager_1f1b, max_in_flight)
 
 
 def main() -> None:
-    """Prints the simulated step of each schedule, and the memory that it takes: a 7B model in four stages."""
+    """Prints the simulated step and the peak memory of each schedule, for a 7B model in four stages."""
     vision = UnitPlan("vision", ("vision",), (0,), layers=(23,))
     backbone = UnitPlan("backbone", ("backbone",), (1, 2, 3, 4), layers=(8, 8, 8, 8), recompute=("none",) * 4)
     plan = Plan((vision, backbone), microbatches=16)

@@ -33,7 +33,7 @@ class ClosableIterator(Protocol):
     def __next__(self) -> GlobalBatch: ...
 
     def close(self) -> None:
-        """Ends its threads and processes."""
+        """Ends the iterator's threads and processes."""
         ...
 
 
@@ -97,7 +97,7 @@ class BatchIterator(Iterator[GlobalBatch]):
         """The next batch, its refusals collected.
 
         Raises:
-            DataError: Too many samples are refused. All those of the window are collected before.
+            DataError: Too many samples are refused. All refusals of the window are collected before.
         """
         batch = next(self._iterator)
         self._refusals.add(batch.refused)

@@ -47,7 +47,7 @@ class GlobalBatch:
         targets: Number of target tokens.
         state: State from which the pipeline continues after this batch; empty for a batch built by hand.
         refused: Samples that planning or decoding refused for this batch.
-        exchange_tables: By channel, what an engine has made ahead (`BatchRequirements.prepare`); empty without it.
+        exchange_tables: By channel, tables that an engine has made ahead (`BatchRequirements.prepare`); else empty.
     """
 
     arrays: dict[str, dict[str, np.ndarray]]
@@ -119,7 +119,7 @@ def build_global_batch(
     A batch without target tokens or without target images is an ordinary one: all weights of that loss are zero.
 
     Args:
-        rows: All rows of the batch; those that this host does not need may be empty.
+        rows: All rows of the batch; rows that this host does not need may be empty.
         model: Names the backbone.
         sample_format: Names the encoders and the generator.
         language_weight: Weight of the language loss in the total loss.

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 RefusalCause = Literal["unreadable", "oversized"]
 
 MOST_IN_A_ROW = 100
-"""Unreadable samples that follow one another, at which a run ends."""
+"""Number of unreadable samples in a row at which a run ends."""
 
 
 class Refusal(NamedTuple):
@@ -76,7 +76,7 @@ def _list_file(folder: str | os.PathLike[str], cause: str) -> pathlib.Path:
 
 
 class UnreadableInARow:
-    """Counts the unreadable samples that follow one another, whose data set or storage is not what was meant."""
+    """Counts unreadable samples in a row: many of them mean a wrong data set or storage, not single bad samples."""
 
     def __init__(self) -> None:
         self._count = 0

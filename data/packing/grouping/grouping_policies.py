@@ -37,7 +37,7 @@ class GroupingPolicy:
 
 
 def _isf(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
-    # The last limit is that on the number of samples, which is no measure of work.
+    # The last limit bounds the number of samples, which is no measure of work.
     threshold = (*(ISF_THRESHOLD * limits[:-1]).tolist(), float("inf"))
     return IterativeSamplingAndFiltering(threshold=threshold)
 

@@ -1,4 +1,4 @@
-"""The arrays of a module in its own rows: items found in the rows of a batch, and moved to those of a phase."""
+"""The arrays of a module in its phase rows: items are found in the rows of a batch, and moved to rows of the phase."""
 
 from collections.abc import Mapping
 

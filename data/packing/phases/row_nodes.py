@@ -1,4 +1,4 @@
-"""On which nodes rows lie, and a phase's rows placed so that little is exchanged between nodes."""
+"""The node on which each row lies, and an order of a phase's rows by which little is exchanged between nodes."""
 
 import numpy as np
 from jaxtyping import Int
@@ -10,7 +10,7 @@ from sharding.plans.unit_plan import UnitPlan
 def shared_nodes(
     phase: UnitPlan, backbone: UnitPlan, stage: int, rows: int, microbatches: int, devices_per_node: int
 ) -> int:
-    """How many nodes divide the rows of a phase, and those of the backbone, evenly and in the same order; else 1.
+    """How many nodes divide a phase's rows, and the backbone's rows, evenly and in the same order; else 1.
 
     They must do so in every microbatch, whichever pipeline replicas of the units take it.
 
@@ -57,7 +57,7 @@ def _nodes_in_order(of_phase: Int[np.ndarray, " p"], of_backbone: Int[np.ndarray
 
 
 def _node_of_rows(devices: tuple[int, ...], replica_size: int, rows: int, per_node: int) -> Int[np.ndarray, " r"]:
-    """The node of each row: that of the first device of the replica that computes it."""
+    """The node of each row: the node of the first device of the replica that computes it."""
     replicas = np.array(devices[::replica_size]) // per_node
     return np.repeat(replicas, rows // len(replicas))
 
@@ -72,7 +72,7 @@ def rows_near_their_items(
     """The phase's row of each item after whole rows changed places, so that less crosses nodes; never more.
 
     Args:
-        lengths: Of the items.
+        lengths: Token slots of each item.
         phase_rows: The row of the phase that each was dealt to.
         batch_rows: Its row in the global batch.
         rows: Rows of a microbatch, in the phase and in the global batch.

@@ -1,4 +1,4 @@
-"""Checks of an item table that a batch brings along: every item once, at a place that holds it, as the arrays have it.
+"""Checks of an item table that a batch brings along: every item occurs once, at the place where the arrays have it.
 
 Everything is found on the host, before activations are exchanged by the table: an item that it loses would be computed
 from zeros, and one that it repeats would overwrite another.
