@@ -1,6 +1,6 @@
 """Kinds of attention that the layers of one language model may have.
 
-`BackboneConfig` names them, the Flax attention layers build their masks from them, and planners count their pairs.
+`BackboneConfig.attention_pattern` names them, and `mmjax.models.modalities.attention_kinds` computes them.
 """
 
 import dataclasses

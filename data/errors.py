@@ -1,4 +1,4 @@
-"""Errors of data and its configuration."""
+"""Errors of data and its configuration: of the whole run, of one sample, and of the host."""
 
 import functools
 import os
@@ -39,8 +39,8 @@ class HostError(DataError):
     """This machine failed while a sample was read, whose content is not to blame: the run ends, and may be resumed.
 
     Attributes:
-        where: Name of what was read; shortened.
-        reason: What failed; shortened.
+        where: Name of the sample or file that was read; shortened.
+        reason: Description of the failure; shortened.
         memory: Whether memory ran out, which a damaged header may cause too.
     """
 

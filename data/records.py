@@ -24,7 +24,7 @@ class MediaFile(io.FileIO):
     failed: OSError | None = None
 
     def readinto(self, buffer: Any, /) -> int:
-        """As of FileIO."""
+        """Reads as `FileIO.readinto`, and keeps the error of a failed read."""
         try:
             return super().readinto(buffer)
         except OSError as error:
@@ -32,7 +32,7 @@ class MediaFile(io.FileIO):
             raise
 
     def readall(self) -> bytes:
-        """As of FileIO."""
+        """Reads as `FileIO.readall`, and keeps the error of a failed read."""
         try:
             return super().readall()
         except OSError as error:

@@ -69,7 +69,7 @@ class SampleIndex:
 
     Attributes:
         dataset: The data set.
-        sample_format: What the model requires of samples.
+        sample_format: Formats that the model requires.
         counts: Number of samples of every kind.
     """
 
@@ -118,7 +118,7 @@ class SampleIndex:
         return self._samples_by_kind[self._kinds[number]][int(sample_id) - self._starts[number]]
 
     def sizes(self, sample_id: SupportsIndex) -> SampleSizes:
-        """What a sample takes of a row; errors as of `metadata`."""
+        """Sizes of a sample, from headers; errors as of `metadata`."""
         sample_id = int(sample_id)
         self._kind_number(sample_id)
         sizes = self._sizes[sample_id]

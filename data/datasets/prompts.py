@@ -26,7 +26,7 @@ def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None)
             placeholders.
 
     Raises:
-        DataError: The number of placeholders differs from that of media, or the prompt is empty.
+        DataError: The numbers of placeholders and media differ, or the prompt is empty.
     """
     unplaced: dict[str, list[Media]] = {name: [] for name in MEDIA_PARTS}
     unplaced |= {name: list(of_kind) for name, of_kind in (media or {}).items()}

@@ -45,7 +45,7 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')  # as Pillow 
 def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
     """Decodes an image as a viewer shows it: upright by its EXIF or XMP orientation, on white where it is transparent.
 
-    Of an animation, the first frame. Of 16-bit grey levels, the upper 8 bits.
+    Of an animation the first frame is decoded, of 16-bit grey levels the upper 8 bits.
 
     Raises:
         BadSampleError: The file is missing, truncated, not of `IMAGE_FORMATS`, without pixels, of more than
@@ -66,7 +66,7 @@ def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def image_size(media: Media) -> tuple[int, int]:
-    """The (height, width) of what `read_image` returns, from the header.
+    """The (height, width) of the image that `read_image` returns, from the header.
 
     Raises:
         BadSampleError: The header shows that `read_image` would raise for the file.
@@ -107,7 +107,7 @@ def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _open_image(media: Media) -> Iterator[Image.Image]:
-    """Opens an image whose header is valid, without decoding; errors inside are those of `decoding`."""
+    """Opens an image whose header is valid, without decoding; errors inside are raised as by `decoding`."""
     with decoding(media, _explain) as stream, Image.open(stream, formats=IMAGE_FORMATS) as image:
         width, height = image.size
         if width < 1 or height < 1:

@@ -55,7 +55,7 @@ def remote_batches(
     """The batches of `training_batches`, made by producers of the same configuration.
 
     The data set is opened in this process too, for its counts and its tokenizer; no step is planned or decoded here.
-    The states are those of `training_batches`, so a run may continue with producers, with other ones, or without.
+    The states equal the states of `training_batches`, so a run may continue with producers, with others, or without.
     `config.prefetch` requests to each producer are pending, at least one; producers make nothing else.
 
     Args:
@@ -125,12 +125,12 @@ class _ProducerStatus:
         self._wait_for_probe()
 
     def probe_succeeded(self) -> None:
-        """Records that it answers again."""
+        """Records that the producer answers again."""
         self.probing, self.unavailable_since = False, None
         _LOG.warning("producer %s is available again", self.address)
 
     def step_succeeded(self) -> None:
-        """Records that it made a step."""
+        """Records that the producer made a step."""
         self.probe_interval = MIN_PROBE_INTERVAL
 
     def _wait_for_probe(self) -> None:
@@ -199,7 +199,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
         return batch
 
     def close(self) -> None:
-        """Ends the threads; waits for pending requests, but not for those that take long."""
+        """Ends the threads; waits for pending requests, but not for requests that take long."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -58,7 +58,7 @@ class ProducerConnection:
 
         Args:
             request: The step.
-            timeout: Seconds that it may take.
+            timeout: Seconds that the request may take.
 
         Raises:
             ProducerUnavailableError: The producer cannot be reached, breaks off, exceeds the timeout, or its host fails

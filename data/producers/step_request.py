@@ -1,7 +1,7 @@
-"""Step requests: what a trainer asks of a producer, a number of steps after a planner state.
+"""Step requests: a trainer asks a producer for the step that comes a number of steps after a planner state.
 
-A step is a function of the configuration, the state and that number, so any producer of the same configuration can
-make any step, in any order.
+A step is a function of the configuration, the state and the number of steps, so any producer of the same configuration
+can make any step, in any order.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ class StepRequest:
 def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, Any]:
     """Everything that decides the content of a batch: its samples and how they are encoded, as JSON values.
 
-    The order of rows is not part of it, because it comes with the request.
+    It leaves out the order of rows, which comes with the request.
     """
     sample_format = pipeline.sample_index.sample_format
     formats = {

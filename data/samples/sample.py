@@ -1,4 +1,4 @@
-"""Samples: what one training example provides to every module, and how large it is."""
+"""Samples: the decoded inputs and targets of one training example for every module, and their sizes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from data.samples.token_layout import TokenLayout
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleSizes:
-    """What a sample takes of a row and what balancing needs; known before anything is decoded.
+    """Sizes of a sample, by which rows are planned and balanced; known before anything is decoded.
 
     Attributes:
         tokens: Backbone tokens.
@@ -41,7 +41,7 @@ class SampleSizes:
 
     @property
     def row_units(self) -> dict[str, int]:
-        """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
+        """Units that the sample takes of a row, by `data.data_config.RowCapacity.names`."""
         return {"tokens": self.tokens, **self.lengths, "images": self.images}
 
 

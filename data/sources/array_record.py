@@ -169,7 +169,7 @@ def decode_record(where: str, content: bytes) -> Record:
 
 
 def _part(where: str, item: Mapping[str, object], content: bytes, start: int) -> tuple[ContentPart, int]:
-    """A part, and the position where the bytes of the next medium begin."""
+    """A content part, and the position where the bytes of the next medium begin."""
     text = item.get("text")
     if isinstance(text, str):
         return TextPart(require_encodable(where, "a text", text)), start

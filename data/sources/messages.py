@@ -34,8 +34,7 @@ def parse_messages(where: str, messages: object, media: Mapping[str, Sequence[St
 
     Raises:
         BadSampleError: The messages have another form, one is empty, names media of its own, or has `<image>` beside
-            words of an answer, none is the assistant's, or the number of placeholders of a kind differs from that of
-            its media.
+            words of an answer, none is the assistant's, or the numbers of placeholders and media of a kind differ.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise BadSampleError(where, "the conversation is not a list of messages")

@@ -26,7 +26,7 @@ class TarIndex:
     """The content of a tar.
 
     Attributes:
-        members: Its files in order. The header of the last one may announce more bytes than there are.
+        members: Files of the tar in order. The header of the last one may announce more bytes than there are.
         size: Size of the tar in bytes.
         damage: Why it ends before its end mark; empty for a complete tar.
     """

@@ -17,8 +17,8 @@ class PublishedTemplate:
     """A chat template in Jinja.
 
     Attributes:
-        source: Its text.
-        variables: Names and spellings of special tokens that it may use, such as `bos_token`.
+        source: Text of the template.
+        variables: Names and spellings of special tokens that the template may use, such as `bos_token`.
     """
 
     source: str = dataclasses.field(repr=False)

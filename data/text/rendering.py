@@ -55,7 +55,7 @@ class MediaPlaceholder:
 ChatElement = TokenRun | MediaPlaceholder
 
 Element = tuple[MarkupElement | MediaPlaceholder, bool]
-"""A text, a token or a medium of a conversation, with: whether it is in the loss."""
+"""A text, a token or a medium of a conversation, and whether it is in the loss."""
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ class ConversationTemplate(Protocol):
 
 
 Expand = Callable[[MediaPart], Iterable[ContentPart]]
-"""What takes the place of a medium of the input: texts, and media."""
+"""Replaces a medium of the input by texts and media."""
 
 
 def keep_media(part: MediaPart) -> Iterable[ContentPart]:
@@ -110,7 +110,7 @@ def render_conversation(
 def render_prompt(
     record: Record, template: ConversationTemplate, tokenizer: Tokenizer, expand: Expand = keep_media
 ) -> list[ChatElement]:
-    """The conversation up to the assistant's next answer: what `render_conversation` gives before that answer."""
+    """The conversation up to the assistant's next answer, as `render_conversation` begins it."""
     return _encode_elements(_expanded(template.prompt(record, tokenizer), expand), tokenizer)
 
 
@@ -155,7 +155,7 @@ def _encode_elements(elements: Iterable[Element], tokenizer: Tokenizer) -> list[
 def _encode_markup(
     markup: Iterable[MarkupElement], tokenizer: Tokenizer, behind: Preceding
 ) -> tuple[list[int], Preceding]:
-    """The token ids of markup, and what the text that follows it stands behind."""
+    """The token ids of markup, and the kind of element before the text that follows it."""
     token_ids: list[int] = []
     text = ""
 

@@ -70,7 +70,7 @@ class Espeak:
         """Speaks a text, without the pause at its end: mono sound of 16 kHz.
 
         Args:
-            text: What is spoken.
+            text: The text to speak.
             voice: See `check_voices`.
             speed: Words per minute.
 

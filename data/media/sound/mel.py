@@ -8,7 +8,7 @@ from jaxtyping import Float, Float32
 from data.errors import DataError
 
 SAMPLE_RATE = 16_000
-"""Of every waveform, in Hz."""
+"""Sample rate of every waveform, in Hz."""
 
 MAX_CHUNK_SAMPLES = 30 * SAMPLE_RATE
 """Samples of the 30 s window on which Whisper's encoder was trained."""

@@ -1,6 +1,6 @@
 """Item tables: which item of a batch lies where, in the rows of the global batch and in the rows of a phase.
 
-Made on the host from planned sizes, before anything is decoded; `sharding.runtime.exchange` moves activations by them.
+They are made on the host from the sizes of items; `sharding.runtime.exchange` moves activations by them.
 """
 
 import heapq

@@ -33,7 +33,7 @@ class TurnTemplate:
 
     @property
     def markup(self) -> Markup:
-        """All of it in order."""
+        """The whole markup in order."""
         return self.prefix + self.answer_prefix + self.answer_suffix + self.suffix
 
 

@@ -19,7 +19,7 @@ def find_template(name: str, tokenizer: Tokenizer, setting: str = "template") ->
         setting: The setting that has the name, for messages.
 
     Raises:
-        DataError: There is none of that name, or the tokenizer has none of its own.
+        DataError: There is no template of that name, or the tokenizer has none of its own.
     """
     if name in CHAT_TEMPLATES:
         return CHAT_TEMPLATES[name]
