@@ -1,4 +1,7 @@
-"""Which blocks of a backbone have experts, and the runs of equal blocks, each of which is a stack."""
+"""Runs of equal blocks of a backbone, with or without experts.
+
+Each run is a stack of the Flax model and of the planners' specs.
+"""
 
 import itertools
 from typing import NamedTuple

@@ -37,7 +37,7 @@ class ClusterConfig:
         devices_per_node: Number of devices of a node.
         intra_node: The link between devices of one node.
         inter_node: The link between nodes: one device's share of the node's network cards.
-        generation: What decides how near kernels come to the peak.
+        generation: Properties of the devices that decide the share of the peak that kernels reach.
         host_link: The link between a device and its host's memory; None where nothing is offloaded.
         host_memory: Bytes of the host's memory, one device's share.
         device_kinds: Prefixes of `jax.Device.device_kind` on these devices; none if no devices are known by it.

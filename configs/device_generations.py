@@ -1,4 +1,7 @@
-"""What the speed of kernels depends on beyond a device's peak: multiprocessors, tiles, caches, power, head widths."""
+"""Properties of devices besides their peak that decide the speed of kernels: multiprocessors, tiles, caches, power.
+
+Analytic costs of matmuls and attention (`sharding.costs`) read them through `ClusterConfig.generation`.
+"""
 
 import dataclasses
 import itertools

@@ -12,7 +12,7 @@ WeightedSide = Literal["outputs", "inputs"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouterConfig:
-    """How a router scores experts, chooses some of them for a token, and weights them.
+    """Options of a router: the scores of experts, the choice of a token's experts, and their weights.
 
     Attributes:
         scores: Scores of the experts: the `softmax` of the router's logits over all of them, or the `sigmoid` of each
@@ -24,11 +24,11 @@ class RouterConfig:
         groups: Number of groups of consecutive experts; 1 for no groups.
         top_groups: Number of groups that a token's experts come from: the groups whose largest scores, with their
             selection biases, have the largest sum.
-        group_best: How many of its largest scores a group is judged by: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
+        group_best: Number of a group's largest scores whose sum ranks it: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
         normalise: Whether the scores of the chosen experts are divided by their sum plus 1e-20. Of softmax scores, that
             equals the softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
         weight_factor: Factor of the weights (DeepSeek-V3's routed scaling factor).
-        weighted: What the weights multiply: the `outputs` of experts, or their `inputs` (Llama 4).
+        weighted: Operand of the weights: the `outputs` of experts, or their `inputs` (Llama 4).
     """
 
     scores: RouterScores = "softmax"
@@ -62,10 +62,10 @@ class ExpertsConfig:
         count: Number of experts.
         top_k: Number of experts that a token passes through.
         ffn: Feed-forward width f of an expert.
-        router: How the experts of a token are chosen and weighted.
+        router: Chooses and weights the experts of a token.
         biases: Whether gate, up and down of the experts have biases (gpt-oss).
         limit: Limit of gate x from above and of up x on both sides (gpt-oss); 0 for none.
-        up_offset: What is added to up x (gpt-oss has 1).
+        up_offset: Added to up x (gpt-oss has 1).
         shared_ffn: Width of an expert that every token passes through, without biases, limit and offset; 0 for none.
         shared_gate: Whether the shared expert's output is scaled by a sigmoid gate (Qwen2-MoE; not DeepSeek).
         dense_layers: Number of the first blocks that have a feed-forward layer of width `BackboneConfig.ffn` and no

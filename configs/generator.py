@@ -84,7 +84,7 @@ class ScaledLinearSchedule:
         timesteps: Number of steps from an image to noise.
         beta_start: Variance that the first step adds.
         beta_end: Variance that the last step adds.
-        prediction: What the network predicts: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
+        prediction: Prediction of the network: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
     """
 
     timesteps: int = 1000
@@ -171,7 +171,7 @@ class AutoencoderConfig:
 
     @property
     def downsampling_factor(self) -> int:
-        """How many pixels along each side one latent stands for."""
+        """Number of pixels along each side that one latent stands for."""
         return 2 ** (len(self.widths) - 1)
 
 
@@ -222,7 +222,7 @@ class UNetConfig(DenoisingConfig):
             of the U-Net always has one.
         head_width: Width of one attention head, for all resolutions or for each.
         groups: Groups of every GroupNorm.
-        second_attention: What the second attention of a transformer block attends to: the `conditions`, or again the
+        second_attention: Keys of the second attention of a transformer block: the `conditions`, or again the
             feature `map` (arXiv 2301.12503).
         linear_projection: Whether the projections into and out of a transformer block are matmuls (Stable Diffusion 2)
             or equivalent 1 x 1 convolutions (Stable Diffusion 1.x, AudioLDM); the shapes of published weights differ.

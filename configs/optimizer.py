@@ -212,7 +212,7 @@ class OptimizerConfig:
         warmup_steps: Steps of linear warm-up from 0, fewer than the run has; None for `warmup_fraction` of the run.
         warmup_fraction: Share of a run's steps that are warm-up, rounded, if `warmup_steps` is None.
         schedule: The learning rate after the warm-up.
-        selection_bias_rate: What a step adds to the bias by which an expert with less than its share of the tokens is
+        selection_bias_rate: Added by a step to the bias by which an expert with less than its share of the tokens is
             chosen, and subtracts for one with more (`RouterConfig.selection_bias`); 0 leaves these biases as they are.
         max_grad_norm: Global norm over the whole model above which gradients are scaled down; 0 turns clipping off.
         parts: Settings of trainable parts, by the names that `TrainConfig.trainable` takes: pairs (name, settings).

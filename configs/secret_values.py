@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 MASK = "'(hidden)'"
-"""What stands in the place of a value on a page."""
+"""Text in the place of a secret value on a page."""
 
 _SECRET_WORD = re.compile(r"\w*(key|token|secret|password|passwd|passphrase|credential)s?")
 _STATEMENT = re.compile(r"(?P<name>[A-Za-z_][\w./]*)(?P<equals>\s*=\s*(?:\\\s*)?)(?P<value>.*)", re.DOTALL)

@@ -87,7 +87,7 @@ class RowCapacity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """How samples become global batches.
+    """The settings by which samples become global batches.
 
     Attributes:
         rows: Rows n of a global batch.

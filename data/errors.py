@@ -23,7 +23,7 @@ class BadSampleError(DataError):
 
     Attributes:
         where: Name of the sample: a file, a member of a tar, a row; shortened.
-        reason: What is wrong with it; shortened.
+        reason: Why it cannot be used; shortened.
     """
 
     def __init__(self, where: str | os.PathLike[str], reason: str) -> None:

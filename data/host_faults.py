@@ -52,7 +52,7 @@ def host_fault(where: str | os.PathLike[str], error: Exception) -> HostError | N
 
 
 def described_fault(where: str, error: Exception) -> HostError | None:
-    """As `host_fault`, for a library that has the system's words alone."""
+    """As `host_fault`, for an exception of a library that keeps only the system's text of the error, not its number."""
     said = next((words for words in _DESCRIBED if words in str(error)), None)
     return host_fault(where, error) or (HostError(where, said) if said else None)
 
@@ -62,8 +62,8 @@ def bad_sample(where: str | os.PathLike[str], error: Exception, reason: str = ""
 
     Args:
         where: Name of the sample or its file.
-        error: What the library raised.
-        reason: What is wrong with the content, if it is the content's; the exception itself by default.
+        error: The library's exception.
+        reason: Fault of the content, where the exception tells of it; the exception's text by default.
     """
     return host_fault(where, error) or BadSampleError(where, reason or f"{type(error).__name__}: {error}")
 

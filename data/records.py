@@ -129,7 +129,7 @@ class EncoderPart:
 
     Attributes:
         media: The file.
-        field: What the encoder reads (`EncoderConfig.field`).
+        field: Field of the encoder that reads it (`EncoderConfig.field`).
     """
 
     media: Media
@@ -137,7 +137,7 @@ class EncoderPart:
 
     @property
     def content(self) -> str:
-        """What the file holds, in messages."""
+        """Description of the file's content, for messages."""
         return self.field
 
 

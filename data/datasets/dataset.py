@@ -56,7 +56,7 @@ class Dataset(Protocol):
 
     @property
     def prompt_format(self) -> PromptFormat:
-        """How prompts are laid out."""
+        """The layout of prompts, saved with a trained model."""
         ...
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:

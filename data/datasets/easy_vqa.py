@@ -162,7 +162,7 @@ def vqa_sample(
         image: The image (`data.samples.image_format.image_item`).
         pairs: (question, answer) texts.
         tokenizer: Knows their words.
-        sample_format: What the model requires; it has a vision encoder.
+        sample_format: Formats that the model requires; it has a vision encoder.
     """
     encoded = [(tokenizer.encode(question), tokenizer.encode(answer)) for question, answer in pairs]
     branches = [[*question, ANSWER, *answer, EOS] for question, answer in encoded]
@@ -190,7 +190,7 @@ def description_sample(
         text: The description.
         image: Loads the image, float32[z, z, 3] in [-1, 1] (`data.media.patches.resize_to_square`).
         tokenizer: Knows the text's words.
-        sample_format: What the model requires; it has a generator.
+        sample_format: Formats that the model requires; it has a generator.
     """
     words = tokenizer.encode(text)
     count = sample_format.target_images.conditions if sample_format.target_images else 0

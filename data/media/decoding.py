@@ -23,7 +23,7 @@ def decoding(media: Media, explain: Callable[[Exception], str]) -> Iterator[io.B
 
     Args:
         media: The file.
-        explain: What is wrong with the content, from an exception of the library; empty for the exception itself.
+        explain: Describes the fault of the content, from an exception of the library; empty for the exception's text.
 
     Raises:
         BadSampleError: The content cannot be decoded.

@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
         cause: `unreadable` or `oversized` (`RefusalCause`).
         kind: Kind of the sample.
         key: Name of the sample.
-        reason: What is wrong with it.
+        reason: Why it cannot be used.
     """
 
     cause: str
@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
 
 
 def call_or_refuse(method: Callable[[int], _Result], samples: SampleIndex, sample_id: int) -> _Result | Refusal:
-    """What a method of the sample index returns for a sample, or the refusal of a sample that cannot be read.
+    """Returns the result of a method of the sample index for a sample, or the refusal of one that cannot be read.
 
     Raises:
         HostError: The host fails to read it, whenever it is tried.

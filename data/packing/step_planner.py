@@ -35,7 +35,7 @@ Row = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class PlannerState:
-    """How far a planner has come in the stream of samples.
+    """Progress of a planner in the stream of samples.
 
     Attributes:
         window_start: Position in the stream where the current window begins.

@@ -64,8 +64,8 @@ def remote_batches(
         dataset: The samples.
         producers: Address of each producer, `host:port` or `grpc+tls://host:port`.
         timeout: Seconds that a step may take, and for which all producers may be unavailable.
-        row_order: How producers order the rows of a step; None to keep them as they are planned.
-        requirements: What this process asks of them; producers deal items, and leave rows empty that are not needed.
+        row_order: Order in which producers put the rows of a step; None to keep them as they are planned.
+        requirements: Requirements of this process; producers deal items, and leave rows empty that are not needed.
 
     Raises:
         DataError: An address is invalid or repeated, or as `training_batches`; from the iterator, if a producer
@@ -156,7 +156,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
             producers: Their addresses.
             token: Token that they require; empty for none.
             first_request: Request of the first step.
-            prepare: What this process adds to a batch that arrives.
+            prepare: Adds to an arriving batch what this process prepares ahead (`BatchRequirements.prepare`).
             ahead: Pending requests to each producer.
             timeout: Seconds that a step may take, and for which all producers may be unavailable.
         """

@@ -37,7 +37,7 @@ class StepRequest:
         fingerprint: The trainer's configuration (`batch_fingerprint`).
         planner_state: State after a step that the trainer has received, or the initial one.
         skip: Number of steps between the state and the requested step.
-        row_order: How to order its rows; None to keep them as they are planned.
+        row_order: Order in which to put its rows; None to keep them as they are planned.
         needed: Rows that the trainer needs; the others stay empty.
         phases: Modules whose items are dealt over rows of their own.
     """

@@ -69,7 +69,7 @@ class Sample:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
+        """Units that the sample takes of a row, by `data.data_config.RowCapacity.names`."""
         lengths = {field: len(inputs.values) for field, inputs in self.encoder_inputs.items()}
         return {"tokens": len(self.layout.tokens), **lengths, "images": len(self.target_images)}
 

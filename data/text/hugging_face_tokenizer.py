@@ -28,7 +28,7 @@ from data.text.tokenizer import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokenNames:
-    """How a tokenizer's file spells the special tokens (`SpecialTokens`); None for roles without a token.
+    """Spelling of each special token (`SpecialTokens`) in a tokenizer's file; None for roles without a token.
 
     Published language models have no tokens for images or audio: name reserved tokens, or add tokens to the file.
     """

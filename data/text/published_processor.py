@@ -1,4 +1,6 @@
-"""The tiling of images and the layout of their tokens, read from a published processor's configuration. In a gin file:
+"""The tiling of images and the layout of their tokens, read from a published processor's configuration.
+
+In a gin file:
 
 conversations.Conversations.tiling = @published_processor.published_tiling()
 conversations.Conversations.images = @published_processor.published_layout()

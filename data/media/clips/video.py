@@ -69,7 +69,7 @@ def read_frames(media: Media, header: VideoHeader, times: Sequence[float]) -> It
 
     Args:
         media: The file.
-        header: What `read_header` returned for it.
+        header: The header that `read_header` returned for the file.
         times: Seconds, ascending.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which frames of a video clip are read: chosen from its header, before anything is decoded."""
+"""Sampling of a video clip's frames: the frames to read are chosen from its header, before anything is decoded."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -36,7 +36,7 @@ class VideoHeader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VideoSampling:
-    """How many frames of a clip are read, and which; the number follows from the header alone.
+    """A rule for the number and places of the frames that are read of a clip; both follow from the header alone.
 
     Attributes:
         rate: Frames read per second of the clip; never more than it has.

@@ -24,7 +24,7 @@ ISF_THRESHOLD = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class GroupingPolicy:
-    """How the samples of a window become steps.
+    """A policy by which the samples of a window become rows, and rows become steps.
 
     Attributes:
         make_algorithm: Makes the algorithm that groups samples into rows, from the limits of a row (`row_limits`) and

@@ -49,7 +49,7 @@ class PostBalancedGroups(GroupingAlgorithm):
         return concatenate_groups(steps)
 
     def _deal_most(self, shares: Float[np.ndarray, "n k"]) -> tuple[int, Int[np.ndarray, " c"]]:
-        """How many of the first samples make a step, and the group of each.
+        """Number of the first samples that make a step, and the group of each.
 
         Args:
             shares: Sizes of the samples as shares of a group's capacity.

@@ -33,7 +33,7 @@ def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems
 
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
-    """As `first_slots`, of every slot."""
+    """Numbers of all token slots of some items: in the global batch's rows, and in the phase's (`first_slots`)."""
     in_batch, in_phase = (run_through(first, items[:, 5]) for first in first_slots(items, phase, phase.largest))
     return in_batch, in_phase
 

@@ -176,7 +176,7 @@ def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[I
 
 
 def chosen_capacities(items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> tuple[int | None, ...]:
-    """By number, the smallest capacity that holds the items of each microbatch; None for one without items."""
+    """For each microbatch the number of the smallest capacity that holds its items; None if it has none."""
     ends = [int((each[:, 4] + each[:, 5]).max(initial=0)) for each in microbatch_items(items, microbatches)]
     return tuple(int(np.searchsorted(phase.capacities, end)) if end else None for end in ends)
 

@@ -10,7 +10,7 @@ from sharding.plans.unit_plan import UnitPlan
 def shared_nodes(
     phase: UnitPlan, backbone: UnitPlan, stage: int, rows: int, microbatches: int, devices_per_node: int
 ) -> int:
-    """How many nodes divide a phase's rows, and the backbone's rows, evenly and in the same order; else 1.
+    """Number of nodes that divide a phase's rows, and the backbone's rows, evenly and in the same order; else 1.
 
     They must do so in every microbatch, whichever pipeline replicas of the units take it.
 
@@ -48,7 +48,7 @@ def shared_nodes(
 
 
 def _nodes_in_order(of_phase: Int[np.ndarray, " p"], of_backbone: Int[np.ndarray, " b"]) -> int:
-    """How many nodes divide rows at both ends, by the node of each row; 1 if they do not evenly and in one order."""
+    """Number of nodes that divide both lists of rows, given by node, evenly and in the same order; else 1."""
     order = of_phase[np.sort(np.unique(of_phase, return_index=True)[1])]
     for nodes in (of_phase, of_backbone):
         if len(nodes) % len(order) or not np.array_equal(nodes, np.repeat(order, len(nodes) // len(order))):
