@@ -1,4 +1,7 @@
-"""Attention of an encoder within windows of an image."""
+"""Attention of an encoder within windows of an image.
+
+`VisionConfig.windows` holds them.
+"""
 
 import dataclasses
 

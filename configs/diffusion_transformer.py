@@ -1,4 +1,7 @@
-"""Diffusion transformers: DiT, the two streams of Stable Diffusion 3, and the double and single streams of Flux.1."""
+"""Diffusion transformers: DiT, the two streams of Stable Diffusion 3, and the double and single streams of Flux.1.
+
+The Flax blocks, the planners' specs and the import of published weights are all made from `DiTConfig`.
+"""
 
 import dataclasses
 from typing import Literal

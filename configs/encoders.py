@@ -1,4 +1,4 @@
-"""Encoders: what every kind has, and the kinds that mmjax has itself, for images and for audio."""
+"""Encoders: the options of every kind, and the kinds that mmjax has itself, for images and for audio."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -19,7 +19,7 @@ _INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased", "bi
 class EncoderConfig(TransformerConfig):
     """An encoder: blocks over packed items of any length, followed by its projector.
 
-    A kind of encoder is a subclass. What is built from it at each level is registered by its class
+    A kind of encoder is a subclass. Its Flax module, specs and sample format are registered by its class
     (`mmjax.api.encoders.register_encoder`).
 
     Attributes:

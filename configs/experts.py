@@ -1,4 +1,7 @@
-"""Mixtures of experts: how a router chooses among feed-forward layers, and what these compute."""
+"""Mixtures of experts: options of the router that chooses among feed-forward layers, and of these layers.
+
+`BackboneConfig.experts` holds them; `mmjax.models.layers.router` and `mmjax.models.layers.experts` compute them.
+"""
 
 import dataclasses
 from typing import Literal, Self
@@ -70,8 +73,9 @@ class ExpertsConfig:
         shared_gate: Whether the shared expert's output is scaled by a sigmoid gate (Qwen2-MoE; not DeepSeek).
         dense_layers: Number of the first blocks that have a feed-forward layer of width `BackboneConfig.ffn` and no
             experts (DeepSeek, arXiv 2401.06066).
-        interval: Every how many blocks one has experts, the last of each; the others are like those first ones (Llama 4
-            Maverick has 2). Where blocks differ by turns, each is a stack of its own, which is compiled apart.
+        interval: One of so many consecutive blocks, the last one, has experts; the others are like the first
+            `dense_layers` (Llama 4 Maverick has 2). Where blocks differ by turns, each is a stack of its own, which is
+            compiled apart.
         balance_weight: Weight of the load-balancing loss, a mean over layers, in the model's loss.
     """
 

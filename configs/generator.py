@@ -18,7 +18,7 @@ PREDICTIONS = ("velocity", "epsilon")
 class GeneratorConfig:
     """A generator of images, conditioned on hidden states of the backbone, with the output projector before it.
 
-    A kind of generator is a subclass. What is built from it at each level is registered by its class
+    A kind of generator is a subclass. Its Flax module, specs and sampling are registered by its class
     (`mmjax.api.generators.register_generator`).
 
     Attributes:

@@ -1,4 +1,7 @@
-"""Attention whose keys and values are expanded from one narrow latent vector per position."""
+"""Attention whose keys and values are expanded from one narrow latent vector per position.
+
+It is an option of the backbone (`BackboneConfig.latent_attention`).
+"""
 
 import dataclasses
 

@@ -1,4 +1,7 @@
-"""Projectors between an encoder and the backbone: adjacent positions of the encoder become one backbone token."""
+"""Projectors between an encoder and the backbone: adjacent positions of the encoder become one backbone token.
+
+`EncoderConfig.projector` is one of them; `mmjax.models.modalities.projectors` computes them.
+"""
 
 import dataclasses
 

@@ -1,4 +1,7 @@
-"""Tables on a terminal, none of which is wider than it: columns that do not fit follow in a second table."""
+"""Tables on a terminal, none of which is wider than it: columns that do not fit follow in a second table.
+
+Reports of plans, verification, profiles and data sets print their tables so.
+"""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,7 @@
-"""Rotary positions in two dimensions: where a patch is, and how fast each pair of channels of a head rotates."""
+"""Rotary positions in two dimensions: where a patch is, and how fast each pair of channels of a head rotates.
+
+`VisionConfig.rope` holds it; `mmjax.models.layers.positions` computes the rotations.
+"""
 
 import dataclasses
 

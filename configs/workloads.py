@@ -38,7 +38,7 @@ class DescribedItems:
     """The items that samples of a kind have for an encoder that reads neither images nor audio.
 
     Attributes:
-        field: Name of what the encoder reads (`EncoderConfig.field`).
+        field: Name of the encoder's inputs (`EncoderConfig.field`).
         counts: Probabilities of 0, 1, 2... items.
         positions: Positions of the encoder that an item takes, rounded down to whole backbone tokens.
     """

@@ -107,7 +107,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _has_memory() -> bool:
-    """Whether the largest sample could be decoded now; nothing of what is allocated is touched."""
+    """Whether there is memory to decode the largest sample now; the memory that is allocated to see is not touched."""
     try:
         np.empty(MOST_MEMORY, np.uint8)
     except MemoryError:

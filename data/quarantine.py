@@ -87,7 +87,7 @@ class Quarantine:
     def list_in(self, path: str | os.PathLike[str]) -> None:
         """Appends every refused sample to a file as it is added: a JSON line of its source, key and reason.
 
-        What the file lists already, from an earlier run, stays and is not repeated.
+        Entries that an earlier run wrote to the file stay and are not repeated.
 
         Raises:
             DataError: The file cannot be read. One that cannot be written is a warning.

@@ -1,4 +1,7 @@
-"""Records: training examples as a source holds them, conversations of texts and media, before any model is known."""
+"""Records: training examples as a source holds them, conversations of texts and media, before any model is known.
+
+Sources (`data.sources`) read records, and data sets (`data.datasets`) lay them out as samples for a model.
+"""
 
 import dataclasses
 import io

@@ -35,7 +35,7 @@ class SmoothedCrossEntropy:
 
 @dataclasses.dataclass(frozen=True)
 class MinSNR:
-    """Weights of noisy images by min(SNR, gamma) (arXiv 2303.09556, section 3.4), for what the generator predicts."""
+    """Weights of noisy images by min(SNR, gamma) (arXiv 2303.09556, section 3.4), for the generator's prediction."""
 
     gamma: float = 5.0
 

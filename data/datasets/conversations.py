@@ -1,4 +1,8 @@
-"""Conversations: records of one or several sources as samples, laid out by a chat template."""
+"""Conversations: records of one or several sources as samples, laid out by a chat template.
+
+This is the data set of all sources of a user's own: `samples_by_kind` gives metadata of samples, sized from headers,
+from which the packing plans rows.
+"""
 
 import dataclasses
 import functools

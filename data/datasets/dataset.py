@@ -1,4 +1,7 @@
-"""The data set interface, and global sample ids over the samples of a data set."""
+"""The data set interface, and global sample ids over the samples of a data set.
+
+Step planner and batch loader read every data set through `SampleIndex`: first sizes, then decoded samples.
+"""
 
 import bisect
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""The easy-VQA data set (PyPI `easy-vqa`): small images of one coloured shape each, and questions about them."""
+"""The easy-VQA data set (PyPI `easy-vqa`): small images of one coloured shape each, and questions about them.
+
+It is the data of the quickstart.
+"""
 
 import collections
 import functools

@@ -1,4 +1,7 @@
-"""Prompts for a trained model: texts with placeholders for images and other media, laid out as training samples."""
+"""Prompts for a trained model: texts with placeholders for images and other media, laid out as training samples.
+
+Generation makes its samples here.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The cache of sample sizes: sizes that planning has read from headers, kept in arrays for later epochs."""
+"""The cache of sample sizes: sizes that planning has read from headers, kept in arrays for later epochs.
+
+`SampleIndex.sizes` reads and fills it.
+"""
 
 from collections.abc import Sequence
 

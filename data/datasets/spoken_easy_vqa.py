@@ -1,4 +1,7 @@
-"""Easy-VQA with spoken questions: an image, a spoken question about it, and the answer as text."""
+"""Easy-VQA with spoken questions: an image, a spoken question about it, and the answer as text.
+
+It is the data of `spoken_vqa.gin`, from clips that `mmjax synthesize_speech` wrote.
+"""
 
 import collections
 import dataclasses

@@ -1,4 +1,7 @@
-"""Image files of any common format: decoding to RGB pixels, and sizes from headers alone."""
+"""Image files of any common format: decoding to RGB pixels, and sizes from headers alone.
+
+Sizes are read when a sample is planned, pixels when it is loaded.
+"""
 
 import contextlib
 import io
@@ -126,8 +129,8 @@ def _explain(error: Exception) -> str:
 def _orientation(image: Image.Image) -> int:
     """Orientation by which the header's size is to be turned, 1 to 8; 1 where there is none or an invalid one.
 
-    EXIF's, or else XMP's, as in `Image.getexif`, which is not used because it decodes the pixels of a PNG to read what
-    follows them. Of a TIFF, Pillow applies EXIF's to the size already.
+    EXIF's, or else XMP's, as in `Image.getexif`, which is not used because it decodes the pixels of a PNG to read the
+    blocks that follow them. Of a TIFF, Pillow applies EXIF's to the size already.
     """
     if image.format == "TIFF":
         found = 1 if ExifTags.Base.Orientation in getattr(image, "tag_v2", {}) else None

@@ -1,4 +1,7 @@
-"""Resizing of pixels by one of the filters that published processors use, with antialiasing."""
+"""Resizing of pixels by one of the filters that published processors use, with antialiasing.
+
+The tilings in `tilings/` resize by it.
+"""
 
 from typing import Literal, get_args
 

@@ -1,4 +1,7 @@
-"""The batch loader: decodes and packs the samples of a planned step that lie in rows which this host needs."""
+"""The batch loader: decodes and packs the samples of a planned step that lie in rows which this host needs.
+
+It is the last step of the pipeline, run ahead of training by a worker, or by a producer on another host.
+"""
 
 import concurrent.futures
 import dataclasses

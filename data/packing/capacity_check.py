@@ -1,4 +1,7 @@
-"""The capacity check: whether samples of a kind fit into a row at all, known before the first step."""
+"""The capacity check: whether samples of a kind fit into a row at all, known before the first step.
+
+`training_pipeline` runs it.
+"""
 
 import itertools
 from collections.abc import Iterable

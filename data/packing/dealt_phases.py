@@ -1,9 +1,9 @@
 """Phases with rows of their own: the items of a batch dealt over the rows in which a module computes them.
 
 In a global batch a sample lies in one row, the same in every module. A plan may give an encoder or a generator other
-rows, as many as suit its replicas, over which the images or clips of a microbatch are dealt anew. What was decided
-stands beside the arrays, so that activations can be exchanged (`sharding.runtime.exchange`). Losses are sums over items
-with weights of their own, and random numbers are keyed by sample ids, so neither changes.
+rows, as many as suit its replicas, over which the images or clips of a microbatch are dealt anew. The item tables stand
+beside the arrays, so that activations can be exchanged (`sharding.runtime.exchange`). Losses are sums over items with
+weights of their own, and random numbers are keyed by sample ids, so neither changes.
 """
 
 import dataclasses

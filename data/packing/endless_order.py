@@ -1,4 +1,7 @@
-"""The endless order in which a kind's samples are read: every epoch has each once, in a random order of its own."""
+"""The endless order in which a kind's samples are read: every epoch has each once, in a random order of its own.
+
+The stream of samples that the step planner reads mixes the orders of all kinds.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""Packed rows: several samples in one row of fixed capacity, with indices that count from the start of the row."""
+"""Packed rows: several samples in one row of fixed capacity, with indices that count from the start of the row.
+
+The batch loader packs decoded samples into them, and `data.packing.global_batch` names their arrays after modules.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

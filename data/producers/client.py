@@ -1,4 +1,4 @@
-"""Batches from producers on other hosts (`python -m mmjax.serve_data`), equal to those made in this process.
+"""Batches from producers on other hosts (`python -m mmjax.serve_data`), equal to batches made in this process.
 
 Requests are sent ahead and batches returned in order. Step i is requested from producer i mod n. The steps of a
 producer that is unavailable are requested from the others, and it is probed at growing intervals. A step that broke off

@@ -1,4 +1,7 @@
-"""A trainer's connection to one producer, and what its errors mean."""
+"""A trainer's connection to one producer, and the translation of its errors.
+
+`client.py` has one for each producer.
+"""
 
 import contextlib
 import re

@@ -1,4 +1,7 @@
-"""The step-plan cache: planned steps by planner state, for requests slightly out of order and of several trainers."""
+"""The step-plan cache: planned steps by planner state, for requests slightly out of order and of several trainers.
+
+Each producer has one.
+"""
 
 import collections
 import threading

@@ -23,7 +23,7 @@ STATUS_ACTION = "status"
 """The Flight action that returns the number of steps served, as JSON; trainers probe producers with it."""
 
 MAX_STEPS_AHEAD = 256
-"""Most steps after its state that a request may ask for: it bounds what one request makes a producer plan."""
+"""Most steps between the state and the requested step: it bounds the planning that one request can cause."""
 
 
 _DECIDING = ("oversized", "language_weight", "generator_weight", "quadratic_cost_weights")  # beside the steps' samples

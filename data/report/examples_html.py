@@ -1,4 +1,4 @@
-"""Typical and extreme samples as HTML: their media, and every token with what is special, a medium or in the loss."""
+"""Typical and extreme samples as HTML: their media, and every token, marked if special, a medium or in the loss."""
 
 import base64
 import itertools

@@ -1,4 +1,7 @@
-"""Distribution of the sizes of samples: percentiles, and a histogram that a few long samples cannot flatten."""
+"""Distribution of the sizes of samples: percentiles, and a histogram that a few long samples cannot flatten.
+
+A description has one for each kind of units.
+"""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""The tokens of a sample as they are shown: text token by token, special tokens by name, media as one run each."""
+"""The tokens of a sample as they are shown: text token by token, special tokens by name, media as one run each.
+
+`examples.py` makes them, and `examples_html.py` shows them.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,7 @@
-"""Inputs of audio encoders: clips of any length as mel frames, sized from headers and decoded on loading."""
+"""Inputs of audio encoders: clips of any length as mel frames, sized from headers and decoded on loading.
+
+Importing the file registers the format of `AudioConfig`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence

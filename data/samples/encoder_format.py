@@ -1,4 +1,8 @@
-"""Encoder formats: shapes and names of an encoder's inputs, and how the items of a sample become its inputs."""
+"""Encoder formats: shapes and names of an encoder's inputs, and how the items of a sample become its inputs.
+
+A kind of encoder registers its format by the type of its configuration (`encoder_format`); data sets make items by
+it.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading."""
+"""Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading.
+
+Importing the file registers the format of `VisionConfig`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""Tokens of an input image: which encoder output each placeholder takes, and the separators between them."""
+"""Tokens of an input image: which encoder output each placeholder takes, and the separators between them.
+
+`SampleDraft` lays out the images of a conversation with these functions.
+"""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,7 @@
-"""Samples: the decoded inputs and targets of one training example for every module, and their sizes."""
+"""Samples: the decoded inputs and targets of one training example for every module, and their sizes.
+
+Planning reads `SampleSizes` from headers; the batch loader packs `Sample` into rows.
+"""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Sample formats: the encoder inputs and target images that a model and its row capacities require."""
+"""Sample formats: the encoder inputs and target images that a model and its row capacities require.
+
+A data set builds its samples for such a format, and a global batch has the arrays that it names.
+"""
 
 import dataclasses
 from collections.abc import Mapping

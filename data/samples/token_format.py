@@ -1,4 +1,7 @@
-"""Requirements of the backbone on a sample's tokens: positions along one axis or three, and bidirectional blocks."""
+"""Requirements of the backbone on a sample's tokens: positions along one axis or three, and bidirectional blocks.
+
+`SampleMetadata` completes the layout of a decoded sample by it.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +152,10 @@ def _cells(item: MediaItem, tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _prompt_blocks(layout: TokenLayout) -> Int32[np.ndarray, " t"]:
-    """One block for the trunk and one for each branch, of the tokens before the first target; 0 for those behind it."""
+    """Numbers of bidirectional blocks, one for the trunk and one for each branch.
+
+    A block has the tokens before its first target; tokens from the target on have 0.
+    """
     begins = np.flatnonzero(np.diff(layout.branches, prepend=-1))  # first token of the trunk and of each branch
     targets = np.append(0, np.cumsum(layout.target_mask))[:-1]  # targets predicted before each token
     segment = np.searchsorted(begins, np.arange(len(layout.tokens)), side="right") - 1

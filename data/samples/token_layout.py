@@ -1,4 +1,7 @@
-"""Token layout: the token columns of a sample with a trunk and branches, as a pure function of token ids."""
+"""Token layout: the token columns of a sample with a trunk and branches, as a pure function of token ids.
+
+Data sets lay out token ids with `lay_out_tokens`; packed rows have the same columns.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

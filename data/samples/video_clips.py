@@ -1,4 +1,7 @@
-"""Video clips as items of a vision encoder: frames are chosen and sized from the header, and decoded on loading."""
+"""Video clips as items of a vision encoder: frames are chosen and sized from the header, and decoded on loading.
+
+`MediaParts` expands the clips of a record with these functions.
+"""
 
 from collections.abc import Callable
 

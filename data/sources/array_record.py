@@ -80,7 +80,7 @@ class ArrayRecord:
         where = f"{self._files[file]}[{row}]"
         try:
             content = self._readers[file][row]
-        except (RuntimeError, IndexError) as error:  # what the reader raises for damaged files
+        except (RuntimeError, IndexError) as error:  # the reader's errors for damaged files
             raise described_fault(where, error) or BadSampleError(where, f"it is damaged: {error}") from error
         return decode_record(where, content)
 

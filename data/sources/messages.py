@@ -1,4 +1,7 @@
-"""Messages of a stored conversation as turns: placeholders in the texts are replaced by their media."""
+"""Messages of a stored conversation as turns: placeholders in the texts are replaced by their media.
+
+Sources whose entries are conversations make their records with `parse_messages`.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

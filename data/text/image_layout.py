@@ -1,4 +1,7 @@
-"""Layout of an image's tokens: the texts and tokens around and between the cells of its encoder images."""
+"""Layout of an image's tokens: the texts and tokens around and between the cells of its encoder images.
+
+`Conversations.images` configures it; `MediaParts` and `data.samples.image_tokens` follow it.
+"""
 
 import dataclasses
 from typing import Literal, get_args

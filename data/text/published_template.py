@@ -1,4 +1,7 @@
-"""The chat template that a published tokenizer comes with: its text, as its files have it."""
+"""The chat template that a published tokenizer comes with: its text, as its files have it.
+
+`JinjaTemplate` renders it.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""Rendering: a conversation as tokens and media, and which of the tokens the model must predict."""
+"""Rendering: a conversation as tokens and media, and which of the tokens the model must predict.
+
+`SampleBuilder` renders every record so, and adds the elements to a `SampleDraft`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -66,7 +69,7 @@ class ConversationTemplate(Protocol):
         """The elements of a training sample in order.
 
         Raises:
-            BadSampleError: A turn has an unknown role, or the assistant's turn contains what no generator produces.
+            BadSampleError: A turn has an unknown role, or the assistant's turn contains a medium other than an image.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""Layout of a video clip's tokens: the texts and delimiters around and between the tokens of its frames."""
+"""Layout of a video clip's tokens: the texts and delimiters around and between the tokens of its frames.
+
+`Conversations.video` configures it; `MediaParts` follows it.
+"""
 
 import dataclasses
 from typing import Literal, get_args

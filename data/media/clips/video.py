@@ -1,4 +1,7 @@
-"""Video files of common formats: headers, and exact frames by time, for any order and spacing of frames in the file."""
+"""Video files of common formats: headers, and exact frames by time, for any order and spacing of frames in the file.
+
+`data.samples.video_clips` reads the header when a sample is planned, and the frames when it is loaded.
+"""
 
 import contextlib
 import math
@@ -225,7 +228,7 @@ def _content_errors(where: str) -> Iterator[None]:
         if isinstance(error, MemoryError):
             raise
         reason = error.strerror or type(error).__name__
-        if isinstance(error, av.error.ArgumentError):  # what FFmpeg says of a format that is not allowed
+        if isinstance(error, av.error.ArgumentError):  # FFmpeg's error for a format that is not allowed
             reason = f"{reason}; read are {', '.join(VIDEO_FORMATS)}"
         raise BadSampleError(where, reason) from error
 

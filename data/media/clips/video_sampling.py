@@ -1,4 +1,7 @@
-"""Sampling of a video clip's frames: the frames to read are chosen from its header, before anything is decoded."""
+"""Sampling of a video clip's frames: the frames to read are chosen from its header, before anything is decoded.
+
+`VideoLayout.sampling` configures it.
+"""
 
 import dataclasses
 from typing import Literal, get_args

@@ -1,4 +1,7 @@
-"""Audio files of any common format: decoding to mono sound of 16 kHz, and lengths from headers alone."""
+"""Audio files of any common format: decoding to mono sound of 16 kHz, and lengths from headers alone.
+
+Lengths are read when a sample is planned, sound when it is loaded (`data.samples.audio_format`).
+"""
 
 import contextlib
 import functools

@@ -1,4 +1,7 @@
-"""Speech synthesis by eSpeak NG (Debian's `espeak-ng`): rule-based, with many voices and no recorded speaker."""
+"""Speech synthesis by eSpeak NG (Debian's `espeak-ng`): rule-based, with many voices and no recorded speaker.
+
+`mmjax synthesize_speech` speaks easy-VQA's questions with it.
+"""
 
 import pathlib
 import re

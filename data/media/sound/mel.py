@@ -1,4 +1,7 @@
-"""Log-mel spectrograms of audio clips, as Whisper computes them (arXiv 2212.04356, section 2.2)."""
+"""Log-mel spectrograms of audio clips, as Whisper computes them (arXiv 2212.04356, section 2.2).
+
+`data.samples.audio_format` computes an audio encoder's inputs with it.
+"""
 
 import functools
 

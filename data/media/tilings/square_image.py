@@ -1,4 +1,7 @@
-"""One square image of a fixed side, as encoders read that were trained at one resolution (CLIP, SigLIP)."""
+"""One square image of a fixed side, as encoders read that were trained at one resolution (CLIP, SigLIP).
+
+`data.text.published_processor` chooses it, or a configuration does.
+"""
 
 import dataclasses
 from typing import Literal, get_args

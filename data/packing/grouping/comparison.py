@@ -1,4 +1,7 @@
-"""Comparison of grouping policies on the same samples: padding, idle replicas, and the waste of static shapes."""
+"""Comparison of grouping policies on the same samples: padding, idle replicas, and the waste of static shapes.
+
+`mmjax describe_data` shows the results.
+"""
 
 import bisect
 import dataclasses

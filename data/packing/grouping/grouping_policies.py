@@ -1,4 +1,7 @@
-"""Grouping policies by name: how samples are grouped into rows, and rows into steps."""
+"""Grouping policies by name: how samples are grouped into rows, and rows into steps.
+
+`DataConfig.grouping` is one of these names.
+"""
 
 import dataclasses
 from collections.abc import Callable

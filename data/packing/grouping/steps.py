@@ -1,4 +1,7 @@
-"""Steps of groups: how the groups of a window of samples become steps, and which of them wait for the next window."""
+"""Steps of groups: how the groups of a window of samples become steps, and which of them wait for the next window.
+
+The step planner calls `form_window_steps` for every window.
+"""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Which rows of a step a process needs: the rows that its devices compute, of the global batch and of each phase."""
+"""Which rows of a step a process needs: the rows that its devices compute, of the global batch and of each phase.
+
+An engine derives them from the plan; the batch loader decodes only samples of these rows.
+"""
 
 import dataclasses
 import itertools

@@ -94,7 +94,8 @@ class PhaseRows:
         """The rows that `to_json` wrote.
 
         Raises:
-            DataError: A number is not a whole one above 0, capacities do not ascend, or the quadratic cost weight is negative.
+            DataError: A number is not a whole one above 0, capacities do not ascend, or the quadratic cost weight is
+                negative.
         """
         capacities = tuple(fields["capacities"])
         numbers = (*(fields[name] for name in ("rows", "slots", "values_per_slot", "nodes")), *capacities)

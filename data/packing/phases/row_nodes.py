@@ -1,4 +1,7 @@
-"""The node on which each row lies, and an order of a phase's rows by which little is exchanged between nodes."""
+"""The node on which each row lies, and an order of a phase's rows by which little is exchanged between nodes.
+
+`item_tables.py` orders the rows of a phase by it.
+"""
 
 import numpy as np
 from jaxtyping import Int

@@ -1,4 +1,7 @@
-"""The chat template that a configuration names: one of mmjax's, or the tokenizer's own."""
+"""The chat template that a configuration names: one of mmjax's, or the tokenizer's own.
+
+`Conversations.template` and a saved prompt format name one.
+"""
 
 from data.errors import DataError
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer

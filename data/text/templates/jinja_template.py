@@ -52,8 +52,8 @@ class JinjaTemplate:
         """The elements of a training sample in order.
 
         Raises:
-            BadSampleError: The template refuses the conversation, or lays it out by what its texts say, or gives media
-                no place.
+            BadSampleError: The template refuses the conversation, or lays it out by the words of its texts, or gives
+                media no place.
         """
         marked, text = self._marked_text(record, False)
         return self._elements(record, marked, text, self._answers(marked, text))

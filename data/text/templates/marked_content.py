@@ -1,4 +1,7 @@
-"""Marks in the place of a conversation's texts and media; a rendered template shows by them where each one went."""
+"""Marks in the place of a conversation's texts and media; a rendered template shows by them where each one went.
+
+`JinjaTemplate` renders a conversation with marks, and then puts the contents in their places.
+"""
 
 import dataclasses
 import re
@@ -64,7 +67,7 @@ def mark_turns(record: Record, placed_kinds: Collection[str], lists: bool) -> Ma
         lists: Whether a content is a list of parts; else it is a text.
 
     Raises:
-        BadSampleError: A turn has an unknown role, or the assistant's turn contains what no generator produces.
+        BadSampleError: A turn has an unknown role, or the assistant's turn contains a medium other than an image.
     """
     marked = Marked([], [], [], [])
     for number, turn in enumerate(record.turns):
@@ -72,7 +75,7 @@ def mark_turns(record: Record, placed_kinds: Collection[str], lists: bool) -> Ma
             raise BadSampleError(record.key, f"a turn of role {turn.role!r}, which is none of {', '.join(ROLES)}")
         is_answer = turn.role == "assistant"
         for part in turn.parts:
-            turn_content(part, is_answer, record.key)  # refuses what no generator produces
+            turn_content(part, is_answer, record.key)  # refuses media that no generator produces
 
         def mark(part: TextPart | MediaPart, number: int = number) -> str:
             marked.parts.append(part)
