@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 TRAINING_CHOICES = ("loss", "balance_weight", "condition_dropout", "logit_mean", "logit_std")
-"""Fields that do not change the outputs of given weights: losses, their weights, dropout, a generator's noise levels."""
+"""Fields that do not change the outputs of given weights: losses, their weights, dropout, a generator's noise."""
 
 PRETRAINED_CHANGES = ("vocabulary", "rope_base", "local_rope_base")
 """Fields of a backbone that may differ from the published configuration, where a run names them

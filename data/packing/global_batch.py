@@ -95,7 +95,7 @@ class BatchTotals:
         def value_count(field: str, encoder_format: EncoderFormat) -> int:
             item_ids = rows.encoder_inputs[field].item_ids
             positions_per_token = encoder_format.values_per_token // encoder_format.values_per_position
-            cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token fills one position of its cell
+            cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token does not fill its cell
             return int((cells > 0).any(axis=2).sum()) * encoder_format.values_per_token
 
         return cls(
