@@ -13,7 +13,7 @@ class BackboneBlockRun(NamedTuple):
     """Equal blocks that follow each other: a stack.
 
     Attributes:
-        name: Its name: `blocks` where the blocks are like the last one of the backbone, else `dense`; followed by a
+        name: Name of the run: `blocks` where its blocks are like the backbone's last one, else `dense`; followed by a
             number where there are several.
         first: Number of its first block among all blocks.
         count: Number of its blocks.

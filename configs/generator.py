@@ -113,7 +113,7 @@ class RectifiedFlowSchedule:
 
     Attributes:
         logit_mean: Mean of the normal variable; above 0 there is more noise in training.
-        logit_std: Its standard deviation; 0 for times that are uniform instead.
+        logit_std: Standard deviation of the normal variable; 0 for times that are uniform instead.
         shift: Moves the times of training and sampling towards noise if above 1, as large images need: the square root
             of the number of pixels divided by the number for which 1 is right. Stable Diffusion 3 has 3 for images of
             1024 pixels a side.

@@ -81,7 +81,9 @@ class DealtPhases:
     def deal_planned(
         self, arrays: HostArrays, tables: Mapping[str, PlannedTable], needed: NeededRows
     ) -> dict[str, Mapping[str, np.ndarray]]:
-        """As `deal`, by the tables of `plan`, the items in the needed rows alone; others, and refused ones, are empty.
+        """The arrays as of `deal`, by the tables of `plan`, with the items of the needed rows alone.
+
+        The places of other items, and of items whose samples decoding refused, stay empty.
 
         All processes have the same tables, whatever each of them needs or could read.
         """

@@ -96,9 +96,9 @@ class _ProducerStatus:
     """Whether a producer is available.
 
     Attributes:
-        address: Its address.
+        address: Address of the producer.
         unavailable_since: Since when it does not answer; None while it does.
-        reason: Its last error.
+        reason: Last error of the producer.
         probe_interval: Seconds before the next probe, if it fails now.
         next_probe: When it is probed next.
         probing: Whether a probe is pending.
@@ -153,7 +153,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
         """Starts requesting steps.
 
         Args:
-            producers: Their addresses.
+            producers: Addresses of the producers.
             token: Token that they require; empty for none.
             first_request: Request of the first step.
             prepare: Adds to an arriving batch what this process prepares ahead (`BatchRequirements.prepare`).

@@ -192,7 +192,7 @@ def describe_dataset(
     """Describes a data set.
 
     Args:
-        statistics: Its samples.
+        statistics: Statistics of the data set's samples.
         config: Rows, window, grouping and seed.
         capacity: Capacity of a row for the model (`data.packing.global_batch.capacity_for_model`).
         flops_per_unit: FLOPs of a unit of each modality (`data.report.dataset_statistics.flops_per_unit`).

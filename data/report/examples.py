@@ -45,13 +45,13 @@ class SampleExample:
     """A sample to show.
 
     Attributes:
-        kind: Its kind.
+        kind: Kind of the sample.
         role: Why it is shown: `typical`, `fewest tokens` or `most tokens`.
-        sample_id: Its global id.
+        sample_id: Global id of the sample.
         sizes: Units of the sample by quantity of a row; quantities that it has none of are left out.
         tokens: Tokens of the sample; of many the first and the last.
         targets: Number of tokens that count in the loss.
-        media: Its media.
+        media: Pictures of the sample's media.
         problem: Why it cannot be decoded; else empty.
     """
 

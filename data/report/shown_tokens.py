@@ -32,7 +32,7 @@ class TokenRun:
         branch: 0 for the trunk, or the number of the branch.
         position: Position of the first token in the sample.
         ids: Token ids.
-        text: Their text; of a special token its name, of a medium the module that computes it.
+        text: Text of the tokens; of a special token its name, of a medium the module that computes it.
         is_target: Whether predicting the tokens counts in the loss; of a run that is not shown, whether any does.
     """
 
@@ -55,7 +55,7 @@ def token_runs(layout: TokenLayout, tokenizer: Tokenizer, modules: Mapping[str, 
 
     Args:
         layout: The sample.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the data set.
         modules: By encoder field, the module whose outputs take the place of tokens.
     """
     shown = _ShownTokens(layout, tokenizer, [modules[field] for field in layout.encoder_indices])

@@ -119,7 +119,7 @@ def image_items(
 
     Args:
         pixels: Decodes the input: uint8[height, width, 3].
-        size: Its (height, width), from the header.
+        size: (height, width) of the input, from the header.
         patch_format: Format of the encoder's inputs.
         where: Name of the image in messages.
         tiling: How the input becomes encoder images; None for one at its own resolution, as large as a row allows.

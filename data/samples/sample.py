@@ -55,7 +55,7 @@ class Sample:
     Attributes:
         id: Global sample id; keys the noise of generators.
         kind: Kind of sample: the data set it came from.
-        layout: Its t tokens.
+        layout: Layout of its t tokens.
         encoder_inputs: By field, such as `patches`: one for every encoder, empty where the sample has no items.
         target_images: float32[g, z, z, 3] in [-1, 1], the images to generate.
         condition_positions: int32[g, q], positions of the tokens whose hidden states condition each target image.

@@ -34,7 +34,7 @@ class SampleMetadata:
 
     Attributes:
         kind: Kind of sample: the data set it came from.
-        layout: Its tokens.
+        layout: Layout of its tokens.
         sample_format: Formats that the model requires.
         items: Items that encoders read, such as images; the items of one encoder are in order.
         target_images: Images to generate, in order.

@@ -56,7 +56,7 @@ class HuggingFaceTokenizer:
 
     Attributes:
         content: Text of the file.
-        names: Its special tokens.
+        names: Spellings of the special tokens in the file.
         chat_template: The chat template that the file comes with; None for none.
 
     Raises:

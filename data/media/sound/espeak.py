@@ -48,7 +48,7 @@ class Espeak:
         """Checks voices and speeds; the program itself would replace unknown ones silently.
 
         Args:
-            voices: Such as `en-us` and `en-gb+f2`: a language, optionally with a variant of the speaker.
+            voices: Voices such as `en-us` and `en-gb+f2`: a language, optionally with a variant of the speaker.
             speeds: Words per minute.
 
         Raises:

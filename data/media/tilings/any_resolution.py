@@ -62,7 +62,7 @@ class AnyResolution:
         return max(self.used_grids, key=shown_and_wasted)
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for the whole input and every tile.
+        """The (height, width) of the whole input and of each tile in pixels, all the same.
 
         Raises:
             DataError: The side of a tile is less than `cell_size`.

@@ -56,7 +56,7 @@ class CanvasTiling:
         return min(fitting, key=lambda grid: grid[0] * grid[1])
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for every tile and the whole input.
+        """The (height, width) of each tile and of the whole input in pixels, all the same.
 
         Raises:
             DataError: The side of a tile is no multiple of `cell_size`.

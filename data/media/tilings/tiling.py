@@ -119,7 +119,7 @@ class DynamicTiling:
         return covered[-1] if covered else smallest
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for every tile and the thumbnail.
+        """The (height, width) of each tile and of the thumbnail in pixels, all the same.
 
         Raises:
             DataError: The side of a tile is no multiple of `cell_size`.

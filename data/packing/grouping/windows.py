@@ -35,7 +35,7 @@ class WindowRule:
         """Whether a window ends.
 
         Args:
-            samples: Its samples of the stream.
+            samples: Number of samples of the stream in the window.
             content: Sums of the sizes of its samples, including samples that were carried into it.
         """
         if samples < self.least:
