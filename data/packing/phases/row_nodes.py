@@ -76,8 +76,8 @@ def rows_near_their_items(
 
     Args:
         lengths: Token slots of each item.
-        phase_rows: The row of the phase that each was dealt to.
-        batch_rows: Its row in the global batch.
+        phase_rows: The row of the phase to which each item was dealt.
+        batch_rows: The row of each item in the global batch.
         rows: Rows of a microbatch, in the phase and in the global batch.
         nodes: Nodes that divide both in order.
     """
