@@ -1,4 +1,7 @@
-"""Attention of an encoder within windows of an image."""
+"""Attention of an encoder within windows of an image.
+
+`VisionConfig.windows` holds them.
+"""
 
 import dataclasses
 
@@ -9,7 +12,7 @@ from configs.checks import require_positive, require_types
 class AttentionWindows:
     """Square windows of every image, within which the patches of most layers attend (Qwen2.5-VL, arXiv 2502.13923).
 
-    Windows begin at the first row and column; those at the other ends of an image may be smaller.
+    Windows begin at the first row and column; windows at the other ends of an image may be smaller.
 
     Attributes:
         side: Side of a window in patches.
@@ -34,7 +37,7 @@ class AttentionWindows:
         return dataclasses.replace(self, full_layers=layers)
 
     def kind_of_layers(self, depth: int) -> tuple[int, ...]:
-        """For every layer 0 where patches attend to all of their image, and 1 where to those of their window."""
+        """For every layer 0 where patches attend to their whole image, and 1 where they attend to their window."""
         return tuple(int(layer not in self.full_layers) for layer in range(depth))
 
     def __post_init__(self) -> None:

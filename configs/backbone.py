@@ -1,4 +1,4 @@
-"""Language models."""
+"""Language models: the configuration of a decoder-only backbone, from which its Flax module and its costs are made."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from configs.transformer import TransformerConfig
 
 POSITIONS = ("rotary", "learned")
 Bidirectional = Literal["none", "images", "prompt"]
-"""Which tokens attend to each other both ways: none, those of one image (Gemma 3), or those of a prompt (PaliGemma)."""
+"""Which tokens attend to each other both ways: none, the tokens of one image (Gemma 3) or of a prompt (PaliGemma)."""
 
 NEWLINE = -2
 """Encoder index of a token whose embedding the newline vector replaces."""
@@ -48,16 +48,17 @@ class BackboneConfig(TransformerConfig):
             rest by time; else each section is a run of pairs.
         positions_per_second: Positions along time that a second of a video clip takes where its frames follow one
             another (Qwen2.5-VL); 0 for one each group of frames (Qwen2-VL).
-        bidirectional: Tokens that attend to each other both ways: `none`, those of one image (`images`, Gemma 3), or
-            those of the trunk, and of each branch, before its first target (`prompt`, PaliGemma).
+        bidirectional: Tokens that attend to each other both ways: `none`, the tokens of one image (`images`, Gemma 3),
+            or the tokens of the trunk, and of each branch, before its first target (`prompt`, PaliGemma).
         attention_pattern: Kinds of attention of the layers, repeated to the depth: `global`, to all earlier positions;
-            `local`, to those of a window (Gemma 2 and 3; all layers of Mistral); `chunked`, to those of its chunk
-            (Llama 4); `unrotated`, to all, without rotation of queries and keys (arXiv 2305.19466, Llama 4).
+            `local`, to the positions of a window (Gemma 2 and 3; all layers of Mistral); `chunked`, to the positions
+            of its chunk (Llama 4); `unrotated`, to all, without rotation of queries and keys (arXiv 2305.19466,
+            Llama 4).
         attention_window: Positions, itself included, that a position of a local layer attends to.
         attention_chunk: Positions of a chunk of chunked layers; the first begins with the text.
         attention_temperature: Sharper scores at later positions in unrotated layers (Llama 4); None for none.
-        local_rope_base: Base of the rotary frequencies of local layers, which are then not scaled; 0 for those of
-            global layers.
+        local_rope_base: Base of the rotary frequencies of local layers, which are then not scaled; 0 for the
+            frequencies of global layers.
         latent_attention: Attention whose keys and values are expanded from latent vectors (DeepSeek-V2 and V3); None
             for keys and values of their own.
         embedding_scale: Factor of the token embeddings, not of encoders' outputs (Gemma).
@@ -141,7 +142,7 @@ class BackboneConfig(TransformerConfig):
 
     @property
     def attention_kinds(self) -> tuple[AttentionKind, ...]:
-        """The kinds of attention that its layers have, in the order of their first layers."""
+        """The kinds of attention of the layers, without repetitions, in the order of their first layers."""
         return tuple(dict.fromkeys(self.attention_pattern[: self.depth]))
 
     @property

@@ -1,4 +1,4 @@
-"""Which options of a backbone fit each other."""
+"""Checks that the options of a backbone fit each other; `BackboneConfig` calls them when it is made."""
 
 from typing import Any
 

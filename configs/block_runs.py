@@ -1,4 +1,7 @@
-"""Which blocks of a backbone have experts, and the runs of equal blocks, each of which is a stack."""
+"""Runs of equal blocks of a backbone, with or without experts.
+
+Each run is a stack of the Flax model and of the planners' specs.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -10,7 +13,7 @@ class BackboneBlockRun(NamedTuple):
     """Equal blocks that follow each other: a stack.
 
     Attributes:
-        name: Its name: `blocks` where the blocks are like the last one of the backbone, else `dense`; followed by a
+        name: Name of the run: `blocks` where its blocks are like the backbone's last one, else `dense`; followed by a
             number where there are several.
         first: Number of its first block among all blocks.
         count: Number of its blocks.

@@ -1,4 +1,4 @@
-"""Checks that configurations share."""
+"""Checks that configurations share: ranges, divisibility and types of fields, with errors that name the field."""
 
 import collections.abc
 import dataclasses
@@ -76,7 +76,8 @@ def annotations_of(function: Callable) -> dict[str, Any]:
 def conforms(value: object, annotation: Any) -> bool:
     """Whether a value has the type of an annotation. Whole numbers are floats; booleans are no numbers.
 
-    Items of tuples, sequences and mappings are checked too. What no class describes, such as a protocol, is accepted.
+    Items of tuples, sequences and mappings are checked too. Annotations that no class describes, such as a protocol,
+    accept every value.
     """
     origin, items = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""Accelerators and their interconnects, from the vendors' data sheets."""
+"""Accelerators and their interconnects, from the vendors' data sheets: the input of analytic costs and planners."""
 
 import dataclasses
 import math
@@ -37,11 +37,11 @@ class ClusterConfig:
         devices_per_node: Number of devices of a node.
         intra_node: The link between devices of one node.
         inter_node: The link between nodes: one device's share of the node's network cards.
-        generation: What decides how near kernels come to the peak.
+        generation: Properties of the devices that decide the share of the peak that kernels reach.
         host_link: The link between a device and its host's memory; None where nothing is offloaded.
         host_memory: Bytes of the host's memory, one device's share.
         device_kinds: Prefixes of `jax.Device.device_kind` on these devices; none if no devices are known by it.
-        excluded_kinds: Substrings that it does not contain: those of other variants with a similar name.
+        excluded_kinds: Substrings that the kind does not contain: names of other variants that have the same prefix.
     """
 
     name: str
@@ -67,8 +67,8 @@ class ClusterConfig:
             raise ValueError(f"ClusterConfig.host_memory is {self.host_memory}; with a host_link it must be positive")
 
 
-# Sources: NVIDIA's data sheets, of which all figures are those of one device, without sparsity. NVLink is printed there
-# for both directions together, so each direction has half of it.
+# Sources: NVIDIA's data sheets; all figures are for one device, without sparsity. NVLink is printed there for both
+# directions together, so each direction has half of it.
 #
 #   cluster     bf16 TFLOP/s   memory    bandwidth    NVLink     data sheet
 #   a100        312            80 GB     2,039 GB/s   600 GB/s   A100 80GB SXM; a100_40gb: A100 40GB, 1,555 GB/s
@@ -85,10 +85,10 @@ class ClusterConfig:
 # in DGX A100 80GB, DGX H100 and DGX B200, 1 TB in DGX A100 40GB; 72 share 17 TB in GB200 NVL72. A copy starts in about
 # 10 us.
 #
-# Networks are not those of devices but of nodes: a card of 200 Gbit/s for each device in DGX A100, of 400 Gbit/s in
-# DGX H100, DGX B200 and GB200 NVL72. The nodes of A800, H800 and H20 are not NVIDIA's; theirs are taken to be alike.
-# Latencies of a transfer with NCCL: about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that
-# emulate eight devices.
+# Network cards belong to nodes, not to devices: DGX A100 has a card of 200 Gbit/s for each device, DGX H100, DGX B200
+# and GB200 NVL72 have one of 400 Gbit/s. The nodes of A800, H800 and H20 are not NVIDIA's; their networks are assumed
+# to be the same. Latencies of a transfer with NCCL: about 3 us by NVLink, 10 us by RDMA. The CPU's figures are for two
+# cores that emulate eight devices.
 _A100 = ClusterConfig(
     name="a100",
     peak_flops=312e12,
@@ -180,7 +180,7 @@ _CPU = ClusterConfig(
 _CLUSTERS = (_A800, _A100, _A100_40GB, _H100, _H800, _H20, _H200, _B200, _GB200, _CPU)
 
 CLUSTERS = {cluster.name: cluster for cluster in _CLUSTERS}
-"""By name. Others are described in gin files, such as those of configs/hardware."""
+"""Known clusters by name. Others are described in gin files, such as the files in configs/hardware."""
 
 
 def find_cluster(name: str) -> ClusterConfig:

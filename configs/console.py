@@ -1,4 +1,7 @@
-"""The console that everything here prints with."""
+"""The `rich` console with which commands and reports print, without interpretation of markup.
+
+Every command makes its console here.
+"""
 
 from typing import Any
 
@@ -6,9 +9,9 @@ from rich.console import Console
 
 
 def plain_console(**options: Any) -> Console:
-    """A console that prints texts as they are: what a plan or a file names is no markup and no emoji.
+    """A console that prints texts as they are: names from a plan or a file are neither markup nor emoji codes.
 
     Args:
-        **options: Those of `rich.console.Console`.
+        **options: Keyword arguments of `rich.console.Console`.
     """
     return Console(highlight=False, markup=False, emoji=False, **options)

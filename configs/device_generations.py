@@ -1,4 +1,7 @@
-"""What the speed of kernels depends on beyond a device's peak: multiprocessors, tiles, caches, power, head widths."""
+"""Properties of devices besides their peak that decide the speed of kernels: multiprocessors, tiles, caches, power.
+
+Analytic costs of matmuls and attention (`sharding.costs`) read them through `ClusterConfig.generation`.
+"""
 
 import dataclasses
 import itertools
@@ -13,8 +16,8 @@ class AttentionRate:
 
     Attributes:
         head_width: Width of a head.
-        forward: Of the forward.
-        backward: Of the backward, which recomputes the scores: five products for the forward's two.
+        forward: The share in the forward.
+        backward: The share in the backward, which recomputes the scores: five products for the forward's two.
     """
 
     head_width: int
@@ -83,10 +86,10 @@ class DeviceGeneration:
             raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must {must}")
 
 
-# Tiles are those of cuBLAS's and CUTLASS's bfloat16 kernels with float32 sums. Multiprocessors, and the clocks at which
-# the peaks are given (1.41 and 1.83 GHz): NVIDIA's white papers of A100 and H100. L2 bandwidth, and 400 cycles of
-# latency of global memory: PMC10448217, table 3. Hopper's kernels run in clusters of two multiprocessors, to which one
-# read of a tile's side is sent (CUTLASS 3, 2 x 1 clusters).
+# Tiles: the bfloat16 kernels of cuBLAS and CUTLASS with float32 sums. Multiprocessors, and the clocks at which the
+# peaks are given (1.41 and 1.83 GHz): NVIDIA's white papers of A100 and H100. L2 bandwidth, and 400 cycles of latency
+# of global memory: PMC10448217, table 3. Hopper's kernels run in clusters of two multiprocessors, to which one read of
+# a tile's side is sent (CUTLASS 3, 2 x 1 clusters).
 #
 # An A100 multiplies 8192 x 8192 matrices of zeros at 295 TFLOP/s, and of normally distributed numbers at 257, since
 # 400 W slow its clock (thonking.ai, "Strangely, matrix multiplications on GPUs run faster when given predictable
@@ -151,15 +154,15 @@ def ampere() -> DeviceGeneration:
 
 
 def hopper() -> DeviceGeneration:
-    """H100, H800 and H200."""
+    """H100, H800 and H200, for gin files: `generation = @device_generations.hopper()`."""
     return HOPPER
 
 
 def h20() -> DeviceGeneration:
-    """H20."""
+    """H20, for gin files: `generation = @device_generations.h20()`."""
     return H20
 
 
 def blackwell() -> DeviceGeneration:
-    """B200 and GB200."""
+    """B200 and GB200, for gin files: `generation = @device_generations.blackwell()`."""
     return BLACKWELL

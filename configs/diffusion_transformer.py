@@ -1,4 +1,7 @@
-"""Diffusion transformers: DiT, the two streams of Stable Diffusion 3, and the double and single streams of Flux.1."""
+"""Diffusion transformers: DiT, the two streams of Stable Diffusion 3, and the double and single streams of Flux.1.
+
+The Flax blocks, the planners' specs and the import of published weights are all made from `DiTConfig`.
+"""
 
 import dataclasses
 from typing import Literal
@@ -37,8 +40,8 @@ class DiTBlockRun:
 class DiTConfig(DenoisingConfig):
     """A transformer over patches and conditions, modulated by the time (arXiv 2212.09748).
 
-    Blocks with two streams come first (arXiv 2403.03206), then those with a single stream whose attention and
-    feed-forward layer are parallel (Flux.1), then plain ones. A pipeline may cut between any two blocks.
+    Blocks with two streams come first (arXiv 2403.03206), then blocks with a single stream whose attention and
+    feed-forward layer are parallel (Flux.1), then plain blocks. A pipeline may cut between any two blocks.
 
     Attributes:
         width: Width of the activations.
@@ -153,12 +156,12 @@ class DiTConfig(DenoisingConfig):
 
     @property
     def patch_channels(self) -> int:
-        """Numbers of a patch."""
+        """Channels of a flattened patch of latents or pixels."""
         return self.latent_shape[-1] * self.patch**2
 
     @property
     def carried_positions(self) -> int:
-        """Positions in which the latents themselves pass through the blocks, for the loss; none without them."""
+        """Positions in which an image's latents pass through the blocks unchanged, for the loss; 0 without latents."""
         return -(-self.patches * self.patch_channels // self.width) if self.autoencoder else 0
 
     @property

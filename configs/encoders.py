@@ -1,4 +1,4 @@
-"""Encoders: what every kind has, and the kinds that mmjax has itself, for images and for audio."""
+"""Encoders: the options of every kind, and the kinds that mmjax has itself, for images and for audio."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -19,15 +19,15 @@ _INTERPOLATIONS = ("bicubic", "bicubic_antialiased", "bilinear_antialiased", "bi
 class EncoderConfig(TransformerConfig):
     """An encoder: blocks over packed items of any length, followed by its projector.
 
-    A kind of encoder is a subclass. What is built from it at each level is registered by its class
+    A kind of encoder is a subclass. Its Flax module, specs and sample format are registered by its class
     (`mmjax.api.encoders.register_encoder`).
 
     Attributes:
-        field: Name of what it reads: of the array in a batch, and of that array's capacity in a row. Encoders of one
-            field read the same items.
+        field: Name of the array in a batch that it reads, and of that array's capacity in a row. Encoders of one field
+            read the same items.
         final_norm: Whether a norm follows the last block.
-        pool: Number of neighbouring positions that are averaged before that norm (Qwen2-Audio, arXiv 2407.10759); of
-            those of one backbone token, the averages are projected.
+        pool: Number of neighbouring positions that are averaged before the final norm (Qwen2-Audio, arXiv 2407.10759);
+            the projector joins the averages of one backbone token.
         projector: The projector between the encoder and the backbone.
     """
 
@@ -108,9 +108,9 @@ class VisionConfig(EncoderConfig):
         rope: Rotary positions inside attention; None for none.
         windows: Windows within which the patches of most layers attend; None for attention within whole images.
         input_norm: Whether a norm precedes the first block (CLIP).
-        deepstack_layers: Layers, in order from 0, whose outputs are added to those of the backbone's first blocks, one
-            each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
-        deepstack_projector: That projector; None for one like `projector`.
+        deepstack_layers: Layers, in order from 0, whose outputs are added to the outputs of the backbone's first
+            blocks, one each, through a projector of their own (DeepStack, arXiv 2406.04334; Qwen3-VL).
+        deepstack_projector: Projector of each of these outputs; None for one like `projector`.
         unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
             last block but one. They are in published checkpoints, but not in the model.
     """
@@ -177,7 +177,10 @@ class VisionConfig(EncoderConfig):
             )
 
     def with_depth(self, depth: int) -> Self:
-        """The encoder with another number of layers; those that differ from others are in about the same places."""
+        """The encoder with another number of layers.
+
+        Layers with full attention and tapped layers lie at about the same shares of the depth.
+        """
         layers = tuple(layer * depth // self.depth for layer in self.deepstack_layers)
         windows = self.windows and self.windows.with_depth(self.depth, depth)
         return dataclasses.replace(self, depth=depth, deepstack_layers=layers, windows=windows)
@@ -189,7 +192,7 @@ class VisionConfig(EncoderConfig):
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:
-        """`deepstack_layers`."""
+        """Layers whose outputs are added to the backbone's first blocks: `deepstack_layers`."""
         return self.deepstack_layers
 
     @property

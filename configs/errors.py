@@ -19,7 +19,7 @@ INTERRUPTED = 130
 """After Ctrl-C, as of a shell: 128 and the number of SIGINT."""
 
 OUTPUT_CLOSED = 141
-"""After what reads standard output has closed it, as of a shell: 128 and the number of SIGPIPE."""
+"""After the reader of standard output has closed it, as of a shell: 128 and the number of SIGPIPE."""
 
 
 class UserError(Exception):

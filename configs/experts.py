@@ -1,4 +1,7 @@
-"""Mixtures of experts: how a router chooses among feed-forward layers, and what these compute."""
+"""Mixtures of experts: options of the router that chooses among feed-forward layers, and of these layers.
+
+`BackboneConfig.experts` holds them; `mmjax.models.layers.router` and `mmjax.models.layers.experts` compute them.
+"""
 
 import dataclasses
 from typing import Literal, Self
@@ -12,7 +15,7 @@ WeightedSide = Literal["outputs", "inputs"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouterConfig:
-    """How a router scores experts, chooses some of them for a token, and weights them.
+    """Options of a router: the scores of experts, the choice of a token's experts, and their weights.
 
     Attributes:
         scores: Scores of the experts: the `softmax` of the router's logits over all of them, or the `sigmoid` of each
@@ -20,15 +23,15 @@ class RouterConfig:
         bias: Whether the logits have a bias (gpt-oss).
         selection_bias: Whether experts are chosen by their scores plus a bias each, which does not enter their weights
             (balancing without auxiliary loss, arXiv 2408.15664). A step lowers the biases of experts with more than
-            their share of the global batch, and raises those of the others (`OptimizerConfig.selection_bias_rate`).
+            their share of the global batch, and raises the others' (`OptimizerConfig.selection_bias_rate`).
         groups: Number of groups of consecutive experts; 1 for no groups.
-        top_groups: Number of groups that a token's experts come from: those where the largest scores, with their
+        top_groups: Number of groups that a token's experts come from: the groups whose largest scores, with their
             selection biases, have the largest sum.
-        group_best: How many of its largest scores a group is judged by: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
+        group_best: Number of a group's largest scores whose sum ranks it: 1 (DeepSeek-V2, arXiv 2405.04434) or 2 (V3).
         normalise: Whether the scores of the chosen experts are divided by their sum plus 1e-20. Of softmax scores, that
-            is the softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
+            equals the softmax over the logits of the chosen experts alone (Mixtral, gpt-oss).
         weight_factor: Factor of the weights (DeepSeek-V3's routed scaling factor).
-        weighted: What the weights multiply: the `outputs` of experts, or their `inputs` (Llama 4).
+        weighted: Operand of the weights: the `outputs` of experts, or their `inputs` (Llama 4).
     """
 
     scores: RouterScores = "softmax"
@@ -62,16 +65,17 @@ class ExpertsConfig:
         count: Number of experts.
         top_k: Number of experts that a token passes through.
         ffn: Feed-forward width f of an expert.
-        router: How the experts of a token are chosen and weighted.
+        router: Chooses and weights the experts of a token.
         biases: Whether gate, up and down of the experts have biases (gpt-oss).
         limit: Limit of gate x from above and of up x on both sides (gpt-oss); 0 for none.
-        up_offset: What is added to up x (gpt-oss has 1).
+        up_offset: Added to up x (gpt-oss has 1).
         shared_ffn: Width of an expert that every token passes through, without biases, limit and offset; 0 for none.
         shared_gate: Whether the shared expert's output is scaled by a sigmoid gate (Qwen2-MoE; not DeepSeek).
         dense_layers: Number of the first blocks that have a feed-forward layer of width `BackboneConfig.ffn` and no
             experts (DeepSeek, arXiv 2401.06066).
-        interval: Every how many blocks one has experts, the last of each; the others are like those first ones (Llama 4
-            Maverick has 2). Where blocks differ by turns, each is a stack of its own, which is compiled apart.
+        interval: One of so many consecutive blocks, the last one, has experts; the others are like the first
+            `dense_layers` (Llama 4 Maverick has 2). Where blocks differ by turns, each is a stack of its own, which is
+            compiled apart.
         balance_weight: Weight of the load-balancing loss, a mean over layers, in the model's loss.
     """
 

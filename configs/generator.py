@@ -1,4 +1,7 @@
-"""Generators of images: what every kind has, what those that denoise have, and latent diffusion by a U-Net."""
+"""Generators of images: the options of every kind, of kinds that denoise, and of latent diffusion by a U-Net.
+
+Generators of the project and a user's own (`examples/new_generator.py`) are subclasses of `GeneratorConfig`.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,7 +18,7 @@ PREDICTIONS = ("velocity", "epsilon")
 class GeneratorConfig:
     """A generator of images, conditioned on hidden states of the backbone, with the output projector before it.
 
-    A kind of generator is a subclass. What is built from it at each level is registered by its class
+    A kind of generator is a subclass. Its Flax module, specs and sampling are registered by its class
     (`mmjax.api.generators.register_generator`).
 
     Attributes:
@@ -81,7 +84,7 @@ class ScaledLinearSchedule:
         timesteps: Number of steps from an image to noise.
         beta_start: Variance that the first step adds.
         beta_end: Variance that the last step adds.
-        prediction: What the network predicts: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
+        prediction: Prediction of the network: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
     """
 
     timesteps: int = 1000
@@ -110,9 +113,10 @@ class RectifiedFlowSchedule:
 
     Attributes:
         logit_mean: Mean of the normal variable; above 0 there is more noise in training.
-        logit_std: Its standard deviation; 0 for times that are uniform instead.
-        shift: Moves the times of training and sampling towards noise, above 1 for many pixels: the square root of how
-            many times as many there are as where 1 fits. Stable Diffusion 3 has 3 for images of 1024 pixels.
+        logit_std: Standard deviation of the normal variable; 0 for times that are uniform instead.
+        shift: Moves the times of training and sampling towards noise if above 1, as large images need: the square root
+            of the number of pixels divided by the number for which 1 is right. Stable Diffusion 3 has 3 for images of
+            1024 pixels a side.
     """
 
     logit_mean: float = 0.0
@@ -167,7 +171,7 @@ class AutoencoderConfig:
 
     @property
     def downsampling_factor(self) -> int:
-        """How many pixels along each side one latent stands for."""
+        """Number of pixels along each side that one latent stands for."""
         return 2 ** (len(self.widths) - 1)
 
 
@@ -195,7 +199,7 @@ class DenoisingConfig(GeneratorConfig):
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what is denoised: latents, or pixels without an autoencoder."""
+        """Height, width and channels of the denoised array: latents, or pixels without an autoencoder."""
         height, width = self.image_sides
         if self.autoencoder is None:
             return height, width, self.channels
@@ -218,7 +222,7 @@ class UNetConfig(DenoisingConfig):
             of the U-Net always has one.
         head_width: Width of one attention head, for all resolutions or for each.
         groups: Groups of every GroupNorm.
-        second_attention: What the second attention of a transformer block attends to: the `conditions`, or again the
+        second_attention: Keys of the second attention of a transformer block: the `conditions`, or again the
             feature `map` (arXiv 2301.12503).
         linear_projection: Whether the projections into and out of a transformer block are matmuls (Stable Diffusion 2)
             or equivalent 1 x 1 convolutions (Stable Diffusion 1.x, AudioLDM); the shapes of published weights differ.

@@ -1,4 +1,7 @@
-"""Attention whose keys and values are expanded from one narrow latent vector per position."""
+"""Attention whose keys and values are expanded from one narrow latent vector per position.
+
+It is an option of the backbone (`BackboneConfig.latent_attention`).
+"""
 
 import dataclasses
 
@@ -10,8 +13,8 @@ from configs.short_repr import short_repr
 class LatentAttentionConfig:
     """Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    Every head has keys and values of its own. Part of its queries and keys is not rotated; the rest is, and the rotated
-    part of a key is the same for all heads.
+    Every head has keys and values of its own. The first `nope_width` channels of its queries and keys are not rotated;
+    the other `rope_width` channels are, and of a key these are the same for all heads.
 
     Attributes:
         query_rank: Width of the latent vector that queries are expanded from; 0 for queries straight from the input.

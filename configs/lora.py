@@ -1,4 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): small trainable matrices added to the frozen weights of a module."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685): small trainable matrices added to the frozen weights of a module.
+
+`ModelConfig.lora` lists the adapters of a model.
+"""
 
 import dataclasses
 

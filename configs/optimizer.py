@@ -1,6 +1,6 @@
-"""The optimizer: an algorithm, a learning rate with its schedule, weight decay, clipping, and settings of parts.
+"""The optimizer: an algorithm, a learning rate with its schedule, weight decay, clipping, settings of trainable parts.
 
-`mmjax.training.engine.optimizers.transformations` makes optax transformations of them.
+`mmjax.training.engine.optimizers.transformations` makes optax transformations of these configurations.
 """
 
 import dataclasses
@@ -186,7 +186,7 @@ RateSchedule = ConstantRate | CosineDecay | LinearDecay | InverseSquareRootDecay
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartOptimizer:
-    """What a part sets for itself; a field that is None is that of the `OptimizerConfig`."""
+    """The settings of one trainable part; a field that is None takes its value from the `OptimizerConfig`."""
 
     learning_rate: float | None = None
     weight_decay: float | None = None
@@ -202,7 +202,7 @@ class PartOptimizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """An algorithm and its settings, for the whole model and for parts of it.
+    """An algorithm and its settings, for the whole model and for single trainable parts.
 
     Attributes:
         algorithm: The algorithm of all parts.
@@ -212,10 +212,10 @@ class OptimizerConfig:
         warmup_steps: Steps of linear warm-up from 0, fewer than the run has; None for `warmup_fraction` of the run.
         warmup_fraction: Share of a run's steps that are warm-up, rounded, if `warmup_steps` is None.
         schedule: The learning rate after the warm-up.
-        selection_bias_rate: What a step adds to the bias by which an expert with less than its share of the tokens is
+        selection_bias_rate: Added by a step to the bias by which an expert with less than its share of the tokens is
             chosen, and subtracts for one with more (`RouterConfig.selection_bias`); 0 leaves these biases as they are.
         max_grad_norm: Global norm over the whole model above which gradients are scaled down; 0 turns clipping off.
-        parts: Settings of parts, by the names that `TrainConfig.trainable` takes: pairs (name, settings).
+        parts: Settings of trainable parts, by the names that `TrainConfig.trainable` takes: pairs (name, settings).
     """
 
     algorithm: Algorithm = AdamW()
@@ -237,7 +237,7 @@ class OptimizerConfig:
         _require_range(self, 0, 1, "warmup_fraction")
 
     def for_part(self, settings: PartOptimizer) -> "OptimizerConfig":
-        """The optimizer of a part that has settings of its own."""
+        """The optimizer of a trainable part that has settings of its own."""
         own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return dataclasses.replace(self, parts=(), **{name: value for name, value in own.items() if value is not None})
 
@@ -254,6 +254,6 @@ class OptimizerConfig:
         return self.warmup_steps
 
     def check_warmup(self, steps: int) -> None:
-        """Raises UserError if the warm-up of the model, or of a part, is as long as a run of so many steps."""
+        """Raises UserError if the warm-up of the model, or of a trainable part, is at least as long as the run."""
         for config in (self, *(self.for_part(settings) for _, settings in self.parts)):
             config.resolve_warmup(steps)

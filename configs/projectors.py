@@ -1,4 +1,7 @@
-"""Projectors between an encoder and the backbone: adjacent positions of the encoder become one backbone token."""
+"""Projectors between an encoder and the backbone: adjacent positions of the encoder become one backbone token.
+
+`EncoderConfig.projector` is one of them; `mmjax.models.modalities.projectors` computes them.
+"""
 
 import dataclasses
 
@@ -16,9 +19,9 @@ class MLPProjectorConfig:
     Attributes:
         norm: Whether a LayerNorm comes first (InternVL).
         activation: Activation function between the matmuls.
-        hidden: Width between the matmuls: the backbone's, or that of the concatenated positions (Qwen2-VL's patch
+        hidden: Width between the matmuls: the backbone's, or the width of the concatenated positions (Qwen2-VL's patch
             merger, arXiv 2409.12191).
-        norm_epsilon: Added to the variance by that norm.
+        norm_epsilon: Added to the variance by the LayerNorm.
     """
 
     norm: bool = False
@@ -34,7 +37,7 @@ class MLPProjectorConfig:
         require_one_of(self, "hidden", _HIDDEN_WIDTHS)
 
     def hidden_width(self, inputs: int, outputs: int) -> int:
-        """Width between the matmuls, given that of the concatenated positions and that of the backbone."""
+        """Width between the matmuls, from the width of the concatenated positions and the backbone's width."""
         return outputs if self.hidden == "backbone" else inputs
 
 

@@ -1,4 +1,7 @@
-"""Frequencies of rotary position embeddings, and how they are scaled for sequences longer than in pretraining."""
+"""Frequencies of rotary position embeddings, and how they are scaled for sequences longer than in pretraining.
+
+`BackboneConfig.rope_scaling` is one of the scalings; `data.packing.pipeline` refuses rows that are too long for it.
+"""
 
 import dataclasses
 import math
@@ -92,7 +95,7 @@ class YarnScaling:
         beta_slow: Pairs with fewer rotations than this over the original length are divided by `factor`.
         beta_fast: Pairs with more rotations than this over the original length are kept.
         attention_factor: Factor of cosines and sines; 0 for `yarn_mscale`, the paper's.
-        truncate: Whether the first and the last pair of those between are whole numbers (gpt-oss: not).
+        truncate: Whether the bounds of the interpolated pairs are rounded to whole numbers (gpt-oss: not).
         mscale: Where it and `mscale_all_dim` are given (DeepSeek-V2, arXiv 2405.04434), the factor of cosines and sines
             is the quotient of their `yarn_mscale`.
         mscale_all_dim: See `mscale`.
@@ -147,7 +150,7 @@ class LongRopeScaling:
     """LongRoPE: every pair of channels is divided by a number of its own that was searched for (arXiv 2402.13753).
 
     The published models divide by other numbers in texts of more than the original positions. So that the rotation of a
-    text depends neither on what it is packed with nor on how long it becomes when it is continued, the configuration
+    text depends neither on the texts packed with it nor on its length when it is continued, the configuration
     says which numbers hold, for all texts alike; rows of data that could hold a longer text are refused without `long`.
 
     Attributes:

@@ -1,10 +1,13 @@
-"""Secrets in configurations: values of parameters whose names say that they are keys, tokens or passwords."""
+"""Secrets in configurations: values of parameters whose names say that they are keys, tokens or passwords.
+
+They are masked where a run's configuration is shown.
+"""
 
 import re
 from collections.abc import Iterator
 
 MASK = "'(hidden)'"
-"""What stands in the place of a value on a page."""
+"""Text in the place of a secret value on a page."""
 
 _SECRET_WORD = re.compile(r"\w*(key|token|secret|password|passwd|passphrase|credential)s?")
 _STATEMENT = re.compile(r"(?P<name>[A-Za-z_][\w./]*)(?P<equals>\s*=\s*(?:\\\s*)?)(?P<value>.*)", re.DOTALL)
@@ -17,7 +20,7 @@ _LOGIN = re.compile(r"://[^\s/@'\"]+@")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of a parameter says that its value is a secret, as that of `Tracker.api_key` does."""
+    """Whether the name of a parameter, such as `Tracker.api_key`, says that its value is a secret."""
     words = re.split(r"[._/\W]+", re.split(r"[./]", name)[-1].lower())
     return any(_SECRET_WORD.fullmatch(word) for word in words)
 
@@ -25,8 +28,8 @@ def is_secret_name(name: str) -> bool:
 def masked_configuration(text: str) -> str:
     """A gin file in which secrets are hidden.
 
-    These are the values of parameters with such names, of the macros that they refer to and of such entries of
-    dictionaries, and logins in addresses. Numbers stay, as those of `tokens` do, but for passwords.
+    Hidden are the values of parameters and of entries of dictionaries with secret names, the macros that they refer to,
+    and logins in addresses. Numbers stay, such as the value of `tokens`, except for passwords.
     """
     statements = list(_statements(text))
     found = [each for statement in statements if (each := _STATEMENT.fullmatch(statement))]

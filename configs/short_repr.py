@@ -1,4 +1,4 @@
-"""Representations that fit a screen, of configurations and of what functions return."""
+"""Representations that fit a screen, for the dataclasses of configurations, plans and results."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ def short_repr(self: Any) -> str:
     """The representation of a dataclass that fits a screen: fields that differ from their defaults.
 
     A dataclass has it by `__repr__ = short_repr` in its body. It is one line if that has at most `WIDTH` columns; else
-    a field is a line, and a tuple of dataclasses has a line for each. What is left out is shown as `...`.
+    a field is a line, and a tuple of dataclasses has a line for each. Omitted text is shown as `...`.
     """
     name, fields = type(self).__qualname__, shown_fields(self)
     line = f"{name}({', '.join(f'{field}={_inline(value)}' for field, value in fields.items())})"

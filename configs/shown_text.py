@@ -1,4 +1,4 @@
-"""Text as it is shown: long values are shortened, in errors, logs, lists of refused samples and on pages."""
+"""Shortening of long values wherever text is shown: in errors, logs, lists of refused samples and on pages."""
 
 SHOWN_CHARACTERS = 500
 """Characters of a line of an error, and of a value in a file that lists values."""
@@ -22,6 +22,6 @@ def shortened_lines(text: str) -> str:
 def one_line(text: str) -> str:
     """A text as a terminal shows it on one line: shortened, its control characters written as escapes.
 
-    What a message quotes may come from a file of unknown origin, whose control sequences would act on the terminal.
+    A quoted text may come from a file of unknown origin, whose control sequences would act on the terminal.
     """
     return shortened("".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text))

@@ -19,7 +19,7 @@ from configs.shown_text import shortened
 MAX_BYTES = 1 << 26
 """Most bytes of a document, or of a line of a file with one document a line: more than any that mmjax writes."""
 
-_LARGEST = 2**63 - 1  # what NumPy's and jax's integers hold
+_LARGEST = 2**63 - 1  # the largest integer of NumPy and jax
 _SHOWN = 27  # characters of a number or key in a message
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s\[\]{},:"]+')
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
@@ -35,7 +35,7 @@ def parse_json(text: str | bytes, where: str, error: type[UserError] = UserError
         finite: Whether NaN and Infinity are refused, as JSON has neither.
 
     Raises:
-        UserError: Of the type given; it says what is wrong, and in which line and column if that is known.
+        UserError: Of the type given; it names the fault, and its line and column if they are known.
     """
     if len(text) > MAX_BYTES:
         raise error(f"{where} is too large: {len(text)} bytes or characters, of at most {MAX_BYTES}")
@@ -136,7 +136,7 @@ def read_json_lines(path: str | os.PathLike[str], finite: bool = True) -> Iterat
 
 
 def _refuse_endless(path: str | os.PathLike[str], error: type[UserError]) -> None:
-    """Refuses what is neither a file nor a folder, and may never end or never begin."""
+    """Refuses a path that is neither a file nor a folder, such as a pipe, whose reading may never begin or end."""
     if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
         raise error(f"{os.fspath(path)} is not a file but a pipe or a device, which may never end; copy it to a file")
 

@@ -1,4 +1,7 @@
-"""Tables on a terminal, none of which is wider than it: columns that do not fit follow in a second table."""
+"""Tables on a terminal, none of which is wider than it: columns that do not fit follow in a second table.
+
+Reports of plans, verification, profiles and data sets print their tables so.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +19,7 @@ def report_table(title: str, *columns: str, texts: Sequence[str] = ()) -> Table:
     """A table with narrow columns, of numbers but for the first and `texts`; headings break at spaces.
 
     Args:
-        title: What stands above it.
+        title: Title above the table.
         *columns: The headings.
         texts: Headings of the columns whose cells may take several lines.
     """
@@ -36,7 +39,7 @@ def print_table(table: Table, console: Console, keys: int = 1) -> None:
     Args:
         table: The table; the cells of its columns with `no_wrap` stay on one line.
         console: Where to print it.
-        keys: How many of its first columns say what a row is of; every part has them.
+        keys: How many of its first columns identify a row; every printed table has them.
     """
     for column in table.columns:
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]

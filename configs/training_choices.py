@@ -1,18 +1,21 @@
-"""Fields of an architecture that say how it trains, and those that a run may change of published weights."""
+"""Fields of an architecture that say how it trains, and fields that a run may change of published weights.
+
+Comparisons of a run with a published config.json or a checkpoint leave them out.
+"""
 
 import dataclasses
 from typing import Any
 
 TRAINING_CHOICES = ("loss", "balance_weight", "condition_dropout", "logit_mean", "logit_std")
-"""Fields that do not change what weights mean: losses and their weights, dropout, and a generator's noise levels."""
+"""Fields that do not change the outputs of given weights: losses, their weights, dropout, a generator's noise."""
 
 PRETRAINED_CHANGES = ("vocabulary", "rope_base", "local_rope_base")
-"""Fields of a backbone that may differ from those of published weights, where a run names them
+"""Fields of a backbone that may differ from the published configuration, where a run names them
 (`TrainConfig.pretrained_changes`): more rows of the vocabulary, and other rotary frequencies."""
 
 
 def without_training_choices(config: Any) -> Any:
-    """A configuration with the defaults of these fields, at any depth: equal for weights that mean the same."""
+    """A configuration in which these fields have their defaults, at any depth, for comparisons of the others."""
     if isinstance(config, tuple):
         return tuple(map(without_training_choices, config))
     if not dataclasses.is_dataclass(config) or isinstance(config, type):

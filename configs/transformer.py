@@ -1,4 +1,4 @@
-"""Options that the blocks of encoders and backbones have in common."""
+"""Options that the blocks of encoders and backbones have in common; the base of their configurations."""
 
 import dataclasses
 
@@ -25,8 +25,9 @@ class TransformerConfig:
         ffn: Feed-forward width f.
         kv_heads: Number of key-value heads k; 0 for as many as heads.
         attention_width: Width h e of all heads together, where it is not the model's (Qwen3, Gemma); 0 for d.
-        norms: Whether the norms of a block come `before` attention and feed-forward layer, `after` them, over what
-            these add (OLMo 2, arXiv 2501.00656; EVA-02-CLIP-E, 2303.15389), or `both` (Gemma 2, arXiv 2408.00118).
+        norms: Whether the norms of a block come `before` attention and feed-forward layer, `after` them, over the
+            values that these add (OLMo 2, arXiv 2501.00656; EVA-02-CLIP-E, 2303.15389), or `both` (Gemma 2, arXiv
+            2408.00118).
         norm_offset: Whether an RMSNorm scales by 1 + its parameter (Gemma).
         score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
         score_softcap: Scores of attention are softcap * tanh(score / softcap) (Gemma 2); 0 for no limit.
@@ -101,7 +102,7 @@ class TransformerConfig:
 
     @property
     def query_width(self) -> int:
-        """Width of all queries together, which is that of the output projection's input."""
+        """Width h e of all queries together, and of the output projection's input."""
         return self.attention_width or self.width
 
     @property
@@ -111,5 +112,5 @@ class TransformerConfig:
 
     @property
     def kv_width(self) -> int:
-        """Width of all keys together, which is that of all values."""
+        """Width k e of all keys together, and of all values together."""
         return self.head_width * (self.kv_heads or self.heads)

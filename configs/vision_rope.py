@@ -1,4 +1,7 @@
-"""Rotary positions in two dimensions: where a patch is, and how fast each pair of channels of a head rotates."""
+"""Rotary positions in two dimensions: where a patch is, and how fast each pair of channels of a head rotates.
+
+`VisionConfig.rope` holds it; `mmjax.models.layers.positions` computes the rotations.
+"""
 
 import dataclasses
 
@@ -26,7 +29,7 @@ class VisionRope:
             which is not rotated, is nowhere in the image (Llama 4); or `centred`, 2π times its centre in an image that
             reaches from -1 to 1 (DINOv3).
         grid: Side in patches to which the indices of every image are rescaled (EVA-02, which treats images of any size
-            like those it was first trained on); 0 for no rescaling.
+            like the images that it was first trained on); 0 for no rescaling.
     """
 
     base: float = 10000.0
@@ -50,7 +53,7 @@ class VisionRope:
             )
 
     def axis_frequencies(self, head_width: int) -> tuple[Frequencies, Frequencies]:
-        """Angles per unit of the pairs that rotate by row, and of those that rotate by column; [e / 4] each."""
+        """Angles per unit of the pairs that rotate by row, then of the pairs that rotate by column; [e / 4] each."""
         if self.frequencies == "shared":
             shared = rotary_frequencies(head_width // 2, self.base)
             return shared, shared

@@ -1,4 +1,7 @@
-"""Files that are there whole or not at all, in the lowest import level, and errors of writing that name the file."""
+"""Files that are there whole or not at all, in the lowest import level, and errors of writing that name the file.
+
+Files of a run, plans and lists of refused samples are written so.
+"""
 
 import contextlib
 import os
@@ -11,7 +14,7 @@ def write_whole(path: str | os.PathLike[str], text: str, *, private: bool = Fals
 
     Args:
         path: The file; its folder is made if it is not there.
-        text: All that it is to hold.
+        text: The whole content of the file.
         private: Whether only its owner may read it (mode 600).
 
     Raises:
@@ -35,7 +38,7 @@ def write_whole(path: str | os.PathLike[str], text: str, *, private: bool = Fals
 
 
 def append_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Appends all of a text to a file, or nothing: what a full disk leaves of it is removed.
+    """Appends a whole text to a file, or nothing: if the disk fills up, the bytes already written are removed.
 
     Raises:
         OSError: It cannot be written; the error names the file.
@@ -53,7 +56,7 @@ def append_whole(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Names a file in errors of the system inside, which those of writes do not."""
+    """Adds the file's name to errors of the operating system inside, since errors of writes lack it."""
     try:
         yield
     except OSError as error:

@@ -35,10 +35,10 @@ class Lognormal:
 
 @dataclasses.dataclass(frozen=True)
 class DescribedItems:
-    """What the samples of a kind have for an encoder that reads neither images nor audio.
+    """The items that samples of a kind have for an encoder that reads neither images nor audio.
 
     Attributes:
-        field: Name of what the encoder reads (`EncoderConfig.field`).
+        field: Name of the encoder's inputs (`EncoderConfig.field`).
         counts: Probabilities of 0, 1, 2... items.
         positions: Positions of the encoder that an item takes, rounded down to whole backbone tokens.
     """
@@ -125,7 +125,7 @@ class Workload:
         model: The model.
         data: Description of its rows.
         rows: Rows of the global batch.
-        trainable: Names of the parts that train, or `all`, or `projectors`.
+        trainable: Names of the trainable parts that train, or `all`, or `projectors`.
     """
 
     model: ModelConfig

@@ -1,4 +1,7 @@
-"""The data configuration: how samples become global batches. Bound in gin files, checked here."""
+"""The data configuration: how samples become global batches, and the capacity of a row.
+
+`DataConfig` is bound in gin files; `data.packing.pipeline` makes batches by it.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -60,19 +63,19 @@ class RowCapacity:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of these quantities."""
+        """Names of the quantities of `units`."""
         return tuple(self.units)
 
     @property
     def vector(self) -> Float[np.ndarray, " k"]:
-        """Their capacities."""
+        """Capacities of the quantities of `names`."""
         return np.array([*self.units.values()], float)
 
     def excess_reason(self, sizes: Mapping[str, int]) -> str | None:
         """Why a sample does not fit into a row and what would help; None if it fits.
 
         Args:
-            sizes: What the sample takes, by `names`; a quantity that is missing is 0.
+            sizes: Units of the sample, by `names`; a quantity that is missing is 0.
         """
         excesses = [
             f"{sizes[name]} {name} where a row holds {size}"
@@ -84,7 +87,7 @@ class RowCapacity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """How samples become global batches.
+    """The settings by which samples become global batches.
 
     Attributes:
         rows: Rows n of a global batch.
@@ -92,8 +95,8 @@ class DataConfig:
             mel frames of audio clips, images to generate, samples.
         capacities: (field, capacity) pairs of the inputs of encoders of other kinds (`EncoderConfig.field`).
         quadratic_cost_weights: (encoder field, w) pairs, for encoders with rows of their own in the plan
-            (`UnitPlan.phase_rows`): items are dealt so that rows have even costs, where an item of l patches or frames costs
-            l + w l^2. A field without a weight has a linear cost.
+            (`UnitPlan.phase_rows`): items are dealt so that rows have even costs, where an item of l patches or frames
+            costs l + w l^2. A field without a weight has a linear cost.
         mixture: (kind, weight) pairs: the proportions in which samples of each kind are drawn. Empty for all kinds of
             the data set, each in proportion to its number of samples.
         seed: Seed of the order of the samples.

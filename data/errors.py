@@ -1,4 +1,4 @@
-"""Errors of data and its configuration."""
+"""Errors of data and its configuration: of the whole run, of one sample, and of the host."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ class BadSampleError(DataError):
 
     Attributes:
         where: Name of the sample: a file, a member of a tar, a row; shortened.
-        reason: What is wrong with it; shortened.
+        reason: Why it cannot be used; shortened.
     """
 
     def __init__(self, where: str | os.PathLike[str], reason: str) -> None:
@@ -39,8 +39,8 @@ class HostError(DataError):
     """This machine failed while a sample was read, whose content is not to blame: the run ends, and may be resumed.
 
     Attributes:
-        where: Name of what was read; shortened.
-        reason: What failed; shortened.
+        where: Name of the sample or file that was read; shortened.
+        reason: Description of the failure; shortened.
         memory: Whether memory ran out, which a damaged header may cause too.
     """
 

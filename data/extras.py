@@ -17,9 +17,9 @@ def missing_extra(purpose: str, extra: str, error: ImportError) -> DataError:
     """The error for a package that is not installed.
 
     Args:
-        purpose: What needs the package, as the subject of the message.
+        purpose: Purpose of the package, the subject of the message.
         extra: Extra of mmjax that installs it.
-        error: What importing it raised.
+        error: The exception of the import.
     """
     package = (error.name or str(error)).partition(".")[0]
     return DataError(f"{purpose} needs the package {package}, which is not installed: pip install 'mmjax[{extra}]'")

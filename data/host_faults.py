@@ -1,7 +1,7 @@
-"""Faults of the host while a sample is read: told from faults of its content, and tried again.
+"""Faults of the host while a sample is read: they are told from faults of its content, and the read is tried again.
 
-Which samples form a step must not depend on the host. So only what is wrong with the content makes a bad sample; memory
-or descriptors that run out, permissions, I/O errors and time-outs are tried again, and then end the run.
+Which samples form a step must not depend on the host. So only faults of the content make a bad sample; memory or
+descriptors that run out, permissions, I/O errors and time-outs are tried again, and then end the run.
 """
 
 import errno
@@ -20,12 +20,12 @@ _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 PAUSES = (0.1, 1.0, 10.0)
-"""Seconds before what failed is tried again, once each."""
+"""Seconds of the pauses before each further attempt."""
 
 MOST_MEMORY = 4 << 30
 """Bytes within which a thread decodes the largest sample that is read."""
 
-# Of a file that is missing, is none, or is asked for what it does not have.
+# Errors of a path: a missing file, no regular file, or a position that the file does not have.
 _OF_CONTENT = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV),
     *(errno.EINVAL, errno.ESPIPE, errno.EOVERFLOW, errno.EFBIG, errno.EILSEQ, errno.EDOM, errno.ERANGE),
@@ -52,29 +52,29 @@ def host_fault(where: str | os.PathLike[str], error: Exception) -> HostError | N
 
 
 def described_fault(where: str, error: Exception) -> HostError | None:
-    """As `host_fault`, for a library that has the system's words alone."""
+    """As `host_fault`, for an exception of a library that keeps only the system's text of the error, not its number."""
     said = next((words for words in _DESCRIBED if words in str(error)), None)
     return host_fault(where, error) or (HostError(where, said) if said else None)
 
 
 def bad_sample(where: str | os.PathLike[str], error: Exception, reason: str = "") -> BadSampleError | HostError:
-    """What to raise for an exception of a library that read a sample.
+    """The exception to raise for an exception of a library that read a sample.
 
     Args:
         where: Name of the sample or its file.
-        error: What the library raised.
-        reason: What is wrong with the content, if it is the content's; the exception itself by default.
+        error: The library's exception.
+        reason: Fault of the content, where the exception tells of it; the exception's text by default.
     """
     return host_fault(where, error) or BadSampleError(where, reason or f"{type(error).__name__}: {error}")
 
 
 def retried(call: Callable[[], _Result], where: str) -> _Result:
-    """What a call returns that reads a sample; after a fault of the host it is called again, after `PAUSES`.
+    """Returns the result of a call that reads a sample; after a fault of the host it is called again, after `PAUSES`.
 
-    Out of memory every time although `MOST_MEMORY` is free, a sample is to blame: its header asks for more.
+    If memory runs out every time although `MOST_MEMORY` is free, the sample is to blame: its header asks for more.
 
     Args:
-        call: What to call.
+        call: Reads the sample.
         where: Name of the sample, for an exception that names no file.
 
     Raises:
@@ -107,7 +107,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _has_memory() -> bool:
-    """Whether the largest sample could be decoded now; nothing of what is allocated is touched."""
+    """Whether there is memory to decode the largest sample now; the memory that is allocated to see is not touched."""
     try:
         np.empty(MOST_MEMORY, np.uint8)
     except MemoryError:

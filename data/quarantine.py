@@ -1,4 +1,7 @@
-"""Quarantine: the samples that are refused, each counted and listed once, in memory and in a file."""
+"""Quarantine: the samples that are refused, each counted and listed once, in memory and in a file.
+
+`data.packing.refusals` fills it in runs, and `write_array_record` when it converts a source.
+"""
 
 import json
 import logging
@@ -45,7 +48,7 @@ class Quarantine:
         """Creates an empty quarantine.
 
         Args:
-            sizes: Number of samples of every source, by name. A source may be a part of a data set, such as a kind.
+            sizes: Number of samples of every source, by name. A source may be one kind of samples of a data set.
             max_share: Largest fraction of a source that may be refused; None for no limit.
             setting: Name of the setting that `max_share` comes from, for messages.
 
@@ -59,8 +62,8 @@ class Quarantine:
         self._lock = threading.Lock()
         self._reasons: dict[str, dict[str, str]] = {name: {} for name in sizes}
         self._path: pathlib.Path | None = None
-        self._listed: set[tuple[str, str]] = set()  # what the file has, or gets as soon as it can be written
-        self._unlisted: list[QuarantineEntry] = []  # what it could not be given yet
+        self._listed: set[tuple[str, str]] = set()  # entries of the file, or to be written as soon as possible
+        self._unlisted: list[QuarantineEntry] = []  # entries that could not be written yet
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -84,7 +87,7 @@ class Quarantine:
     def list_in(self, path: str | os.PathLike[str]) -> None:
         """Appends every refused sample to a file as it is added: a JSON line of its source, key and reason.
 
-        What the file lists already, from an earlier run, stays and is not repeated.
+        Entries that an earlier run wrote to the file stay and are not repeated.
 
         Raises:
             DataError: The file cannot be read. One that cannot be written is a warning.
@@ -139,7 +142,7 @@ class Quarantine:
         return ""
 
     def _append(self, entry: QuarantineEntry) -> None:
-        """Lists an entry, after those that could not be listed before; a warning says when it begins to fail."""
+        """Lists an entry, after the entries that could not be listed before; warns when listing begins to fail."""
         if self._path is None or (entry.source, entry.key) in self._listed:
             return
         self._listed.add((entry.source, entry.key))

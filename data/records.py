@@ -1,4 +1,7 @@
-"""Records: training examples as a source holds them, conversations of texts and media, before any model is known."""
+"""Records: training examples as a source holds them, conversations of texts and media, before any model is known.
+
+Sources (`data.sources`) read records, and data sets (`data.datasets`) lay them out as samples for a model.
+"""
 
 import dataclasses
 import io
@@ -24,7 +27,7 @@ class MediaFile(io.FileIO):
     failed: OSError | None = None
 
     def readinto(self, buffer: Any, /) -> int:
-        """As of FileIO."""
+        """Reads as `FileIO.readinto`, and keeps the error of a failed read."""
         try:
             return super().readinto(buffer)
         except OSError as error:
@@ -32,7 +35,7 @@ class MediaFile(io.FileIO):
             raise
 
     def readall(self) -> bytes:
-        """As of FileIO."""
+        """Reads as `FileIO.readall`, and keeps the error of a failed read."""
         try:
             return super().readall()
         except OSError as error:
@@ -129,7 +132,7 @@ class EncoderPart:
 
     Attributes:
         media: The file.
-        field: What the encoder reads (`EncoderConfig.field`).
+        field: Field of the encoder that reads it (`EncoderConfig.field`).
     """
 
     media: Media
@@ -137,7 +140,7 @@ class EncoderPart:
 
     @property
     def content(self) -> str:
-        """What the file holds, in messages."""
+        """Description of the file's content, for messages."""
         return self.field
 
 

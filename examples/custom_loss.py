@@ -25,7 +25,7 @@ class SmoothedCrossEntropy:
     z_weight: float = 1e-4
 
     def __call__(self, predictions: TokenPredictions) -> LossTerms:
-        """The value of every target token; the z-loss is reported as loss/backbone/z_loss."""
+        """Returns the loss of every target token; the z-loss is reported as loss/backbone/z_loss."""
         expected_logits = (1 - self.smoothing) * predictions.target_logits + self.smoothing * predictions.mean_logits
         return LossTerms(
             predictions.log_normalizer - expected_logits,
@@ -35,12 +35,12 @@ class SmoothedCrossEntropy:
 
 @dataclasses.dataclass(frozen=True)
 class MinSNR:
-    """Weights of noisy images by min(SNR, gamma) (arXiv 2303.09556, section 3.4), for what the generator predicts."""
+    """Weights of noisy images by min(SNR, gamma) (arXiv 2303.09556, section 3.4), for the generator's prediction."""
 
     gamma: float = 5.0
 
     def __call__(self, predictions: DenoisingPredictions) -> jax.Array:
-        """The value of every image."""
+        """Returns the loss of every image."""
         ratio = predictions.signal_to_noise
         of_image = jnp.minimum(ratio, self.gamma)  # the weight if the generator predicted the image itself
         of_noise = of_image / ratio

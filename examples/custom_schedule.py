@@ -22,7 +22,7 @@ NAME = "eager_1f1b"
 
 
 def max_in_flight(op_graph: OpGraph) -> InFlightLimits:
-    """How many microbatches each rank holds at once: 2 (p - i) - 1 on a chain of p stages, where 1F1B holds p - i."""
+    """Most microbatches in flight on each rank i of a chain of p stages: 2 (p - i) - 1, where 1F1B has p - i."""
     graph = op_graph.stage_graph
     return {rank: 2 * graph.heights[stages[0]] - 1 for rank, stages in graph.stages_of.items()}
 
@@ -41,7 +41,7 @@ mmjax.register_schedule(NAME, eager_1f1b, max_in_flight)
 
 
 def main() -> None:
-    """Prints the simulated step of each schedule, and the memory that it takes: a 7B model in four stages."""
+    """Prints the simulated step and the peak memory of each schedule, for a 7B model in four stages."""
     vision = UnitPlan("vision", ("vision",), (0,), layers=(23,))
     backbone = UnitPlan("backbone", ("backbone",), (1, 2, 3, 4), layers=(8, 8, 8, 8), recompute=("none",) * 4)
     plan = Plan((vision, backbone), microbatches=16)

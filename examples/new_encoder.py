@@ -44,7 +44,7 @@ class SensorConfig(EncoderConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowFormat(EncoderFormat):
-    """What the data pipeline makes of a recording: float32[windows, sensors * window]."""
+    """Items of the data pipeline for a recording: float32[windows, sensors * window]."""
 
     config: SensorConfig
     field: ClassVar[str] = SensorConfig.field

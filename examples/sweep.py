@@ -15,7 +15,7 @@ compiled = []  # the programs that jax compiles, or loads from its cache of earl
 
 
 def listen(event: str, duration_secs: float, **details: str | int) -> None:
-    """Called by jax after everything that it times."""
+    """Counts compiled programs; jax calls it with the name of every event that it has timed."""
     if event == "/jax/core/compile/backend_compile_duration":
         compiled.append(details)
 

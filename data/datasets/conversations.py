@@ -1,4 +1,8 @@
-"""Conversations: records of one or several sources as samples, laid out by a chat template."""
+"""Conversations: records of one or several sources as samples, laid out by a chat template.
+
+This is the data set of all sources of a user's own: `samples_by_kind` gives metadata of samples, sized from headers,
+from which the packing plans rows.
+"""
 
 import dataclasses
 import functools
@@ -48,7 +52,7 @@ class Conversations:
         test: (kind, records) of the test split.
         tokenizer: Encodes the texts.
         template: Name of a chat template (`data.text.templates.chat_template.CHAT_TEMPLATES`), or `tokenizer` for the
-            one which the tokenizer comes with.
+            template that comes with the tokenizer.
         tiling: How an input image becomes encoder images; None for one at its own resolution, as large as a row
             allows.
         images: How the tokens of an input image are laid out.
@@ -197,7 +201,7 @@ class SampleBuilder:
     Attributes:
         template: Chat template.
         tokenizer: Encodes texts.
-        sample_format: What the model requires.
+        sample_format: Formats that the model requires.
         tiling, images, video: See `Conversations`.
 
     Raises:

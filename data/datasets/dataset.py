@@ -1,4 +1,7 @@
-"""The data set interface, and global sample ids over the samples of a data set."""
+"""The data set interface, and global sample ids over the samples of a data set.
+
+Step planner and batch loader read every data set through `SampleIndex`: first sizes, then decoded samples.
+"""
 
 import bisect
 from collections.abc import Callable, Mapping
@@ -56,7 +59,7 @@ class Dataset(Protocol):
 
     @property
     def prompt_format(self) -> PromptFormat:
-        """How prompts are laid out."""
+        """The layout of prompts, saved with a trained model."""
         ...
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
@@ -69,7 +72,7 @@ class SampleIndex:
 
     Attributes:
         dataset: The data set.
-        sample_format: What the model requires of samples.
+        sample_format: Formats that the model requires.
         counts: Number of samples of every kind.
     """
 
@@ -118,7 +121,7 @@ class SampleIndex:
         return self._samples_by_kind[self._kinds[number]][int(sample_id) - self._starts[number]]
 
     def sizes(self, sample_id: SupportsIndex) -> SampleSizes:
-        """What a sample takes of a row; errors as of `metadata`."""
+        """Sizes of a sample, from headers; errors as of `metadata`."""
         sample_id = int(sample_id)
         self._kind_number(sample_id)
         sizes = self._sizes[sample_id]

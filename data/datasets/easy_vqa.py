@@ -1,4 +1,7 @@
-"""The easy-VQA data set (PyPI `easy-vqa`): small images of one coloured shape each, and questions about them."""
+"""The easy-VQA data set (PyPI `easy-vqa`): small images of one coloured shape each, and questions about them.
+
+It is the data of the quickstart.
+"""
 
 import collections
 import functools
@@ -33,22 +36,22 @@ _PLACEHOLDERS = {"patches": IMAGE}
 QuestionAnswer = tuple[str, str]
 
 GENERATED_PARTS = ("picture", "shape")
-"""What a description's image may show: a whole picture, or the square around its shape (`crop_to_foreground`)."""
+"""Content of a description's image: a whole picture, or the square around its shape (`crop_to_foreground`)."""
 
 
 class EasyVQA:
     """One split of easy-VQA (`data.datasets.dataset.Dataset`) as three kinds of samples.
 
     - `vqa`: one sample for each image, with all its questions;
-    - `description`: one for each image, which is generated from what the questions and answers say of it, such as
-      "a blue circle";
+    - `description`: one for each image, which is generated from a text such as "a blue circle" that follows from its
+      questions and answers;
     - `text`: one for each question, without the image.
 
     Decoded images are cached (12 kB each); reading is safe from several threads.
 
     Attributes:
         split: `train` or `test`.
-        generated_part: What the image of a description shows.
+        generated_part: Content of the image of a description.
         tokenizer: Knows every word of the train split's questions, answers and descriptions.
         image_ids: Ids of the split's images, ascending; `vqa` and `description` number samples in this order.
         pairs: (question, answer) of every image id.
@@ -56,7 +59,7 @@ class EasyVQA:
         prompt_format: The default one.
 
     Raises:
-        DataError: An unknown split or part of a picture, a question about a missing image, or a word that the train
+        DataError: An unknown split or `generated_part`, a question about a missing image, or a word that the train
             split does not have.
     """
 
@@ -73,7 +76,7 @@ class EasyVQA:
         Args:
             split: `train` or `test`.
             image_paths: File of every image id; the package's own by default.
-            generated_part: What the image of a description shows: the whole `picture`, or the square around its
+            generated_part: Content of the image of a description: the whole `picture`, or the square around its
                 `shape`, which a small generator learns in minutes.
         """
         if split not in _READERS:
@@ -140,12 +143,12 @@ class EasyVQA:
         return self._images[image_id]
 
     def generated_image(self, image_id: int) -> np.ndarray:
-        """What is to be generated of an image, as uint8[height, width, 3]."""
+        """The image to generate for a description (`generated_part`), as uint8[height, width, 3]."""
         image = self.image(image_id)
         return crop_to_foreground(image) if self.generated_part == "shape" else image
 
     def description(self, image_id: int) -> str:
-        """What the questions and answers say of an image: "a blue circle", "a circle", "a blue shape" or "a shape"."""
+        """Text for an image from its questions: "a blue circle", "a circle", "a blue shape" or "a shape"."""
         colour, shape = known_colour_and_shape(self.pairs[image_id])
         return describe_shape(colour, shape)
 
@@ -162,7 +165,7 @@ def vqa_sample(
         image: The image (`data.samples.image_format.image_item`).
         pairs: (question, answer) texts.
         tokenizer: Knows their words.
-        sample_format: What the model requires; it has a vision encoder.
+        sample_format: Formats that the model requires; it has a vision encoder.
     """
     encoded = [(tokenizer.encode(question), tokenizer.encode(answer)) for question, answer in pairs]
     branches = [[*question, ANSWER, *answer, EOS] for question, answer in encoded]
@@ -190,7 +193,7 @@ def description_sample(
         text: The description.
         image: Loads the image, float32[z, z, 3] in [-1, 1] (`data.media.patches.resize_to_square`).
         tokenizer: Knows the text's words.
-        sample_format: What the model requires; it has a generator.
+        sample_format: Formats that the model requires; it has a generator.
     """
     words = tokenizer.encode(text)
     count = sample_format.target_images.conditions if sample_format.target_images else 0

@@ -1,4 +1,7 @@
-"""Data sets from Python: dictionaries of images, questions and answers, without a file format."""
+"""Data sets from Python: dictionaries of images, questions and answers, without a file format.
+
+`mmjax.from_records` is this function; it makes `Conversations` of a `RecordList`.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""The media of a record: each becomes its items, and the texts between them, where the conversation has it."""
+"""Expansion of a record's media: each is replaced by its items and the texts between them.
+
+`SampleBuilder` expands a conversation by it, and `SampleDraft` then takes the items.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +22,7 @@ class MediaParts:
 
     Attributes:
         key: Key of the record, for messages.
-        patch_format: What the vision encoder requires; None for a model without one.
+        patch_format: Format of the vision encoder's inputs; None for a model without one.
         tiling, images, video: See `data.datasets.conversations.Conversations`.
         image_items: The items of every image, as `TilesPart` counts them.
         clip_items: The items of every clip, as `FramesPart` counts them.
@@ -34,10 +37,10 @@ class MediaParts:
     clip_items: list[list[MediaItem]] = dataclasses.field(default_factory=list)
 
     def expand(self, part: MediaPart) -> Iterator[ContentPart]:
-        """What takes the place of a medium; texts are encoded together with what is next to them.
+        """Replaces a medium by texts and frames or tiles; texts are encoded together with adjacent ones.
 
         Raises:
-            BadSampleError: It cannot be read, or it is a clip and the model has no vision encoder.
+            BadSampleError: The medium cannot be read, or it is a clip and the model has no vision encoder.
         """
         if isinstance(part, ImagePart) and self.patch_format:
             yield from self._image(part, self.patch_format)
@@ -73,7 +76,7 @@ class MediaParts:
 
 
 def _between(layout: ImageLayout, part: TilesPart, before: str = "") -> Iterator[ContentPart]:
-    """A part between the layout's texts, and one before those."""
+    """A part of a message between the layout's texts, with another text before the first of them."""
     for content in (TextPart(before + layout.before), part, TextPart(layout.after)):
         if not isinstance(content, TextPart) or content.text:
             yield content

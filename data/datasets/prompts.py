@@ -1,4 +1,7 @@
-"""Prompts for a trained model: texts with placeholders for images and other media, laid out as training samples."""
+"""Prompts for a trained model: texts with placeholders for images and other media, laid out as training samples.
+
+Generation makes its samples here.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,7 @@ def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None)
             placeholders.
 
     Raises:
-        DataError: The number of placeholders differs from that of media, or the prompt is empty.
+        DataError: The numbers of placeholders and media differ, or the prompt is empty.
     """
     unplaced: dict[str, list[Media]] = {name: [] for name in MEDIA_PARTS}
     unplaced |= {name: list(of_kind) for name, of_kind in (media or {}).items()}

@@ -1,4 +1,7 @@
-"""A sample under construction: the tokens, the items and the target images of a conversation, element by element."""
+"""A sample under construction: the tokens, the items and the target images of a conversation, element by element.
+
+`data.datasets.conversations.SampleBuilder` adds the elements and makes the sample's metadata.
+"""
 
 from collections.abc import Callable
 from typing import Literal, NoReturn
@@ -26,8 +29,8 @@ class SampleDraft:
         """Begins an empty sample.
 
         Args:
-            sample_format: What the model requires.
-            tokenizer: Its special tokens.
+            sample_format: Formats that the model requires.
+            tokenizer: Has the special tokens.
             media: The media of the record, as far as the template has expanded them.
         """
         self._format, self._media, self._key = sample_format, media, media.key

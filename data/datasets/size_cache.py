@@ -1,4 +1,7 @@
-"""The cache of sample sizes: what planning has read of a data set, in arrays, for the epochs that follow."""
+"""The cache of sample sizes: sizes that planning has read from headers, kept in arrays for later epochs.
+
+`SampleIndex.sizes` reads and fills it.
+"""
 
 from collections.abc import Sequence
 

@@ -43,8 +43,8 @@ class SpokenClip:
 
     Attributes:
         file: Path relative to the folder.
-        text: What is spoken.
-        voice: Who speaks; a voice belongs to one split.
+        text: The spoken text.
+        voice: Name of the voice; a voice belongs to one split.
         speed: Words per minute.
         split: `train` or `test`.
         samples: Length in samples of 16 kHz.
@@ -72,11 +72,11 @@ def write_spoken_clips(
 
     Args:
         folder: Created if missing.
-        texts: What is spoken, each once.
+        texts: The texts to speak, each once.
         voices: Voices of each split.
         speeds: Words per minute.
         synthesize: Speaks; called from several threads.
-        made_by: Named in the manifest.
+        made_by: Name of the program, for the manifest.
 
     Raises:
         DataError: No texts, voices or speeds; a repeated one; a voice in two splits; two texts that differ only in

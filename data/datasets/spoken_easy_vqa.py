@@ -1,4 +1,7 @@
-"""Easy-VQA with spoken questions: an image, a spoken question about it, and the answer as text."""
+"""Easy-VQA with spoken questions: an image, a spoken question about it, and the answer as text.
+
+It is the data of `spoken_vqa.gin`, from clips that `mmjax synthesize_speech` wrote.
+"""
 
 import collections
 import dataclasses
@@ -146,7 +149,7 @@ def spoken_vqa_sample(
         image: The image (`data.samples.image_format.image_item`).
         questions: (clip of the question, one of `data.samples.audio_format.audio_items`; text of the answer).
         tokenizer: Knows the answers' words, and has an audio token.
-        sample_format: What the model requires; it has a vision and an audio encoder.
+        sample_format: Formats that the model requires; it has a vision and an audio encoder.
     """
     trunk = [BOS, *[IMAGE] * sample_format.encoder_formats["patches"].token_count(image.length)]
     branches, loss_positions = [], []

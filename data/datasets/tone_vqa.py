@@ -24,7 +24,7 @@ QUESTIONS = 2
 class ToneVQA:
     """One split of easy-VQA (`data.datasets.dataset.Dataset`), for tests and `configs/tiny_encoders.gin`.
 
-    The kinds are those of `EasyVQA`, and `tone_vqa`: an image and the first questions about it, each of them a tone.
+    The kinds are the kinds of `EasyVQA`, and `tone_vqa`: an image and the first questions about it, each as a tone.
 
     Args:
         split: `train` or `test`.

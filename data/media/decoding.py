@@ -1,4 +1,7 @@
-"""The context in which a media file is decoded, from which BadSampleError and HostError are the only errors."""
+"""The context in which a media file is decoded; it raises no errors but BadSampleError and HostError.
+
+Images, video and audio files are decoded within it.
+"""
 
 import contextlib
 import io
@@ -15,12 +18,12 @@ def decoding(media: Media, explain: Callable[[Exception], str]) -> Iterator[io.B
     """Opens a file for a library that decodes it.
 
     Decoders take a read that failed for the end of the file, and a damaged header leads them to any error at all. So a
-    failed read decides, whatever the library made of it, and any other exception is the content's unless it tells of
-    the host.
+    failed read decides, whatever the library made of it, and any other exception is blamed on the content unless it
+    tells of the host.
 
     Args:
         media: The file.
-        explain: What is wrong with the content, from an exception of the library; empty for the exception itself.
+        explain: Describes the fault of the content, from an exception of the library; empty for the exception's text.
 
     Raises:
         BadSampleError: The content cannot be decoded.
@@ -44,14 +47,14 @@ class UntilItFails:
         self._stream, self.seek, self.tell = stream, stream.seek, stream.tell
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, fewer at the end."""
+        """Reads so many bytes, fewer at the end."""
         try:
             return self._stream.read(size)
         except OSError:
             return b""
 
     def readinto(self, buffer: Any) -> int:
-        """Fills a buffer; the number of bytes."""
+        """Fills a buffer and returns the number of bytes read."""
         try:
             return self._stream.readinto(buffer)
         except OSError:

@@ -1,4 +1,4 @@
-"""The part of a picture that its subject fills, where the background has one colour."""
+"""Crops of a picture to its subject, where the background has one colour: easy-VQA's shapes to be generated."""
 
 import math
 
@@ -9,7 +9,7 @@ BACKGROUND_DISTANCE = 16
 """Largest difference of a channel at which a pixel still belongs to the background."""
 
 MARGIN = 1.4
-"""Side of the window, in longer sides of what is in front of the background."""
+"""Side of the window divided by the longer side of the foreground."""
 
 
 def crop_to_foreground(image: UInt8[np.ndarray, "h w c"]) -> UInt8[np.ndarray, "z z c"]:

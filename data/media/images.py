@@ -1,4 +1,7 @@
-"""Image files of any common format: decoding to RGB pixels, and sizes from headers alone."""
+"""Image files of any common format: decoding to RGB pixels, and sizes from headers alone.
+
+Sizes are read when a sample is planned, pixels when it is loaded.
+"""
 
 import contextlib
 import io
@@ -45,7 +48,7 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')  # as Pillow 
 def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
     """Decodes an image as a viewer shows it: upright by its EXIF or XMP orientation, on white where it is transparent.
 
-    Of an animation, the first frame. Of 16-bit grey levels, the upper 8 bits.
+    Of an animation the first frame is decoded, of 16-bit grey levels the upper 8 bits.
 
     Raises:
         BadSampleError: The file is missing, truncated, not of `IMAGE_FORMATS`, without pixels, of more than
@@ -66,7 +69,7 @@ def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def image_size(media: Media) -> tuple[int, int]:
-    """The (height, width) of what `read_image` returns, from the header.
+    """The (height, width) of the image that `read_image` returns, from the header.
 
     Raises:
         BadSampleError: The header shows that `read_image` would raise for the file.
@@ -107,7 +110,7 @@ def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _open_image(media: Media) -> Iterator[Image.Image]:
-    """Opens an image whose header is valid, without decoding; errors inside are those of `decoding`."""
+    """Opens an image whose header is valid, without decoding; errors inside are raised as by `decoding`."""
     with decoding(media, _explain) as stream, Image.open(stream, formats=IMAGE_FORMATS) as image:
         width, height = image.size
         if width < 1 or height < 1:
@@ -126,8 +129,8 @@ def _explain(error: Exception) -> str:
 def _orientation(image: Image.Image) -> int:
     """Orientation by which the header's size is to be turned, 1 to 8; 1 where there is none or an invalid one.
 
-    EXIF's, or else XMP's, as in `Image.getexif`, which is not used because it decodes the pixels of a PNG to read what
-    follows them. Of a TIFF, Pillow applies EXIF's to the size already.
+    EXIF's, or else XMP's, as in `Image.getexif`, which is not used because it decodes the pixels of a PNG to read the
+    blocks that follow them. Of a TIFF, Pillow applies EXIF's to the size already.
     """
     if image.format == "TIFF":
         found = 1 if ExifTags.Base.Orientation in getattr(image, "tag_v2", {}) else None

@@ -1,4 +1,8 @@
-"""Pixels to the inputs of vision encoders and the targets of generators: resizing, patches and back."""
+"""Pixels to the inputs of vision encoders and the targets of generators: resizing, patches and back.
+
+Encoder formats (`data.samples.image_format`) patchify by it, data sets resize target images, and pages turn patches
+back into pictures.
+"""
 
 import math
 

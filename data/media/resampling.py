@@ -1,4 +1,7 @@
-"""Resizing of pixels by one of the filters that published processors use, with antialiasing."""
+"""Resizing of pixels by one of the filters that published processors use, with antialiasing.
+
+The tilings in `tilings/` resize by it.
+"""
 
 from typing import Literal, get_args
 
@@ -35,7 +38,7 @@ def require_tile_of_cells(owner: object, field: str, side: int, cell_size: int) 
 
 
 def side_of_whole_cells(owner: object, field: str, side: int, cell_size: int) -> int:
-    """The side of an encoder image without what is less than a cell at its end; DataError if it has no cell."""
+    """The side of an encoder image, rounded down to whole cells, in pixels; DataError if it is less than a cell."""
     if side < cell_size:
         raise DataError(f"{type(owner).__name__}.{field} = {side} is less than patch x merge = {cell_size}; raise it")
     return side // cell_size * cell_size

@@ -33,14 +33,14 @@ class ClosableIterator(Protocol):
     def __next__(self) -> GlobalBatch: ...
 
     def close(self) -> None:
-        """Ends its threads and processes."""
+        """Ends the iterator's threads and processes."""
         ...
 
 
 class BatchIterator(Iterator[GlobalBatch]):
     """Global batches of a data set; made by `training_batches`, `evaluation_batches` or `remote_batches`.
 
-    `get_state` describes the batches returned so far, not those prepared ahead. It is a small JSON value; an
+    `get_state` describes the batches returned so far, not batches prepared ahead. It is a small JSON value; an
     iterator of the same configuration and data set that receives it continues with exactly the remaining batches.
     """
 
@@ -97,7 +97,7 @@ class BatchIterator(Iterator[GlobalBatch]):
         """The next batch, its refusals collected.
 
         Raises:
-            DataError: Too many samples are refused. All those of the window are collected before.
+            DataError: Too many samples are refused. All refusals of the window are collected before.
         """
         batch = next(self._iterator)
         self._refusals.add(batch.refused)
@@ -144,12 +144,12 @@ class BatchIterator(Iterator[GlobalBatch]):
         """Lists the samples that this process refuses in a folder, each as soon as it is refused.
 
         They are lines of JSON (`QuarantineEntry`) in `unreadable.jsonl` and `oversized.jsonl`, which exist once there
-        is one. What an earlier run listed there stays and is not repeated.
+        is one. Entries of an earlier run stay there and are not repeated.
         """
         self._refusals.list_in(folder)
 
     def load_samples(self, sample_ids: Iterable[SupportsIndex]) -> list[Sample]:
-        """The decoded samples of global ids: what a batch was packed from."""
+        """The decoded samples of these global ids, from which a batch was packed."""
         return [self._sample_index.load(sample_id) for sample_id in sample_ids]
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""The batch loader: decodes and packs the samples of a planned step, those of the rows that this host needs."""
+"""The batch loader: decodes and packs the samples of a planned step that lie in rows which this host needs.
+
+It is the last step of the pipeline, run ahead of training by a worker, or by a producer on another host.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -21,10 +24,10 @@ from data.samples.sample import Sample
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class BatchLoader:
-    """Decodes planned steps.
+    """Decodes planned steps; called with each `StepPlan` ahead of its step.
 
     The places of a sample that turns out to be unreadable stay empty, and the batch lists the sample. Losses are
-    normalised, and items dealt over rows of their own, by what was planned: other hosts do not learn of the refusal.
+    normalised, and items dealt over phase rows, by the planned sizes: other hosts do not learn of the refusal.
 
     Attributes:
         sample_index: Loads the samples.
@@ -83,7 +86,7 @@ class BatchLoader:
         )
 
     def _without_rows(self, arrays: HostArrays, rows: Sequence[int]) -> dict[str, Mapping[str, np.ndarray]]:
-        """The arrays with some rows of the global batch emptied; those in the rows of phases stay as they are."""
+        """The arrays with some rows of the global batch emptied; arrays in the rows of phases stay as they are."""
         for module, fields in self._empty_row.items() if rows else ():
             if module not in self.phases.phases:
                 for name, empty in fields.items():

@@ -1,4 +1,7 @@
-"""What a process of a run asks of its batches: the rows it needs, the phases of the plan, and what to make ahead."""
+"""Requirements of one process on its batches: the rows it needs, the phases of the plan, and what to make ahead.
+
+An engine states them, and the pipeline or the producers make batches by them.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,12 +17,12 @@ def _as_it_is(batch: GlobalBatch) -> GlobalBatch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchRequirements:
-    """What a process asks of its batches.
+    """Requirements of a process on its batches.
 
     Attributes:
-        needed: Rows that it needs; the others stay empty.
+        needed: Rows that the process needs; the others stay empty.
         phases: Modules whose items are dealt over rows of their own.
-        prepare: What it adds to a batch ahead of its step; called in a thread of this process.
+        prepare: Adds the exchange tables to a batch ahead of its step; called in a thread of this process.
     """
 
     needed: NeededRows = ALL_ROWS
@@ -28,4 +31,4 @@ class BatchRequirements:
 
 
 WHOLE_BATCHES = BatchRequirements()
-"""Of a process that computes all modules, in the rows of the global batch."""
+"""Requirements of a process that computes all modules, in the rows of the global batch."""

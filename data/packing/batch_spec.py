@@ -41,7 +41,7 @@ class ArraySpec:
 
     Attributes:
         shape: Sizes of the dimensions.
-        dtype: NumPy's.
+        dtype: NumPy's type of the elements.
     """
 
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class GlobalBatchSpec:
 def global_batch_spec(config: DataConfig, model: ModelConfig) -> GlobalBatchSpec:
     """The spec of every global batch that a data configuration makes for a model.
 
-    It is read from a batch of one empty row, so that it cannot differ from what `build_global_batch` makes.
+    It is read from a batch of one empty row, so that it cannot differ from the batches of `build_global_batch`.
 
     Raises:
         DataError: The data pipeline does not fit the model (`SampleFormat.for_model`).

@@ -1,4 +1,7 @@
-"""The capacity check: whether samples of a kind fit into a row at all, known before the first step."""
+"""The capacity check: whether samples of a kind fit into a row at all, known before the first step.
+
+`training_pipeline` runs it.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -10,7 +13,7 @@ from data.packing.refusals import Refusal, call_or_refuse
 from data.samples.sample import SampleSizes
 
 MAX_CHECKED = 128
-"""Samples of a kind of which at least one has to fit."""
+"""Number of samples of a kind of which at least one has to fit."""
 
 
 def require_fitting_sample(
@@ -24,7 +27,7 @@ def require_fitting_sample(
     Args:
         kind: The kind of the samples, for the message.
         sample_ids: Samples of the kind, in random order.
-        sample_index: Their sizes.
+        sample_index: Reads the sizes of samples.
         capacity: Capacity of a row.
     """
     oversized = []

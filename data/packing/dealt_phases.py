@@ -1,9 +1,9 @@
 """Phases with rows of their own: the items of a batch dealt over the rows in which a module computes them.
 
 In a global batch a sample lies in one row, the same in every module. A plan may give an encoder or a generator other
-rows, as many as suit its replicas, over which the images or clips of a microbatch are dealt anew. What was decided
-stands beside the arrays, so that activations can be exchanged (`sharding.runtime.exchange`). Losses are sums over items
-with weights of their own, and random numbers are keyed by sample ids, so neither changes.
+rows, as many as suit its replicas, over which the images or clips of a microbatch are dealt anew. The item tables stand
+beside the arrays, so that activations can be exchanged (`sharding.runtime.exchange`). Losses are sums over items with
+weights of their own, and random numbers are keyed by sample ids, so neither changes.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class DealtPhases:
     """All phases of a plan that have rows of their own.
 
     Attributes:
-        phases: By module.
+        phases: Rows of each phase, by module name.
         microbatches: Number of microbatches of a step.
     """
 
@@ -46,11 +46,11 @@ class DealtPhases:
     microbatches: int = 1
 
     def deal(self, arrays: HostArrays) -> dict[str, Mapping[str, np.ndarray]]:
-        """The arrays of a global batch with the items of the phases in their rows; those of a dealt batch as they are.
+        """The arrays of a global batch with the items of the phases in their rows; a dealt batch stays as it is.
 
         Returns:
             The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in slots,
-            and under `layout` for which rows they are dealt.
+            and under `layout` the numbers of `PhaseRows.layout`.
 
         Raises:
             PhaseCapacityError: The items of a microbatch do not fit into the rows of a phase.
@@ -81,7 +81,9 @@ class DealtPhases:
     def deal_planned(
         self, arrays: HostArrays, tables: Mapping[str, PlannedTable], needed: NeededRows
     ) -> dict[str, Mapping[str, np.ndarray]]:
-        """As `deal`, by the tables of `plan`, the items in the needed rows alone; others, and refused ones, are empty.
+        """The arrays as of `deal`, by the tables of `plan`, with the items of the needed rows alone.
+
+        The places of other items, and of items whose samples decoding refused, stay empty.
 
         All processes have the same tables, whatever each of them needs or could read.
         """
@@ -148,7 +150,7 @@ class DealtPhases:
         }
 
     def counts(self, counts: Mapping[str, tuple[int, int]], arrays: HostArrays) -> dict[str, tuple[int, int]]:
-        """`GlobalBatch.real_and_capacity` of a dealt batch: what is computed in the phases' rows."""
+        """`GlobalBatch.real_and_capacity` of a dealt batch: real values, and capacity of the phase rows that run."""
         computed = {
             module: self.phases[module].values_in(numbers) for module, numbers in self.capacities(arrays).items()
         }
@@ -188,7 +190,7 @@ class DealtPhases:
 
 
 NO_PHASES = DealtPhases()
-"""Of a plan in which every module has the rows of the global batch."""
+"""The phases of a plan in which every module has the rows of the global batch: none."""
 
 
 def plan_phase_rows(
@@ -203,13 +205,13 @@ def plan_phase_rows(
     Args:
         plan: The plan.
         model: The model.
-        batch_spec: Of a global batch.
+        batch_spec: The spec of a global batch.
         devices_per_node: Consecutive devices of a plan that are one node; by default all are.
         quadratic_cost_weights: `DataConfig.quadratic_cost_weights`.
 
     Raises:
-        PlanError: A capacity is no multiple of what a slot takes.
-        DataError: A square weight is of a field that no encoder with rows of its own reads.
+        PlanError: A capacity is no multiple of the values of a token slot.
+        DataError: A quadratic cost weight is of a field that no encoder with rows of its own reads.
     """
     values_of = row_values(model, batch_spec)
     _check_quadratic_cost_weights(quadratic_cost_weights, plan, model)
@@ -263,7 +265,7 @@ def _check_quadratic_cost_weights(quadratic_cost_weights: QuadraticCostWeights, 
 
 
 def row_values(model: ModelConfig, batch_spec: BatchSpec) -> dict[str, RowValues]:
-    """What a row of a global batch holds of the inputs of each module, by its name."""
+    """Field and number of the values that a row of a global batch holds for each module, by module name."""
     backbone = model.backbone.name
     values = {backbone: RowValues("tokens", batch_spec[backbone]["tokens"].shape[1], 1)}
     for encoder in model.encoders:

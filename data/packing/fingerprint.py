@@ -1,4 +1,7 @@
-"""Fingerprints: everything that decides which samples form step k, to compare a saved state with a configuration."""
+"""Fingerprints: everything that decides which samples form step k, to compare a saved state with a configuration.
+
+The data state in a checkpoint keeps one, and requests to producers carry one.
+"""
 
 from collections.abc import Mapping
 from typing import Any

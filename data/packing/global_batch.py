@@ -47,7 +47,7 @@ class GlobalBatch:
         targets: Number of target tokens.
         state: State from which the pipeline continues after this batch; empty for a batch built by hand.
         refused: Samples that planning or decoding refused for this batch.
-        exchange_tables: By channel, what an engine has made ahead (`BatchRequirements.prepare`); empty without it.
+        exchange_tables: By channel, tables that an engine has made ahead (`BatchRequirements.prepare`); else empty.
     """
 
     arrays: dict[str, dict[str, np.ndarray]]
@@ -95,7 +95,7 @@ class BatchTotals:
         def value_count(field: str, encoder_format: EncoderFormat) -> int:
             item_ids = rows.encoder_inputs[field].item_ids
             positions_per_token = encoder_format.values_per_token // encoder_format.values_per_position
-            cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token fills part of its cell
+            cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token does not fill its cell
             return int((cells > 0).any(axis=2).sum()) * encoder_format.values_per_token
 
         return cls(
@@ -119,7 +119,7 @@ def build_global_batch(
     A batch without target tokens or without target images is an ordinary one: all weights of that loss are zero.
 
     Args:
-        rows: All rows of the batch; those that this host does not need may be empty.
+        rows: All rows of the batch; rows that this host does not need may be empty.
         model: Names the backbone.
         sample_format: Names the encoders and the generator.
         language_weight: Weight of the language loss in the total loss.

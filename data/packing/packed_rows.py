@@ -1,4 +1,7 @@
-"""Packed rows: several samples in one row of fixed capacity, with indices that count from the start of the row."""
+"""Packed rows: several samples in one row of fixed capacity, with indices that count from the start of the row.
+
+The batch loader packs decoded samples into them, and `data.packing.global_batch` names their arrays after modules.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +16,7 @@ from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TOKEN_COLUMNS, TokenLayout
 
 NO_SAMPLE, REFUSED_SAMPLE = -1, -2
-"""In the place of a sample's id: there is none, or decoding refused it."""
+"""Values of `PackedRows.sample_ids` in the place of a sample's id: there is no sample, or decoding refused it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -69,7 +69,7 @@ def training_batches(
         model: The model that reads them.
         dataset: The samples.
         order_rows: Orders the rows of a step from the sizes of their samples; None to keep them as they are planned.
-        requirements: What this process asks of them.
+        requirements: Requirements of this process on the batches.
 
     Raises:
         DataError: The data set lacks a kind of the mixture, no sample of a kind fits into a row, or the model does not
@@ -116,7 +116,7 @@ def evaluation_batches(
         model: The model that reads them.
         dataset: The samples.
         kinds: Kinds to evaluate; `dataset.evaluated_kinds` by default.
-        requirements: What this process asks of the batches.
+        requirements: Requirements of this process on the batches.
 
     Raises:
         DataError: As `training_batches`; from the iterator, if a sample does not fit into a row.

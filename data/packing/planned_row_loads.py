@@ -1,4 +1,4 @@
-"""Loads that rows bring to each module, from the planned sizes of their samples: what planning and reordering read."""
+"""Loads that rows bring to each module, from the planned sizes of their samples, for planning and reordering."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 RefusalCause = Literal["unreadable", "oversized"]
 
 MOST_IN_A_ROW = 100
-"""Unreadable samples that follow one another, at which a run ends."""
+"""Number of unreadable samples in a row at which a run ends."""
 
 
 class Refusal(NamedTuple):
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
         cause: `unreadable` or `oversized` (`RefusalCause`).
         kind: Kind of the sample.
         key: Name of the sample.
-        reason: What is wrong with it.
+        reason: Why it cannot be used.
     """
 
     cause: str
@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
 
 
 def call_or_refuse(method: Callable[[int], _Result], samples: SampleIndex, sample_id: int) -> _Result | Refusal:
-    """What a method of the sample index returns for a sample, or the refusal of a sample that cannot be read.
+    """Returns the result of a method of the sample index for a sample, or the refusal of one that cannot be read.
 
     Raises:
         HostError: The host fails to read it, whenever it is tried.
@@ -76,7 +76,7 @@ def _list_file(folder: str | os.PathLike[str], cause: str) -> pathlib.Path:
 
 
 class UnreadableInARow:
-    """Counts the unreadable samples that follow one another, whose data set or storage is not what was meant."""
+    """Counts unreadable samples in a row: many of them mean a wrong data set or storage, not single bad samples."""
 
     def __init__(self) -> None:
         self._count = 0

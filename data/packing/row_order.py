@@ -34,7 +34,7 @@ class RowOrder:
     Attributes:
         reorderer: Orders row loads for one plan.
         sample_format: Names the encoders and the generator.
-        graph: The modules.
+        graph: The modules of the model with their costs.
     """
 
     reorderer: RowReorderer
@@ -52,7 +52,7 @@ class RowOrderRequest:
 
     Attributes:
         plan: The plan for which rows are ordered.
-        cluster: Name in `configs.clusters` of the devices whose analytic costs give that of a row.
+        cluster: Name in `configs.clusters` of the devices by whose analytic costs rows are costed.
         trainable: Parts that train (`TrainConfig.trainable`).
         policy: Reordering policy (`sharding.balancing.reordering.row_reorderer`).
     """

@@ -35,7 +35,7 @@ Row = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class PlannerState:
-    """How far a planner has come in the stream of samples.
+    """Progress of a planner in the stream of samples.
 
     Attributes:
         window_start: Position in the stream where the current window begins.
@@ -63,7 +63,7 @@ class PlannerState:
 class StepPlan:
     """The samples of one step.
 
-    A window whose samples fill no step has a plan without rows if any are refused, so that these are known.
+    A window whose samples fill no step has a plan without rows if any are refused, so that the refusals are known.
 
     Attributes:
         rows: Sample ids of every row, in order.
@@ -100,7 +100,7 @@ class StepPlanner:
         epoch_length: Number of consecutive samples of the stream of which at least one must be usable.
         group_samples: Groups samples into rows.
         form_steps: Groups rows into steps.
-        seed: Seed of both.
+        seed: Seed of the groups and of the steps.
         strict: Whether a sample that does not fit into a row is an error; otherwise it is refused.
     """
 
@@ -234,13 +234,13 @@ class StepPlanner:
 
 @dataclasses.dataclass(eq=False)
 class _ReadWindow:
-    """The samples of a window, those carried into it first.
+    """The samples of a window; the samples that were carried into it come first.
 
     Attributes:
         end: Position in the stream behind the last one.
         content: Sums of `units`.
         usable: Ids of usable samples; one may be in it more than once.
-        units: What each takes of a row.
+        units: Units of each usable sample, by the quantities of a row.
         sizes: Sizes by id.
         refused: Refusals of the others, by id.
     """

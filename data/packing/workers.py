@@ -30,7 +30,7 @@ def batches_ahead(
     Args:
         plan_steps: Plans the steps; pickled for worker processes, as `load` is.
         load: Decodes and packs a step.
-        prepare: What this process adds to a batch; called in a thread of it, never pickled.
+        prepare: Adds to a batch what this process prepares ahead; called in a thread of the process, never pickled.
         state: Where the batches begin.
         workers: Worker processes; 0 for a thread of this process.
         prefetch: Batches that each worker prepares ahead; 0, without workers, prepares each batch on request.

@@ -1,4 +1,4 @@
-"""Batches from producers on other hosts (`python -m mmjax.serve_data`), equal to those made in this process.
+"""Batches from producers on other hosts (`python -m mmjax.serve_data`), equal to batches made in this process.
 
 Requests are sent ahead and batches returned in order. Step i is requested from producer i mod n. The steps of a
 producer that is unavailable are requested from the others, and it is probed at growing intervals. A step that broke off
@@ -55,7 +55,7 @@ def remote_batches(
     """The batches of `training_batches`, made by producers of the same configuration.
 
     The data set is opened in this process too, for its counts and its tokenizer; no step is planned or decoded here.
-    The states are those of `training_batches`, so a run may continue with producers, with other ones, or without.
+    The states equal the states of `training_batches`, so a run may continue with producers, with others, or without.
     `config.prefetch` requests to each producer are pending, at least one; producers make nothing else.
 
     Args:
@@ -64,8 +64,8 @@ def remote_batches(
         dataset: The samples.
         producers: Address of each producer, `host:port` or `grpc+tls://host:port`.
         timeout: Seconds that a step may take, and for which all producers may be unavailable.
-        row_order: How producers order the rows of a step; None to keep them as they are planned.
-        requirements: What this process asks of them; producers deal items, and leave rows empty that are not needed.
+        row_order: Order in which producers put the rows of a step; None to keep them as they are planned.
+        requirements: Requirements of this process; producers deal items, and leave rows empty that are not needed.
 
     Raises:
         DataError: An address is invalid or repeated, or as `training_batches`; from the iterator, if a producer
@@ -96,9 +96,9 @@ class _ProducerStatus:
     """Whether a producer is available.
 
     Attributes:
-        address: Its address.
+        address: Address of the producer.
         unavailable_since: Since when it does not answer; None while it does.
-        reason: Its last error.
+        reason: Last error of the producer.
         probe_interval: Seconds before the next probe, if it fails now.
         next_probe: When it is probed next.
         probing: Whether a probe is pending.
@@ -125,12 +125,12 @@ class _ProducerStatus:
         self._wait_for_probe()
 
     def probe_succeeded(self) -> None:
-        """Records that it answers again."""
+        """Records that the producer answers again."""
         self.probing, self.unavailable_since = False, None
         _LOG.warning("producer %s is available again", self.address)
 
     def step_succeeded(self) -> None:
-        """Records that it made a step."""
+        """Records that the producer made a step."""
         self.probe_interval = MIN_PROBE_INTERVAL
 
     def _wait_for_probe(self) -> None:
@@ -153,10 +153,10 @@ class RemoteBatches(Iterator[GlobalBatch]):
         """Starts requesting steps.
 
         Args:
-            producers: Their addresses.
+            producers: Addresses of the producers.
             token: Token that they require; empty for none.
             first_request: Request of the first step.
-            prepare: What this process adds to a batch that arrives.
+            prepare: Adds to an arriving batch what this process prepares ahead (`BatchRequirements.prepare`).
             ahead: Pending requests to each producer.
             timeout: Seconds that a step may take, and for which all producers may be unavailable.
         """
@@ -199,7 +199,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
         return batch
 
     def close(self) -> None:
-        """Ends the threads; waits for pending requests, but not for those that take long."""
+        """Ends the threads; waits for pending requests, but not for requests that take long."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,7 @@
-"""A trainer's connection to one producer, and what its errors mean."""
+"""A trainer's connection to one producer, and the translation of its errors.
+
+`client.py` has one for each producer.
+"""
 
 import contextlib
 import re
@@ -58,7 +61,7 @@ class ProducerConnection:
 
         Args:
             request: The step.
-            timeout: Seconds that it may take.
+            timeout: Seconds that the request may take.
 
         Raises:
             ProducerUnavailableError: The producer cannot be reached, breaks off, exceeds the timeout, or its host fails

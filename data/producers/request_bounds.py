@@ -1,4 +1,4 @@
-"""What a producer accepts of a request: bounds of its size and of every number in it.
+"""Bounds of a request's size and of every number in it, by which a producer refuses requests.
 
 All follow from the configuration that trainer and producer hash alike, so a request cannot make a producer allocate or
 plan more than a trainer of this configuration needs.
@@ -23,13 +23,13 @@ from data.producers.step_request import StepRequest, batch_fingerprint
 from sharding.plans.bounds import name_fault
 
 MAX_ROWS_RATIO = 64
-"""Most rows that a phase may have for each row of the global batch: replicas of an encoder beside the backbone's."""
+"""Most rows of a phase for each row of the global batch: how many times as many replicas an encoder may have."""
 
 MAX_SLOTS_RATIO = 16
 """Most slots that the rows of a phase may hold for each that the global batch holds; all others are padding."""
 
 MAX_PLAN_BYTES = 1 << 20
-"""Most bytes of a ticket beside its fingerprint and its lists of numbers: what is left is mostly a plan."""
+"""Most bytes of a ticket beside its fingerprint and its lists of numbers: mostly the bytes of a plan."""
 
 _NUMBER_BYTES = 22  # of a number in a list, with comma and space
 
@@ -42,7 +42,7 @@ class RequestBounds:
         rows: Rows of a step.
         carried: Most samples that a planner carries into a window.
         window: Most samples of a window.
-        values: What a row of the global batch holds of the inputs of each encoder and generator.
+        values: Input values of each encoder and generator in a row of the global batch, by module name.
         generators: Names of the generators.
         quadratic_cost_weights: By field, `DataConfig.quadratic_cost_weights`.
         ticket_bytes: Most bytes of a ticket.

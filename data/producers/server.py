@@ -100,7 +100,7 @@ class ProducerServer(flight.FlightServerBase):
         return flight.RecordBatchStream(encode_batch(slice_rows(batch, request.needed, request.phases)))
 
     def _check_fingerprint(self, peer: str, request: StepRequest) -> None:
-        """Refuses a request of another configuration; what differs is for this host's log alone."""
+        """Refuses a request of another configuration; only this host's log names the differences."""
         if request.fingerprint == self._fingerprint:
             return
         differences = fingerprint_differences(request.fingerprint, self._fingerprint)

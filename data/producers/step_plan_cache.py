@@ -1,4 +1,7 @@
-"""The step-plan cache: planned steps by planner state, for requests slightly out of order and of several trainers."""
+"""The step-plan cache: planned steps by planner state, for requests slightly out of order and of several trainers.
+
+Each producer has one.
+"""
 
 import collections
 import threading
@@ -31,7 +34,7 @@ class _PlanChain:
         return state in self._numbers
 
     def step(self, state: PlannerState, skip: int) -> StepPlan:
-        """The step that many steps after a state of the chain."""
+        """The step that comes `skip` steps after a state of the chain."""
         number = self._numbers[state] + skip
         while number >= self._first + len(self._cached):
             self._extend()
@@ -63,7 +66,7 @@ class StepPlanCache:
         self._lock = threading.Lock()
 
     def step(self, state: PlannerState, skip: int) -> StepPlan:
-        """The step that many steps after a state.
+        """The step that comes `skip` steps after a state.
 
         Raises:
             DataError: The state is outside the stream of samples, or planning fails.

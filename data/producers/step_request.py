@@ -1,7 +1,7 @@
-"""Step requests: what a trainer asks of a producer, a number of steps after a planner state.
+"""Step requests: a trainer asks a producer for the step that comes a number of steps after a planner state.
 
-A step is a function of the configuration, the state and that number, so any producer of the same configuration can
-make any step, in any order.
+A step is a function of the configuration, the state and the number of steps, so any producer of the same configuration
+can make any step, in any order.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ STATUS_ACTION = "status"
 """The Flight action that returns the number of steps served, as JSON; trainers probe producers with it."""
 
 MAX_STEPS_AHEAD = 256
-"""Most steps after its state that a request may ask for: it bounds what one request makes a producer plan."""
+"""Most steps between the state and the requested step: it bounds the planning that one request can cause."""
 
 
 _DECIDING = ("oversized", "language_weight", "generator_weight", "quadratic_cost_weights")  # beside the steps' samples
@@ -37,7 +37,7 @@ class StepRequest:
         fingerprint: The trainer's configuration (`batch_fingerprint`).
         planner_state: State after a step that the trainer has received, or the initial one.
         skip: Number of steps between the state and the requested step.
-        row_order: How to order its rows; None to keep them as they are planned.
+        row_order: Order in which to put its rows; None to keep them as they are planned.
         needed: Rows that the trainer needs; the others stay empty.
         phases: Modules whose items are dealt over rows of their own.
     """
@@ -102,7 +102,7 @@ class StepRequest:
 def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, Any]:
     """Everything that decides the content of a batch: its samples and how they are encoded, as JSON values.
 
-    The order of rows is not part of it, because it comes with the request.
+    It leaves out the order of rows, which comes with the request.
     """
     sample_format = pipeline.sample_index.sample_format
     formats = {

@@ -94,7 +94,7 @@ def _header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _byte_parts(array: np.ndarray, max_bytes: int) -> Iterator[np.ndarray]:
-    """The bytes of an array in order; of an empty array, one empty part."""
+    """The bytes of an array in order, in runs of at most `max_bytes`; one empty run for an empty array."""
     array_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, max(len(array_bytes), 1), max_bytes):
         yield array_bytes[start : start + max_bytes]

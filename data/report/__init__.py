@@ -1,1 +1,1 @@
-"""Description of a data set: statistics, comparison of grouping policies, suggested capacities."""
+"""Description of a data set (`mmjax describe_data`): statistics, comparison of grouping policies, capacities."""

@@ -53,10 +53,10 @@ class SuggestedRowCapacity:
     """Capacity of a row.
 
     Attributes:
-        capacity: Of tokens, of every other quantity that the samples have, and of `samples`.
+        capacity: Capacity in tokens, in every other quantity that the samples have, and in `samples`, by name.
         samples_per_row: Average number of samples of a row.
         padding_share: Share of padding, by modality.
-        wasted_flops_share: The same over all modalities, weighted by the FLOPs of their units.
+        wasted_flops_share: Share of padding over all modalities, weighted by the FLOPs of their units.
         dist_ratio: DistRatio, by modality.
         oversized: Share of the samples that exceed the capacity.
     """
@@ -74,8 +74,8 @@ def suggest_published_isf_capacity(
 ) -> SuggestedIsfCapacity | None:
     """Q from the longest sample and the proportions of the data (`published_isf_capacity`).
 
-    The first modality is the reference. Q' is lower by the paper's 128 units, or by less where that would be a large
-    part of Q. None if no sample has reference units.
+    The first modality is the reference. Q' is lower by the paper's 128 units, or by less where 128 would be a large
+    share of Q. None if no sample has reference units.
     """
     if not sizes[:, 0].any():
         return None
@@ -174,7 +174,7 @@ def suggest_row_capacity(
 
 
 def _slack(tokens: float) -> float:
-    """Q - Q': the paper's 128 units, or a small part of a smaller Q."""
+    """Q - Q': the paper's 128 units, or a small share of a smaller Q."""
     return min(SLACK, float(math.floor((1 - ISF_THRESHOLD) * tokens)))
 
 

@@ -1,4 +1,7 @@
-"""Charts of a description: histograms of lengths, shares of padding by policy, padding by number of buckets."""
+"""Charts of a description: histograms of lengths, shares of padding by policy, padding by number of buckets.
+
+`html_page.py` shows them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -34,7 +34,7 @@ Saves: how much of the costliest rows' FLOPs, summed over microbatches, it saves
 """
 
 _MAX_REFUSED = 8
-_CELL_WIDTH = 5  # of tokens, patches, frames and images without their endings
+_CELL_WIDTH = 5  # columns for the name of a modality without its ending
 
 
 def print_description(description: DatasetDescription, console: Console) -> None:

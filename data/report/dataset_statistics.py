@@ -1,4 +1,4 @@
-"""Dataset statistics: what the samples of a data set hold, read from metadata without decoding, and what they cost."""
+"""Dataset statistics: sizes of a data set's samples, read from metadata without decoding, and FLOPs of their units."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class DatasetStatistics:
 
     Attributes:
         sample_ids: Global id of every readable sample, in the order in which they were drawn.
-        units: By name, int64[n]: units of every readable sample. First what it takes of a row (`RowCapacity.names`),
+        units: By name, int64[n]: units of every readable sample. First its units of a row (`RowCapacity.names`),
             then its backbone tokens by modality, then the items that each encoder reads (`EncoderFormat.item_name`),
             then video clips and the frames that are read of them, and the tokens that count in the loss (`targets`).
         items: By encoder field, and `images` to generate, the lengths of the items of every readable sample.
@@ -79,7 +79,7 @@ def collect_statistics(
         shares: Weights of the kinds.
         samples: Number of samples to draw.
         seed: Seed of the drawing.
-        callback: Called with the number of different samples that are read, and that of all.
+        callback: Called with the number of different samples read so far, and the number to be read.
 
     Raises:
         DataError: None of the samples can be read.
@@ -171,7 +171,7 @@ def _sample_units(metadata: SampleMetadata) -> dict[str, int]:
 def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
     """FLOPs of a forward pass for one token, one value of each encoder and one target image, where the model has one.
 
-    By them, padding of different units can be added up. Attention is left out: it depends on lengths, and padding
+    Padding of different units is added up by these FLOPs. Attention is left out: it depends on lengths, and padding
     hardly increases it.
     """
     graph = module_graph(model)
@@ -186,7 +186,7 @@ def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str,
 
 
 def quadratic_cost_weights(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
-    """By encoder field, w of the cost l + w l^2 of an item of l values: FLOPs of attention over those of all else.
+    """By encoder field, w of the cost l + w l^2 of an item of l values, from FLOPs of attention and of all else.
 
     An encoder without attention has 0.
     """
@@ -201,7 +201,7 @@ def quadratic_cost_weights(model: ModelConfig, sample_format: SampleFormat) -> d
 
 
 def modules_of_units(model: ModelConfig, sample_format: SampleFormat) -> dict[str, str]:
-    """Name of the module that reads the tokens, patches, mel frames and target images, for those that the model has."""
+    """By modality of the model (tokens, patches, mel frames, target images), the name of the module that reads it."""
     modules = {"tokens": model.backbone.name}
     modules |= {field: encoder_format.module for field, encoder_format in sample_format.encoder_formats.items()}
     if sample_format.target_images:

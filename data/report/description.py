@@ -1,4 +1,7 @@
-"""Description of a data set in numbers: what its samples hold, what grouping makes of them, suggested capacities."""
+"""Description of a data set in numbers: sizes of its samples, results of grouping policies, suggested capacities.
+
+`mmjax describe_data` makes it, and the other files of this folder show it.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -77,7 +80,7 @@ class DatasetDescription:
     Attributes:
         samples: Number of samples drawn and read, repetitions included.
         kinds: Kinds of samples.
-        refusals: Every distinct sample that is in no step.
+        refusals: Every distinct sample that is refused.
         target_share: Share of the tokens of all samples that count in the loss.
         untaught: Number of samples drawn that have no token in the loss and no image to generate.
         token_shares: Share of all backbone tokens of each modality (`DatasetStatistics.token_modalities`).
@@ -189,14 +192,14 @@ def describe_dataset(
     """Describes a data set.
 
     Args:
-        statistics: Its samples.
+        statistics: Statistics of the data set's samples.
         config: Rows, window, grouping and seed.
         capacity: Capacity of a row for the model (`data.packing.global_batch.capacity_for_model`).
         flops_per_unit: FLOPs of a unit of each modality (`data.report.dataset_statistics.flops_per_unit`).
         modules: Module that reads each modality (`data.report.dataset_statistics.modules_of_units`).
-        quadratic_cost_weights: Of encoder fields (`data.report.dataset_statistics.quadratic_cost_weights`).
+        quadratic_cost_weights: By encoder field (`data.report.dataset_statistics.quadratic_cost_weights`).
         max_buckets: Largest number of sizes to which samples are padded.
-        microbatch_rows: Rows of a microbatch, for capacities of rows of its own; 0 for those of a step.
+        microbatch_rows: Rows of a microbatch, for capacities of phase rows; 0 for the rows of a step.
         examples: Decoded samples to show (`data.report.examples.decode_examples`).
     """
     in_capacity = [name for name, size in capacity.units.items() if size]

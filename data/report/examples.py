@@ -18,7 +18,7 @@ from data.samples.image_format import PatchFormat, first_frame
 from data.samples.sample import Sample
 
 MAX_KINDS = 8
-"""Kinds of which samples are shown, those with the most samples first."""
+"""Number of kinds of which samples are shown, the kinds with the most samples first."""
 
 _MAX_MEDIA = 4  # of each sort in a sample
 _PICTURE_SIDE, _SMALLEST_SIDE = 144, 72
@@ -30,7 +30,7 @@ class MediaExamples:
     """Pictures of the media of one sort in a sample, as encoded files.
 
     Attributes:
-        title: What they are, such as `input of vision`.
+        title: Name of the media, such as `input of vision`.
         files: PNG or JPEG files.
         left_out: Number of media of this sort that the sample has besides.
     """
@@ -45,13 +45,13 @@ class SampleExample:
     """A sample to show.
 
     Attributes:
-        kind: Its kind.
+        kind: Kind of the sample.
         role: Why it is shown: `typical`, `fewest tokens` or `most tokens`.
-        sample_id: Its global id.
-        sizes: What it takes of a row, by capacity; what it does not take is left out.
-        tokens: Its tokens; of many the first and the last.
+        sample_id: Global id of the sample.
+        sizes: Units of the sample by quantity of a row; quantities that it has none of are left out.
+        tokens: Tokens of the sample; of many the first and the last.
         targets: Number of tokens that count in the loss.
-        media: Its media.
+        media: Pictures of the sample's media.
         problem: Why it cannot be decoded; else empty.
     """
 
@@ -66,7 +66,7 @@ class SampleExample:
 
 
 def decode_examples(sample_index: SampleIndex, statistics: DatasetStatistics) -> tuple[SampleExample, ...]:
-    """Of every kind the sample of median length, the shortest and the longest of those that were drawn."""
+    """Of every kind the sample of median length, the shortest and the longest of the drawn samples."""
     kinds = sorted(
         (kind for kind, drawn in statistics.kinds.items() if drawn), key=lambda kind: -statistics.kinds[kind]
     )
@@ -80,7 +80,7 @@ def decode_examples(sample_index: SampleIndex, statistics: DatasetStatistics) ->
 
 
 def _choices(tokens: Int[np.ndarray, " n"], numbers: Int[np.ndarray, " m"]) -> dict[str, int]:
-    """Different samples by role, of those with these numbers; fewer where all have the same length."""
+    """Numbers of different samples by role, chosen among `numbers`; fewer where all have the same length."""
     if not len(numbers):
         return {}
     ordered = numbers[np.argsort(tokens[numbers], kind="stable")]

@@ -1,4 +1,4 @@
-"""Typical and extreme samples as HTML: their media, and every token with what is special, a medium or in the loss."""
+"""Typical and extreme samples as HTML: their media, and every token, marked if special, a medium or in the loss."""
 
 import base64
 import itertools
@@ -29,7 +29,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --loss: #5d4613; } }
 @media print { :root { --loss: #ffe3a6; } }
 """
-"""CSS of a page; without it, notebooks show the same by what their elements look like of themselves."""
+"""CSS of a page; notebooks do without it, by elements that browsers style themselves."""
 
 
 def examples_section(description: DatasetDescription) -> Html | str:

@@ -28,7 +28,7 @@ _SHOWN_REFUSALS = 10  # without opening the list
 
 
 def html_page(description: DatasetDescription, title: str) -> str:
-    """The page."""
+    """The whole page as HTML text."""
     return page(
         title,
         (element("p", sentence) for sentence in in_words(description)),
@@ -50,7 +50,7 @@ def html_page(description: DatasetDescription, title: str) -> str:
 
 
 def html_fragment(description: DatasetDescription) -> Html:
-    """The description for a notebook: without a style sheet or an id, so that it may occur several times."""
+    """The description for a notebook: it has no style sheet and no id, and so may occur several times."""
     charts = (element("div", _distribution(each), style="flex:0 1 330px") for each in _ordered(description))
     return element(
         "div",
@@ -108,7 +108,7 @@ def _refusals(description: DatasetDescription) -> Html | str:
 
 
 def _ordered(description: DatasetDescription) -> list[LengthDistribution]:
-    """The distributions, those without a histogram last."""
+    """The distributions; distributions without a histogram come last."""
     return sorted(description.distributions, key=lambda each: each.minimum == each.maximum)
 
 
@@ -178,7 +178,7 @@ def _suggestions(description: DatasetDescription) -> Iterator[Html]:
 
 
 def _rows_table(description: DatasetDescription) -> Html:
-    """A column for every suggestion, so that it fits a narrow page."""
+    """A table of the suggested row capacities, with a column for each, to fit a narrow page."""
     rows = description.row_suggestions
     names = [name for name in description.modules if any(name in row.capacity for row in rows)]
     lines = [(name, *(count(row.capacity[name]) for row in rows)) for name in (*names, "samples")]

@@ -1,4 +1,7 @@
-"""Distribution of the sizes of samples: percentiles, and a histogram that a few long samples cannot flatten."""
+"""Distribution of the sizes of samples: percentiles, and a histogram that a few long samples cannot flatten.
+
+A description has one for each kind of units.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,10 +25,10 @@ class LengthDistribution:
     Attributes:
         name: Name of the units: `images` are generated, `encoder_images` and `encoder_clips` are model inputs.
         share: Share of the samples that have any.
-        mean: Mean of those samples.
-        minimum: Smallest number of units of those samples.
-        maximum: Largest number of units of those samples.
-        percentiles: Percentiles of those samples, by the number in a hundred.
+        mean: Mean number of units of the samples that have any, as of the following fields.
+        minimum: Smallest number of units.
+        maximum: Largest number of units.
+        percentiles: Percentiles of the numbers of units, by the number in a hundred.
         edges: Edges of the histogram's bars, all of the same width.
         counts: counts[i] samples have from edges[i] to below edges[i + 1] units.
         beyond: Samples that have more, which would flatten the histogram: at most one in a hundred.
@@ -69,7 +72,7 @@ def length_distribution(name: str, units: Int[np.ndarray, " n"]) -> LengthDistri
 def _bar_edges(units: Int[np.ndarray, " n"]) -> Int[np.ndarray, " edges"]:
     """Edges of a histogram: multiples of 1, 2 or 5 times a power of ten.
 
-    They end at the 99th percentile if the longest samples have more than twice that.
+    They end at the 99th percentile if the longest samples have more than twice as many units.
     """
     smallest, largest = int(units.min()), int(units.max())
     percentile = int(np.percentile(units, _CUT_PERCENTILE))

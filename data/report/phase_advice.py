@@ -1,7 +1,7 @@
-"""Suggested capacities of rows of its own for a module, from what microbatches of packed samples need.
+"""Suggested capacities of phase rows for a module, from the needs of microbatches of packed samples.
 
-With them, how much less the costliest rows cost where items are dealt by quadratic cost
-(`DataConfig.quadratic_cost_weights`).
+They come with the cost that dealing items by quadratic cost (`DataConfig.quadratic_cost_weights`) saves in the
+costliest rows.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class SuggestedPhaseCapacities:
         rows: Rows of a microbatch.
         without_items: Share of the microbatches without an item of the module, which it does not compute.
         capacities: The capacities with the least padding, at most 1, 2, ... of them.
-        padding: For each of these, the share of padding in what is computed.
+        padding: For each number of capacities, the share of padding in the computed values.
         quadratic_cost_weight: Weight of the module's field in `DataConfig.quadratic_cost_weights`, from its FLOPs; 0
             without attention.
         cost_saved: For each of the capacities, the share of the costliest rows' cost, summed over microbatches, that

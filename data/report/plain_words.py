@@ -9,7 +9,7 @@ _UNITS = {"frames": "mel frames", "images": "target images"}
 
 
 def in_words(description: DatasetDescription) -> list[str]:
-    """What samples there are, what a row holds, what of it is padding, and what is refused: a sentence or two each."""
+    """Sentences on the samples, the content of a row, its padding, and refused samples: one or two on each."""
     return [
         _samples(description),
         _loss(description),

@@ -1,4 +1,7 @@
-"""The tokens of a sample as they are shown: text token by token, special tokens by name, media as one run each."""
+"""The tokens of a sample as they are shown: text token by token, special tokens by name, media as one run each.
+
+`examples.py` makes them, and `examples_html.py` shows them.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -11,7 +14,7 @@ from data.samples.token_layout import TokenLayout
 from data.text.tokenizer import Tokenizer
 
 FIRST_RUNS, LAST_RUNS = 160, 40
-"""Runs that are shown of the beginning and of the end of a long sample."""
+"""Number of runs that are shown at the beginning and at the end of a long sample."""
 
 _MOST_BYTES = 4  # of a character of UTF-8, each of which may be a token
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -24,13 +27,13 @@ class TokenRun:
     """Consecutive tokens of a branch that are shown as one.
 
     Attributes:
-        kind: What they are: a token of text, or the few that make one character; a special token; all placeholders in
-            a row that one encoder's outputs replace; or what is not shown of a long sample.
+        kind: Kind of the tokens: a token of text, or the few that make one character; a special token; all placeholders
+            in a row that one encoder's outputs replace; or the tokens of a long sample that are not shown.
         branch: 0 for the trunk, or the number of the branch.
-        position: Place of the first in the sample.
+        position: Position of the first token in the sample.
         ids: Token ids.
-        text: Their text; of a special token its name, of a medium the module that computes it.
-        is_target: Whether predicting them counts in the loss; of what is left out, whether predicting any does.
+        text: Text of the tokens; of a special token its name, of a medium the module that computes it.
+        is_target: Whether predicting the tokens counts in the loss; of a run that is not shown, whether any does.
     """
 
     kind: RunKind
@@ -52,7 +55,7 @@ def token_runs(layout: TokenLayout, tokenizer: Tokenizer, modules: Mapping[str, 
 
     Args:
         layout: The sample.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the data set.
         modules: By encoder field, the module whose outputs take the place of tokens.
     """
     shown = _ShownTokens(layout, tokenizer, [modules[field] for field in layout.encoder_indices])
@@ -66,7 +69,7 @@ def token_runs(layout: TokenLayout, tokenizer: Tokenizer, modules: Mapping[str, 
 
 
 class _ShownTokens:
-    """The tokens of one sample, and what takes their place."""
+    """The tokens of one sample, and the encoders whose outputs replace them."""
 
     def __init__(self, layout: TokenLayout, tokenizer: Tokenizer, modules: list[str]) -> None:
         self._layout, self._tokenizer, self._modules = layout, tokenizer, modules

@@ -1,4 +1,7 @@
-"""Inputs of audio encoders: clips of any length as mel frames, sized from headers and decoded on loading."""
+"""Inputs of audio encoders: clips of any length as mel frames, sized from headers and decoded on loading.
+
+Importing the file registers the format of `AudioConfig`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -40,7 +43,7 @@ class FrameFormat(EncoderFormat):
 
     @property
     def value_width(self) -> int:
-        """Numbers in a frame."""
+        """Mel bands of a frame."""
         return self.mels
 
     def media_items(self, media: Media, tiling: ImageTiling | None = None) -> list[MediaItem]:
@@ -64,8 +67,8 @@ def audio_items(
     Args:
         waveform: Decodes the clip: float32[samples] at `data.media.sound.mel.SAMPLE_RATE`.
         chunks: Range of samples of each chunk (`data.media.sound.mel.split_into_chunks`).
-        frame_format: What the encoder requires.
-        where: Name in messages.
+        frame_format: Format of the encoder's inputs.
+        where: Name of the clip in messages.
     """
     decoded = DecodedOnce(waveform, len(chunks))
     multiple = frame_format.values_per_token

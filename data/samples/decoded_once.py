@@ -1,4 +1,4 @@
-"""A file that several items are cut from, decoded once for all of them."""
+"""A file from which several items are cut, such as the tiles of an image, decoded once for all of them."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ class DecodedOnce(Generic[_Decoded]):
         """Decodes nothing yet.
 
         Args:
-            load: Decodes.
+            load: Decodes the file.
             calls: Number of calls after which the result is released; the next one decodes again.
         """
         self._load, self._calls = load, calls

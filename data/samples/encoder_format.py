@@ -1,4 +1,8 @@
-"""Encoder formats: what an encoder reads of every sample, and how items become its inputs."""
+"""Encoder formats: shapes and names of an encoder's inputs, and how the items of a sample become its inputs.
+
+A kind of encoder registers its format by the type of its configuration (`encoder_format`); data sets make items by
+it.
+"""
 
 import dataclasses
 import functools
@@ -15,7 +19,7 @@ from data.records import Media
 
 
 class EncoderInputs(NamedTuple):
-    """Inputs of one encoder from a sample, of one item after the other: images, clips, ...
+    """Inputs of one encoder from a sample: its items (images, clips, ...) concatenated.
 
     p is the number of values; an encoder position covers `EncoderFormat.values_per_position` of them.
 
@@ -37,13 +41,13 @@ class MediaItem:
 
     Attributes:
         field: Field of its encoder's inputs, such as `patches`.
-        length: Number of values that it takes.
-        load: Decodes it.
-        where: Name in messages.
+        length: Number of its values.
+        load: Decodes the item.
+        where: Name of the item in messages.
         times: Of frames of a video clip, the seconds from its start at which they are shown; empty for other items.
         group: Number of these frames in their clip, from 0: a clip's items follow one another, and 0 begins the next.
         grid: Of an image or of frames, rows and columns of the cells that become backbone tokens; None for other items.
-        tile: Where an encoder image lies in its input; None for one of the whole input, and for other items.
+        tile: Place of an encoder image in its input; None for one of the whole input, and for other items.
     """
 
     field: str
@@ -93,7 +97,7 @@ class EncoderFormat:
 
     @property
     def value_width(self) -> int:
-        """Numbers in a value."""
+        """Elements of a value, such as the channels of a flattened patch."""
         raise NotImplementedError(f"{type(self).__name__} must define the property value_width")
 
     @property
@@ -103,7 +107,7 @@ class EncoderFormat:
 
     @property
     def prefix_length(self) -> int:
-        """Values before those of an item that become no backbone token."""
+        """Values that precede an item's own values and become no backbone token."""
         return 0
 
     def token_count(self, length: int) -> int:
@@ -119,11 +123,11 @@ class EncoderFormat:
 
         Args:
             length: Number of its values, a multiple of `values_per_token`.
-            values: Decodes it: float32[length, value_width].
-            where: Name in messages.
+            values: Decodes the item: float32[length, value_width].
+            where: Name of the item in messages.
 
         Raises:
-            BadSampleError: It has no values, or its values do not fill backbone tokens.
+            BadSampleError: The item has no values, or its values do not fill backbone tokens.
         """
         if length < 1 or length % self.values_per_token:
             raise BadSampleError(
@@ -152,7 +156,10 @@ class EncoderFormat:
 
 @functools.singledispatch
 def encoder_format(config: EncoderConfig, max_length: int) -> EncoderFormat:
-    """What an encoder reads, given its capacity in a row; a new kind registers its own, by its configuration's type."""
+    """The format of an encoder's inputs, from the encoder's configuration and the capacity of a row in values.
+
+    A kind of encoder registers its own function by the type of its configuration.
+    """
     raise unregistered_encoder(config)
 
 

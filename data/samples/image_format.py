@@ -1,4 +1,7 @@
-"""Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading."""
+"""Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading.
+
+Importing the file registers the format of `VisionConfig`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -56,7 +59,7 @@ class PatchFormat(EncoderFormat):
 
     @property
     def prefix_length(self) -> int:
-        """Values before the patches of an image: those of the cells of its class token and registers."""
+        """Values before the patches of an image: the patches in the cells of its class token and registers."""
         return -(-self.prefix_tokens // self.values_per_token) * self.values_per_token
 
     def attended_positions(self, length: int) -> int:
@@ -65,12 +68,12 @@ class PatchFormat(EncoderFormat):
 
     @property
     def value_width(self) -> int:
-        """Numbers in a flattened patch, of all its frames."""
+        """Elements of a flattened patch, of all its frames."""
         return self.temporal_patch * self.frame_width
 
     @property
     def frame_width(self) -> int:
-        """Numbers in a flattened patch of one frame."""
+        """Elements of a flattened patch of one frame."""
         return self.patch * self.patch * 3
 
     @property
@@ -116,9 +119,9 @@ def image_items(
 
     Args:
         pixels: Decodes the input: uint8[height, width, 3].
-        size: Its (height, width), from the header.
-        patch_format: What the encoder requires.
-        where: Name in messages.
+        size: (height, width) of the input, from the header.
+        patch_format: Format of the encoder's inputs.
+        where: Name of the image in messages.
         tiling: How the input becomes encoder images; None for one at its own resolution, as large as a row allows.
     """
     tiling = tiling or NativeResolution(patch_format.token_count(patch_format.max_length))
@@ -150,7 +153,7 @@ def image_items(
 def frame_inputs(frames: Sequence[UInt8[np.ndarray, "h w 3"]], patch_format: PatchFormat) -> EncoderInputs:
     """The encoder inputs of one item: an image, or up to `temporal_patch` frames of a clip, the last one repeated.
 
-    A patch has the values of its first frame, then those of the next. Cells of class token and registers come first.
+    A patch has the pixels of its first frame, then of the next. Cells of class token and registers come first.
     """
     values, (positions, *_) = zip(
         *(patchify(frame, patch_format.patch, patch_format.merge) for frame in frames), strict=True
@@ -166,7 +169,7 @@ def first_frame(inputs: EncoderInputs, item: int, patch_format: PatchFormat) -> 
     Args:
         inputs: The encoder inputs of the sample.
         item: Number of the item, from 1.
-        patch_format: What they were made for.
+        patch_format: Format of the inputs.
     """
     own = (inputs.item_ids == item) & (inputs.positions[:, 0] >= 0)  # without class tokens
     return unpatchify(inputs.values[own, : patch_format.frame_width], inputs.positions[own], patch_format.patch)

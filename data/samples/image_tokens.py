@@ -1,4 +1,7 @@
-"""Tokens of an input image: which encoder output each placeholder takes, and the separators between them."""
+"""Tokens of an input image: which encoder output each placeholder takes, and the separators between them.
+
+`SampleDraft` lays out the images of a conversation with these functions.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,10 +24,10 @@ def sequence_tokens(
 
     Args:
         items: The encoder images.
-        starts: Number of the first output of each.
-        counts: Number of outputs of each.
+        starts: Number of the first output of each encoder image.
+        counts: Number of outputs of each encoder image.
         placeholder: Token that stands for an output.
-        separators: Tokens between them.
+        separators: Tokens between cells and tiles.
     """
     for number, (item, start, count) in enumerate(zip(items, starts, counts, strict=True)):
         if item.tile is None:

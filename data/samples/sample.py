@@ -1,4 +1,7 @@
-"""Samples: what one training example provides to every module, and how large it is."""
+"""Samples: the decoded inputs and targets of one training example for every module, and their sizes.
+
+Planning reads `SampleSizes` from headers; the batch loader packs `Sample` into rows.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +16,7 @@ from data.samples.token_layout import TokenLayout
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleSizes:
-    """What a sample takes of a row and what balancing needs; known before anything is decoded.
+    """Sizes of a sample, by which rows are planned and balanced; known before anything is decoded.
 
     Attributes:
         tokens: Backbone tokens.
@@ -41,7 +44,7 @@ class SampleSizes:
 
     @property
     def row_units(self) -> dict[str, int]:
-        """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
+        """Units that the sample takes of a row, by `data.data_config.RowCapacity.names`."""
         return {"tokens": self.tokens, **self.lengths, "images": self.images}
 
 
@@ -52,7 +55,7 @@ class Sample:
     Attributes:
         id: Global sample id; keys the noise of generators.
         kind: Kind of sample: the data set it came from.
-        layout: Its t tokens.
+        layout: Layout of its t tokens.
         encoder_inputs: By field, such as `patches`: one for every encoder, empty where the sample has no items.
         target_images: float32[g, z, z, 3] in [-1, 1], the images to generate.
         condition_positions: int32[g, q], positions of the tokens whose hidden states condition each target image.
@@ -69,7 +72,7 @@ class Sample:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
+        """Units that the sample takes of a row, by `data.data_config.RowCapacity.names`."""
         lengths = {field: len(inputs.values) for field, inputs in self.encoder_inputs.items()}
         return {"tokens": len(self.layout.tokens), **lengths, "images": len(self.target_images)}
 

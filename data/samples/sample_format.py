@@ -1,4 +1,7 @@
-"""Sample formats: the encoder inputs and target images that a model and its row capacities require."""
+"""Sample formats: the encoder inputs and target images that a model and its row capacities require.
+
+A data set builds its samples for such a format, and a global batch has the arrays that it names.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,12 +37,12 @@ class TargetImageFormat:
 
 @dataclasses.dataclass(frozen=True)
 class SampleFormat:
-    """What a model and its row capacities require of every sample.
+    """Formats of encoder inputs, target images and tokens that a model and its row capacities require.
 
     Attributes:
         encoders: Inputs of every encoder.
         target_images: Targets of the generator; None without one.
-        tokens: What the backbone requires of tokens.
+        tokens: Requirements of the backbone on tokens.
     """
 
     encoders: tuple[EncoderFormat, ...] = (PatchFormat(),)

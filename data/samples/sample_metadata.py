@@ -19,7 +19,7 @@ class TargetImage:
 
     Attributes:
         condition_positions: int32[q], positions of the tokens whose hidden states condition it.
-        load: Decodes it: float32[z, z, 3] in [-1, 1].
+        load: Decodes the image: float32[z, z, 3] in [-1, 1].
     """
 
     condition_positions: np.ndarray
@@ -34,9 +34,9 @@ class SampleMetadata:
 
     Attributes:
         kind: Kind of sample: the data set it came from.
-        layout: Its tokens.
-        sample_format: What the model requires.
-        items: Items that encoders read, such as images, those of each encoder in order.
+        layout: Layout of its tokens.
+        sample_format: Formats that the model requires.
+        items: Items that encoders read, such as images; the items of one encoder are in order.
         target_images: Images to generate, in order.
         key: Name in messages; empty for a sample whose files name themselves.
     """
@@ -52,7 +52,7 @@ class SampleMetadata:
 
     @property
     def sizes(self) -> SampleSizes:
-        """What the sample takes of a row."""
+        """Sizes of the sample, from headers."""
         return SampleSizes(
             tokens=len(self.layout.tokens),
             items={field: tuple(self._item_lengths(field)) for field in self.sample_format.encoder_formats},

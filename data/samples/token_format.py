@@ -1,4 +1,7 @@
-"""What the backbone requires of the tokens of a sample: positions along one axis or three, and bidirectional blocks."""
+"""Requirements of the backbone on a sample's tokens: positions along one axis or three, and bidirectional blocks.
+
+`SampleMetadata` completes the layout of a decoded sample by it.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +20,7 @@ AXES = 3
 
 @dataclasses.dataclass(frozen=True)
 class TokenFormat:
-    """What the backbone requires of the tokens of a sample.
+    """Requirements of the backbone on the tokens of a sample.
 
     Attributes:
         multimodal: Whether a position is (time, row, column) (Qwen2-VL, arXiv 2409.12191, section 2.1).
@@ -50,8 +53,8 @@ class TokenFormat:
 
         Args:
             layout: The tokens of a sample, positions numbered by token, encoder indices counting outputs of items.
-            items: All items of the sample, those of each encoder in order.
-            encoder_formats: By field.
+            items: All items of the sample; the items of one encoder are in order.
+            encoder_formats: Formats of the encoders' inputs, by field.
 
         Raises:
             BadSampleError: Positions are multimodal, and the tokens of a picture do not follow one another.
@@ -73,7 +76,7 @@ class TokenFormat:
 def _picture_numbers(
     layout: TokenLayout, items: Sequence[MediaItem], encoder_formats: Mapping[str, EncoderFormat]
 ) -> Int32[np.ndarray, " t"]:
-    """The picture that each token shows, counted over those of all encoders; -1 for none."""
+    """Number of the picture that each token shows, counted over all encoders; -1 for none."""
     numbers = np.full(len(layout.tokens), -1, np.int32)
     place = {id(item): number for number, item in enumerate(item for item in items if item.grid)}
     for field, indices in layout.encoder_indices.items():
@@ -149,7 +152,10 @@ def _cells(item: MediaItem, tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _prompt_blocks(layout: TokenLayout) -> Int32[np.ndarray, " t"]:
-    """One block for the trunk and one for each branch, of the tokens before the first target; 0 for those behind it."""
+    """Numbers of bidirectional blocks, one for the trunk and one for each branch.
+
+    A block has the tokens before its first target; tokens from the target on have 0.
+    """
     begins = np.flatnonzero(np.diff(layout.branches, prepend=-1))  # first token of the trunk and of each branch
     targets = np.append(0, np.cumsum(layout.target_mask))[:-1]  # targets predicted before each token
     segment = np.searchsorted(begins, np.arange(len(layout.tokens)), side="right") - 1

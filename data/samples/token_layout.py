@@ -1,4 +1,7 @@
-"""Token layout: the token columns of a sample with a trunk and branches, as a pure function of token ids."""
+"""Token layout: the token columns of a sample with a trunk and branches, as a pure function of token ids.
+
+Data sets lay out token ids with `lay_out_tokens`; packed rows have the same columns.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +29,7 @@ class TokenLayout:
         blocks: Tokens of a sample with one number above 0 attend to each other both ways; 0 for causal attention.
         encoder_indices: By encoder field, for every token -1 or the index of the encoder output that replaces its
             embedding, or `configs.backbone.NEWLINE`. In sample metadata the index counts outputs of images and clips;
-            in a decoded sample it counts all cells, those of class tokens too.
+            in a decoded sample it counts all cells, including the cells of class tokens.
     """
 
     tokens: np.ndarray
@@ -54,7 +57,7 @@ def lay_out_tokens(
         branches: Token ids of each branch.
         loss_positions: For the trunk and then every branch, the positions within it whose *token is a target*.
         placeholders: By encoder field, the token id or ids that stand for an encoder output.
-        outputs: By encoder field, the output that each of them takes; all in order where it is left out.
+        outputs: By encoder field, the output that each placeholder takes; all in order where it is left out.
 
     Raises:
         DataError: The first token of the trunk or of a branch is a target: no token predicts it.

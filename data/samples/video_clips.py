@@ -1,4 +1,7 @@
-"""Video clips as items of a vision encoder: frames are chosen and sized from the header, and decoded on loading."""
+"""Video clips as items of a vision encoder: frames are chosen and sized from the header, and decoded on loading.
+
+`MediaParts` expands the clips of a record with these functions.
+"""
 
 from collections.abc import Callable
 
@@ -21,7 +24,7 @@ def clip_items(media: Media, sampling: VideoSampling, patch_format: PatchFormat)
     Args:
         media: The file.
         sampling: Which frames are read.
-        patch_format: What the encoder requires.
+        patch_format: Format of the encoder's inputs.
 
     Raises:
         BadSampleError: The file cannot be read.
@@ -62,7 +65,7 @@ def clip_items(media: Media, sampling: VideoSampling, patch_format: PatchFormat)
 def plan_frames(
     header: VideoHeader, sampling: VideoSampling, patch_format: PatchFormat
 ) -> tuple[np.ndarray, tuple[int, int], ImageTiling]:
-    """Which frames of a clip are read, their size in pixels after resizing, and what resizes them.
+    """Chooses the frames of a clip that are read, and their size.
 
     Returns:
         int64[n] numbers of frames from 0, (height, width), and a tiling that makes one image of a frame.

@@ -80,7 +80,7 @@ class ArrayRecord:
         where = f"{self._files[file]}[{row}]"
         try:
             content = self._readers[file][row]
-        except (RuntimeError, IndexError) as error:  # what the reader raises for damaged files
+        except (RuntimeError, IndexError) as error:  # the reader's errors for damaged files
             raise described_fault(where, error) or BadSampleError(where, f"it is damaged: {error}") from error
         return decode_record(where, content)
 
@@ -169,7 +169,7 @@ def decode_record(where: str, content: bytes) -> Record:
 
 
 def _part(where: str, item: Mapping[str, object], content: bytes, start: int) -> tuple[ContentPart, int]:
-    """A part, and the position where the bytes of the next medium begin."""
+    """A content part, and the position where the bytes of the next medium begin."""
     text = item.get("text")
     if isinstance(text, str):
         return TextPart(require_encodable(where, "a text", text)), start

@@ -1,4 +1,4 @@
-"""Data sets of the `datasets` library of Hugging Face: a folder that it wrote, or a name on its hub."""
+"""Data sets of the `datasets` library of Hugging Face: a folder that the library wrote, or a name on its hub."""
 
 import os
 import pathlib
@@ -52,8 +52,8 @@ class HuggingFaceDataset:
         Args:
             path: A folder that `save_to_disk` wrote, a folder of files that the library loads (Parquet, JSON, images
                 with metadata), or a name on the hub, `owner/name`.
-            split: Name of the split, also a part of it such as `train[:1000]` for anything but `save_to_disk`.
-            task: What a row trains, and which columns it needs: see `data.sources.record_columns.RecordColumns`.
+            split: Name of the split, or a slice of it such as `train[:1000]` for anything but `save_to_disk`.
+            task: The task that a row trains, and so its columns: see `data.sources.record_columns.RecordColumns`.
             text, question, answer, image, audio, video: Names of the columns.
             subset: Configuration of a data set that has several.
             revision: Branch, tag or commit on the hub; a commit makes runs repeatable.

@@ -1,4 +1,7 @@
-"""Index of the entries of a JSON array or of JSON lines within their file, 24 bytes an entry."""
+"""Index of the entries of a JSON array or of JSON lines within their file, 24 bytes an entry.
+
+`LlavaJson` reads its entries by it.
+"""
 
 import array
 import json

@@ -1,4 +1,4 @@
-"""Keys of entries that name media: which are read, and which are refused because nothing reads them."""
+"""Keys of entries that name media: keys that are read, and keys that are refused because nothing reads them."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -10,8 +10,8 @@ _MEDIA_WORDS = frozenset(
     ("image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "audio", "audios", "sound", "sounds")
     + ("wav", "video", "videos", "clip", "clips", "frame", "frames", "media", "medium")
 )
-# Beside a word for media in a key, these (without their digits) say that its value is the media; others, such as
-# "size", that it is about it.
+# Beside a word for media in a key, these words (without digits) say that the value names the media itself; other words,
+# such as "size", that the value describes it.
 _NAMING_WORDS = frozenset(
     ("path", "paths", "file", "files", "filename", "filenames", "name", "names", "url", "urls", "uri", "uris")
     + ("src", "list", "data", "bytes", "base", "b", "folder", "dir")
@@ -64,7 +64,7 @@ def refuse_media_keys(
         entry: Values by key.
         known: Keys that are read.
         has_media: Whether media are read from other keys.
-        holder: What has the keys, for the message.
+        holder: Name of the object with the keys, for the message.
 
     Raises:
         BadSampleError: There is such a key.

@@ -1,4 +1,7 @@
-"""Messages of a stored conversation as turns: placeholders in the texts are replaced by their media."""
+"""Messages of a stored conversation as turns: placeholders in the texts are replaced by their media.
+
+Sources whose entries are conversations make their records with `parse_messages`.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -34,8 +37,7 @@ def parse_messages(where: str, messages: object, media: Mapping[str, Sequence[St
 
     Raises:
         BadSampleError: The messages have another form, one is empty, names media of its own, or has `<image>` beside
-            words of an answer, none is the assistant's, or the number of placeholders of a kind differs from that of
-            its media.
+            words of an answer, none is the assistant's, or the numbers of placeholders and media of a kind differ.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise BadSampleError(where, "the conversation is not a list of messages")

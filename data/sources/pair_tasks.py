@@ -1,4 +1,7 @@
-"""Pair tasks: an image, an audio clip or a video clip and its text as the turns of a conversation."""
+"""Pair tasks: an image, an audio clip or a video clip and its text as the turns of a conversation.
+
+Sources of pairs (WebDataset, LibriSpeech, tables) make their records with these tasks.
+"""
 
 import dataclasses
 from collections.abc import Callable

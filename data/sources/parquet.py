@@ -51,9 +51,9 @@ class ParquetTable:
 
         Args:
             files: Paths, with braces and wildcards.
-            task: What a row trains, and which columns it needs: see `data.sources.record_columns.RecordColumns`.
+            task: The task that a row trains, and so its columns: see `data.sources.record_columns.RecordColumns`.
             text, question, answer, image, audio, video: Names of the columns.
-            folder: Folder of the media that rows name by a path; that of the Parquet file by default.
+            folder: Folder of the media that rows name by a path; the folder of the Parquet file by default.
             cached_row_groups: Number of row groups of this source that stay in memory.
             name: Name of the source.
 
@@ -115,7 +115,7 @@ class _RowGroupCache:
         self._footers: dict[str, pyarrow.parquet.FileMetaData] = {}
 
     def read(self, path: str, group: int, columns: Sequence[str]) -> pyarrow.Table:
-        """The columns of a row group. Two threads that miss the same one both read it."""
+        """The columns of a row group. Two threads that miss the same row group both read it."""
         with self._lock:
             table = self._tables.get((path, group))
             footer = self._footers.get(path)

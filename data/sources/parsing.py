@@ -1,4 +1,7 @@
-"""Parsing of bytes of unknown quality into text, JSON and paths, with BadSampleError as the only error."""
+"""Parsing of bytes of unknown quality into text, JSON and paths, with BadSampleError as the only error.
+
+Every record source reads its entries with these functions.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Path patterns with braces and wildcards, expanded to existing files."""
+"""Path patterns with braces and wildcards, expanded to existing files.
+
+Sources take their files as such patterns.
+"""
 
 import glob
 import itertools

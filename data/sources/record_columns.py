@@ -1,4 +1,7 @@
-"""Record columns: which columns of a table hold what, and a row of it as a record."""
+"""Record columns: the columns of a table that a task reads, and the conversion of a row to a record.
+
+Parquet tables and data sets of Hugging Face have them.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -14,11 +17,11 @@ from data.sources.parsing import media_from_path, parse_json, require_text
 _LOG = logging.getLogger(__name__)
 
 TABLE_TASKS = (*PAIR_TASKS, "answer", "converse")
-"""What a row of a table may train."""
+"""Tasks that a row of a table may train."""
 
 
 class RecordColumns:
-    """The columns of a table by what they hold.
+    """The columns of a table, by their content.
 
     The cell of a medium is a struct of `bytes` and `path`, as of the `datasets` library's Image and Audio, or bytes, or
     the path of a file. In the tasks `answer` and `converse` it may also be a list of these, or empty.
@@ -46,8 +49,8 @@ class RecordColumns:
             task: `describe` and `generate` take an image and a text, `transcribe` an audio clip and a text,
                 `describe_video` a video clip and a text (see `data.sources.pair_tasks`), `answer` a question, its
                 answer and any media, and `converse` a conversation and any media.
-            text: Column of the text or the conversation, as `data.sources.messages.parse_messages` reads it, or a JSON
-                text of that.
+            text: Column of the text or the conversation, as `data.sources.messages.parse_messages` reads it, or of its
+                JSON text.
             question: Column of the question; `<image>`, `<audio>` and `<video>` in it are placeholders of the media.
             answer: Column of the answer.
             image: Column of images; `image` by default where the task needs one, else none.

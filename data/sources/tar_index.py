@@ -1,4 +1,7 @@
-"""Index of the members of a tar from its headers alone: payloads are skipped, so a shard costs one read a member."""
+"""Index of the members of a tar from its headers alone: payloads are skipped, so a shard costs one read a member.
+
+`WebDataset` reads its shards by it.
+"""
 
 import dataclasses
 import pathlib
@@ -26,7 +29,7 @@ class TarIndex:
     """The content of a tar.
 
     Attributes:
-        members: Its files in order. The header of the last one may announce more bytes than there are.
+        members: Files of the tar in order. The header of the last one may announce more bytes than there are.
         size: Size of the tar in bytes.
         damage: Why it ends before its end mark; empty for a complete tar.
     """
@@ -143,7 +146,7 @@ def _pax(extension: bytes, name: str) -> tuple[str, int]:
     while extension:
         digits, _, rest = extension.partition(b" ")
         if not digits.isdigit() or len(digits) > 9 or int(digits) <= len(digits) + 1:
-            break  # malformed: what was read so far is kept
+            break  # malformed: the entries read so far are kept
         record, extension = rest[: int(digits) - len(digits) - 1], extension[int(digits) :]
         keyword, _, value = record.removesuffix(b"\n").partition(b"=")
         if keyword == b"path":

@@ -15,7 +15,7 @@ from data.sources.parsing import decode_utf8, parse_json, require_text
 from data.sources.paths import find_files
 from data.sources.tar_index import TarIndex, TarMember, index_tar
 
-# Of the formats that are decoded (`data.media`), for each kind of media.
+# Suffixes of the formats that are decoded (`data.media`), for each kind of media.
 _SUFFIXES = {
     "image": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "jp2"),
     "audio": ("wav", "flac", "mp3", "ogg", "oga", "opus"),
@@ -72,7 +72,7 @@ class WebDataset:
         self._reasons: dict[int, str] = {}
         columns = array.array("q")
         with concurrent.futures.ThreadPoolExecutor(_SCAN_THREADS) as pool:
-            # The members of one shard are converted to columns before those of the next, which limits memory.
+            # The members of one shard are converted to columns before the next shard's, which limits memory.
             for shard, samples in enumerate(pool.map(self._scan, self._shards)):
                 for sample in samples:
                     if sample.reason:

@@ -1,1 +1,1 @@
-"""Tokenizers and chat templates."""
+"""Tokenizers, chat templates, and the layout of media among tokens: from records to token ids."""

@@ -14,7 +14,7 @@ from data.text.tokenizer import (
     validate_token_ids,
 )
 
-# The first six ids are those of data.text.word_tokenizer.
+# The first six ids are the same as in data.text.word_tokenizer.
 _SPECIAL_TOKENS = SpecialTokens(
     pad=0,
     bos=1,
@@ -62,7 +62,7 @@ class ByteTokenizer:
         return f"<{role}>" if role else None
 
     def to_json(self) -> str:
-        """The kind and the special tokens."""
+        """The kind and the special tokens as JSON text, for `from_json`."""
         return json.dumps({"kind": "bytes", "special": dataclasses.asdict(_SPECIAL_TOKENS)}, indent=1)
 
     @classmethod

@@ -28,7 +28,7 @@ from data.text.tokenizer import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokenNames:
-    """How a tokenizer's file spells the special tokens (`SpecialTokens`); None for roles without a token.
+    """Spelling of each special token (`SpecialTokens`) in a tokenizer's file; None for roles without a token.
 
     Published language models have no tokens for images or audio: name reserved tokens, or add tokens to the file.
     """
@@ -56,8 +56,8 @@ class HuggingFaceTokenizer:
 
     Attributes:
         content: Text of the file.
-        names: Its special tokens.
-        chat_template: The chat template that it comes with; None for none.
+        names: Spellings of the special tokens in the file.
+        chat_template: The chat template that the file comes with; None for none.
 
     Raises:
         DataError: The text is not such a file, or lacks a named token.
@@ -115,7 +115,7 @@ class HuggingFaceTokenizer:
 
     @property
     def control_token_patterns(self) -> dict[str, str]:
-        """By the name of each token that no text may spell, a regular expression of what it takes of a text."""
+        """By the name of each token that no text may spell, a regular expression of the characters that it matches."""
         strips = {
             token.content: (token.lstrip, token.rstrip) for token in self._model.get_added_tokens_decoder().values()
         }
@@ -140,12 +140,12 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def _model_behind_token(self) -> tokenizers.Tokenizer:
-        """For text behind a special token: some tokenizers put a space before the first text alone."""
+        """The tokenizer for text behind a special token: some put a space before the first text alone."""
         return _without_leading_space(self._model, first_only=True)
 
     @functools.cached_property
     def _model_behind_text(self) -> tokenizers.Tokenizer:
-        """For text that goes on behind text, before which no tokenizer puts a space."""
+        """The tokenizer for text that goes on behind text, before which none puts a space."""
         return _without_leading_space(self._model, first_only=False)
 
     @functools.cached_property
@@ -162,8 +162,8 @@ class HuggingFaceTokenizer:
     def encode(self, text: str, behind: Preceding = "nothing") -> list[int]:
         """The token ids of a text, without the tokens that the file would add around it.
 
-        They are those that the package gives for the text as a part of a whole: Llama's SentencePiece puts a space
-        before a text, some variants before the first alone, none within a text.
+        They equal the ids that the package gives for the text within a longer one: Llama's SentencePiece puts a space
+        before a text, some variants before the first text alone, none within a text.
 
         Where the vocabulary holds a special token as a word that a text can spell (Unigram models do), the text is
         split within that word.
@@ -209,7 +209,7 @@ class HuggingFaceTokenizer:
         return self._control_tokens[name]
 
     def special_name(self, token_id: int) -> str | None:
-        """How the file spells a token that is named or that it marks as special, and that of unknown text."""
+        """The file's spelling of a token that is named, marked as special or for unknown text; None for others."""
         is_special = token_id in self._control_ids or token_id == self.special_tokens.unknown
         return self._model.id_to_token(token_id) if is_special else None
 
@@ -250,9 +250,9 @@ def _panics_as_errors() -> Iterator[None]:
 
 
 def _check_charsmaps(normalizer: Any) -> None:
-    """Checks what normalizers of SentencePiece hold in base64: the size of a trie, the trie, and texts.
+    """Checks the base64 data of SentencePiece's normalizers: the size of a trie, the trie, and texts.
 
-    The package panics, with a message of its own on standard error, where it cannot read that.
+    The package panics, with a message of its own on standard error, where it cannot read the data.
 
     Raises:
         ValueError: One is damaged.

@@ -1,4 +1,7 @@
-"""How the tokens of an image are laid out: which texts and tokens stand around and between those of its parts."""
+"""Layout of an image's tokens: the texts and tokens around and between the cells of its encoder images.
+
+`Conversations.images` configures it; `MediaParts` and `data.samples.image_tokens` follow it.
+"""
 
 import dataclasses
 from typing import Literal, get_args
@@ -18,8 +21,8 @@ class ImageLayout:
     delimiters of images where it has them (LLaVA-1.5, Qwen-VL, InternVL).
 
     Attributes:
-        delimiters: Whether one pair of delimiters stands around the tokens of the whole `image`, or one around those of
-            each encoder image (`tiles`).
+        delimiters: Whether one pair of delimiters stands around the tokens of the whole `image`, or one around the
+            tokens of each encoder image (`tiles`).
         before, after: Texts before and after each pair (Gemma 3: two line breaks each).
         original, crops, separator: Texts before the first of several encoder images, between it and the second, and
             between the others (Gemma 3 with pan and scan); for the delimiters `tiles`.

@@ -37,7 +37,7 @@ _TILINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class PromptFormat:
-    """How a data set lays out prompts.
+    """The layout of a data set's prompts: chat templates, tiling of images, and layouts of images and clips.
 
     Attributes:
         template: Name of the chat template (`data.text.templates.find_template`) of prompts answered by text.

@@ -1,4 +1,6 @@
-"""What a published processor's configuration says about images: the tiling, and the layout of their tokens.
+"""The tiling of images and the layout of their tokens, read from a published processor's configuration.
+
+In a gin file:
 
 conversations.Conversations.tiling = @published_processor.published_tiling()
 conversations.Conversations.images = @published_processor.published_layout()
@@ -83,7 +85,7 @@ def published_layout(folder: str | os.PathLike[str]) -> ImageLayout:
 
 
 def _read(folder: str | os.PathLike[str]) -> tuple[str, str, Values]:
-    """Where the configuration of images is, the type of its processor, and its values."""
+    """The file of the configuration of images, the type of its processor, and its values."""
     for path in (pathlib.Path(folder) / file for file in FILES):
         if not path.is_file():
             continue
@@ -205,4 +207,4 @@ TILINGS: dict[str, Callable[[Values], ImageTiling]] = {
     "SiglipImageProcessor": _square,
     "ViTImageProcessor": _square,
 }
-"""By the type of a processor, what makes a tiling of its values."""
+"""By the type of a processor, the function that makes a tiling of its values."""

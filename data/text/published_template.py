@@ -1,4 +1,7 @@
-"""The chat template that a published tokenizer comes with: its text, as its files have it."""
+"""The chat template that a published tokenizer comes with: its text, as its files have it.
+
+`JinjaTemplate` renders it.
+"""
 
 import dataclasses
 import json
@@ -17,8 +20,8 @@ class PublishedTemplate:
     """A chat template in Jinja.
 
     Attributes:
-        source: Its text.
-        variables: Names and spellings of special tokens that it may use, such as `bos_token`.
+        source: Text of the template.
+        variables: Names and spellings of special tokens that the template may use, such as `bos_token`.
     """
 
     source: str = dataclasses.field(repr=False)

@@ -1,4 +1,7 @@
-"""Rendering: a conversation as tokens and media, and which of the tokens the model must predict."""
+"""Rendering: a conversation as tokens and media, and which of the tokens the model must predict.
+
+`SampleBuilder` renders every record so, and adds the elements to a `SampleDraft`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +58,7 @@ class MediaPlaceholder:
 ChatElement = TokenRun | MediaPlaceholder
 
 Element = tuple[MarkupElement | MediaPlaceholder, bool]
-"""A text, a token or a medium of a conversation, with: whether it is in the loss."""
+"""A text, a token or a medium of a conversation, and whether it is in the loss."""
 
 
 @runtime_checkable
@@ -66,7 +69,7 @@ class ConversationTemplate(Protocol):
         """The elements of a training sample in order.
 
         Raises:
-            BadSampleError: A turn has an unknown role, or the assistant's turn contains what no generator produces.
+            BadSampleError: A turn has an unknown role, or the assistant's turn contains a medium other than an image.
         """
         ...
 
@@ -84,7 +87,7 @@ class ConversationTemplate(Protocol):
 
 
 Expand = Callable[[MediaPart], Iterable[ContentPart]]
-"""What takes the place of a medium of the input: texts, and media."""
+"""Replaces a medium of the input by texts and media."""
 
 
 def keep_media(part: MediaPart) -> Iterable[ContentPart]:
@@ -110,7 +113,7 @@ def render_conversation(
 def render_prompt(
     record: Record, template: ConversationTemplate, tokenizer: Tokenizer, expand: Expand = keep_media
 ) -> list[ChatElement]:
-    """The conversation up to the assistant's next answer: what `render_conversation` gives before that answer."""
+    """The conversation up to the assistant's next answer, as `render_conversation` begins it."""
     return _encode_elements(_expanded(template.prompt(record, tokenizer), expand), tokenizer)
 
 
@@ -155,7 +158,7 @@ def _encode_elements(elements: Iterable[Element], tokenizer: Tokenizer) -> list[
 def _encode_markup(
     markup: Iterable[MarkupElement], tokenizer: Tokenizer, behind: Preceding
 ) -> tuple[list[int], Preceding]:
-    """The token ids of markup, and what the text that follows it stands behind."""
+    """The token ids of markup, and the kind of element before the text that follows it."""
     token_ids: list[int] = []
     text = ""
 

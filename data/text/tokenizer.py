@@ -11,7 +11,7 @@ from data.errors import DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Token ids that structure a sample; None for those that a tokenizer does not have.
+    """Ids of the tokens that structure a sample; None for tokens that a tokenizer does not have.
 
     Only `pad`, which is never a target, may share its id with another role.
 
@@ -84,7 +84,7 @@ class SpecialTokens:
 
 
 Preceding = Literal["nothing", "token", "text"]
-"""What a text stands behind: nothing, a special token or a medium, or text that is encoded apart."""
+"""What precedes a text: nothing, a special token or a medium, or text that is encoded apart."""
 
 
 @runtime_checkable
@@ -117,7 +117,7 @@ class Tokenizer(Protocol):
         ...
 
     def special_name(self, token_id: int) -> str | None:
-        """How a token that no text becomes is written, such as `<|im_start|>`, and that of unknown text; else None."""
+        """Name of a token that no text is encoded to, such as `<|im_start|>`, or of unknown text; None for others."""
         ...
 
     def to_json(self) -> str:

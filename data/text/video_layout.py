@@ -1,4 +1,7 @@
-"""How the tokens of a video clip are laid out: which text and which delimiters stand between those of its frames."""
+"""Layout of a video clip's tokens: the texts and delimiters around and between the tokens of its frames.
+
+`Conversations.video` configures it; `MediaParts` follows it.
+"""
 
 import dataclasses
 from typing import Literal, get_args
@@ -12,7 +15,7 @@ VideoDelimiters = Literal["frames", "clip"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VideoLayout:
-    r"""What becomes of a clip in a sample: frames that the vision encoder reads, and the tokens around theirs.
+    r"""The frames of a clip that the vision encoder reads, and the texts and delimiters around their tokens.
 
     Frames of one temporal patch become backbone tokens together. The defaults put the tokens of a clip one after
     another, as in Qwen2.5-VL. Qwen3-VL has the label `<{seconds:.1f} seconds>` and delimiters around `frames`, InternVL
@@ -24,7 +27,7 @@ class VideoLayout:
             mean of the times of its first and last frame.
         separator: Text between temporal patches.
         delimiters: Whether the tokenizer's delimiters of images, where it has them, stand around the tokens of `frames`
-            that are in one temporal patch, or around those of the whole `clip`.
+            in one temporal patch, or around the tokens of the whole `clip`.
     """
 
     sampling: VideoSampling = VideoSampling()

@@ -1,4 +1,7 @@
-"""Video files of common formats: headers, and exact frames by time, for any order and spacing of frames in the file."""
+"""Video files of common formats: headers, and exact frames by time, for any order and spacing of frames in the file.
+
+`data.samples.video_clips` reads the header when a sample is planned, and the frames when it is loaded.
+"""
 
 import contextlib
 import math
@@ -41,8 +44,8 @@ _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if hasattr(av.container
 def read_header(media: Media) -> VideoHeader:
     """The header of a clip: its first frame is decoded, for rotation and time, and its last packets are looked at.
 
-    A header's number of frames counts those that an edit list hides, and its length may be that of the sound. So the
-    length is the time from the first frame to the end of the last one.
+    A header's number of frames includes frames that an edit list hides, and its length may be the length of the sound.
+    So the length is the time from the first frame to the end of the last one.
 
     Raises:
         BadSampleError: The file is missing, not of `VIDEO_FORMATS`, truncated, has no video stream, no frame or no
@@ -65,11 +68,11 @@ def read_header(media: Media) -> VideoHeader:
 def read_frames(media: Media, header: VideoHeader, times: Sequence[float]) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
     """Decodes the frame that is shown at each time, upright.
 
-    A frame is shown from its own time until that of the next one; times count from the first frame of the stream.
+    A frame is shown from its own time until the time of the next; times count from the first frame of the stream.
 
     Args:
         media: The file.
-        header: What `read_header` returned for it.
+        header: The header that `read_header` returned for the file.
         times: Seconds, ascending.
 
     Raises:
@@ -106,7 +109,7 @@ class _FrameReader:
         self._start = 0 if self._shown is None else _timestamp(self._shown, where)
 
     def frame_at(self, time: float) -> av.VideoFrame:
-        """The frame that is shown at a time, not before that of the last call."""
+        """The frame that is shown at a time, in seconds, which is no earlier than in the last call."""
         if self._ahead is not None and time - self._time(self._ahead) > self._reach:
             self._seek(time)
         while self._ahead is not None and self._time(self._ahead) <= time:
@@ -197,7 +200,7 @@ class _FrameReader:
 
 @contextlib.contextmanager
 def _open_video(media: Media) -> Iterator[_OpenVideo]:
-    """Opens a clip and its first video stream; errors inside the context are those of `decoding`."""
+    """Opens a clip and its first video stream; errors inside the context are raised as by `decoding`."""
     # Options of the container alone: PyAV 17.0 crashes where streams, to which it hands others, turn up late (FLV).
     options = {"format_whitelist": ",".join(VIDEO_FORMATS)}
     with (
@@ -225,7 +228,7 @@ def _content_errors(where: str) -> Iterator[None]:
         if isinstance(error, MemoryError):
             raise
         reason = error.strerror or type(error).__name__
-        if isinstance(error, av.error.ArgumentError):  # what FFmpeg says of a format that is not allowed
+        if isinstance(error, av.error.ArgumentError):  # FFmpeg's error for a format that is not allowed
             reason = f"{reason}; read are {', '.join(VIDEO_FORMATS)}"
         raise BadSampleError(where, reason) from error
 
@@ -263,7 +266,7 @@ def _end(
 def _ends(
     container: av.container.InputContainer, stream: av.video.stream.VideoStream, rate: float
 ) -> tuple[float | None, float]:
-    """Seconds at which the packets of the video that are shown end, and those of all streams, from here on.
+    """Seconds at which the shown packets of the video end, and the packets of all streams, from here to the file's end.
 
     The end of the file is rounded up by a frame, since not every container says how long a packet lasts.
     """

@@ -1,4 +1,7 @@
-"""Which frames of a video clip are read: chosen from its header, before anything is decoded."""
+"""Sampling of a video clip's frames: the frames to read are chosen from its header, before anything is decoded.
+
+`VideoLayout.sampling` configures it.
+"""
 
 import dataclasses
 from typing import Literal, get_args
@@ -14,7 +17,7 @@ FramePlacement = Literal["ends", "middles"]
 
 @dataclasses.dataclass(frozen=True)
 class VideoHeader:
-    """What is known of a clip before it is decoded.
+    """Number, rate and size of a clip's frames, known before it is decoded.
 
     Attributes:
         frames: Number of frames from the first to the end of the last one that is shown, at the average rate.
@@ -36,7 +39,7 @@ class VideoHeader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VideoSampling:
-    """How many frames of a clip are read, and which; the number follows from the header alone.
+    """A rule for the number and places of the frames that are read of a clip; both follow from the header alone.
 
     Attributes:
         rate: Frames read per second of the clip; never more than it has.
@@ -45,7 +48,7 @@ class VideoSampling:
         max_patches: Most patches of a clip, class tokens included: frames are scaled down, to one backbone token each,
             before their number is reduced. 0 for as many as a row holds.
         placement: `ends` spreads the frames from the first to the last one (Qwen-VL, LLaVA-Video); `middles` takes the
-            middle one of equal parts (InternVL).
+            middle frame of each of as many equal stretches (InternVL).
         side: Side in pixels of the square to which every frame is resized (InternVL); 0 keeps resolution and aspect
             ratio as far as `max_patches` allows.
     """
@@ -77,7 +80,7 @@ class VideoSampling:
         """Numbers of the frames to read, from 0, in order and each once.
 
         Args:
-            header: The clip's.
+            header: Header of the clip.
             most: Most frames that there is room for, at least 1.
         """
         wanted = max(int(header.duration * self.rate), self.min_frames)

@@ -1,4 +1,4 @@
-"""Writing of small video files."""
+"""Writing of small video files, for data sets that are drawn (`data.datasets.moving_shapes`)."""
 
 import os
 import pathlib

@@ -1,4 +1,7 @@
-"""Audio files of any common format: decoding to mono sound of 16 kHz, and lengths from headers alone."""
+"""Audio files of any common format: decoding to mono sound of 16 kHz, and lengths from headers alone.
+
+Lengths are read when a sample is planned, sound when it is loaded (`data.samples.audio_format`).
+"""
 
 import contextlib
 import functools
@@ -117,7 +120,7 @@ class _Longer(io.BytesIO):
 def _open_audio(media: Media) -> Iterator[tuple[soundfile.SoundFile, int | None]]:
     """Opens a clip whose header is valid, with the number of samples, None where the header does not have it.
 
-    Errors inside the context are those of `decoding`.
+    Errors inside the context are raised as by `decoding`.
     """
     with contextlib.ExitStack() as opened:
         stream = opened.enter_context(decoding(media, _explain))
@@ -165,7 +168,7 @@ def _after_id3_tags(stream: io.BufferedReader | io.BytesIO) -> bytes:
 
 
 def _header_fault(file: soundfile.SoundFile, stream: io.BufferedReader | io.BytesIO, announced: int | None) -> str:
-    """What the header shows to be wrong; empty for a valid one."""
+    """Description of the fault that the header shows; empty for a valid header."""
     if file.format not in AUDIO_FORMATS:
         return f"{file.format} is none of {', '.join(AUDIO_FORMATS)}"
     if not MIN_SAMPLE_RATE <= file.samplerate <= MAX_SAMPLE_RATE:

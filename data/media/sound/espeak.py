@@ -1,4 +1,7 @@
-"""Speech synthesis by eSpeak NG (Debian's `espeak-ng`): rule-based, with many voices and no recorded speaker."""
+"""Speech synthesis by eSpeak NG (Debian's `espeak-ng`): rule-based, with many voices and no recorded speaker.
+
+`mmjax synthesize_speech` speaks easy-VQA's questions with it.
+"""
 
 import pathlib
 import re
@@ -45,7 +48,7 @@ class Espeak:
         """Checks voices and speeds; the program itself would replace unknown ones silently.
 
         Args:
-            voices: Such as `en-us` and `en-gb+f2`: a language, optionally with a variant of the speaker.
+            voices: Voices such as `en-us` and `en-gb+f2`: a language, optionally with a variant of the speaker.
             speeds: Words per minute.
 
         Raises:
@@ -70,7 +73,7 @@ class Espeak:
         """Speaks a text, without the pause at its end: mono sound of 16 kHz.
 
         Args:
-            text: What is spoken.
+            text: The text to speak.
             voice: See `check_voices`.
             speed: Words per minute.
 

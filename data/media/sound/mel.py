@@ -1,4 +1,7 @@
-"""Log-mel spectrograms of audio clips, as Whisper computes them (arXiv 2212.04356, section 2.2)."""
+"""Log-mel spectrograms of audio clips, as Whisper computes them (arXiv 2212.04356, section 2.2).
+
+`data.samples.audio_format` computes an audio encoder's inputs with it.
+"""
 
 import functools
 
@@ -8,7 +11,7 @@ from jaxtyping import Float, Float32
 from data.errors import DataError
 
 SAMPLE_RATE = 16_000
-"""Of every waveform, in Hz."""
+"""Sample rate of every waveform, in Hz."""
 
 MAX_CHUNK_SAMPLES = 30 * SAMPLE_RATE
 """Samples of the 30 s window on which Whisper's encoder was trained."""

@@ -16,16 +16,16 @@ from data.media.tilings.tiling import Tile
 class AnyResolution:
     """The whole input as one tile, then the tiles of a grid (LLaVA-NeXT; LLaVA-OneVision, arXiv 2408.03326).
 
-    Of the grids, that which shows most pixels of the input, and among those the smallest, is filled as far as the
-    input's aspect ratio allows; the rest is black, the same on both sides.
+    The grid that shows most pixels of the input, of several the smallest, is filled as far as the input's aspect ratio
+    allows; the rest is black, equally wide on both sides.
 
     Attributes:
-        tile_size: Side of a tile in pixels. What is less than a cell at its end is cut off, as SigLIP's convolution
-            leaves it (384 pixels in patches of 14).
+        tile_size: Side of a tile in pixels. A remainder of less than a cell at its end is cut off, as SigLIP's
+            convolution leaves it (384 pixels in patches of 14).
         grids: (rows, columns) of the grids in tiles; among equal ones, the first is taken.
         max_tiles: Grids of more tiles are not used. LLaVA-OneVision makes more, and interpolates their map down to as
             many cells as these tiles have, which is not done here.
-        resampling: Filter.
+        resampling: Name of the filter that resizes (`data.media.resampling`).
     """
 
     tile_size: int = 384
@@ -62,7 +62,7 @@ class AnyResolution:
         return max(self.used_grids, key=shown_and_wasted)
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for the whole input and every tile.
+        """The (height, width) of the whole input and of each tile in pixels, all the same.
 
         Raises:
             DataError: The side of a tile is less than `cell_size`.

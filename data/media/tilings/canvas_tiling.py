@@ -16,14 +16,14 @@ from data.media.tilings.tiling import Tile
 class CanvasTiling:
     """The tiles of a canvas, then the whole input as one tile if there are several.
 
-    Of the canvases of at most `max_tiles` tiles, the one that enlarges the input least, or else shrinks it least; among
-    equal ones the smallest. The input keeps its aspect ratio, and black fills the canvas on the right and below.
+    The canvas, of at most `max_tiles` tiles, is the one that enlarges the input least, or else shrinks it least; of
+    several the smallest. The input keeps its aspect ratio, and black fills the canvas on the right and below.
 
     Attributes:
         tile_size: Side of a tile in pixels; a multiple of the cell size.
         max_tiles: Largest number of tiles of a canvas.
         enlarge: Whether inputs fill the largest canvas that they can, instead of the smallest.
-        resampling: Filter.
+        resampling: Name of the filter that resizes (`data.media.resampling`).
     """
 
     tile_size: int = 336
@@ -56,7 +56,7 @@ class CanvasTiling:
         return min(fitting, key=lambda grid: grid[0] * grid[1])
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for every tile and the whole input.
+        """The (height, width) of each tile and of the whole input in pixels, all the same.
 
         Raises:
             DataError: The side of a tile is no multiple of `cell_size`.

@@ -17,7 +17,7 @@ class LongestEdge:
 
     Attributes:
         longest_edge: Largest side in pixels before sides are rounded up to whole cells.
-        resampling: Filter.
+        resampling: Name of the filter that resizes (`data.media.resampling`).
     """
 
     longest_edge: int = 1024

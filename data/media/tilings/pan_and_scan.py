@@ -1,4 +1,4 @@
-"""Gemma 3's pan and scan: a square of the whole image, then squares of its parts where it is long."""
+"""Gemma 3's pan and scan: a square of the whole image, then squares of crops along its longer side."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ from data.media.resampling import require_resampling, require_tile_of_cells, res
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PanAndScan:
-    """The whole image, then parts along its longer side, each resized to one square (arXiv 2503.19786, section 2.1).
+    """The whole image, then crops along its longer side, each resized to one square (arXiv 2503.19786, section 2.1).
 
     Attributes:
         side: Side of the squares in pixels; a multiple of the cell size.
-        min_crop: Smallest side of a part in pixels; an image whose parts would be smaller is not cut.
-        max_crops: Largest number of parts.
-        min_ratio: Longer side by shorter side from which on an image is cut.
-        resampling: Filter.
+        min_crop: Smallest side of a crop in pixels; an image whose crops would be smaller is not cut.
+        max_crops: Largest number of crops.
+        min_ratio: Smallest ratio of the longer side to the shorter one at which an image is cut.
+        resampling: Name of the filter that resizes (`data.media.resampling`).
     """
 
     side: int = 896
@@ -37,7 +37,7 @@ class PanAndScan:
                 raise DataError(f"PanAndScan.{name} is {getattr(self, name)}; it must be at least {least}")
 
     def crops(self, height: int, width: int) -> list[tuple[slice, slice]]:
-        """Rows and columns of the parts of an image of this size; empty if it is not cut."""
+        """Rows and columns of the crops of an image of this size, in pixels; empty if it is not cut."""
         longer, shorter = max(height, width), min(height, width)
         if longer / shorter < self.min_ratio:
             return []
@@ -51,7 +51,7 @@ class PanAndScan:
         return [(whole, part) if width >= height else (part, whole) for part in parts]
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for the whole image and its parts.
+        """The (height, width) of the whole image and of each crop, all the same.
 
         Raises:
             DataError: The side is no multiple of `cell_size`.
@@ -60,7 +60,7 @@ class PanAndScan:
         return [(self.side, self.side)] * (1 + len(self.crops(height, width)))
 
     def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
-        """The whole image, then its parts."""
+        """The whole image, then its crops."""
         height, width = pixels.shape[:2]
         size, *_ = self.image_sizes(height, width, cell_size)
         parts = [pixels, *(pixels[part] for part in self.crops(height, width))]

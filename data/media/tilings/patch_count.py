@@ -19,7 +19,7 @@ class PatchCount:
 
     Attributes:
         max_cells: Largest number of cells.
-        resampling: Filter.
+        resampling: Name of the filter that resizes (`data.media.resampling`).
     """
 
     max_cells: int = 256

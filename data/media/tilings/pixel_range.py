@@ -20,8 +20,8 @@ class PixelRange:
 
     Attributes:
         min_pixels: Least number of pixels.
-        max_pixels: Largest number of pixels: that of backbone tokens times the pixels of a cell, (patch x merge)². An
-            image so narrow that a side is raised to one cell may exceed it.
+        max_pixels: Largest number of pixels: the largest number of backbone tokens times the pixels of a cell,
+            (patch x merge)². An image so narrow that a side is raised to one cell may exceed it.
     """
 
     min_pixels: int = 56 * 56

@@ -1,4 +1,7 @@
-"""One square image of a fixed side, as encoders read that were trained at one resolution (CLIP, SigLIP)."""
+"""One square image of a fixed side, as encoders read that were trained at one resolution (CLIP, SigLIP).
+
+`data.text.published_processor` chooses it, or a configuration does.
+"""
 
 import dataclasses
 from typing import Literal, get_args
@@ -18,12 +21,12 @@ class SquareImage:
     """One square image.
 
     Attributes:
-        side: Side in pixels. What is less than a cell at its end is cut off, as SigLIP's convolution leaves it (384
-            pixels in patches of 14).
+        side: Side in pixels. A remainder of less than a cell at its end is cut off, as SigLIP's convolution leaves it
+            (384 pixels in patches of 14).
         fit: How another aspect ratio becomes a square: `stretch` changes it (SigLIP, PaliGemma, Gemma 3); `crop` keeps
             the middle of an image whose shorter side has been resized (CLIP, LLaVA-1.5); `pad` first adds `padding` on
             both sides of the shorter one.
-        resampling: Filter.
+        resampling: Name of the filter that resizes (`data.media.resampling`).
         padding: Red, green and blue of `pad`, 0 to 255.
     """
 

@@ -17,11 +17,11 @@ from data.media.patches import fitted_size, resize_to_fit
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Where an encoder image lies in the input that it was cut from.
+    """Place of an encoder image in the input from which it was cut.
 
     Attributes:
-        row, column: Its place in the grid of tiles.
-        rows, columns: First and last of its cells, the last excluded, that show the input rather than padding.
+        row, column: Row and column in the grid of tiles, from 0.
+        rows, columns: First and last row or column of its cells, the last excluded, that shows the input, not padding.
     """
 
     row: int
@@ -62,7 +62,7 @@ class NativeResolution:
     """One image of the input's own resolution and aspect ratio, as closely as whole cells and their limit allow.
 
     Attributes:
-        max_cells: Largest number of cells, which is that of backbone tokens; larger images are scaled down.
+        max_cells: Largest number of cells, and so of backbone tokens; larger images are scaled down.
     """
 
     max_cells: int
@@ -119,7 +119,7 @@ class DynamicTiling:
         return covered[-1] if covered else smallest
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
-        """The same size for every tile and the thumbnail.
+        """The (height, width) of each tile and of the thumbnail in pixels, all the same.
 
         Raises:
             DataError: The side of a tile is no multiple of `cell_size`.

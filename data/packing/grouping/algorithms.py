@@ -1,4 +1,7 @@
-"""Grouping algorithms: samples with sizes in any number of modalities are put into groups, and none is lost."""
+"""Grouping algorithms: samples with sizes in any number of modalities are put into groups, and none is lost.
+
+A grouping policy (`grouping_policies.py`) has one of them; the step planner calls it for every window of samples.
+"""
 
 import abc
 import dataclasses

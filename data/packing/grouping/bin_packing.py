@@ -3,8 +3,8 @@
 Next-fit puts samples in order into one open group, which closes when the next sample exceeds its capacity. Where a
 group ends depends on where it begins, and so on all groups before it, and a Python loop over samples is slow.
 Therefore the group that would begin at a sample is measured for all samples at once, and only a loop over groups
-remains, from the beginning of one to the next. The result is that of a single pass over the samples, also where sums
-are rounded.
+remains, from the beginning of one to the next. The result equals a single pass over the samples, also where sums are
+rounded.
 """
 
 from typing import NamedTuple
@@ -75,7 +75,7 @@ def _reach(sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"]) -
 def _measure(
     sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"], start: int, reach: int
 ) -> UInt8[np.ndarray, " block"]:
-    """Members of the groups that would begin at each sample of a block; 0 for those of `reach` members or more."""
+    """Members of the groups that would begin at each sample of a block; 0 for groups of `reach` members or more."""
     count = sizes.shape[1]
     width = min(_BLOCK, count - start)
     lengths = np.ones(width, np.uint8)

@@ -1,4 +1,7 @@
-"""Comparison of grouping policies on the same samples: padding, idle replicas, and the waste of static shapes."""
+"""Comparison of grouping policies on the same samples: padding, idle replicas, and the waste of static shapes.
+
+`mmjax describe_data` shows the results.
+"""
 
 import bisect
 import dataclasses
@@ -61,7 +64,7 @@ class GroupingResult:
         pad_ratio: PadRatio: share of padding between the samples of a row; 0 for packed rows.
         dist_ratio: DistRatio: share of a step in which replicas of one row each idle.
         padding_share: Share of padding where all rows have one shape: the capacity, or the largest padded batch.
-        wasted_flops_share: The same over all modalities, weighted by the FLOPs of their units.
+        wasted_flops_share: Share of padding over all modalities, weighted by the FLOPs of their units.
     """
 
     policy: str
@@ -163,7 +166,7 @@ def _summarize(
         rows: The rows of whole steps.
         settings: Conditions of the comparison.
         units: Units of every row, by modality.
-        padded_units: The same with padding between samples.
+        padded_units: Units of every row with the padding between its samples, by modality.
         shape: Units of the shape that all rows have.
         pad_ratios: Share of padding in every row; None for packed rows.
     """

@@ -1,4 +1,7 @@
-"""Grouping policies by name: how samples are grouped into rows, and rows into steps."""
+"""Grouping policies by name: how samples are grouped into rows, and rows into steps.
+
+`DataConfig.grouping` is one of these names.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,7 +27,7 @@ ISF_THRESHOLD = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class GroupingPolicy:
-    """How the samples of a window become steps.
+    """A policy by which the samples of a window become rows, and rows become steps.
 
     Attributes:
         make_algorithm: Makes the algorithm that groups samples into rows, from the limits of a row (`row_limits`) and
@@ -37,7 +40,7 @@ class GroupingPolicy:
 
 
 def _isf(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
-    # The last limit is that on the number of samples, which is no measure of work.
+    # The last limit bounds the number of samples, which is no measure of work.
     threshold = (*(ISF_THRESHOLD * limits[:-1]).tolist(), float("inf"))
     return IterativeSamplingAndFiltering(threshold=threshold)
 

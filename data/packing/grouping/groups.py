@@ -94,7 +94,7 @@ class Groups:
 
 
 def concatenate_groups(parts: Sequence[Groups]) -> Groups:
-    """The groups of all parts, in order."""
+    """The groups of several results in one, in order, with the refused samples of all."""
     return Groups.from_lengths(
         np.concatenate([_no_samples(), *(part.members for part in parts)]),
         np.concatenate([_no_samples(), *(part.lengths for part in parts)]),

@@ -124,7 +124,8 @@ def search_isf_capacity(
     """The Q and Q' with the least padding for groups of `samples` to `samples + 1` samples on average.
 
     The paper gives its Q for one data set only. Here candidates in the proportions of the data, from one that just
-    holds the requested samples to twice that, are evaluated by iterative sampling and filtering of part of the data.
+    holds the requested samples to twice as much, are evaluated by iterative sampling and filtering of up to 2^14
+    samples.
 
     Args:
         sizes: Units of every sample, by modality.

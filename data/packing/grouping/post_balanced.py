@@ -49,7 +49,7 @@ class PostBalancedGroups(GroupingAlgorithm):
         return concatenate_groups(steps)
 
     def _deal_most(self, shares: Float[np.ndarray, "n k"]) -> tuple[int, Int[np.ndarray, " c"]]:
-        """How many of the first samples make a step, and the group of each.
+        """Number of the first samples that make a step, and the group of each.
 
         Args:
             shares: Sizes of the samples as shares of a group's capacity.
@@ -68,7 +68,7 @@ class PostBalancedGroups(GroupingAlgorithm):
         """The group of each sample; None if the samples do not fit in this way.
 
         Groups are evened out without regard to their capacity. Where one then exceeds it, samples are dealt one by one,
-        the largest first, to the group with the least of those with room.
+        the largest first, to the least filled group that has room.
         """
         group_of = balance_unpadded(np.ceil(shares[:, 0] * _LEVELS).astype(np.int64), self.rows)
         sums = np.stack([np.bincount(group_of, column, self.rows) for column in shares.T], axis=1)

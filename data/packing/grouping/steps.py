@@ -1,4 +1,7 @@
-"""Steps of groups: how the groups of a window of samples become steps, and which of them wait for the next window."""
+"""Steps of groups: how the groups of a window of samples become steps, and which of them wait for the next window.
+
+The step planner calls `form_window_steps` for every window.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +16,7 @@ FormSteps = Callable[
     [Groups, Float[np.ndarray, "n k"], int, np.random.Generator],
     tuple[Int[np.ndarray, "steps rows"], Int[np.ndarray, " leftover"]],
 ]
-"""(groups, sizes of samples, rows of a step, random) -> the groups of every step, and those that fill no step."""
+"""(groups, sizes of samples, rows of a step, random) -> the groups of every step, and the groups that fill no step."""
 
 
 def consecutive_steps(
@@ -29,8 +32,8 @@ def balanced_steps(
 ) -> tuple[Int[np.ndarray, "steps rows"], Int[np.ndarray, " leftover"]]:
     """Steps of `rows` groups of similar size, in random order, and the groups that fill no step.
 
-    If all replicas of a step have about the same load, none waits. The groups are bisected repeatedly, each part by
-    the modality in which it varies most, until a part is a step. The leftover groups are random, so that no sample is
+    If all replicas of a step have about the same load, none waits. The groups are bisected repeatedly, each subset by
+    the modality in which it varies most, until a subset is a step. The leftover groups are random, so that no sample is
     left over in every epoch, and so is the place of a group within its step.
 
     Args:
@@ -51,7 +54,7 @@ def balanced_steps(
 def _bisected_order(units: Float[np.ndarray, "g k"], rows: int) -> Int[np.ndarray, " g"]:
     """An order of the groups in which every `rows` neighbours are similar."""
     order = np.arange(len(units))
-    part_steps = np.array([len(units) // rows] if len(units) else [], np.int64)  # number of steps of each part
+    part_steps = np.array([len(units) // rows] if len(units) else [], np.int64)  # number of steps of each subset
     while (part_steps > 1).any():
         starts = (np.cumsum(part_steps) - part_steps) * rows
         part = np.repeat(np.arange(len(part_steps)), part_steps * rows)
@@ -64,7 +67,7 @@ def _bisected_order(units: Float[np.ndarray, "g k"], rows: int) -> Int[np.ndarra
 def _order_within_parts(
     units: Float[np.ndarray, "g k"], starts: Int[np.ndarray, " parts"], part: Int[np.ndarray, " g"]
 ) -> Int[np.ndarray, " g"]:
-    """An order within each part, by the modality with the largest relative difference of units."""
+    """An order within each subset, by the modality with the largest relative difference of units."""
     largest, smallest = (operation.reduceat(units, starts, axis=0) for operation in (np.maximum, np.minimum))
     spread = np.divide(largest - smallest, largest, out=np.zeros_like(largest), where=largest > 0)
     modality = spread.argmax(axis=1)
@@ -78,7 +81,7 @@ class WindowSteps:
     Attributes:
         groups: The samples of every row.
         steps: int64[steps, rows], indices into `groups`.
-        leftover: Groups in no step: first those that fill none, then those that wait to be filled.
+        leftover: Groups in no step: first the whole groups that fill no step, then the groups that wait to be filled.
     """
 
     groups: Groups

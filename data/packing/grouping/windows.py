@@ -1,4 +1,7 @@
-"""Windows: how many samples are grouped at a time, so that what stays open at the end of a window matters little."""
+"""Windows: how many samples are grouped at a time, so that rows left open at the end of a window matter little.
+
+The step planner reads the stream of samples up to the end that the rule gives.
+"""
 
 import dataclasses
 
@@ -32,8 +35,8 @@ class WindowRule:
         """Whether a window ends.
 
         Args:
-            samples: Its samples of the stream.
-            content: Sums of the sizes of its samples, those carried into it included.
+            samples: Number of samples of the stream in the window.
+            content: Sums of the sizes of its samples, including samples that were carried into it.
         """
         if samples < self.least:
             return False

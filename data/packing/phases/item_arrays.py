@@ -1,4 +1,4 @@
-"""The arrays of a module in its own rows: items found in the rows of a batch, and moved to those of a phase."""
+"""The arrays of a module in its phase rows: items are found in the rows of a batch, and moved to rows of the phase."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems
     if phase.is_generator:
         rows, places = np.nonzero(fields["weights"])
         return BatchItems(rows, places, np.ones_like(rows))
-    segments = fields["segments"]  # [n, positions]; a class token fills part of its slot
+    segments = fields["segments"]  # [n, positions]; a class token fills one position of its slot
     number = segments.reshape(len(segments), phase.slots, -1).max(axis=2)  # [n, slots], 0 for padding
     changes = np.diff(number, axis=1, prepend=0, append=0) != 0  # [n, slots + 1]
     rows, places = np.nonzero(changes[:, :-1] & (number > 0))
@@ -33,7 +33,7 @@ def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems
 
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
-    """As `first_slots`, of every slot."""
+    """Numbers of all token slots of some items: in the global batch's rows, and in the phase's (`first_slots`)."""
     in_batch, in_phase = (run_through(first, items[:, 5]) for first in first_slots(items, phase, phase.largest))
     return in_batch, in_phase
 
@@ -57,7 +57,7 @@ def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRo
 def _renumber(
     segments: Int[np.ndarray, "n positions"], items: Int[np.ndarray, "k 6"], phase: PhaseRows
 ) -> Int[np.ndarray, "n positions"]:
-    """Numbers the items of a row of the phase by 1, 2, ...; what was 0 stays so."""
+    """Numbers the items of a row of the phase by 1, 2, ...; padding stays 0."""
     row = items[:, 0].astype(np.int64) * phase.rows + items[:, 3]
     order = np.lexsort((items[:, 4], row))
     number = np.empty(len(items), np.int32)

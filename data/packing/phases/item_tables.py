@@ -1,4 +1,7 @@
-"""Item tables: which item of a batch lies where, in the rows of the global batch and in those of a phase."""
+"""Item tables: which item of a batch lies where, in the rows of the global batch and in the rows of a phase.
+
+They are made on the host from the sizes of items; `sharding.runtime.exchange` moves activations by them.
+"""
 
 import heapq
 import itertools
@@ -15,7 +18,7 @@ from data.samples.sample import SampleSizes
 from sharding.balancing.dealing import DealingError, deal_items
 
 _MOST_NAMED = 5
-"""Samples of a microbatch that does not fit."""
+"""Most samples that an error names of a microbatch that does not fit."""
 
 ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length")
 """Columns of an item table: where an item's slots lie in a microbatch of the global batch, and where in the phase."""
@@ -29,9 +32,9 @@ class BatchItems(NamedTuple):
     """The items of a module in the rows of a global batch, in order.
 
     Attributes:
-        rows: Row of each.
-        places: Its first slot in the row.
-        lengths: Number of its slots.
+        rows: Row of each item.
+        places: First token slot of each item in its row.
+        lengths: Token slots of each item.
     """
 
     rows: Int[np.ndarray, " k"]
@@ -43,8 +46,8 @@ class PlannedTable(NamedTuple):
     """The items of a phase in a planned step, before any of them is decoded.
 
     Attributes:
-        items: Their table, with the columns `ITEM_FIELDS`.
-        samples: Id of the sample of each.
+        items: The item table, with the columns `ITEM_FIELDS`.
+        samples: Sample id of each item.
     """
 
     items: Int[np.ndarray, "k 6"]
@@ -143,7 +146,7 @@ def _capacity_error(
     sufficient: int,
     any_batch: int,
 ) -> PhaseCapacityError:
-    """What to change, where items do not fit; rows of `sufficient` slots would hold them, of `any_batch` any others."""
+    """The error for items that do not fit: rows of `sufficient` slots hold them, of `any_batch` slots any others."""
     scale = phase.values_per_slot
     held, longest, where = (
         phase.largest * scale,
@@ -173,7 +176,7 @@ def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[I
 
 
 def chosen_capacities(items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> tuple[int | None, ...]:
-    """By number, the smallest capacity that holds the items of each microbatch; None for one without items."""
+    """For each microbatch the number of the smallest capacity that holds its items; None if it has none."""
     ends = [int((each[:, 4] + each[:, 5]).max(initial=0)) for each in microbatch_items(items, microbatches)]
     return tuple(int(np.searchsorted(phase.capacities, end)) if end else None for end in ends)
 

@@ -1,4 +1,7 @@
-"""Which rows of a step a process needs: those that its devices compute, of the global batch and of each phase."""
+"""Which rows of a step a process needs: the rows that its devices compute, of the global batch and of each phase.
+
+An engine derives them from the plan; the batch loader decodes only samples of these rows.
+"""
 
 import dataclasses
 import itertools
@@ -14,8 +17,8 @@ class NeededRows:
 
     Attributes:
         batch: Numbers of rows of the global batch, ascending; None for all.
-        phases: By module with rows of its own, numbers of these, through all microbatches, ascending; a module that is
-            missing needs all.
+        phases: By module, numbers of its phase rows, counted through all microbatches, ascending; all rows of a module
+            that is missing.
     """
 
     batch: tuple[int, ...] | None = None
@@ -42,9 +45,9 @@ class NeededRows:
         return cls(None if batch is None else tuple(batch), {module: tuple(rows) for module, rows in phases.items()})
 
     def of_batch(self, rows: int) -> frozenset[int]:
-        """The needed ones of the rows of a global batch."""
+        """Numbers of the needed rows of a global batch of so many rows."""
         return frozenset(range(rows)).intersection(range(rows) if self.batch is None else self.batch)
 
 
 ALL_ROWS = NeededRows()
-"""What a process needs that computes all modules, or one process alone."""
+"""All rows: the need of a process that computes all modules, or that is alone."""

@@ -1,4 +1,4 @@
-"""The rows of a phase: what a plan gives a module whose items are dealt over rows of its own."""
+"""The rows of a phase: their number and capacities, for a module whose items a plan deals over rows of its own."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from data.errors import DataError
 
 
 class RowValues(NamedTuple):
-    """What a row of the global batch holds of a module's inputs.
+    """Number of a module's input values in a row of the global batch.
 
     Attributes:
-        field: The field of an encoder's values, or tokens, or images: what capacities are counted in.
-        count: How many of them.
-        per_slot: How many a slot takes.
+        field: Unit in which capacities are counted: the field of an encoder's values, or tokens, or images.
+        count: Values of a row.
+        per_slot: Values of a token slot.
     """
 
     field: str
@@ -26,7 +26,7 @@ class RowValues(NamedTuple):
 class PhaseRows:
     """The rows of one phase.
 
-    A token slot is what one place of its activations covers: the values of a token, or an image.
+    A token slot is one place of its activations, which covers the values of one token, or one image.
 
     Attributes:
         module: The encoder or generator.
@@ -35,9 +35,9 @@ class PhaseRows:
         rows: Rows of a microbatch.
         slots: Slots of a row of the global batch.
         capacities: Slots that a row of the phase may have, ascending.
-        values: What the plan counts capacities in: the field of the encoder's values, or images.
-        values_per_slot: How many of them a slot takes.
-        nodes: Nodes that divide its rows in order, and those of the global batch likewise; 1 where they do not.
+        values: Unit in which the plan counts capacities: the field of the encoder's values, or images.
+        values_per_slot: Values of a token slot.
+        nodes: Nodes that divide its rows, and the rows of the global batch, in the same order; 1 where they do not.
         quadratic_cost_weight: w of the cost l + w l^2 of an item of l values, which rows share evenly; 0 for a linear
             cost.
     """
@@ -65,7 +65,7 @@ class PhaseRows:
 
     @property
     def capacity_fractions(self) -> tuple[Fraction, ...]:
-        """How much of a row in the arrays of a batch each capacity is."""
+        """Each capacity as a fraction of a row in the arrays of a batch, ascending to 1."""
         return tuple(Fraction(capacity, self.largest) for capacity in self.capacities)
 
     def sufficient(self, rows: int) -> int:
@@ -73,7 +73,7 @@ class PhaseRows:
         return self.slots * -(-rows // self.rows)
 
     def layout(self, microbatches: int) -> list[int]:
-        """What tells its rows from those of another plan."""
+        """Numbers that a batch keeps beside the table, to tell these rows from the rows of another plan."""
         return [microbatches, self.rows, self.slots, *self.capacities]
 
     def rows_of_step(self, microbatches: int) -> int:
@@ -94,7 +94,8 @@ class PhaseRows:
         """The rows that `to_json` wrote.
 
         Raises:
-            DataError: A number is not a whole one above 0, capacities do not ascend, or the square weight is negative.
+            DataError: A number is not a whole one above 0, capacities do not ascend, or the quadratic cost weight is
+                negative.
         """
         capacities = tuple(fields["capacities"])
         numbers = (*(fields[name] for name in ("rows", "slots", "values_per_slot", "nodes")), *capacities)

@@ -1,4 +1,7 @@
-"""On which nodes rows lie, and a phase's rows placed so that little is exchanged between nodes."""
+"""The node on which each row lies, and an order of a phase's rows by which little is exchanged between nodes.
+
+`item_tables.py` orders the rows of a phase by it.
+"""
 
 import numpy as np
 from jaxtyping import Int
@@ -10,7 +13,7 @@ from sharding.plans.unit_plan import UnitPlan
 def shared_nodes(
     phase: UnitPlan, backbone: UnitPlan, stage: int, rows: int, microbatches: int, devices_per_node: int
 ) -> int:
-    """How many nodes divide the rows of a phase, and those of the backbone, evenly and in the same order; else 1.
+    """Number of nodes that divide a phase's rows, and the backbone's rows, evenly and in the same order; else 1.
 
     They must do so in every microbatch, whichever pipeline replicas of the units take it.
 
@@ -48,7 +51,7 @@ def shared_nodes(
 
 
 def _nodes_in_order(of_phase: Int[np.ndarray, " p"], of_backbone: Int[np.ndarray, " b"]) -> int:
-    """How many nodes divide rows at both ends, by the node of each row; 1 if they do not evenly and in one order."""
+    """Number of nodes that divide both lists of rows, given by node, evenly and in the same order; else 1."""
     order = of_phase[np.sort(np.unique(of_phase, return_index=True)[1])]
     for nodes in (of_phase, of_backbone):
         if len(nodes) % len(order) or not np.array_equal(nodes, np.repeat(order, len(nodes) // len(order))):
@@ -57,7 +60,7 @@ def _nodes_in_order(of_phase: Int[np.ndarray, " p"], of_backbone: Int[np.ndarray
 
 
 def _node_of_rows(devices: tuple[int, ...], replica_size: int, rows: int, per_node: int) -> Int[np.ndarray, " r"]:
-    """The node of each row: that of the first device of the replica that computes it."""
+    """The node of each row: the node of the first device of the replica that computes it."""
     replicas = np.array(devices[::replica_size]) // per_node
     return np.repeat(replicas, rows // len(replicas))
 
@@ -72,9 +75,9 @@ def rows_near_their_items(
     """The phase's row of each item after whole rows changed places, so that less crosses nodes; never more.
 
     Args:
-        lengths: Of the items.
-        phase_rows: The row of the phase that each was dealt to.
-        batch_rows: Its row in the global batch.
+        lengths: Token slots of each item.
+        phase_rows: The row of the phase to which each item was dealt.
+        batch_rows: The row of each item in the global batch.
         rows: Rows of a microbatch, in the phase and in the global batch.
         nodes: Nodes that divide both in order.
     """

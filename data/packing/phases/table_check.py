@@ -1,4 +1,4 @@
-"""Checks of an item table that a batch brings along: every item once, at a place that holds it, as the arrays have it.
+"""Checks of an item table that a batch brings along: every item occurs once, at the place where the arrays have it.
 
 Everything is found on the host, before activations are exchanged by the table: an item that it loses would be computed
 from zeros, and one that it repeats would overwrite another.
@@ -92,7 +92,7 @@ def check_items(
 
 
 def _begins_after_others(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
-    """Whether each of some runs of slots begins after the end of those that begin before it."""
+    """Whether each of some runs of slots begins after the end of every run that begins before it."""
     order = np.argsort(first, kind="stable")
     holds = np.ones(len(first), bool)
     holds[order[1:]] = first[order[1:]] >= (first + lengths)[order[:-1]]

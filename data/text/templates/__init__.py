@@ -1,1 +1,1 @@
-"""Chat templates: those of mmjax, and those that published tokenizers come with, rendered within limits."""
+"""Chat templates: templates of mmjax, and templates that published tokenizers come with, rendered within limits."""

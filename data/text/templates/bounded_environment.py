@@ -1,7 +1,7 @@
 """Jinja's sandbox with limits: every loop, macro, operator, filter and method is counted before it runs.
 
-Python runs a single operation to its end, so its cost is known beforehand: what makes long texts or lists of short ones
-is computed here, and what cannot be foreseen is not offered.
+Python runs a single operation to its end, so its cost must be known beforehand: it is computed here for operations that
+make long texts, or long lists of short ones, and operations whose cost cannot be foreseen are not offered.
 """
 
 import functools
@@ -50,7 +50,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What a template, a macro or a block has written."""
+        """The text that a template, a macro or a block has written."""
         made, whole = meter(), []
         for piece in pieces:
             made.make(len(piece))
@@ -104,7 +104,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _with_counts(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
-    """A template whose loops count their steps, and whose lists and texts of several parts are weighed."""
+    """A template whose loops count their steps, and whose lists and joined texts are weighed."""
 
     def wrap(node: jinja2.nodes.Node, name: str, *arguments: jinja2.nodes.Node) -> jinja2.nodes.Node:
         return jinja2.nodes.Filter(node, name, list(arguments), [], None, None).set_lineno(node.lineno)
@@ -135,17 +135,17 @@ def _with_counts(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
 
 
 def _size(node: jinja2.nodes.Node) -> int:
-    """Number of nodes of a part of a template, at least 1."""
+    """Number of nodes of a template at and below a node, at least 1."""
     return 1 + sum(1 for _ in node.find_all(jinja2.nodes.Node))
 
 
 def _counted(items: Any, steps: int) -> Any:
-    """What a loop runs over; its length stays known where it is."""
+    """The items of a loop, each counted as so many steps; their length stays known where it is."""
     return meter().counted(items, steps) if isinstance(items, Iterator) else _CountedItems(items, steps)
 
 
 class _CountedItems:
-    """Items of which each takes steps when it is reached."""
+    """Items of known number, each counted as so many steps when it is reached."""
 
     def __init__(self, items: Any, steps: int) -> None:
         self._items, self._steps = items, steps
@@ -168,14 +168,14 @@ def _weighed(value: Any) -> Any:
 
 
 def _measured(value: Any) -> Any:
-    """A value that was made; texts count, and values within it take steps."""
+    """The value, after its characters and the values within it have been counted."""
     if isinstance(value, str | list | tuple | dict):
         meter().make(meter().weigh(value) if not isinstance(value, str) else len(value))
     return value
 
 
 def _printable(value: Any) -> Any:
-    """What is written of a value, counted before it becomes a text."""
+    """The value, after the characters of its text have been counted."""
     if not isinstance(value, str):
         meter().make(meter().weigh(value))
     return value
@@ -248,7 +248,7 @@ def _check_arguments(values: Iterable[Any]) -> None:
 
 
 def _check_method(text: str, name: str, args: tuple[Any, ...]) -> None:
-    """Counts what a method of a text makes."""
+    """Counts the characters that a method of a text makes."""
     if name in _WITHHELD_METHODS:
         raise LimitExceededError(f"the method {name} of texts is not offered")
     if name == "replace" and len(args) > 1:

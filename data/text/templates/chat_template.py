@@ -33,7 +33,7 @@ class TurnTemplate:
 
     @property
     def markup(self) -> Markup:
-        """All of it in order."""
+        """The whole markup in order."""
         return self.prefix + self.answer_prefix + self.answer_suffix + self.suffix
 
 
@@ -77,7 +77,7 @@ class ChatTemplate:
             yield from _with_loss(turn_template.suffix, False)
 
     def prompt(self, record: Record, tokenizer: Tokenizer) -> Iterator[Element]:
-        """The elements of the conversation and what precedes an answer; errors as of `conversation`."""
+        """The elements of the conversation and of the markup before an answer; errors as of `conversation`."""
         yield from self.conversation(record, tokenizer)
         yield from _with_loss(self.assistant.prefix, False)
 
@@ -159,7 +159,7 @@ def _with_loss(markup: Markup, in_loss: bool) -> Iterator[Element]:
 
 
 def turn_content(part: ContentPart, is_answer: bool, key: str) -> str | MediaPlaceholder:
-    """A part of a turn as an element; raises BadSampleError if the answer contains what no generator produces."""
+    """A part of a turn as an element; raises BadSampleError for a medium in an answer that is no image."""
     if isinstance(part, TextPart):
         return part.text
     if is_answer and not isinstance(part, ImagePart):

@@ -1,4 +1,7 @@
-"""The chat template that a configuration names: one of mmjax's, or the tokenizer's own."""
+"""The chat template that a configuration names: one of mmjax's, or the tokenizer's own.
+
+`Conversations.template` and a saved prompt format name one.
+"""
 
 from data.errors import DataError
 from data.text.hugging_face_tokenizer import HuggingFaceTokenizer
@@ -19,7 +22,7 @@ def find_template(name: str, tokenizer: Tokenizer, setting: str = "template") ->
         setting: The setting that has the name, for messages.
 
     Raises:
-        DataError: There is none of that name, or the tokenizer has none of its own.
+        DataError: There is no template of that name, or the tokenizer has none of its own.
     """
     if name in CHAT_TEMPLATES:
         return CHAT_TEMPLATES[name]

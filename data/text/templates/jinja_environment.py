@@ -1,4 +1,4 @@
-"""Jinja as published chat templates expect it: sandboxed, with the tag that marks what the assistant says."""
+"""Jinja as published chat templates expect it: sandboxed, with the tag that marks the assistant's words."""
 
 import datetime
 import functools
@@ -21,7 +21,7 @@ except ImportError as error:
     raise missing_extra("a tokenizer's own chat template", "chat", error) from error
 
 SAID_BEGINS, SAID_ENDS = "\ue002", "\ue003"
-"""Signs around what stands within `{% generation %}`."""
+"""Signs around the text within `{% generation %}`."""
 
 _DATE = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)  # the default of Llama's templates
 _MAX_SOURCE = 1 << 18  # characters; published templates have up to about 20,000
@@ -36,7 +36,7 @@ class TemplateLimitError(TemplateRefusalError):
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` and `{% endgeneration %}`, between which stands what the assistant says."""
+    """`{% generation %}` and `{% endgeneration %}`, between which the assistant's words stand."""
 
     tags = {"generation"}
 
@@ -61,7 +61,7 @@ def render(
         source: The template.
         variables: Spellings of special tokens, by name.
         messages: The turns, each with `role` and `content`.
-        generation_prompt: Whether what precedes the assistant's next answer follows.
+        generation_prompt: Whether the markup before the assistant's next answer follows.
 
     Raises:
         DataError: The source is no template.
@@ -104,7 +104,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 class _FixedDate(jinja2.Undefined):
-    """`strftime_now`: one date for templates that call it; undefined for those that ask whether they may."""
+    """`strftime_now`: one date for templates that call it; undefined for templates that test whether it is defined."""
 
     unsafe_callable = alters_data = False
     jinja_pass_arg = None

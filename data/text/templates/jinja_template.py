@@ -1,4 +1,4 @@
-"""A published tokenizer's own chat template: which of what it writes is text, which a medium, and which the loss.
+"""A published tokenizer's own chat template: which stretches of its output are text, media, or in the loss.
 
 The template is rendered with marks in the place of texts and media. So no text can spell a token of the template, and
 the place of every answer is known without knowing the template.
@@ -36,13 +36,13 @@ Span = tuple[int, int]
 class JinjaTemplate:
     """A chat template (`data.text.rendering.ConversationTemplate`) of a published tokenizer.
 
-    The loss covers what stands within `{% generation %}`; in templates without it, each answer from the end of the
+    The loss covers the text within `{% generation %}`; in templates without it, each answer from the end of the
     prompt for it to the first special token behind it, or to the end of the turn where there is none.
 
     Attributes:
         published: The template.
-        control_tokens: By the name of each special token of the tokenizer, a regular expression of what it takes of a
-            text: some take the white space beside them.
+        control_tokens: By the name of each special token of the tokenizer, a regular expression of the characters that
+            it matches: some match the white space beside them too.
     """
 
     published: PublishedTemplate
@@ -52,8 +52,8 @@ class JinjaTemplate:
         """The elements of a training sample in order.
 
         Raises:
-            BadSampleError: The template refuses the conversation, or lays it out by what its texts say, or gives media
-                no place.
+            BadSampleError: The template refuses the conversation, or lays it out by the words of its texts, or gives
+                media no place.
         """
         marked, text = self._marked_text(record, False)
         return self._elements(record, marked, text, self._answers(marked, text))
@@ -102,7 +102,7 @@ class JinjaTemplate:
         raise DataError(f"the tokenizer's chat template cannot be used: {first.reason}") from first
 
     def _marked_text(self, record: Record, generation_prompt: bool) -> tuple[Marked, str]:
-        """The marks of a record, and what the template makes of them."""
+        """The marks of a record, and the text that the template renders from them."""
         try:
             shape = (self._places, self._takes_lists)
             expected = self._render(plain_turns(record, *shape), generation_prompt)
@@ -131,7 +131,7 @@ class JinjaTemplate:
 
     @functools.cached_property
     def _places(self) -> dict[str, str]:
-        """By kind of media that the template places, the special tokens that it writes for one."""
+        """By kind of media that the template places, the special tokens that the template writes for a medium."""
         return {kind: place for kind in MEDIA_PARTS if self._takes_lists and (place := self._place_of(kind))}
 
     def _place_of(self, kind: str) -> str:
@@ -146,9 +146,9 @@ class JinjaTemplate:
         return places[0] if len(places) == 1 else ""
 
     def _of_user(self, places: Mapping[str, str], *parts: TextPart | MediaPart) -> str:
-        """What the template makes of a list of parts, among other turns if it refuses them alone; empty if it refuses.
+        """The template's text for a user's turn of these parts; empty if the template refuses it.
 
-        Only the parts of the list have marks.
+        Other turns are added if it refuses the turn alone. Only the given parts have marks.
         """
         asked = mark_turns(Record("", (Turn("user", parts),)), places, True).messages
         system, answer = (
@@ -170,7 +170,7 @@ class JinjaTemplate:
 
     @functools.cached_property
     def _pieces(self) -> re.Pattern[str]:
-        """What is not plain text in a rendered text."""
+        """A regular expression of the marks, signs and special tokens in a rendered text."""
         places = sorted(set(self._places.values()), key=len, reverse=True)
         tokens = [self.control_tokens[name] for name in sorted(self.control_tokens, key=len, reverse=True)]
         kinds = {
@@ -202,7 +202,7 @@ class JinjaTemplate:
         return spans
 
     def _prompt_tail(self, messages: Messages) -> str:
-        """What the prompt for the next answer has behind its last text; empty if there is none."""
+        """The prompt for the next answer from the end of its last text on; empty if there is none."""
         try:
             text = self._render(messages, True) if messages else ""
         except TemplateRefusalError:
@@ -210,7 +210,7 @@ class JinjaTemplate:
         return text[max((match.end() for match in MARK.finditer(text)), default=0) :]
 
     def _turn_end(self, marked: Marked, number: int, rest: str) -> int:
-        """Length of the plain text that ends a turn: what a conversation up to it has behind its last text."""
+        """Length of the plain text that ends a turn: a conversation up to that turn has it behind its last text."""
         try:
             text = self._render(marked.messages[: number + 1], False)
         except TemplateRefusalError:

@@ -1,4 +1,7 @@
-"""Marks in the place of a conversation's texts and media, from which a rendered template shows where each one went."""
+"""Marks in the place of a conversation's texts and media; a rendered template shows by them where each one went.
+
+`JinjaTemplate` renders a conversation with marks, and then puts the contents in their places.
+"""
 
 import dataclasses
 import re
@@ -26,7 +29,7 @@ class Marked:
     """The turns of a record as messages whose contents are marks.
 
     Attributes:
-        messages: What a template is given.
+        messages: Messages for a template.
         parts: The part of each mark: a text, or a medium within a text.
         turns: Number of the turn of each mark.
         media: Media that the template itself places, in order.
@@ -46,7 +49,7 @@ class Marked:
         return TextPart(text if match[3] else text.rstrip())
 
     def filled(self, text: str) -> str:
-        """A rendered text with its texts in the place of marks, and `MEDIUM` in that of media."""
+        """A rendered text with texts in the place of their marks, and `MEDIUM` in the place of media."""
 
         def fill(match: re.Match[str]) -> str:
             part = self.text_of(match)
@@ -60,11 +63,11 @@ def mark_turns(record: Record, placed_kinds: Collection[str], lists: bool) -> Ma
 
     Args:
         record: The record.
-        placed_kinds: Kinds of media that the template itself places; others are part of the text.
+        placed_kinds: Kinds of media that the template itself places; others are placed within the text.
         lists: Whether a content is a list of parts; else it is a text.
 
     Raises:
-        BadSampleError: A turn has an unknown role, or the assistant's turn contains what no generator produces.
+        BadSampleError: A turn has an unknown role, or the assistant's turn contains a medium other than an image.
     """
     marked = Marked([], [], [], [])
     for number, turn in enumerate(record.turns):
@@ -72,7 +75,7 @@ def mark_turns(record: Record, placed_kinds: Collection[str], lists: bool) -> Ma
             raise BadSampleError(record.key, f"a turn of role {turn.role!r}, which is none of {', '.join(ROLES)}")
         is_answer = turn.role == "assistant"
         for part in turn.parts:
-            turn_content(part, is_answer, record.key)  # refuses what no generator produces
+            turn_content(part, is_answer, record.key)  # refuses media that no generator produces
 
         def mark(part: TextPart | MediaPart, number: int = number) -> str:
             marked.parts.append(part)

@@ -1,4 +1,7 @@
-"""Limits of one rendering of a template: the steps that it runs, and the characters of the texts that it makes."""
+"""Limits of one rendering of a template: its steps, and the characters of the texts that are made in it.
+
+`bounded_environment.py` counts every operation by the `Meter` of the rendering that runs.
+"""
 
 import contextlib
 import contextvars
@@ -10,16 +13,16 @@ from typing import Any, TypeVar
 _Item = TypeVar("_Item")
 
 MAX_STEPS = 1_000_000
-"""Parts of a template that one rendering may run in its loops and macros, beside `STEPS_PER_GIVEN`."""
+"""Steps, nodes of the template that run in loops and macros, of one rendering, beside `STEPS_PER_GIVEN`."""
 
 STEPS_PER_GIVEN = 1000
-"""Steps more for each value of the conversation."""
+"""Further steps for each value of the conversation."""
 
 MAX_CHARACTERS = 1 << 24
 """Characters of all texts that one rendering may make, intermediate ones too, beside `CHARACTERS_PER_GIVEN`."""
 
 CHARACTERS_PER_GIVEN = 32
-"""Characters more for each character of the conversation."""
+"""Further characters for each character of the conversation."""
 
 _STEPS_OF_VALUE = 2  # that is weighed, in the time of steps
 _MAX_BITS = 1024  # of a whole number
@@ -31,11 +34,11 @@ class LimitExceededError(Exception):
 
 @dataclasses.dataclass
 class Meter:
-    """What one rendering has used.
+    """Counts the steps and characters of one rendering.
 
     Attributes:
-        characters_left: Characters of texts that it may still make.
-        steps_left: Steps that it may still take.
+        characters_left: Characters of texts that the rendering may still make.
+        steps_left: Steps that the rendering may still run.
     """
 
     characters_left: int = MAX_CHARACTERS
@@ -87,13 +90,13 @@ _METER: contextvars.ContextVar[Meter | None] = contextvars.ContextVar("meter", d
 
 
 def meter() -> Meter:
-    """The meter of the rendering that runs; a new one for what is evaluated while a template is read."""
+    """The meter of the rendering that runs; a new one for expressions evaluated while a template is read."""
     return _METER.get() or Meter()
 
 
 @contextlib.contextmanager
 def limited(given: Any) -> Iterator[None]:
-    """Limits what is rendered meanwhile, by the size of what is given to the template."""
+    """Limits the rendering in this context, in proportion to the size of the values given to the template."""
     fresh, of_given = Meter(), Meter(steps_left=sys.maxsize)
     fresh.characters_left += CHARACTERS_PER_GIVEN * of_given.weigh(given)
     fresh.steps_left += STEPS_PER_GIVEN * (sys.maxsize - of_given.steps_left)

@@ -2,9 +2,9 @@
 
 The policy `disaggregated` (arXiv 2408.04275, section 5) chooses tensor-parallel sizes that divide a module and a node,
 and data-parallel sizes of the backbone that divide the batch, with one row per replica and microbatch; encoders and
-generators have any number of replicas, over which the items of a microbatch are dealt (`UnitPlan.phase_rows`). Modules that
-fit a device are replicated (tp 1) where that is better. The policy `ratio` (section 5.1) does the same within a number
-of devices for each module in proportion to its FLOPs.
+generators have any number of replicas, over which the items of a microbatch are dealt (`UnitPlan.phase_rows`). Modules
+that fit a device are replicated (tp 1) where that is better. The policy `ratio` (section 5.1) does the same within a
+number of devices for each module in proportion to its FLOPs.
 """
 
 from collections.abc import Mapping

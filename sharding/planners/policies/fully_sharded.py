@@ -2,8 +2,8 @@
 
 Every module is a unit of one stage. The backbone's replicas divide the rows of a microbatch; an encoder or generator
 has no tensor parallelism, so that it has more replicas, with rows of its own over which its items are dealt
-(`UnitPlan.phase_rows`): every phase is balanced. Weights are divided over all replicas, or over hybrid groups of whole nodes
-(`Parallelism.fsdp`). There is no pipeline, and the fewer microbatches, the less often weights are gathered.
+(`UnitPlan.phase_rows`): every phase is balanced. Weights are divided over all replicas, or over hybrid groups of whole
+nodes (`Parallelism.fsdp`). There is no pipeline, and the fewer microbatches, the less often weights are gathered.
 
 Layouts, which are the backbone's tensor ranks, its groups and the number of microbatches, are tried in the order of
 their lower bounds, until the next cannot be the fastest. As many layers of each module recompute as the memory needs.
