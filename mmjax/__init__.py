@@ -1,4 +1,4 @@
-"""mmjax: multimodal language models in JAX, every module on a mesh with a layout of its own.
+"""The Python interface of mmjax: multimodal language models in JAX, every module on a mesh with a layout of its own.
 
     import mmjax
 

@@ -1,4 +1,7 @@
-"""`mmjax NAME` and `python -m mmjax NAME` run the command `python -m mmjax.NAME`; without one they list all."""
+"""The program `mmjax`: `mmjax NAME` runs the command `python -m mmjax.NAME`; without a name it lists all commands.
+
+`python -m mmjax NAME` does the same. The commands are in `mmjax.commands`.
+"""
 
 import importlib
 import os
@@ -33,7 +36,7 @@ def _command(name: str) -> "Command":
 
 
 def _overview(program: str) -> str:
-    """The commands by task, a sentence each, and command lines to begin with."""
+    """Returns the text that lists the commands by task, with a sentence about each, and command lines to begin with."""
     from mmjax import commands
 
     width = max(map(len, commands.NAMES)) + 2

@@ -1,7 +1,7 @@
-"""What notebooks show of timelines, runs and descriptions of data: the HTML of their pages.
+"""The HTML by which notebooks show timelines, runs and descriptions of data.
 
-A page reads what it shows, so a class that named its page would import what imports it. `import mmjax` tells IPython
-instead, by the names of the classes: nothing is imported before one of them is shown.
+A page imports the class that it shows, so the class cannot import its page. `import mmjax` registers the HTML with
+IPython instead, by the names of the classes: nothing is imported before one of them is shown.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def register_html() -> None:
-    """Tells the notebook that runs this program how to show them; does nothing where none does."""
+    """Registers the HTML of these classes with IPython; does nothing outside a notebook."""
     if "IPython" not in sys.modules:
         return
     from IPython import get_ipython

@@ -1,1 +1,4 @@
-"""The Python interface: what `import mmjax` offers, a few calls for all that a command does."""
+"""The functions and classes of the Python interface, which `import mmjax` imports when their names are first used.
+
+A call of one of them does what a command does; the commands themselves are in `mmjax.commands`.
+"""

@@ -1,4 +1,4 @@
-"""Training configurations from gin files, for programs and notebooks."""
+"""`mmjax.load`: training configurations from gin files, for programs and notebooks."""
 
 import dataclasses
 import difflib
@@ -23,7 +23,7 @@ def load(gin_file: str | os.PathLike[str] = "quickstart.gin", *bindings: str, **
         mmjax.load("easy_vqa.gin", "OptimizerConfig.learning_rate = 1e-3", "STEPS = 100")
 
     Later calls do not change the result. Programs that are compiled afterwards are kept in the user's cache folder, as
-    those of commands are (docs/reference/commands.md).
+    the programs of commands are (docs/reference/commands.md).
 
     Args:
         gin_file: A path, or the name of a file in the configs package.
@@ -49,6 +49,9 @@ def override(config: TrainConfig, **fields: Any) -> TrainConfig:
 
 
 def _configured_dataset(parameter: str) -> Callable[[str], Dataset]:
-    """The class that a parameter refers to with the values bound to it now: gin itself looks them up at every call."""
+    """Returns the class that a parameter refers to, with the values that are bound to the class's parameters now.
+
+    gin itself looks the values up at every call.
+    """
     reference = gin.query_parameter(parameter)
     return functools.partial(reference.configurable.wrapped, **gin.get_bindings(reference.scoped_selector))

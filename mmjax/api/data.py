@@ -1,4 +1,4 @@
-"""Descriptions of data sets, for programs and notebooks."""
+"""`mmjax.describe_data`: descriptions of data sets, for programs, notebooks and the command of that name."""
 
 import functools
 
@@ -20,16 +20,16 @@ from mmjax.training.metrics.activity import GROUPING, READING, display_call
 def describe_data(
     config: TrainConfig, samples: int = 4096, buckets: int = 4, examples: bool = True, microbatch_rows: int = 0
 ) -> DatasetDescription:
-    """What a run's samples hold, how grouping balances them, and what rows should hold.
+    """Describes what a run's samples hold, how grouping balances them, and which capacities suit its rows.
 
-    After two seconds it says on standard error how far it is.
+    After two seconds it shows its progress on standard error.
 
     Args:
         config: The run.
         samples: Number of samples to draw, of every kind in the proportion of training; their sizes alone are read.
         buckets: Largest number of sizes to which samples would be padded.
         examples: Whether a few typical and extreme samples are decoded, to be shown.
-        microbatch_rows: Rows of a microbatch, for capacities of rows of its own; 0 for those of a step.
+        microbatch_rows: Rows of a microbatch, for capacities of a module's own rows; 0 for the rows of a step.
 
     Raises:
         DataError: The data set does not fit the model or the data configuration.

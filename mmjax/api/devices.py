@@ -1,4 +1,4 @@
-"""Devices for a laptop or a notebook: the CPU as several devices."""
+"""`mmjax.use_cpu_devices`: the CPU as several devices, for a laptop or a notebook."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Registration of new kinds of encoders: one call makes a kind known to planning, data pipeline and training."""
+"""`mmjax.register_encoder`: one call makes a new kind of encoder known to planning, data pipeline and training."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from mmjax.models.structure.module import Module
 from sharding.specs.encoders import encoder_spec
 from sharding.specs.module_spec import ModuleSpec
 
-# Names of capacities and batch arrays, and of other placeholders in prompts.
+# Names that a new field must not have: capacities and batch arrays, and other placeholders in prompts.
 _RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions", *MEDIA_PARTS)
 
 Config = TypeVar("Config", bound=EncoderConfig)
@@ -35,11 +35,11 @@ def register_encoder(
     Args:
         kind: Its configuration: a frozen dataclass that is an `EncoderConfig`, with a `field` and
             `positions_per_token`.
-        specs: What its layers cost, for planners: of the configuration and the backbone
-            (`sharding.specs.encoders.transformer_encoder_spec`).
-        sample_format: What it reads of every sample: of the configuration and its capacity in a row.
-        modules: Its Flax module: of the configuration and the whole model
-            (`mmjax.models.modalities.encoder.transformer_encoder_module`).
+        specs: `(configuration, backbone) -> ModuleSpec`: what its layers cost, for planners (such as
+            `sharding.specs.encoders.transformer_encoder_spec`).
+        sample_format: `(configuration, capacity in a row) -> EncoderFormat`: what it reads of every sample.
+        modules: `(configuration, model) -> Module`: its Flax module (such as
+            `mmjax.models.modalities.encoder.transformer_encoder_module`).
 
     Raises:
         UserError: The kind is registered already, or its configuration lacks something.

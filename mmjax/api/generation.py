@@ -1,4 +1,4 @@
-"""Answers and images of a trained model, for programs and notebooks."""
+"""`mmjax.load_model`, `mmjax.generate` and `mmjax.draw`: answers and images of a trained model, for programs."""
 
 import io
 import os
@@ -29,7 +29,7 @@ ModelInput = Path | TrainedModel | Trainer
 
 
 def load_model(workdir: Path, config: TrainConfig | None = None, step: int | None = None) -> TrainedModel:
-    """The model of a run's newest whole checkpoint, or of that of a step, on this process's first device.
+    """Loads the model of a run's newest whole checkpoint, or of a given step's, onto this process's first device.
 
     Args:
         workdir: Workdir of the run.
@@ -60,7 +60,7 @@ def generate(
     max_tokens: int | None = None,
     stop: str | Sequence[str] = (),
 ) -> str:
-    """A trained model's answer to a question about images and other media.
+    """Returns a trained model's answer to a question about images and other media.
 
         mmjax.generate("runs/short", "what color is the shape?", image="shape.png")
 
@@ -68,17 +68,17 @@ def generate(
         model: A run's workdir, a model of `load_model`, or a trainer.
         prompt: Text, with placeholders such as `<image>` where media stand; media without any come first.
         image: One image or several, in the order of their placeholders `<image>`.
-        audio: One file or several, likewise, of `<audio>`.
-        video: One file or several, likewise, of `<video>`.
-        items: By field of an encoder of another kind, such as `windows`, one file or several, of `<windows>`.
+        audio: One audio file or several, in the order of their placeholders `<audio>`.
+        video: One video file or several, in the order of their placeholders `<video>`.
+        items: One file or several, by field of an encoder of another kind, such as `windows` for `<windows>`.
         seed: Seed of sampled tokens.
         temperature: Sampling temperature; 0 for the most likely tokens.
         top_p: Nucleus sampling: probability of the candidate tokens together; 1 for all.
-        top_k: How many of the most likely tokens are candidates; 0 for all.
+        top_k: Number of the most likely tokens that are candidates; 0 for all.
         min_p: Least share of the most likely token's probability that a candidate has; 0 for all.
-        repetition_penalty: What divides the positive logits of tokens that prompt or answer have already, and
-            multiplies negative ones; 1 for none.
-        max_tokens: Tokens of the answer at most; None for as many as a row has room for.
+        repetition_penalty: Divisor of the positive logits of tokens that prompt or answer have already, and factor of
+            their negative logits; 1 for none.
+        max_tokens: Largest number of tokens of the answer; None for as many as a row has room for.
         stop: One text or several, at the first of which the answer ends.
 
     Raises:
@@ -103,15 +103,15 @@ def generate(
 def draw(
     model: ModelInput, description: str, *, seed: int = 0, sampling_steps: int = 50, guidance: float = 1.0
 ) -> Image.Image:
-    """The image that a trained model generates from a description.
+    """Returns the image that a trained model generates from a description.
 
         mmjax.draw("runs/short", "a blue circle")
 
     Args:
-        model: As of `generate`.
-        description: What the image shows.
+        model: A run's workdir, a model of `load_model`, or a trainer.
+        description: Description of the image.
         seed: Seed of its noise.
-        sampling_steps: Steps of DDIM.
+        sampling_steps: Number of steps of DDIM.
         guidance: Scale of classifier-free guidance; 1 for none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Registration of new kinds of generators: one call makes a kind known to planning, training and generation."""
+"""`mmjax.register_generator`: one call makes a new kind of generator known to planning, training and generation."""
 
 import functools
 from collections.abc import Callable
@@ -32,10 +32,10 @@ def register_generator(
 
     Args:
         kind: Its configuration: a frozen dataclass that is a `GeneratorConfig`.
-        specs: What its layers cost, for planners: of the configuration and the backbone
-            (`sharding.specs.generator.image_generator_spec`).
-        modules: Its Flax module: of the configuration and the backbone
-            (`mmjax.models.modalities.generators.generator.image_generator_module`).
+        specs: `(configuration, backbone) -> ModuleSpec`: what its layers cost, for planners (such as
+            `sharding.specs.generator.image_generator_spec`).
+        modules: `(configuration, backbone) -> Module`: its Flax module (such as
+            `mmjax.models.modalities.generators.generator.image_generator_module`).
         sample: Generates images: `(configuration, pieces by name, conditions [b, q, k], keys [b], steps, guidance) ->
             [b, y, x, c]` in [-1, 1].
 

@@ -1,4 +1,4 @@
-"""Plans and simulated steps, for programs and notebooks."""
+"""`mmjax.plan` and `mmjax.simulate`: plans and simulated steps, for programs and notebooks."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ from sharding.simulation.timeline import Timeline
 
 Path = str | os.PathLike[str]
 Subject = Path | TrainConfig | Workload
-"""What is planned: a gin file of a model, a workload or a training run; or a configuration."""
+"""Subject of planning: a gin file of a model, a workload or a training run; or a configuration."""
 
 
 def plan(
@@ -41,12 +41,12 @@ def plan(
         comparison.plan.save("plan.json")
         comparison.timeline
 
-    After two seconds it says on standard error how far it is.
+    After two seconds it shows its progress on standard error.
 
     Args:
-        subject: What is planned. A model of a gin file is planned on described data that suits it (configs/data).
+        subject: The subject. A model of a gin file is planned on described data that suits it (configs/data).
         cluster: Name of a cluster (configs/clusters.py), or a gin file that describes one (configs/hardware).
-        devices: How many of its devices; by default those of one node.
+        devices: Number of its devices; by default the devices of one node.
         policy: Name of a planning policy; `auto` compares all and chooses the best.
         rows: Rows of the global batch; by default the configuration's, and 1,920 for a model.
         rendezvous: Whether hops occupy the devices at both ends, as ppermute programs do between processes.
@@ -73,7 +73,7 @@ def simulate(
 
     Args:
         plan: A plan, or a plan file.
-        subject, cluster, rows: As of `plan`; by default what the plan was made for.
+        subject, cluster, rows: As in `plan`; by default the values for which the plan was made.
         rendezvous: Whether hops occupy the devices at both ends, as ppermute programs do.
 
     Raises:
@@ -97,7 +97,7 @@ def simulate(
 def _problem(
     subject: Subject | None, cluster: str, devices: int | None, rows: int | None, made_for: PlanPurpose | None = None
 ) -> PlanningProblem:
-    """The planning problem of a subject, or of what a plan was made for."""
+    """Returns the planning problem of a subject, or of what a plan was made for."""
     if isinstance(subject, TrainConfig | Workload):
         config = with_global_batch(subject, rows) if rows else subject
         found = _cluster(cluster, made_for or PlanPurpose())
@@ -108,7 +108,7 @@ def _problem(
 
 
 def _cluster(cluster: str, made_for: PlanPurpose) -> ClusterConfig:
-    """The cluster of a name or a gin file; without either, the one that a plan was made for."""
+    """Returns the cluster of a name or a gin file; without either, the cluster that a plan was made for."""
     if not cluster and made_for.described_cluster:
         return made_for.described_cluster
     return read_cluster(cluster or made_for.cluster or DEFAULT_CLUSTER)

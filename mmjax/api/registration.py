@@ -1,4 +1,4 @@
-"""What registrations of encoders and generators have in common: checks of the class, and of costs and modules."""
+"""Checks that `register_encoder` and `register_generator` share: of the class, and of costs against modules."""
 
 import math
 from collections.abc import Container
@@ -14,16 +14,16 @@ from sharding.specs.module_spec import ModuleSpec
 
 
 def check_kind(kind: Any, base: type, function: str, registered: Container[Any]) -> str:
-    """The name of the class of a new kind.
+    """Checks the class of a new kind, and returns its name.
 
     Args:
         kind: The class.
-        base: What it must be a subclass of.
+        base: Required base class.
         function: Name of the registering function, for messages.
         registered: The kinds that are known already.
 
     Raises:
-        UserError: It is no subclass, no dataclass of its own, or registered already.
+        UserError: The class is no subclass of `base`, no dataclass of its own, or registered already.
     """
     name = getattr(kind, "__name__", repr(kind))
     if not isinstance(kind, type) or not issubclass(kind, base):

@@ -1,4 +1,4 @@
-"""Plans timed on devices, for programs and notebooks."""
+"""`mmjax.time_plans`: plans timed on the devices of this process, for programs and notebooks."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ from sharding.plans.plan import Plan, as_plan
 def time_plans(
     config: TrainConfig, plans: Mapping[str, Plan | str | os.PathLike[str]] | int = 3, steps: int = 5
 ) -> TimedPlans:
-    """Trains some steps under each of some plans on the devices of this process, and compares what they take.
+    """Trains some steps under each of some plans on the devices of this process, and compares their times.
 
         timed = mmjax.time_plans(config, {"one unit": plan, "two units": other})
         timed.fastest.plan.save("plan.json")
@@ -30,14 +30,14 @@ def time_plans(
     In every step each plan has a turn, so that a machine that slows down does so for all alike. A turn begins with the
     initial state and trains twice on one batch, which is the same for all plans; only the second time is measured,
     because programs compile in the first. One state is alive at a time, and nothing is written. A plan that cannot run,
-    for want of memory for example, is in the result with its error. After two seconds it says on standard error how far
-    it is.
+    for lack of memory for example, is in the result with its error. After two seconds it shows its progress on
+    standard error.
 
     Args:
         config: The run: its model, data, seed, optimizer, parts that train, transport of hops and order of rows.
         plans: Plans or plan files by name; or a number, for as many of the different plans of all policies whose
             simulated steps on these devices are the shortest.
-        steps: Steps to time of each.
+        steps: Number of steps that are timed of each plan.
 
     Raises:
         UserError: This is one of several processes, an argument is of another kind, a number is below 1, or a plan file

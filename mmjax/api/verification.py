@@ -1,4 +1,4 @@
-"""Comparison of layouts with one device, for programs and notebooks."""
+"""`mmjax.verify`: comparison of layouts with plain jax on one device, for programs and notebooks."""
 
 from collections.abc import Mapping
 
@@ -13,18 +13,18 @@ from sharding.plans.plan import Plan
 
 
 def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: int = 1) -> list[LayoutReport]:
-    """Compares losses, gradients, an update and an evaluation on plans with those of plain jax on one device.
+    """Compares losses, gradients, an update and an evaluation on plans with the results of plain jax on one device.
 
         reports = mmjax.verify(mmjax.load("tiny.gin"), {"mine": plan})
         assert all(report.ok for report in reports)
 
-    After two seconds it says on standard error how far it is.
+    After two seconds it shows its progress on standard error.
 
     Args:
         config: The run: its model, data, seed, parts that train, optimizer, and transport of hops. A model in
             bfloat16 is compared in float32 too, and has two reports for each plan.
         plans: Plans by name; by default layouts of every kind that these devices and this model allow.
-        steps: Steps; between them, training on one device moves the parameters.
+        steps: Number of steps to compare; between them, training on one device moves the parameters.
 
     Raises:
         PlanError: A plan cannot hold the model or the batch.

@@ -1,4 +1,4 @@
-"""What the commands share: flags, the order of start-up, gin configuration, and errors without tracebacks.
+"""Command-line code of all commands: flags, the order of start-up, gin configuration, errors without tracebacks.
 
 A command imports this package first and everything else of mmjax inside its functions, so that nothing is imported
 before the checks here have passed, and `--help` waits for nothing:

@@ -1,4 +1,7 @@
-"""Running a command: its flags, its devices, the processes of a run, its exit code."""
+"""Running a command: its flags, its devices, the processes of a run, its exit code.
+
+Every module of `mmjax.commands` declares a `Command`, and `mmjax/NAME.py` passes it to `run`.
+"""
 
 import atexit
 import dataclasses
@@ -37,7 +40,7 @@ _STOPPING = "stopping when the program that runs or compiles now ends; Ctrl-C ag
 _PATIENCE = 1.0  # seconds in which most commands have stopped
 
 Work = Callable[[], int | None]
-"""What a command does after its checks: returns the exit code, or None for 0."""
+"""The work of a command after its checks: returns the exit code, or None for 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,11 +48,11 @@ class Command(Generic[Arguments]):
     """A command.
 
     Attributes:
-        name: As in `python -m NAME`.
+        name: Name of the module that `python -m NAME` runs.
         summary: A sentence that says what the command does.
         examples: Flags of command lines that show its use.
         arguments: Dataclass whose fields are the command's flags (`mmjax.cli.flags`).
-        prepare: Reads and checks what the user gave, and returns the work, which reads the flags no more.
+        prepare: Reads and checks the user's input, and returns the work, which does not read the flags again.
         distributed: Whether the tasks that a launcher started are the processes of one run of jax; if not, each
             runs the command on its own, beside a run whose variables it inherits.
     """
@@ -62,7 +65,7 @@ class Command(Generic[Arguments]):
     distributed: bool = False
 
     def parse(self, argv: Sequence[str], program: str = "") -> Arguments:
-        """The flags of a command line without its program; raises UserError for one that is wrong."""
+        """Parses the flags of a command line without its program; raises UserError for one that is wrong."""
         return parse_flags(self.arguments, argv, program or f"python -m {self.name}", self.summary, self.examples)
 
 
@@ -74,10 +77,10 @@ def run(command: Command, argv: Sequence[str] | None = None, program: str = "") 
 
     Args:
         command: The command.
-        argv: Its command line without the program; that of this process by default.
-        program: What `--help` calls the program; `python -m` and the command's name by default.
+        argv: Its command line without the program; by default the command line of this process.
+        program: Name of the program in `--help`; `python -m` and the command's name by default.
     """
-    code = 1  # that of an exception which leaves this function
+    code = 1  # the exit code of an exception which leaves this function
 
     def leave_after_error() -> None:
         # After a failed device check all processes end, and a launcher must see the code of the failed one first.
@@ -101,7 +104,7 @@ def run(command: Command, argv: Sequence[str] | None = None, program: str = "") 
 
 
 def exit_code(work: Work) -> int:
-    """Does the work and returns the exit code; an error of the user, of a file, or Ctrl-C, is one line."""
+    """Does the work and returns the exit code; an error of the user or of a file, and Ctrl-C, print one line."""
     try:
         code = work() or 0
     except UserError as error:
@@ -145,7 +148,7 @@ def _is_output_closed() -> bool:
 
 
 def _flush_output() -> int:
-    """Writes what is buffered for standard output; returns an exit code if nobody reads it any more, else 0.
+    """Flushes standard output; returns an exit code if nobody reads it any more, else 0.
 
     The interpreter would do so when it exits, and print a traceback. As Python's documentation of SIGPIPE advises, its
     attempt goes to the null device then.

@@ -24,12 +24,12 @@ BINDING = "gin.NAME"
 """Name of the flag `--gin.NAME=VALUE`, whose NAME is any parameter or macro."""
 
 REST = "--"
-"""Name of what follows `--` on a command line: the command line of another command."""
+"""Name of the arguments after `--` on a command line: the command line of another command."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Flag:
-    """What a field's metadata say about its flag."""
+    """The flag of a field, which is kept in the field's metadata; `flag` lists its attributes."""
 
     help: str
     metavar: str
@@ -52,10 +52,10 @@ def flag(
     Args:
         default: Value without the flag. A flag whose default is False takes no value, and sets True.
         help: Sentences for `--help`, which adds the default.
-        metavar: What stands for the value in `--help`.
+        metavar: Placeholder of the value in `--help`.
         parse: Makes the value of the text; raises UserError for a text that is none.
         repeatable: Whether the flag may be repeated; the field is then a tuple of all values.
-        name: Name of the flag; default: that of the field.
+        name: Name of the flag; by default the name of the field.
     """
     entry = _Flag(help=help, metavar=metavar, parse=parse, repeatable=repeatable, name=name)
     return dataclasses.field(default=default, metadata={_Flag: entry})
@@ -63,7 +63,7 @@ def flag(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BindingArguments:
-    """Single values of a configuration."""
+    """Flags that set single values of a configuration."""
 
     gin: tuple[str, ...] = flag(
         (),
@@ -76,7 +76,7 @@ class BindingArguments:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GinArguments(BindingArguments):
-    """A configuration."""
+    """Flags that name the files of a configuration, and set single values of it."""
 
     gin_file: tuple[str, ...] = flag(
         (),
@@ -88,7 +88,7 @@ class GinArguments(BindingArguments):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonArguments:
-    """The form of the output."""
+    """The flag that chooses the form of the output."""
 
     json: bool = flag(False, "Prints one JSON document instead of tables.")
 
@@ -96,7 +96,7 @@ class JsonArguments:
 def parse_flags(
     arguments: type[Arguments], argv: Sequence[str], program: str = "", summary: str = "", examples: Sequence[str] = ()
 ) -> Arguments:
-    """The record of what a command line says. `--help` prints what the flags are, and exits.
+    """Parses a command line into the dataclass of its flags. `--help` prints the flags, and exits.
 
     Args:
         arguments: A dataclass whose fields are flags.
@@ -140,7 +140,7 @@ def parse_flags(
 def _split_rest(
     argv: Sequence[str], field: dataclasses.Field | None
 ) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
-    """The flags of a command line, and by the field's name what follows `--`, for commands that take it."""
+    """Splits a command line into its flags and, by the field's name, what follows `--`, for commands that take it."""
     if field is None or REST not in argv:
         return argv, {}
     end = argv.index(REST)
@@ -148,7 +148,7 @@ def _split_rest(
 
 
 def _flags_of(arguments: type) -> "dict[dataclasses.Field, _Flag]":
-    """The flags of a dataclass: its own before those that it inherits."""
+    """Returns the flags of a dataclass: its own flags before the inherited ones."""
     fields = {field.name: field for field in dataclasses.fields(arguments)}
     names = dict.fromkeys(name for base in arguments.__mro__ for name in base.__dict__.get("__annotations__", {}))
     return {fields[name]: fields[name].metadata[_Flag] for name in names}
@@ -164,13 +164,13 @@ def _add(group: Any, field: dataclasses.Field, entry: _Flag) -> None:
     if field.default is False:
         group.add_argument(option, action="store_true", **described)
         return
-    # What is not given is not in the namespace: the dataclass has the defaults.
+    # Flags that are not given are not in the namespace: the dataclass has the defaults.
     described |= {"metavar": entry.metavar, "type": entry.parse, "default": argparse.SUPPRESS}
     group.add_argument(option, action="append" if entry.repeatable else "store", **described)
 
 
 def _join_bindings(argv: Sequence[str]) -> list[str]:
-    """The command line with `--gin.STEPS=3` and `--gin.STEPS 3` as values of one flag: `--gin.NAME=STEPS = 3`."""
+    """Rewrites `--gin.STEPS=3` and `--gin.STEPS 3` as values of one flag: `--gin.NAME=STEPS = 3`."""
     joined, rest = [], iter(argv)
     for argument in rest:
         if argument.startswith("--gin."):
@@ -184,7 +184,7 @@ def _join_bindings(argv: Sequence[str]) -> list[str]:
 
 
 def _unknown(argument: str, known: Sequence[str]) -> str:
-    """The message for an argument that no flag takes."""
+    """Returns the message for an argument that no flag takes."""
     if not argument.startswith("-"):
         return f"{argument!r} is not a flag: flags are written --name=value; --help lists them"
     name = argument.partition("=")[0]
@@ -200,7 +200,7 @@ class _FlagParser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def error(self, message: str) -> typing.NoReturn:
-        """Raises what argparse would print with its usage."""
+        """Raises UserError with the message that argparse would print with its usage."""
         raise UserError(message.removeprefix("argument "))
 
 

@@ -1,4 +1,7 @@
-"""Gin configuration: files, bindings that override them, the operative config."""
+"""Gin configuration: files, bindings that override them, the operative config.
+
+Commands reach these functions through `mmjax.cli`; libraries do not read gin files themselves.
+"""
 
 import contextlib
 import logging
@@ -32,7 +35,7 @@ Parsed = typing.TypeVar("Parsed")
 
 
 def _is_packaged_resource(path: str) -> bool:
-    """Whether a path names a file in a package, `package.part/name.gin`.
+    """Whether a path names a file in a package, `package.subpackage/name.gin`.
 
     gin's own check raises TypeError for a folder without `__init__.py`, which is any folder of configurations.
     """
@@ -41,7 +44,7 @@ def _is_packaged_resource(path: str) -> bool:
     return False
 
 
-del gin.config._FILE_READERS[1:]  # all but that of plain files
+del gin.config._FILE_READERS[1:]  # all readers but the reader of plain files
 gin.config.register_file_reader(resource_reader.system_path_reader, _is_packaged_resource)
 
 _MACRO_REFERENCE = re.compile(r"%([A-Za-z_][\w/]*)")
@@ -73,7 +76,7 @@ def configuration_file(name: str, folder: str = "") -> str:
 
 
 def is_packaged(name: str, folder: str = "") -> bool:
-    """Whether what `configuration_file` finds by a name is a file of the configs package."""
+    """Whether `configuration_file` finds a file of the configs package by a name."""
     with contextlib.suppress(UserError):
         return pathlib.Path(configuration_file(name, folder)).resolve().is_relative_to(CONFIGS.resolve())
     return False
@@ -85,7 +88,7 @@ def _gin_files(folder: str = "") -> list[str]:
 
 
 def parse_workdir(workdir: pathlib.Path, bindings: Sequence[str] = ()) -> None:
-    """Reads the configuration of the run that a workdir is of, then bindings that override it.
+    """Reads the configuration of the run in a workdir, then bindings that override it.
 
     Raises:
         UserError: The folder is not the workdir of a run, or a binding is wrong.
@@ -161,7 +164,7 @@ def _refuse_unused_macros(config: dict) -> None:
 
 
 def _proposal_for_macro(name: str) -> str:
-    """What to write instead of a macro that nothing uses: another, or the parameter of this name (steps for STEPS)."""
+    """Proposes a replacement for a macro that nothing uses: another macro, or the parameter (steps for STEPS)."""
     if macro := nearest(name, _referenced_macros):
         return macro
     parameters = [f"{owner}.{name.lower()}" for owner, known in known_parameters().items() if name.lower() in known]

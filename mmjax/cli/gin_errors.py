@@ -1,4 +1,4 @@
-"""gin's errors as one line that names the file, the line and the nearest known name."""
+"""gin's errors as one line that names the file, the line and the nearest known name; `gin_config` raises them."""
 
 import inspect
 import pathlib
@@ -20,7 +20,7 @@ _FILE = re.compile(r"Unable to open file: (?P<file>.*)\. Searched config paths")
 
 
 def gin_message(source: str, error: Exception, files: Sequence[str]) -> str:
-    """One line for an error that gin raised.
+    """Returns one line for an error that gin raised.
 
     Args:
         source: The file or the binding that was read.
@@ -38,7 +38,7 @@ def gin_message(source: str, error: Exception, files: Sequence[str]) -> str:
 
 
 def without_call_chain(message: str) -> str:
-    """A message without the lines in which gin says which configurable it was calling."""
+    """Removes the lines of a message in which gin names the configurable that it was calling."""
     return _CALL.sub("", message)
 
 

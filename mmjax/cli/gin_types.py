@@ -1,4 +1,7 @@
-"""Refuses values of a gin configuration whose type is not that of the parameter, before anything is made of them."""
+"""Refuses values of a gin configuration whose type is not the parameter's type, before any object is constructed.
+
+`gin_config` imports this module, which registers the check with gin.
+"""
 
 import inspect
 import typing
@@ -38,7 +41,7 @@ def refuse_wrong_types(config: Bindings) -> None:
 
 
 class _UnknownTypeError(Exception):
-    """What a reference makes is known only when it is made."""
+    """The type of the object that a reference constructs is not known before it is constructed."""
 
 
 def _macro_of(value: Any) -> str:
@@ -48,12 +51,12 @@ def _macro_of(value: Any) -> str:
 
 
 def _referent(reference: gin.config.ConfigurableReference) -> gin.config.Configurable:
-    """What a reference refers to; gin has refused references to nothing before."""
+    """Returns the configurable that a reference refers to; gin has refused references to nothing before."""
     return typing.cast(gin.config.Configurable, reference.configurable)
 
 
 def _resolve(value: Any, config: Bindings) -> Any:
-    """A value with macros replaced by theirs, and references by what has the type that they will make."""
+    """Replaces the macros in a value by their values, and references by objects of the type that they construct."""
     if isinstance(value, tuple | list):
         return type(value)(_resolve(item, config) for item in value)
     if not isinstance(value, gin.config.ConfigurableReference):

@@ -1,7 +1,8 @@
 """Import guard: refuses to run where another package has the name of one of ours.
 
 `python -m` and `python script.py` look for packages in the current folder first, and ours have common names: a folder
-`data/` there would be imported in place of ours. This module imports nothing of ours, so that it works then too.
+`data/` there would be imported in place of ours. This module imports nothing of ours, so that it works then too;
+`mmjax.cli` calls it before it imports anything else.
 """
 
 import importlib.util

@@ -1,4 +1,7 @@
-"""Log messages in the form of a command's other messages: `warning: …`, `note: …`, `error: …`."""
+"""Log messages in the form of a command's other messages: `warning: …`, `note: …`, `error: …`.
+
+`command.py` sets it up before a command's work.
+"""
 
 import logging
 
@@ -13,7 +16,7 @@ class _LineFormatter(logging.Formatter):
 
 
 def show_logs_as_lines() -> None:
-    """Writes what is logged in this process to standard error, in that form; mmjax's own notes too.
+    """Writes the log messages of this process, including mmjax's own notes, to standard error in that form.
 
     A handler must be there before the configuration is read: gin logs to the root logger, and the first such message
     sets up logging's own form, `WARNING:module:…`.

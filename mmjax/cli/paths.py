@@ -1,4 +1,4 @@
-"""Values of flags that are paths to write: they are tried when flags are parsed, before any work."""
+"""Parsers of flags that name files and folders to write: writing is tried when flags are parsed, before any work."""
 
 import argparse
 import pathlib

@@ -1,10 +1,10 @@
-"""Proposals for misspelt names."""
+"""Proposals for misspelt names, in the error messages of `mmjax.cli` about flags, files, macros and parameters."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What an error message adds to propose the known name nearest to a misspelt one; empty if none is near."""
+    """Returns the text that proposes the known name nearest to a misspelt one; empty if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -1,4 +1,7 @@
-"""The configuration of a training run, as the commands read it, and the flags that set what everybody sets in it."""
+"""The configuration of a training run, as the commands read it, and flags for the fields that most runs set.
+
+`mmjax.commands.train` has these flags; other commands read the configuration of a run or of its workdir here.
+"""
 
 import dataclasses
 import pathlib
@@ -42,11 +45,11 @@ PARAMETERS = {
     "plan": ("plan",),
     "seed": ("seed", "data.seed"),
 }
-"""Where a `TrainConfig` has the value of a flag of `RunArguments`."""
+"""The path of the field of `TrainConfig` that each flag of `RunArguments` sets."""
 
 
 def training_config(arguments: GinArguments) -> "TrainConfig":
-    """The training run that a command line describes; without `--gin_file`, the quickstart.
+    """Returns the training run that a command line describes; without `--gin_file`, the quickstart.
 
     Raises:
         UserError: The files describe no training run, or a value is wrong.
@@ -62,7 +65,7 @@ def training_config(arguments: GinArguments) -> "TrainConfig":
 
 
 def run_config(workdir: pathlib.Path, arguments: BindingArguments | None = None) -> "TrainConfig":
-    """The configuration of the run that a workdir is of, with the values of a command line over it if there is one.
+    """Returns the configuration of the run in a workdir; values of a command line, if there is one, override it.
 
     Raises:
         UserError: The folder is not the workdir of a run, or a binding is wrong.

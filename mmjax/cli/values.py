@@ -1,4 +1,4 @@
-"""What the values of flags are: each function makes a value of its text, or raises an error that says what to give."""
+"""Parsers of the values of flags: each converts a text to a value, or raises an error that says what to give."""
 
 import argparse
 import math
@@ -11,17 +11,17 @@ Item = typing.TypeVar("Item")
 
 
 def integer(minimum: int | None = None, maximum: int | None = None) -> Callable[[str], int]:
-    """Parses a whole number, with bounds."""
+    """Makes a parser of whole numbers within bounds."""
     return _number(int, "a whole number", minimum, maximum)
 
 
 def number(minimum: int | float | None = None, maximum: int | float | None = None) -> Callable[[str], float]:
-    """Parses a finite number, with bounds."""
+    """Makes a parser of finite numbers within bounds."""
     return _number(float, "a number", minimum, maximum)
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """Parses one of some names."""
+    """Makes a parser that accepts one of some names."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -32,7 +32,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def list_of(parse_item: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
-    """Parses values that commas separate."""
+    """Makes a parser of values that commas separate."""
 
     def parse(text: str) -> tuple[Item, ...]:
         return tuple(parse_item(item.strip()) for item in text.split(",") if item.strip())

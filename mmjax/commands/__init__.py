@@ -1,4 +1,7 @@
-"""The commands, one a file: `python -m mmjax.train` runs `mmjax.commands.train`."""
+"""The commands, one in each file: `python -m mmjax.train` runs `mmjax.commands.train`.
+
+A file declares the command's flags, `prepare`, which reads and checks the input, and the work itself (`mmjax.cli`).
+"""
 
 TASKS = {
     "train and look": ("train", "report", "generate", "verify"),

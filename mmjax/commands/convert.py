@@ -1,4 +1,4 @@
-"""`python -m mmjax.convert`: reads published checkpoints, and writes a run's as one (docs/how_to/weights.md)."""
+"""`python -m mmjax.convert`: checks published checkpoints, and exports a run as one (docs/how_to/weights.md)."""
 
 import dataclasses
 import functools
@@ -142,7 +142,7 @@ def export(
 
 
 def _export_target(arguments: ConvertArguments, config: "TrainConfig") -> "ExportTarget":
-    """The checkpoint to write: of the given model type, or like an original."""
+    """Returns the description of the checkpoint to write: of the given model type, or like an original."""
     from mmjax.weights.export import export_target_like, export_target_of_type
     from mmjax.weights.published_checkpoint import WHOLE_MODEL, open_checkpoint
 

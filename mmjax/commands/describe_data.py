@@ -1,4 +1,4 @@
-"""`python -m mmjax.describe_data`: what a run's samples hold, how grouping balances them, what rows should hold.
+"""`python -m mmjax.describe_data`: describes a run's samples, their balance after grouping, and suitable capacities.
 
 It reads metadata, decodes only the samples that a page shows, and needs neither jax nor an accelerator.
 """

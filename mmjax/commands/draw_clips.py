@@ -21,7 +21,7 @@ class DrawClipsArguments:
 
 
 def prepare(arguments: DrawClipsArguments) -> cli.Work:
-    """Imports what writes video files."""
+    """Imports the writer of video files, which needs the extra `video`."""
     import data.media.clips.video_writing  # noqa: F401  (raises without the extra `video`)
 
     return functools.partial(draw, arguments)

@@ -1,4 +1,4 @@
-"""`python -m mmjax.generate`: asks a trained model about images and other media, or lets it generate images."""
+"""`python -m mmjax.generate`: answers questions about images and other media by a trained model, or draws images."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # these import jax
 
 
 def _item(text: str) -> tuple[str, str]:
-    """The field and the file of `FIELD=FILE`."""
+    """Parses `FIELD=FILE` to the field and the file."""
     field, _, file = text.partition("=")
     if not (field.isidentifier() and file):
         raise cli.UserError(f"{text!r} is no FIELD=FILE, such as windows=a.npy")

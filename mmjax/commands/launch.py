@@ -58,7 +58,7 @@ class LaunchArguments:
 
 
 def prepare(arguments: LaunchArguments) -> cli.Work:
-    """Checks the flags, those of the command too."""
+    """Checks the flags, including the flags of the command that is launched."""
     name, *argv = arguments.command or [""]
     command = _find_command(name)
     parsed = command.parse(argv, f"python -m mmjax {name}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sharding.planners.tables.fixed_ranks import FixedRanks
 
 TIMED_STEPS = 5
-"""Steps that are timed of each plan."""
+"""Number of steps that are timed of each plan."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
 
 
 def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyComparison":
-    """The comparison, with its progress; after Ctrl-C, of the policies that had a result."""
+    """Compares the policies and shows progress; after Ctrl-C, returns the policies that had a result."""
     from configs.console import plain_console
     from mmjax.training.metrics.activity import COMPARING, display_activity, progress_console
     from sharding.planners.policies.policy_comparison import compare_policies, compared_policies, comparison_of
@@ -129,7 +129,7 @@ def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyCom
 
 
 def _on_these_devices(arguments: PlanArguments) -> "tuple[PlanArguments, ClusterConfig]":
-    """The flags with the number of this process's devices where they leave it out, and the cluster of these devices.
+    """Returns the flags, with the number of this process's devices where it is left out, and the devices' cluster.
 
     Raises:
         UserError: There are fewer devices than the flags say.
@@ -161,7 +161,7 @@ def _check_is_training(arguments: PlanArguments, inputs: ProblemInputs) -> None:
 
 
 def _time_plans(arguments: PlanArguments, config: "TrainConfig", problem: "PlanningProblem") -> "TimedPlans":
-    """Times the best candidates of the policies, and prints what they take unless the output is JSON."""
+    """Times the best candidates of the policies, and prints their times unless the output is JSON."""
     from configs.console import plain_console
     from mmjax.planning.candidate_plans import best_candidates
     from mmjax.planning.timed_plans import print_timed_plans, time_on_devices
@@ -180,7 +180,7 @@ def _time_plans(arguments: PlanArguments, config: "TrainConfig", problem: "Plann
 
 
 def _fixed_ranks(arguments: PlanArguments) -> "dict[str, FixedRanks]":
-    """Context-parallel and expert ranks by module."""
+    """Returns the context-parallel and expert ranks that the flags fix, by module."""
     from sharding.planners.tables.fixed_ranks import FixedRanks
 
     cp, ep = _ranks("cp", arguments.cp), _ranks("ep", arguments.ep)

@@ -93,7 +93,7 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
 
 
 def layer_table(profile: "Profile") -> "Table":
-    """The times of a stack of one layer, by layer, ranks and load."""
+    """Returns the table of times of a stack of one layer, by layer, ranks and load."""
     from configs.tables import report_table
 
     columns = ("layer", "tp", "cp", "recompute", "tokens or items", "forward", "backward")
@@ -108,7 +108,7 @@ def layer_table(profile: "Profile") -> "Table":
 
 
 def _ranks(arguments: ProfileArguments, devices: int) -> "list[TimedRanks]":
-    """The tensor and context-parallel ranks of a replica that are to be timed together, as far as there are devices."""
+    """Returns the pairs of tensor and context-parallel ranks of a replica to time, as far as there are devices."""
     from sharding.costs.profiled import TimedRanks
 
     tps, cps = (_sizes(flag, getattr(arguments, flag), devices, "devices") for flag in ("tp", "cp"))
@@ -129,7 +129,7 @@ def _ranks(arguments: ProfileArguments, devices: int) -> "list[TimedRanks]":
 
 
 def _sizes(flag: str, values: tuple[int, ...], most: int, what: str) -> list[int]:
-    """The numbers of a flag, ascending; raises UserError for one above `most`."""
+    """Returns the numbers of a flag in ascending order; raises UserError for a number above `most`."""
     sizes = sorted(set(values))
     if not sizes or sizes[-1] > most:
         raise cli.UserError(f"--{flag}={','.join(map(str, values))}: give numbers from 1 to {most}, the {what}")

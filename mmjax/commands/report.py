@@ -35,7 +35,7 @@ def prepare(arguments: ReportArguments) -> cli.Work:
 
 
 def report(arguments: ReportArguments, run: "Run") -> None:
-    """Writes the page, and says where it is."""
+    """Writes the page, and prints its path."""
     from mmjax.reporting.run_page import PAGE_FILE, write_run_page
 
     path = pathlib.Path(arguments.page) if arguments.page else run.workdir / PAGE_FILE
@@ -47,7 +47,7 @@ def report(arguments: ReportArguments, run: "Run") -> None:
 
 
 def _predicted(run: "Run") -> "PredictedTimeline | str":
-    """The simulated step by the configuration in the workdir, or why there is none."""
+    """Returns the step simulated by the configuration in the workdir, or the reason why there is none."""
     from mmjax.reporting.predicted_step import predict_timeline
 
     try:

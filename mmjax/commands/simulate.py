@@ -93,7 +93,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
 
 
 def _print_purpose(path: str, plan: "Plan", inputs: ProblemInputs, problem: "PlanningProblem") -> None:
-    """Says on standard error what was taken from the plan, and where the simulated step is another than the plan's."""
+    """Prints to standard error the flags taken from the plan, and where the simulated step differs from the plan's."""
     from sharding.plans.plan_purpose import differences
 
     name = pathlib.Path(path).name

@@ -36,7 +36,7 @@ class TrainArguments(cli.RunArguments):
 
 
 def prepare(arguments: TrainArguments) -> cli.Work:
-    """Reads the configuration: that of the run in the workdir if it is resumed and no other is given."""
+    """Reads the configuration; a resumed run without a given one has the configuration in its workdir."""
     workdir = _choose_workdir(arguments)
     if arguments.resume and not arguments.gin_file:
         config = cli.run_config(workdir, arguments)
@@ -103,7 +103,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
         if first and resumed_from:
             console.print(f"continuing {workdir} from step {resumed_from}", soft_wrap=True, markup=False)
         check_alike("data", {"data": text_digest(json.dumps(trainer.batches.get_state(), sort_keys=True))})
-        # Before the operative config is written, which has the parameters of what was made until then.
+        # Before the operative config is written, which has the parameters of the objects constructed until then.
         metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
         opened.callback(metrics.close)
         if first:
@@ -133,13 +133,13 @@ def _choose_workdir(arguments: TrainArguments) -> pathlib.Path:
 
 
 def is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") -> bool:
-    """Whether the run in a workdir has these steps and its evaluation behind it; says so on the console.
+    """Whether the run in a workdir has trained these steps and was evaluated; prints that to the console.
 
-    The summary says that the evaluation is done, and the checkpoint that the steps are: a run whose last checkpoint is
-    gone or damaged is not finished, whatever its summary says. All processes call this.
+    The summary shows whether the evaluation is done, and the last checkpoint whether the steps are: a run whose last
+    checkpoint is gone or damaged is not finished. All processes call this.
 
     Raises:
-        UserError: It has more steps behind it than are asked for.
+        UserError: It has trained more than `steps` steps.
         UnreadableCheckpointError: A file of the last checkpoint cannot be read.
     """
     from mmjax.training.checkpoints.discovery import damage_found_by_any_process, steps_for_all

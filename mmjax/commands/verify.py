@@ -1,4 +1,4 @@
-"""`python -m mmjax.verify`: compares what every layout computes with plain jax on one device.
+"""`python -m mmjax.verify`: compares the results of every layout with plain jax on one device.
 
 Exits with code 1, in all processes of a run, if a layout exceeds a tolerance.
 """

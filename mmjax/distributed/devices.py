@@ -1,4 +1,4 @@
-"""The devices of this process, before jax starts."""
+"""The devices of this process, before jax starts: emulated CPU devices, and the GPUs that the process takes."""
 
 import glob
 import importlib.metadata
@@ -39,7 +39,7 @@ def ensure_cpu_devices(count: int = 8) -> None:
 
 
 def visible_gpus() -> int:
-    """How many GPUs of this host the process may use: those of CUDA_VISIBLE_DEVICES, else all."""
+    """How many GPUs of this host the process may use: the GPUs in CUDA_VISIBLE_DEVICES, else all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
@@ -47,7 +47,7 @@ def visible_gpus() -> int:
 
 
 def local_device_ids(placement: ProcessPlacement, visible: int) -> list[int] | None:
-    """Which of the visible GPUs are this process's: an equal share of its host's. None for all.
+    """Returns the numbers of this process's GPUs, an equal share of its host's visible GPUs; None for all.
 
     A launcher that gives the number within the host but no count, as `LOCAL_RANK` alone, starts one process a GPU.
 

@@ -1,7 +1,9 @@
-"""The environments in which launchers start the processes of a run: what each calls their number and their addresses.
+"""The environment variables by which launchers tell the processes of a run their number, count and addresses.
 
-Where a launcher only says how many processes there are and which is this one (MPI), `JAX_COORDINATOR_ADDRESS` says
-where process 0 listens. `JAX_COORDINATOR_PORT` replaces the port that is chosen here.
+There is a `ClusterEnvironment` for each launcher; `placement.py` chooses between them.
+
+Where a launcher sets only the number of processes and the rank of this one (MPI), `JAX_COORDINATOR_ADDRESS` is the
+address of process 0. `JAX_COORDINATOR_PORT` replaces the port that is chosen here.
 """
 
 import dataclasses
@@ -27,11 +29,11 @@ class ProcessPlacement:
     """The place of this process among the processes of a run.
 
     Attributes:
-        coordinator: Where process 0 listens, `host:port`.
-        processes: How many processes the run has.
-        process: Number of this one, from 0.
-        local_process: Its number among the processes of its host; None if the launcher does not say.
-        local_processes: How many the host has; None if the launcher does not say.
+        coordinator: Address at which process 0 listens, `host:port`.
+        processes: Number of processes of the run.
+        process: Number of this process, from 0.
+        local_process: Its number among the processes of its host; None if the launcher does not set it.
+        local_processes: Number of processes of the host; None if the launcher does not set it.
     """
 
     coordinator: str
@@ -46,12 +48,12 @@ class ClusterEnvironment:
     """The variables of a kind of launcher.
 
     Attributes:
-        name: What users call the launcher.
-        signs: Variables of which one at least is set in every process that it starts.
+        name: The launcher's name in messages.
+        signs: Variables of which at least one is set in every process that it starts.
         needs: Variables without which the place of a process is not known; of each group one is enough.
         count: Number of processes of the run; None if it is not known.
-        read: The place of this process, where nothing that is needed is missing.
-        remedy: What sets the missing variables.
+        read: Reads the place of this process; called where no needed variable is missing.
+        remedy: Advice on how to set the missing variables.
     """
 
     name: str
@@ -66,11 +68,11 @@ class ClusterEnvironment:
         return any(variables.has(sign) for sign in self.signs) and self.count(variables) != 1
 
     def missing(self, variables: Variables) -> list[str]:
-        """What is needed and not set; a group as `A or B`."""
+        """Names the needed variables that are not set; a group as `A or B`."""
         return [" or ".join(group) for group in self.needs if not any(variables.has(name) for name in group)]
 
     def describe(self, variables: Variables) -> str:
-        """The name, and the signs with their values."""
+        """Describes the launcher by its name, and the signs with their values."""
         signs = (f"{sign} = {variables.text(sign)}" for sign in self.signs if variables.has(sign))
         return f"{self.name} ({', '.join(signs)})"
 
@@ -185,7 +187,7 @@ def _read_mpi(names: tuple[str, str, str, str], variables: Variables) -> Process
 
 
 def _mpi(name: str, names: tuple[str, str, str, str]) -> ClusterEnvironment:
-    """The environment of an MPI, from its variables for the size, the rank, and those within the host."""
+    """The environment of an MPI, from its variables for the size, the rank, and the size and rank within the host."""
     return ClusterEnvironment(
         name=name,
         signs=names[:1],
@@ -237,7 +239,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_of_node(counts: str, node: int) -> int | None:
-    """Tasks of a node of a list such as `8(x2),4`; None if the list does not have it."""
+    """Number of tasks of a node, from a list such as `8(x2),4`; None if the list does not have the node."""
     for entry in counts.split(","):
         parsed = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", entry, re.ASCII)
         if not parsed:
@@ -297,7 +299,7 @@ def _port(variables: Variables, default: int) -> int:
 
 
 ENVIRONMENTS = (EXPLICIT, JOBSET, TORCHRUN, OPEN_MPI, MPI, MVAPICH2, SLURM, TPU)
-"""The first that is complete is taken, so a launcher stands before those inside which it may run."""
+"""The first complete environment is taken, so a launcher stands before the launchers inside which it may run."""
 
 LAUNCHER_VARIABLES = frozenset(
     name for environment in ENVIRONMENTS for group in (environment.signs, *environment.needs) for name in group

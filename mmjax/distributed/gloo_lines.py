@@ -17,7 +17,7 @@ _LAST_LINES = 1.0  # seconds for lines that are under way at exit; children may 
 
 
 def hide_gloo_lines() -> None:
-    """From now on drops lines that Gloo prints; what else native code prints is passed on line by line.
+    """From now on drops lines that Gloo prints; other output of native code is passed on line by line.
 
     Python's own output goes to standard output as before, past the filter.
     """

@@ -1,4 +1,7 @@
-"""Joining the processes of one run: process 0 is found within a bound, or the error says what was waited for."""
+"""Joining the processes of one run through process 0, within a time limit; the error says which processes are missing.
+
+`mmjax.cli.command.run` calls `initialize_distributed` before anything else of jax.
+"""
 
 import contextlib
 import os
@@ -20,16 +23,16 @@ TIMEOUT_VARIABLE = "MMJAX_START_TIMEOUT"
 DEFAULT_TIMEOUT = 300
 
 JAX_SLACK = 120
-"""Seconds that jax's own bound is later than ours, because it ends the process by a native stack trace."""
+"""Seconds by which jax's own limit is later than ours, because it ends the process by a native stack trace."""
 
 JAX_HEARTBEAT_TIMEOUT = 60
-"""Seconds without a sign of life after which jax itself ends a run: that is all that watches before data are opened."""
+"""Seconds without a heartbeat after which jax itself ends a run; nothing else watches until the data are opened."""
 
 CONNECT_INTERVAL = 0.5
 """Seconds between two attempts to reach process 0."""
 
 LONGEST_ATTEMPT = 5.0
-"""Seconds of one attempt: its name may be that of a lost pod's address still, where nothing answers."""
+"""Seconds of one attempt: the name may still lead to the address of a lost pod, where nothing answers."""
 
 
 def initialize_distributed() -> bool:
@@ -37,8 +40,8 @@ def initialize_distributed() -> bool:
 
     Returns whether there are several.
 
-    It must be called before anything else of jax. A process that waits longer than `TIMEOUT_VARIABLE` says for one
-    that does not start prints one line and ends with `PROCESS_LOST`.
+    It must be called before anything else of jax. A process that waits for another one for longer than the seconds of
+    `TIMEOUT_VARIABLE` prints one line and ends with `PROCESS_LOST`.
 
     Raises:
         UserError: There are several processes, and they cannot be joined.
@@ -95,12 +98,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def wait_for_coordinator(placement: ProcessPlacement, host: str, port: int, timeout: float) -> None:
-    """Returns when something accepts connections at the address of process 0.
+    """Waits until something accepts connections at the address of process 0.
 
     A name that is not known yet is tried again: Kubernetes publishes the name of a pod after it has started.
 
     Raises:
-        UserError: The time is over; says what stood in the way at last.
+        UserError: The time is over; the message contains the last error.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -1,4 +1,4 @@
-"""Which of the environments placed this process, and whether they agree."""
+"""Finds the launcher's environment that gives this process its place, and checks that other environments agree."""
 
 from configs.errors import UserError
 from mmjax.distributed.environments import (
@@ -12,7 +12,7 @@ from mmjax.distributed.variables import Variables
 
 
 def find_placement(variables: Variables) -> ProcessPlacement | None:
-    """The place that the first complete environment gives this process; None for a single process.
+    """Returns the place that the first complete environment gives this process; None for a single process.
 
     A launcher may run inside another one that starts fewer processes, as torchrun once a node under Slurm. It is
     refused if the other one counts more, because the run would be started several times.
@@ -69,7 +69,7 @@ def _refusal(environment: ClusterEnvironment, variables: Variables) -> str:
 
 
 def other_launchers(variables: Variables) -> str:
-    """What other launchers say that they started several processes, in words; empty if none does."""
+    """Names the other launchers whose variables count several processes; empty if there are none."""
     return ", ".join(
         environment.describe(variables) for environment in ENVIRONMENTS if environment.is_present(variables)
     )

@@ -1,4 +1,4 @@
-"""The environment variables of this process, as launchers set them."""
+"""The environment variables of this process, as launchers set them; `environments.py` reads them."""
 
 from collections.abc import Mapping
 

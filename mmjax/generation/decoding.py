@@ -1,4 +1,7 @@
-"""Autoregressive decoding in one compiled program: prefill of all prompts, then one token of each row at a time."""
+"""Autoregressive decoding in one compiled program: prefill of all prompts, then one token of each row at a time.
+
+`trained_model.py` compiles `decode_answers`; `kv_cache.py` computes the backbone.
+"""
 
 from typing import NamedTuple
 
@@ -54,10 +57,10 @@ def decode_answers(
         arrays: Arrays of the prompts, by module.
         lengths: Number of tokens of each prompt.
         seeds: Seed of each prompt.
-        allowed_tokens: Which ids may be decoded; the end token must be one.
+        allowed_tokens: Whether each id may be decoded; the end token must be allowed.
         end_token: The id that ends an answer.
-        max_tokens: Tokens of an answer at most; a row must have room for all but the last.
-        sampling: How tokens are chosen.
+        max_tokens: Largest number of tokens of an answer; a row must have room for all but the last.
+        sampling: Settings of the choice of tokens.
     """
     rows = lengths.shape[0]
     room = arrays[backbone.name]["tokens"].shape[1] - lengths + 1
@@ -67,7 +70,7 @@ def decode_answers(
         return jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), number))(seeds)
 
     def choose(logits: jax.Array, number: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The token with this number of every answer, and the tokens seen then."""
+        """Returns the token with this number of every answer, and the tokens seen then."""
         if sampling.repetition_penalty != 1:
             logits = penalise_repetition(logits, seen, sampling.repetition_penalty)
         token = sample_tokens(logits, keys(number), sampling, allowed_tokens).astype(jnp.int32)

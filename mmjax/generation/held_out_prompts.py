@@ -1,4 +1,7 @@
-"""Prompts cut from held-out samples: a question up to its answer, a description up to the image it stands for."""
+"""Prompts cut from held-out samples: a question up to its answer, a description up to its target image.
+
+`sample_log.py` answers them at every evaluation of a run.
+"""
 
 import dataclasses
 import math
@@ -20,7 +23,7 @@ _TRIES = 8  # samples that are tried for every prompt that is wanted
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class HeldOutPrompt:
-    """A prompt and what the data set has in its place.
+    """A prompt, and the answer that the data set has for it.
 
     Attributes:
         sample: The sample, cut where the model continues.
@@ -57,7 +60,7 @@ def held_out_questions(
 def held_out_descriptions(
     dataset: Dataset, sample_format: SampleFormat, capacity: RowCapacity, count: int
 ) -> list[HeldOutPrompt]:
-    """Descriptions with the image to generate, the same at every call; as `held_out_questions`."""
+    """Descriptions with the image to generate, the same at every call; otherwise as `held_out_questions`."""
     if sample_format.target_images is None:
         return []
     kinds = [samples for samples in dataset.samples_by_kind(sample_format).values() if _has_target_image(samples)]
@@ -71,7 +74,7 @@ def held_out_descriptions(
 
 
 def _spread(kinds: Sequence[RandomAccessSamples], capacity: RowCapacity, count: int) -> Iterator[Sample]:
-    """Samples of all kinds in turn, from all parts of each; those that cannot be used are passed over."""
+    """Yields samples of all kinds in turn, spread evenly over each kind; passes over samples that cannot be used."""
     if not kinds or not count:
         return
     tries = _TRIES * count
@@ -95,7 +98,7 @@ def _has_target_image(samples: RandomAccessSamples) -> bool:
 
 
 def _question(sample: Sample, number: int, tokenizer: Tokenizer, sample_format: SampleFormat) -> HeldOutPrompt | None:
-    """A sample up to its first answer, or up to that of one of its branches; None if it has no answer in text."""
+    """Cuts a sample before its first answer, or before the answer of one branch; None if it has no answer in text."""
     layout = sample.layout
     branches = np.unique(layout.branches[layout.target_mask > 0])
     if not len(branches):
@@ -115,7 +118,7 @@ def _question(sample: Sample, number: int, tokenizer: Tokenizer, sample_format: 
 
 
 def _description(sample: Sample, tokenizer: Tokenizer, sample_format: SampleFormat) -> HeldOutPrompt:
-    """A sample up to the positions that condition its first target image."""
+    """Cuts a sample behind the positions that condition its first target image."""
     last = int(sample.condition_positions[0].max())
     cut = _cut(sample, np.flatnonzero(sample.layout.branches[: last + 1] == 0), images=1)
     return HeldOutPrompt(
@@ -124,7 +127,7 @@ def _description(sample: Sample, tokenizer: Tokenizer, sample_format: SampleForm
 
 
 def _cut(sample: Sample, column: np.ndarray, images: int = 0) -> Sample:
-    """A sample with some of its tokens as the trunk, none of them a target, and its first target images."""
+    """Returns a sample with some of its tokens as the trunk, none of them a target, and its first target images."""
     layout = sample.layout
     zeros = np.zeros(len(column), np.int32)
     return dataclasses.replace(
@@ -144,14 +147,14 @@ def _cut(sample: Sample, column: np.ndarray, images: int = 0) -> Sample:
 
 
 def _text(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
-    """The text of tokens without special ones."""
+    """Decodes tokens to text, without special tokens."""
     special = tokenizer.special_tokens
     shown = ~np.isin(tokens, sorted(special.ids - {special.unknown}))
     return tokenizer.decode(tokens[shown]).strip()
 
 
 def _encoder_images(sample: Sample, sample_format: SampleFormat) -> list[np.ndarray]:
-    """What the vision encoder reads, uint8[height, width, 3]: images, and the first of the frames in one patch."""
+    """Images that the vision encoder reads, uint8[height, width, 3]; of a video the first frame of each patch."""
     patch_format = sample_format.encoder_of(PatchFormat)
     if patch_format is None:
         return []

@@ -1,4 +1,7 @@
-"""Generation of images from descriptions by a trained model."""
+"""Generation of images from descriptions by a trained model: the backbone's conditions, then the generator's sampler.
+
+`mmjax.draw`, the command `mmjax.generate` and the sample log of a run call it.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -64,7 +67,7 @@ class ImageGenerator:
     def generate_for_samples(
         self, samples: Sequence[Sample], seeds: Sequence[int], steps: int = 50, guidance: float = 1.0
     ) -> np.ndarray:
-        """The same for samples that end with the positions that condition one image, and that fit a row."""
+        """As `generate`, for samples that end with the positions that condition one image, and that fit a row."""
         return self._generate(self._conditions(samples), seeds, steps, guidance)
 
     def _generate(
@@ -75,7 +78,7 @@ class ImageGenerator:
         )
 
     def _conditions(self, samples: Sequence[Sample]) -> Float[np.ndarray, "b q c"]:
-        """The conditions of each sample's image."""
+        """Computes the conditions of each sample's image."""
         model = self._model
         arrays = model.batch_arrays(samples, model.capacity.tokens)
         lengths = np.asarray([len(sample.layout.tokens) for sample in samples], np.int32)
@@ -83,7 +86,7 @@ class ImageGenerator:
         return np.asarray(self._conditions_program(model.parameters, arrays, lengths, positions))
 
     def _sample(self, description: str, number: int) -> Sample:
-        """A description as a sample, up to the positions of the image's conditions."""
+        """Lays out a description as a sample that ends with the positions of the image's conditions."""
         model = self._model
         record = prompt_record(description)
         sample = image_prompt_metadata(record, model.prompt_format, model.tokenizer, model.sample_format).load(number)

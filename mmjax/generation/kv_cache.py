@@ -1,4 +1,7 @@
-"""The backbone with a KV cache, so that every further token costs the computation of one position."""
+"""The backbone with a KV cache, so that every further token costs the computation of one position.
+
+`decoding.py` decodes text with it; `image_generation.py` takes the hidden states of its prefill.
+"""
 
 from typing import NamedTuple
 
@@ -29,8 +32,8 @@ SINGLE_DEVICE = Axes()
 
 
 KVCache = tuple[Float[Array, "r t _ _"], Float[Array, "r t _ _"]]
-"""What positions read of earlier ones in a layer: normed and rotated keys, and values; or latent vectors, and the
-rotated part of keys. t is the length of a row, prompt and answer together."""
+"""The KV cache of a layer: normed and rotated keys, and values; or latent vectors, and the rotated channels of keys.
+t is the length of a row, prompt and answer together."""
 
 
 class DecodeState(NamedTuple):
@@ -106,12 +109,12 @@ class CachedBackbone:
     def logits_at(
         self, parameters: Tree, hidden: Float[Array, "r s d"], positions: Int[Array, " r"]
     ) -> Float[Array, "r v"]:
-        """Logits of the token after one position of each row, given normed hidden states."""
+        """Returns the logits of the token after one position of each row, given normed hidden states."""
         hidden = jnp.take_along_axis(hidden, positions[:, None, None], axis=1)  # [r, 1, d]
         return self._language_head(parameters).logits(hidden)[:, 0]
 
     def _decode_inputs(self, state: DecodeState, kind: AttentionKind) -> SharedInputs:
-        """What a layer reads for one new position of each row: a slot of the cache holds one position of the text."""
+        """Mask and rotation of a layer for one new position of each row; a slot of the cache holds one position."""
         slots = jnp.arange(state.caches[0][0].shape[1])[None]
         visible = slots <= state.lengths[:, None]  # [r, t]
         if kind == "local":
@@ -160,14 +163,14 @@ def block_with_cache(
     cache: KVCache | None = None,
     start: Int[Array, " r"] | None = None,
 ) -> tuple[Float[Array, "r s d"], KVCache]:
-    """Applies a block to s new positions of each row, and adds what later ones read of them to the cache.
+    """Applies a block to s new positions of each row, and appends their keys and values to the cache.
 
     Args:
         block: The block.
         x: Activations of the new positions.
-        mask: Which slots of the cache each new position attends to.
+        mask: Whether each new position attends to each slot of the cache.
         rotary: Rotation of queries and keys at the new positions.
-        cache: What is read of earlier positions; None where the new ones are whole rows.
+        cache: Keys and values of earlier positions; None where the new positions are whole rows.
         start: Slot of the first new position of each row; with a cache.
     """
     normed = block.attention_input(x)

@@ -1,4 +1,7 @@
-"""Requests to a trained model: one from the command line, or many from a JSONL file."""
+"""Requests to a trained model, one from the command line or many from a JSONL file, and serving them in batches.
+
+The command `mmjax.generate` calls it.
+"""
 
 import dataclasses
 import itertools
@@ -33,7 +36,7 @@ class Request:
         image: Image files in the order of their placeholders.
         audio: Audio files in the order of their placeholders.
         video: Video files in the order of their placeholders.
-        items: By field of an encoder of another kind (`EncoderConfig.field`), files in the order of placeholders.
+        items: Files in the order of placeholders, by field of an encoder of another kind (`EncoderConfig.field`).
         output: File to write the generated image to; empty for a question.
         seed: Seed of an image's noise, and of tokens that are sampled.
     """
@@ -68,7 +71,7 @@ class Request:
 
     @property
     def question(self) -> Prompt:
-        """The request as a prompt."""
+        """Returns the prompt of the request."""
         return Prompt(self.prompt, self._media, self.seed)
 
     def _check_output(self) -> None:
@@ -137,11 +140,11 @@ def _file_names(value: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class GenerationSettings:
-    """How requests are served.
+    """Settings with which requests are served.
 
     Attributes:
-        sampling: How tokens are chosen.
-        max_tokens: Tokens of an answer at most; 0 for as many as a row has room for.
+        sampling: Settings of the choice of tokens.
+        max_tokens: Largest number of tokens of an answer; 0 for as many as a row has room for.
         stop: Texts at the first of which an answer ends.
         sampling_steps: DDIM steps of an image.
         guidance: Scale of classifier-free guidance of an image.

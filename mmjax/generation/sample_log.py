@@ -1,7 +1,7 @@
 """Sample answers and images over time: the same held-out prompts, answered at every evaluation of a run.
 
 They are kept in the folder `samples` of the workdir: a JSON line for each prompt in `step_000450.jsonl`, and images
-as PNG files that the lines name.
+as PNG files that the lines name. `mmjax.reporting.run_trainer` makes the log, and the run's page shows it.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 SAMPLES_FOLDER = "samples"
 NOT_TAKEN_FILE = "not_taken.txt"
-"""File of that folder that says why there are no samples."""
+"""File of that folder with the reason why there are no samples."""
 
 MAX_PARAMETERS = 250_000_000
 """Models with more parameters are not sampled during training: a copy would not fit beside the training state."""
@@ -46,12 +46,12 @@ class SampleLog:
     """Answers some questions and generates some images at every evaluation; a hook for `Trainer.fit(on_evaluation=…)`.
 
     A model without a generator makes no images, and a data set without questions gets no answers. Where nothing can be
-    sampled, a file says why, and training goes on.
+    sampled, the reason is written to a file, and training goes on.
 
     Args:
         workdir: Folder of the run.
-        questions: How many questions.
-        images: How many images.
+        questions: Number of questions.
+        images: Number of images.
         resumed_step: The step that the run continues from; later samples of an earlier run are removed.
     """
 
@@ -69,7 +69,8 @@ class SampleLog:
     def __call__(self, trainer: Trainer) -> None:
         """Answers the questions and generates the images with the parameters that a trainer has now.
 
-        What cannot be written, because the disk is full for instance, is a warning; the next evaluation tries again.
+        A file that cannot be written, because the disk is full for instance, is a warning; the next evaluation tries
+        again.
         """
         try:
             self._sample(trainer)

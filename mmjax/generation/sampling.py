@@ -1,4 +1,4 @@
-"""Sampling the next token of a text from its logits."""
+"""Sampling the next token of a text from its logits: temperature, top-k, top-p, min-p and repetition penalty."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ _ROUNDING = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Settings of the choice of the next token.
 
     The candidates are restricted by `top_k`, then `top_p`, then `min_p`, after the temperature has been applied.
 
@@ -22,11 +22,11 @@ class Sampling:
         temperature: Divisor of the logits; 0 for the most likely token (greedy decoding).
         top_p: Nucleus sampling (arXiv 1904.09751): only the fewest most likely tokens that together have this
             probability are candidates; 1 for all tokens.
-        top_k: Only so many of the most likely tokens are candidates; 0 for all.
+        top_k: Number of the most likely tokens that are candidates; 0 for all.
         min_p: Only tokens with at least this share of the most likely token's probability are candidates (arXiv
             2407.01082); 0 for all.
-        repetition_penalty: What divides the positive logits of tokens that the prompt or the answer has already, and
-            multiplies their negative ones (arXiv 1909.05858), greedily too; 1 for none.
+        repetition_penalty: Divisor of the positive logits of tokens that the prompt or the answer has already, and
+            factor of their negative logits (arXiv 1909.05858), in greedy decoding too; 1 for none.
     """
 
     temperature: float = 0.0
@@ -68,12 +68,12 @@ def sample_tokens(
 
 
 def penalise_repetition(logits: Float[Array, "b v"], seen: Bool[Array, "b v"], penalty: float) -> Float[Array, "b v"]:
-    """The logits with `Sampling.repetition_penalty` on the tokens of each row that it has seen."""
+    """Applies `Sampling.repetition_penalty` to the logits of the tokens that each row has seen."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def candidate_mask(logits: Float[Array, "b v"], sampling: Sampling) -> Bool[Array, "b v"]:
-    """The tokens that may be sampled. Of tokens that are equally likely, those with lower ids come first."""
+    """Returns which tokens may be sampled. Of equally likely tokens, the tokens with lower ids come first."""
     order = jnp.argsort(logits, axis=-1, stable=True, descending=True)  # [b, v]
     descending = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
     if sampling.top_k:

@@ -1,4 +1,7 @@
-"""A trained model on one device, and its answers to prompts."""
+"""A trained model on one device, loaded from a checkpoint or taken from a trainer, and its answers to prompts.
+
+`mmjax.load_model` and `mmjax.generate`, the command `mmjax.generate` and the sample log of a run call it.
+"""
 
 import dataclasses
 import functools
@@ -74,7 +77,7 @@ class Answer(NamedTuple):
     ended: bool
 
     def until(self, stop: Sequence[str]) -> "Answer":
-        """The answer up to the first of the stop strings."""
+        """Returns the answer up to the first of the stop strings."""
         found = [at for text in stop if (at := self.text.find(text)) >= 0]
         return Answer(self.text[: min(found)].strip(), True) if found else self
 
@@ -83,17 +86,17 @@ class Answer(NamedTuple):
 class TrainedModel:
     """A model with its parameters on one device.
 
-    Parameters and step may be replaced by those of another step of the same run; compiled programs stay.
+    Parameters and step may be replaced by the parameters of another step of the same run; compiled programs stay.
 
     Attributes:
         config: The model, without adapters: they are merged into its parameters.
         capacity: Capacity of the rows that it was trained on; a prompt and its answer fit one row.
         tokenizer: Its tokenizer.
-        prompt_format: How its samples were laid out.
+        prompt_format: Layout of its training samples.
         parameters: `{module: {piece: {layer: {...}}}}` in compute precision.
         step: Number of steps that it was trained for.
-        generator_images: The most images that its generators can have been trained on: the room of all rows so far;
-            None where published weights were their start.
+        generator_images: Upper bound of the images that its generators were trained on: the capacity of all rows so
+            far; None where they started from published weights.
     """
 
     config: ModelConfig
@@ -125,9 +128,9 @@ class TrainedModel:
 
         Args:
             prompts: At least one prompt.
-            sampling: How tokens are chosen; None for the most likely ones.
-            max_tokens: Tokens of an answer at most; None for as many as a row has room for.
-            stop: Texts at the first of which an answer ends; they are not part of it.
+            sampling: Settings of the choice of tokens; None for the most likely ones.
+            max_tokens: Largest number of tokens of an answer; None for as many as a row has room for.
+            stop: Texts at the first of which an answer ends; the answer does not contain them.
 
         Raises:
             UserError: A prompt is empty, cannot be read, or is longer than a row; a stop string is empty.
@@ -145,7 +148,7 @@ class TrainedModel:
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
     ) -> list[Answer]:
-        """Decodes what follows each of several samples that fit a row; the other arguments are those of `answers`."""
+        """Decodes the continuation of each of several samples that fit a row; see `answers` for the other arguments."""
         lengths = [len(sample.layout.tokens) for sample in samples]
         max_tokens = min(max_tokens or self.capacity.tokens, self.capacity.tokens)
         next_power_of_two = 1 << (max(lengths) + max_tokens - 2).bit_length()
@@ -169,7 +172,7 @@ class TrainedModel:
         return self.answers([Prompt(text, media or {})])[0]
 
     def prompt_sample(self, prompt: Prompt, number: int) -> Sample:
-        """A prompt as a sample with this number.
+        """Lays out a prompt as a sample with this number.
 
         Raises:
             UserError: The prompt is empty, cannot be read, or is longer than a row.
@@ -246,7 +249,7 @@ class TrainedModel:
 
 
 def load_trained_model(workdir: pathlib.Path, config: TrainConfig, step: int | None = None) -> TrainedModel:
-    """Loads the newest complete checkpoint of a run, or that of a step, onto this process's first device.
+    """Loads the newest complete checkpoint of a run, or a given step's, onto this process's first device.
 
     Args:
         workdir: Working directory of `mmjax.train`.
@@ -270,7 +273,7 @@ def load_trained_model(workdir: pathlib.Path, config: TrainConfig, step: int | N
 
 
 def model_of_trainer(trainer: Trainer) -> TrainedModel:
-    """A copy of the model that a trainer has at hand, on this process's first device.
+    """Copies the model that a trainer has at hand to this process's first device.
 
     Raises:
         UserError: Other processes hold some of its parameters.
@@ -287,7 +290,7 @@ def model_of_trainer(trainer: Trainer) -> TrainedModel:
 def _merged_model(
     config: TrainConfig, masters: Tree, tokenizer: Tokenizer, prompt_format: PromptFormat, step: int
 ) -> TrainedModel:
-    """The model of master weights: adapters merged, then cast to compute precision."""
+    """Makes the model of master weights: merges adapters, then casts to compute precision."""
     dtype = jnp.dtype(config.model.dtype)
     merged = merge_model_adapters(masters, model_modules(config.model), config.model.lora)
     return TrainedModel(

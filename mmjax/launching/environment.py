@@ -1,4 +1,4 @@
-"""The environment variables of each process of a run on this host."""
+"""The environment variables that place each process of a run on this host; `local_processes.py` sets them."""
 
 import os
 import re
@@ -18,17 +18,17 @@ def free_port() -> int:
 
 
 def process_environment(rank: int, processes: int, devices: int | None, port: int, slot: int) -> dict[str, str]:
-    """The variables of this process, with those that place one process in the run.
+    """Returns the variables of this process, with the variables that place one process in the run.
 
-    What other launchers say is left out: a shell in an allocation of Slurm has a count of 1, for example.
+    Variables of other launchers are left out: a shell in an allocation of Slurm has a count of 1, for example.
 
     Args:
         rank: Number of the process, from 0.
-        processes: How many there are.
-        devices: Devices of each process: so many simulated ones on a host without accelerators, else the next so many
-            of the host. None leaves the choice to jax.
+        processes: Number of processes.
+        devices: Number of devices of each process: emulated CPU devices on a host without accelerators, else the next
+            accelerators of the host. None leaves the choice to jax.
         port: Port of jax's coordination service, in process 0; it listens on the loopback interface only.
-        slot: Which share of the host's devices the process has.
+        slot: Number of the process's share of the host's devices, from 0.
     """
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     if processes > 1:

@@ -1,4 +1,7 @@
-"""The processes of one start of a run on this host."""
+"""The processes of one start of a run on this host: starting, signals, logs, and reports of their ends.
+
+`supervisor.py` makes a `LocalProcesses` for every start.
+"""
 
 import contextlib
 import dataclasses
@@ -19,16 +22,16 @@ TERMINATION_SECONDS = 5.0
 """Seconds that processes have between SIGTERM and SIGKILL when another of their run has failed."""
 
 Events = queue.SimpleQueue[ProcessEnd | signal.Signals]
-"""What a supervisor waits for: ends of processes, and signals that it received."""
+"""Queue on which a supervisor waits: ends of processes, and signals that it received."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
-    """What is started.
+    """Settings with which the processes of a run are started.
 
     Attributes:
-        devices: Devices of each; None leaves the choice to jax.
-        logs: Folder of the logs of all processes but the first, whose output is that of the launcher.
+        devices: Number of devices of each process; None leaves the choice to jax.
+        logs: Folder of the logs of all processes but the first, which shares the launcher's output.
     """
 
     devices: int | None
@@ -43,9 +46,9 @@ class LocalProcesses:
     """Starts the processes of a run; each is the leader of a session, so that it ends with all that it started.
 
     Args:
-        command: What each process runs.
+        command: Command line of each process.
         slots: The slot of each process.
-        settings: With what.
+        settings: Settings of the processes.
         events: Receives a `ProcessEnd` for every process that ends.
     """
 
@@ -75,7 +78,7 @@ class LocalProcesses:
             process.send_signal(number)
 
     def end(self) -> None:
-        """Ends all processes: SIGTERM, and SIGKILL for those that go on for `TERMINATION_SECONDS` longer."""
+        """Ends all processes: SIGTERM, and SIGKILL for processes that go on for `TERMINATION_SECONDS` longer."""
         self.send(signal.SIGTERM)
         deadline = time.monotonic() + TERMINATION_SECONDS
         for process in self._processes:
@@ -84,7 +87,7 @@ class LocalProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """Kills all processes, and what they started; their ends are in the queue of events then."""
+        """Kills all processes and their children; their ends are in the queue of events then."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

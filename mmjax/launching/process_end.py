@@ -1,4 +1,4 @@
-"""How a process ended: in words, as an exit code, and by the last lines of its log."""
+"""The end of a process: in words, as an exit code, and by the last lines of its log, for `supervisor.py`."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ from configs.errors import DEVICE_FAILED, PROCESS_LOST
 from mmjax.launching import stopped_processes
 
 LAST_LINES = 10
-"""Lines of a log that are shown of a process that failed."""
+"""Number of lines that are shown of the log of a process that failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,11 @@ class ProcessEnd:
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports it: 128 and its number for a signal."""
+        """The exit code as a shell reports it: 128 plus the number of a signal."""
         return self.status if self.status >= 0 else 128 - self.status
 
     def describe(self) -> str:
-        """Such as `was ended by SIGKILL` or `exited with code 1`."""
+        """Describes the end in words, such as `was ended by SIGKILL` or `exited with code 1`."""
         if self.was_stopped:
             return f"was stopped (SIGSTOP) for {stopped_processes.STOPPED_SECONDS:g} s and then killed"
         if self.status >= 0:
@@ -45,7 +45,7 @@ class ProcessEnd:
 
 
 def cause_of_failure(first: ProcessEnd, others: Sequence[ProcessEnd]) -> ProcessEnd:
-    """The end of the process that made a run fail: another one may have noticed it and ended before it.
+    """Returns the end of the process that made a run fail; another process may have noticed it and ended before it.
 
     Args:
         first: The first that failed.

@@ -1,10 +1,10 @@
-"""How often a run may be started again."""
+"""The number of restarts that a run may have within a window of time; `supervisor.py` asks before each restart."""
 
 import collections
 
 
 class RestartLimit:
-    """Allows at most so many restarts in any window of time.
+    """Limits the number of restarts in any window of time.
 
     Args:
         count: Most restarts in a window.

@@ -1,4 +1,7 @@
-"""Which of a host's slots take part in a run: those that fail again and again are left out at a restart."""
+"""Which of a host's slots take part in a run: slots that fail again and again are left out at a restart.
+
+`supervisor.py` chooses the slots of the next start by it.
+"""
 
 import dataclasses
 
@@ -6,7 +9,7 @@ from configs.errors import DEVICE_FAILED
 from mmjax.launching.process_end import ProcessEnd
 
 MOST_FAILURES = 2
-"""Failures in a row of one slot after which it is left out."""
+"""Number of failures in a row of one slot after which it is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +18,9 @@ class Slots:
 
     Attributes:
         used: Numbers of the slots, in ascending order.
-        minimum: Fewest with which the run goes on.
+        minimum: Smallest number of slots with which the run goes on.
         failed: Slot that failed at last; None if none has.
-        failures: How often in a row it has.
+        failures: Number of failures in a row of that slot.
     """
 
     used: tuple[int, ...]
@@ -26,7 +29,7 @@ class Slots:
     failures: int = 0
 
     def after(self, cause: ProcessEnd) -> "Slots | None":
-        """The slots of the start that follows a failure; None if there are too few.
+        """Returns the slots of the start that follows a failure; None if there are too few.
 
         A slot whose devices failed their check is left out at once, another one after `MOST_FAILURES` in a row, as long
         as the minimum allows it.

@@ -1,7 +1,7 @@
 """Processes that are stopped (SIGSTOP): their parent learns of it from the system, whatever they do.
 
 The processes of a run watch each other once they have joined. Before that, only the launcher can see that one of them
-is frozen.
+is frozen. `local_processes.py` watches its children by this.
 """
 
 import os
@@ -24,7 +24,7 @@ class StoppedProcesses:
         processes: The children, each the leader of a process group.
 
     Attributes:
-        killed: Positions of those that were killed.
+        killed: Positions, within `processes`, of the processes that were killed.
     """
 
     def __init__(self, processes: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -36,7 +36,7 @@ class StoppedProcesses:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the watching thread."""
         self._closed.set()
         self._thread.join()
 

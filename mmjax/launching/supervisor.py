@@ -1,4 +1,7 @@
-"""Supervising the processes of a run on this host: one that fails ends the others, and the run may start again."""
+"""Supervising the processes of a run on this host: one that fails ends the others, and the run may start again.
+
+The command `mmjax.launch` calls `supervise`.
+"""
 
 import contextlib
 import queue
@@ -20,7 +23,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 """Signals that every process of the run gets when the launcher gets them."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those of them that ask for the end of the run."""
+"""The passed-on signals that ask for the end of the run."""
 
 
 def supervise(
@@ -33,14 +36,14 @@ def supervise(
     """Runs a command in several processes until all have ended with code 0, or one has failed too often.
 
     Args:
-        first_command: What each process runs.
-        restart_command: Makes what each process runs after a failure.
-        slots: Those of the first start, and how few may be left.
-        settings: With what the processes are started.
-        limit: How often the run may start again.
+        first_command: Command line of each process.
+        restart_command: Makes the command line of each process after a failure.
+        slots: The slots of the first start, and how few may be left.
+        settings: Settings of the processes.
+        limit: Limit on the restarts of the run.
 
     Returns:
-        The exit code: 0, or that of the process that failed first.
+        The exit code: 0, or the exit code of the process that failed first.
     """
     command = first_command
     with _signals() as events:
@@ -79,7 +82,7 @@ def _wait(processes: LocalProcesses, running: int, events: Events) -> tuple[Proc
     """Waits until all processes have ended or one has failed, and passes signals on.
 
     Returns:
-        The one that failed, if one has, and whether a signal asked for the end.
+        The end of the process that failed, if one has, and whether a signal asked for the end of the run.
     """
     stopping = False
     while running:
@@ -111,7 +114,7 @@ def _signals() -> Iterator[Events]:
 
 
 def _drain(events: Events) -> tuple[bool, list[ProcessEnd]]:
-    """Whether a signal asked for the end meanwhile, and how the processes of an ended start ended."""
+    """Returns whether a signal asked for the end meanwhile, and the ends of the processes of an ended start."""
     stopping, ends = False, list[ProcessEnd]()
     with contextlib.suppress(queue.Empty):
         while True:

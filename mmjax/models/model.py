@@ -1,6 +1,6 @@
 """The whole model: its modules in topological order, and its forward pass as one plain function on one device.
 
-The forward pass is what every plan is verified against, and what generation runs.
+Every plan is verified against this forward pass (`mmjax.training.verification`), and generation runs its layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ def model_modules(config: ModelConfig) -> tuple[Module, ...]:
 
 
 def with_tied_parameters(module_parameters: Tree, piece: Piece, parameters: Tree) -> Tree:
-    """Adds to a layer's parameters those that its piece shares with another piece of the module.
+    """Adds the parameters that a piece shares with another piece of the module to a layer's parameters.
 
     Args:
         module_parameters: The module's parameters, `{piece: {layer: {...}}}`.
@@ -44,11 +44,11 @@ def with_tied_parameters(module_parameters: Tree, piece: Piece, parameters: Tree
 
 
 Observe = Callable[[str, Any], Any]
-"""Given `module/piece/layer` and what the layer returns, what the next layer takes."""
+"""`(module/piece/layer, output of the layer) -> input of the next layer`."""
 
 
 def as_it_is(name: str, output: Any) -> Any:
-    """What a layer returns."""
+    """Returns the output of a layer unchanged."""
     return output
 
 
@@ -66,7 +66,7 @@ def run_module(
         parameters: Its parameters, `{piece: {layer: {...}}}`.
         inputs: Activations of the modules before it, by their names.
         batch: The arrays that it reads, rows first.
-        observe: Sees, and may change, what every layer returns.
+        observe: Called with the output of every layer; returns the input of the next layer.
     """
     x: Any = inputs
     axes, auxiliary_losses = Axes(), []
@@ -94,13 +94,13 @@ def run_model(
     batch: Mapping[str, Mapping[str, jax.Array]],
     observe: Observe = as_it_is,
 ) -> dict[str, ModuleOutput]:
-    """Runs a model, and gives every module's output by name.
+    """Runs a model, and returns every module's output by name.
 
     Args:
         modules: The modules in topological order.
         parameters: Their parameters, `{module: {piece: {layer: {...}}}}`.
         batch: The arrays that each module reads, `{module: {name: array}}`, rows first.
-        observe: Sees, and may change, what every layer returns.
+        observe: Called with the output of every layer; returns the input of the next layer.
     """
     outputs: dict[str, ModuleOutput] = {}
     for module in modules:
@@ -110,5 +110,5 @@ def run_model(
 
 
 def losses_by_name(outputs: Mapping[str, ModuleOutput]) -> dict[str, jax.Array]:
-    """Every loss and auxiliary loss of a model by its name, given every module's output."""
+    """Returns every loss and auxiliary loss of a model by its name, given every module's output."""
     return {name: loss for module, output in outputs.items() for name, loss in module_losses(module, output).items()}

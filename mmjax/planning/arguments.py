@@ -11,7 +11,7 @@ MODEL_ROWS = 1920
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProblemArguments(cli.GinArguments):
-    """A planning problem: a configuration and a cluster."""
+    """Flags of a planning problem: a configuration and a cluster."""
 
     cluster: str = cli.flag(
         "",

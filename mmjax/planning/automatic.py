@@ -1,4 +1,7 @@
-"""`plan = "auto"`: a training run measures its layers, plans by them, and predicts its step."""
+"""`plan = "auto"`: a training run measures its layers, plans by the measured times, and predicts its step.
+
+`mmjax.train` and `mmjax.Trainer` call `plan_and_predict` before a run.
+"""
 
 import dataclasses
 import functools
@@ -41,7 +44,7 @@ class PredictedStep:
 
     Attributes:
         step_seconds: The simulated step, where all devices compute at the same time.
-        work_seconds: All ops one after another: what a host takes whose devices share its cores.
+        work_seconds: All ops one after another, as on a host whose devices share its cores.
     """
 
     step_seconds: float
@@ -66,7 +69,7 @@ def measure_profile(
 
 
 def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) -> PlanningProblem:
-    """The run as a planning problem costed by a profile; rows have their full capacity, because programs compute it."""
+    """Makes the planning problem of a run with a profile's costs; rows are full, because programs compute all of it."""
     batch_spec = global_batch_spec(config.data, config.model)
     loads = RowLoadStatistics(capacity_row_loads(batch_spec.arrays, module_graph(config.model)))
     problem = make_problem(config, loads, cluster_of_devices(profile.device_kind), devices, profile)
@@ -76,7 +79,7 @@ def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) ->
 def plan_automatically(
     problem: PlanningProblem, callback: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Plan, str]:
-    """The best plan that can be trained, and a remark for the user; raises PlanError if there is none."""
+    """Returns the best plan that can be trained, and a remark for the user; raises PlanError if there is none."""
     best = auto.plan_automatically(problem, callback)
     return best.plan, f"planned by {best.policy}, from this machine's profile"
 
@@ -89,7 +92,7 @@ def predict_step(problem: PlanningProblem, plan: Plan) -> PredictedStep:
 
 
 def cluster_of_devices(device_kind: str) -> ClusterConfig:
-    """The cluster of a kind of device; for a kind that is not known, a host with the memory that the device reports."""
+    """Returns the cluster of a kind of device; for an unknown kind, a host with the memory that the device reports."""
     cluster = cluster_of_device_kind(device_kind)
     if cluster:
         return cluster
@@ -99,7 +102,7 @@ def cluster_of_devices(device_kind: str) -> ClusterConfig:
 
 
 def remark_on_devices(cluster: ClusterConfig) -> str:
-    """What a cluster assumes of this process's devices if mmjax does not know their kind; empty if nothing."""
+    """Says what a cluster assumes of this process's devices if mmjax does not know their kind; else empty."""
     kind = jax.devices()[0].device_kind
     if cluster_of_device_kind(kind) or cluster != cluster_of_devices(kind):
         return ""
@@ -112,9 +115,9 @@ def remark_on_devices(cluster: ClusterConfig) -> str:
 def plan_and_predict(
     config: TrainConfig, workdir: pathlib.Path, profile_path: str, any_device: bool
 ) -> tuple[Plan, str, PredictedStep | None]:
-    """The plan to run, a remark for the user, and the predicted step if there is a profile.
+    """Returns the plan to run, a remark for the user, and the predicted step if there is a profile.
 
-    What takes more than two seconds says on standard error how far it is.
+    Work that takes more than two seconds shows its progress on standard error.
 
     Args:
         config: The run; its plan is a file, none, or `auto`.
@@ -137,7 +140,7 @@ def plan_and_predict(
 
 
 def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
-    """Where a run differs from what its plan was made for; empty if it does not, or the plan does not say."""
+    """Says where a run differs from its plan's recorded purpose; empty if it does not, or the plan records none."""
     cluster = cluster_of_device_kind(jax.devices()[0].device_kind)
     here = PlanPurpose(
         configuration=NamedConfiguration(data=getattr(config.dataset, "__name__", ""), trainable=config.trainable),
@@ -156,7 +159,7 @@ def _load_or_measure_profile(
     any_device: bool,
     callback: Callable[[int, int], None],
 ) -> Profile:
-    """The profile at a path, else that of the workdir, else a new one, which is written there."""
+    """Reads the profile at a path, else the profile in the workdir, else measures one and writes it there."""
     path = profile_path or (str(workdir_profile) if workdir_profile.is_file() else "")
     if path:
         profile = Profile.load(path)
@@ -172,7 +175,7 @@ def _load_or_measure_profile(
 
 
 def compare_prediction(prediction: PredictedStep | None, workdir: pathlib.Path) -> dict[str, float] | None:
-    """The prediction, and the median of the measured steps without the first window, in which programs compile."""
+    """Returns the prediction, and the median of the measured steps without the first window, where programs compile."""
     if prediction is None:
         return None
     seconds = [line[STEP_SECONDS] for line in read_metrics(str(workdir)) if STEP_SECONDS in line][1:]

@@ -1,4 +1,7 @@
-"""The best different plans of all policies, by their simulated steps: those that are worth timing on devices."""
+"""The best different plans of all policies by their simulated steps, to be timed on devices.
+
+`mmjax.time_plans` and `mmjax.plan --timed_plans` call it.
+"""
 
 import contextlib
 import dataclasses
@@ -18,19 +21,20 @@ def best_candidates(
     policy: str = AUTO,
     callback: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, SimulatedPlan]:
-    """The plans with the shortest simulated steps of those that fit the memory and can be trained, shortest first.
+    """Returns the plans with the shortest simulated steps that fit the memory and can be trained, shortest first.
 
     A policy may propose many plans, `balanced` its partitions of several layouts; each layout is taken once. Plans are
     simulated in the order of their lower bounds, until none that is left could be among the best.
 
     Args:
         problem: The problem.
-        count: How many plans, at most.
+        count: Largest number of plans.
         policy: The policy that proposes them; `auto` for all.
-        callback: Called with the number of policies that have proposed theirs, and that of all.
+        callback: Called with the number of policies that have proposed their plans, and the number of all policies.
 
     Returns:
-        By name, that of the policy: `balanced`, its second best `balanced 2`. Each names what it was made for.
+        The plans by name: `balanced` for the best plan of this policy, `balanced 2` for its second best. Each plan
+        records what it was made for.
 
     Raises:
         PlanError: No plan can be trained, or none that can fits.
@@ -73,7 +77,7 @@ def _proposed_plans(problem: PlanningProblem, policy: str) -> Iterator[Plan]:
 
 
 def _layout(plan: Plan) -> Plan:
-    """A plan without what does not change its step: the names of units, and what it was made for."""
+    """Returns a plan without the fields that do not change its step: the names of units, and its recorded purpose."""
     units = tuple(dataclasses.replace(unit, name=" ".join(unit.modules)) for unit in plan.units)
     return dataclasses.replace(plan, units=units, made_for=None)
 

@@ -1,4 +1,4 @@
-"""Why a plan was chosen among those of several policies, in sentences."""
+"""The reasons why a plan was chosen among the plans of several policies, in sentences; `report.py` prints them."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sharding.simulation.idle_time import IDLE_CAUSES
 
 
 def explain_choice(comparison: PolicyComparison) -> str:
-    """The choice, the next best plan, how far its step is from the bound, and what most time is lost to."""
+    """Describes the choice, the next best plan, the choice's distance from the bound, and its largest loss of time."""
     choice = comparison.choice
     sentences = [*_compare_with_others(comparison), *_distance_from_bound(comparison)]
     idle = choice.timeline.idle
@@ -25,7 +25,7 @@ def explain_choice(comparison: PolicyComparison) -> str:
 
 
 def _occupied_ends(comparison: PolicyComparison) -> list[str]:
-    """What the step takes where hops occupy the devices at both ends, if the plan was made without and that matters."""
+    """Says what the step takes if hops occupy devices at both ends, if the plan was made without it and it matters."""
     problem, choice = comparison.problem, comparison.choice
     if problem.rendezvous:
         return []

@@ -1,4 +1,7 @@
-"""The cluster of a planning problem: one of configs/clusters.py, or one that a gin file or a plan describes."""
+"""The cluster of a planning problem: one of configs/clusters.py, or one that a gin file or a plan describes.
+
+`problem_inputs.py` and the Python interface read it.
+"""
 
 import dataclasses
 import pathlib
@@ -23,7 +26,7 @@ _LEAST_BANDWIDTH, _MOST_LATENCY = 1e6, 1.0
 
 
 def cluster_file(cluster: str) -> str:
-    """The gin file that describes a cluster; empty for a name of configs/clusters.py, and for an empty name.
+    """Finds the gin file that describes a cluster; empty for a name of configs/clusters.py, and for an empty name.
 
     Args:
         cluster: A name, or a gin file: a path, or the name of a file of configs/hardware.
@@ -45,17 +48,17 @@ def cluster_file(cluster: str) -> str:
 
 
 def read_cluster(cluster: str) -> ClusterConfig:
-    """The cluster of a name or a gin file, which replaces what the configuration binds; raises UserError for none."""
+    """Reads the cluster of a name or a gin file, which replaces the bound configuration; raises UserError for none."""
     file = cluster_file(cluster)
     cli.parse_gin((file,) if file else ())
     return configured_cluster(cluster, file)
 
 
 def configured_cluster(cluster: str, file: str, default: ClusterConfig | None = None) -> ClusterConfig:
-    """The cluster that the configuration binds, else that of a name.
+    """Returns the cluster that the configuration binds, else the cluster of a name.
 
     Args:
-        cluster: What was asked for: the name of a cluster unless `file` is given; or nothing, for the default.
+        cluster: The name of a cluster, unless `file` is given; empty for the default.
         file: The gin file that describes it, which was read; empty for none.
         default: The cluster where none is asked for or bound; None for `DEFAULT_CLUSTER`.
 
@@ -107,7 +110,7 @@ def _check_units(cluster: ClusterConfig, where: str) -> None:
 
 
 def _place(file: str) -> str:
-    """A file, and the line in which it begins to describe a cluster."""
+    """Names a file, and the line in which it begins to describe a cluster."""
     lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
     found = [number for number, line in enumerate(lines, 1) if re.match(r"[\w./]*\bClusterConfig\b", line)]
     return f"{file}, line {found[0]}" if found else file

@@ -1,4 +1,7 @@
-"""Values of flags that a command line leaves out, from what the plan that it names was made for."""
+"""Values of flags that a command line leaves out, from the purpose that is recorded in the plan which it names.
+
+`problem_inputs.py` completes the flags of `mmjax.simulate` by it.
+"""
 
 import dataclasses
 import pathlib
@@ -25,7 +28,7 @@ DESCRIBED_DATA = "data"
 def flags_from_plan(
     arguments: ProblemArguments, made_for: "PlanPurpose | None", names: Sequence[str]
 ) -> ProblemArguments:
-    """A command line on which flags of these names that it leaves out have the values that a plan was made for.
+    """Completes a command line: flags of these names that it leaves out get the values that a plan was made for.
 
     Raises:
         UserError: It leaves out `--gin_file` or `--data`, and the plan names none or files that may run any program;
@@ -92,7 +95,7 @@ def _require_own_files(configuration: "NamedConfiguration") -> None:
 
 
 def taken_flags(given: ProblemArguments, completed: ProblemArguments) -> str:
-    """The flags of a completed command line that were not given, as they would be written; empty for none."""
+    """Returns the flags of a completed command line that were not given, as they would be written; empty for none."""
     written = []
     for field in dataclasses.fields(completed):
         value = getattr(completed, field.name)

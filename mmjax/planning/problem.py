@@ -1,4 +1,7 @@
-"""From a configuration to a planning problem: of a described workload, or of a training run with its real data set."""
+"""From a configuration to a planning problem: of a described workload, or of a training run with its real data set.
+
+Every plan of the commands, of `plan = "auto"` and of the Python interface starts here; planners take the problem.
+"""
 
 import dataclasses
 import math
@@ -32,7 +35,7 @@ def default_data_file(model: ModelConfig) -> str:
 
 
 def workload_statistics(config: "Workload | TrainConfig", rows: int = SAMPLED_ROWS) -> RowLoadStatistics:
-    """Loads of some rows: drawn from the description of a workload, or of a training run's data set.
+    """Draws the loads of some rows from the description of a workload, or from a training run's data set.
 
     Samples of a data set are planned from their sizes, and not decoded.
 
@@ -59,16 +62,16 @@ def make_problem(
     profile: Profile | None = None,
     fixed_ranks: Mapping[str, FixedRanks] | None = None,
 ) -> PlanningProblem:
-    """The problem of laying out a configuration's step on a cluster.
+    """Makes the problem of laying out a configuration's step on a cluster.
 
     Args:
         config: A described workload or a training run.
         statistics: Loads of its rows.
         cluster: The devices.
-        devices: How many of them there are.
-        profile: Measured times of layers, by which plans are costed; without one the analytic costs of the cluster. A
-            planner then takes the recomputation policies of the profile, and the tensor-parallel sizes that it has for
-            the context-parallel ranks of all modules, and no others.
+        devices: Number of devices.
+        profile: Measured times of layers, from which the costs of plans come; without one, the analytic costs of the
+            cluster. With a profile, a planner considers only its recomputation policies, and the tensor-parallel sizes
+            that it has for the context-parallel ranks of all modules.
         fixed_ranks: Context-parallel and expert ranks by module, which a planner takes as they are.
 
     Raises:
@@ -100,7 +103,7 @@ def make_problem(
 
 
 def _measured_tensor_sizes(profile: Profile, cps: Collection[int]) -> tuple[int, ...]:
-    """The tensor-parallel sizes that a profile has for each of some numbers of context-parallel ranks.
+    """Returns the tensor-parallel sizes that a profile has for each of some numbers of context-parallel ranks.
 
     If it has none, they are all of its sizes; the costs of a plan then say what is missing.
     """
@@ -109,7 +112,7 @@ def _measured_tensor_sizes(profile: Profile, cps: Collection[int]) -> tuple[int,
 
 
 def positions_per_row(config: "TrainConfig") -> dict[str, int]:
-    """Positions of a packed row of each module that has some."""
+    """Returns the number of positions of a packed row, by module that has positions."""
     sample_format = SampleFormat.for_model(config.model, config.data.encoder_capacities)
     encoder_positions = {
         encoder.module: encoder.max_length // encoder.values_per_position
@@ -119,14 +122,14 @@ def positions_per_row(config: "TrainConfig") -> dict[str, int]:
 
 
 def capacities_of_rows(config: "TrainConfig") -> dict[str, int]:
-    """Patches, frames or target images that a packed row holds, of each encoder and generator."""
+    """Returns the number of patches, frames or target images that a packed row holds, by encoder and generator."""
     sample_format = SampleFormat.for_model(config.model, config.data.encoder_capacities)
     encoders = {encoder.module: encoder.max_length for encoder in sample_format.encoder_formats.values()}
     return encoders | {generator.name: config.data.images for generator in config.model.generators}
 
 
 def with_global_batch(config: "Workload | TrainConfig", rows: int) -> "Workload | TrainConfig":
-    """The same configuration with a global batch of so many rows."""
+    """Returns the same configuration with a global batch of `rows` rows."""
     if isinstance(config, Workload):
         return dataclasses.replace(config, rows=rows)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, rows=rows))

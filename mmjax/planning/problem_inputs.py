@@ -1,4 +1,7 @@
-"""The planning problem that flags describe: its configuration, cluster and profile, read and checked."""
+"""The planning problem that flags describe: its configuration, cluster and profile, read and checked.
+
+`mmjax.plan`, `mmjax.simulate` and the Python interface read their problems by it.
+"""
 
 import dataclasses
 import pathlib
@@ -24,15 +27,15 @@ DEFAULT_GIN_FILE = "models/mllm_72b.gin"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProblemInputs:
-    """What a command line says of a planning problem, checked.
+    """The checked inputs of a planning problem, as a command line gives them.
 
     Attributes:
         config: The training run or workload.
         cluster: The cluster.
         devices: Number of its devices; None if neither the flags nor the plan give it.
         profile: Measured times of layers, if there are some.
-        configuration: What `config` was read from.
-        from_plan: The flags whose values are those of the plan, as they would be written; empty for none.
+        configuration: Names and files from which `config` was read.
+        from_plan: The flags whose values were taken from the plan, as they would be written; empty for none.
     """
 
     config: Any
@@ -45,10 +48,10 @@ class ProblemInputs:
     def problem(
         self, devices: int | None = None, fixed_ranks: "Mapping[str, FixedRanks] | None" = None
     ) -> "PlanningProblem":
-        """The planning problem, for which rows are drawn from the data.
+        """Makes the planning problem, for which rows are drawn from the data.
 
         Args:
-            devices: Number of devices if neither the flags nor the plan give it; None for that of a node.
+            devices: Number of devices if neither the flags nor the plan give it; None for the devices of a node.
             fixed_ranks: Context-parallel and expert ranks by module.
 
         Raises:
@@ -67,16 +70,16 @@ def read_problem(
     made_for: "PlanPurpose | None" = None,
     default_cluster: "ClusterConfig | None" = None,
 ) -> ProblemInputs:
-    """Reads what a command line says of a planning problem.
+    """Reads and checks the inputs of a planning problem from a command line.
 
     Args:
         given: The command line.
-        made_for: What the plan was made for, if there is one: it gives values that the command line leaves out.
+        made_for: Recorded purpose of the plan, if there is one, which gives values that the command line leaves out.
         default_cluster: The cluster where neither the command line, the configuration nor the plan has one; None for
             `DEFAULT_CLUSTER`.
 
     Raises:
-        UserError: An unknown cluster, file or part.
+        UserError: An unknown cluster, file or trainable part.
     """
     names = CONFIGURATION_FLAGS if given.gin_file else (*CONFIGURATION_FLAGS, "batch_rows")
     arguments = flags_from_plan(given, made_for, names)
@@ -117,7 +120,7 @@ def read_problem(
 
 
 def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile":
-    """The profile; if it does not know the peak of its devices, it gets the cluster's."""
+    """Reads the profile; a profile without the peak of its devices gets the cluster's peak."""
     from configs.clusters import cluster_of_device_kind
     from sharding.costs.profiled import Profile
 
@@ -128,7 +131,7 @@ def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile"
 
 
 def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Workload, str]":
-    """The workload that the configuration binds, and the name or file of its data unless a gin file says it.
+    """Returns the workload that the configuration binds, and the name or file of its data unless a gin file names it.
 
     A model becomes a workload with described data.
     """

@@ -1,4 +1,4 @@
-"""What `mmjax.plan` and `mmjax.simulate` print: plans of every policy side by side, idle time by cause, units."""
+"""The tables that `mmjax.plan` and `mmjax.simulate` print: plans of every policy, idle time by cause, units."""
 
 import collections
 import json
@@ -34,7 +34,7 @@ _TEXT_COLUMNS = ("unit", "recompute", "capacities")
 
 
 def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
-    """All results as a JSON document, in seconds, bytes and shares of a step.
+    """Returns all results as a JSON document, in seconds, bytes and shares of a step.
 
     The bound is None if there are too few devices to give each module its own, and `above_bound` also for a plan whose
     modules have none of their own.
@@ -136,7 +136,7 @@ def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], t
 
 
 def _idle(simulated: Sequence[PolicyResult]) -> Table:
-    """Idle time with one column per cause; the words are those of `sharding.simulation.idle_time.IDLE_CAUSES`."""
+    """Makes the table of idle time, with one column per cause of `sharding.simulation.idle_time.IDLE_CAUSES`."""
     causes: list[IdleCause] = [
         cause for cause in IDLE_CAUSES if any(_share(result.timeline, cause) >= _SMALLEST_SHARE for result in simulated)
     ]
@@ -198,7 +198,7 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
 
 
 def layer_remarks(graph: ModuleGraph) -> Iterator[str]:
-    """What counts as a layer of modules that have blocks which no plan divides."""
+    """Says what counts as a layer, for modules that have blocks which no plan divides."""
     for module in graph.modules:
         if early := module.early_blocks:
             yield (
@@ -208,19 +208,19 @@ def layer_remarks(graph: ModuleGraph) -> Iterator[str]:
 
 
 def _recompute(unit: UnitPlan) -> str:
-    """How many layers of a unit have each recomputation policy; the policy alone where all have one."""
+    """Names how many layers of a unit have each recomputation policy; the policy alone where all have one."""
     counts = collections.Counter(policy for stage in range(unit.stage_count) for policy in unit.layer_recompute(stage))
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:
-    """Rows of a unit's own and what they hold, in these columns; empty where it has the rows of the global batch."""
+    """The unit's own rows and their capacities, in these columns; empty where it has the rows of the global batch."""
     cells = {"rows": str(unit.phase_rows or ""), "capacities": " ".join(map(str, unit.capacities))}
     return [cells[column] for column in columns]
 
 
 def _fewer_devices(comparison: PolicyComparison) -> Table:
-    """What a step takes on fewer devices than the choice has."""
+    """Makes the table of the step's seconds on fewer devices than the choice has."""
     table = report_table(
         "The choice, and plans on fewer devices, simulated",
         "devices",

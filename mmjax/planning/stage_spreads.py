@@ -1,4 +1,7 @@
-"""How unequal the ranks of a chain's plan are, beside those of partitions that see less of what stages take."""
+"""The imbalance of the pipeline ranks of a chain's plan, beside the imbalance of simpler partitions.
+
+`report.py` prints it for plans of one chain.
+"""
 
 from typing import NamedTuple
 
@@ -17,12 +20,12 @@ from sharding.specs.layer import RecomputePolicy
 
 
 class StageSpreads(NamedTuple):
-    """Seconds of the slowest pipeline rank over the mean; 1 where all take the same.
+    """Seconds of the slowest pipeline rank divided by the mean over the ranks; 1 where all take the same.
 
     Attributes:
-        chosen: Of the plan.
-        others: Of partitions by layers, parameters, forwards and over virtual stages, with the recomputation that is
-            best for each, of the problem's choices and those of the plan; those that do not fit are left out.
+        chosen: Spread of the plan.
+        others: Spreads of partitions by layers, parameters, forwards and over virtual stages, each with its best
+            recomputation among the problem's and the plan's policies; partitions that do not fit are left out.
     """
 
     chosen: float
@@ -30,7 +33,7 @@ class StageSpreads(NamedTuple):
 
 
 def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
-    """The spreads of a plan that has all modules as one chain on several pipeline ranks; None for another."""
+    """Computes the spreads of a plan that has all modules as one chain on several pipeline ranks; None for another."""
     (unit, *rest) = plan.units
     if rest or unit.pp == 1:
         return None
@@ -51,7 +54,7 @@ def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
 
 
 def _policies(problem: PlanningProblem, unit: UnitPlan) -> tuple[RecomputePolicy, ...]:
-    """The recomputation policies of the problem's choices, and those of a unit, whose planner may have had others."""
+    """Returns the recomputation policies of the problem, and of a unit, whose planner may have had others."""
     policies = list(problem.recompute_choices)
     for stage in range(unit.stage_count):
         policies += unit.layer_recompute(stage)
@@ -74,7 +77,7 @@ def _layout(unit: UnitPlan, microbatches: int) -> ChainLayout:
 
 
 def _stages_of(unit: UnitPlan, chain: LayerChain) -> ChainStages:
-    """The stages of a unit in the layers of its chain, of which one that is not cut counts as one."""
+    """Returns the stages of a unit by layers of its chain, where a module that is not cut counts as one layer."""
     ends = np.cumsum(chain.layers)
     counts = np.diff(np.searchsorted(ends, np.cumsum(unit.layers)) + 1, prepend=0).tolist()
     policies = [policy for stage in range(unit.stage_count) for policy in unit.layer_recompute(stage)]

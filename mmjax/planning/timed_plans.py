@@ -1,4 +1,7 @@
-"""Plans timed on the devices of this process: measured seconds of a step beside the simulated ones, and the fastest."""
+"""Plans timed on the devices of this process: measured seconds of a step beside the simulated ones, and the fastest.
+
+`mmjax.time_plans` and `mmjax.plan --timed_plans` call it.
+"""
 
 import dataclasses
 import json
@@ -29,18 +32,18 @@ COLUMNS = ("plan", "#devices", "#median", "#shortest", "#longest", "#simulated")
 """Headings of a table for people."""
 
 NO_SECONDS = "·"
-"""In the cell of a figure that there is not."""
+"""Text of a cell without a figure."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TimedPlan:
-    """A plan, its simulated step and its measured ones.
+    """A plan, its simulated step and its measured steps.
 
     Attributes:
         name: Its name.
         plan: The plan.
         simulated: Seconds of a step by the simulation; infinite for a plan that cannot hold the model or the batch.
-        times: What its steps took, or why it could not run.
+        times: Seconds of its steps, or why it could not run.
     """
 
     name: str
@@ -49,7 +52,7 @@ class TimedPlan:
     times: StepTimes
 
     def figures(self) -> dict[str, Any]:
-        """What documents and frames have of it: seconds, None where there are none, and the error."""
+        """The figures for documents and frames: seconds, None where there are none, and the error."""
         seconds = self.times.seconds
         return {
             "name": self.name,
@@ -62,7 +65,7 @@ class TimedPlan:
         }
 
     def cells(self) -> tuple[str, ...]:
-        """What a table for people has of it, by `COLUMNS`."""
+        """The cells of its line in a table for people, by `COLUMNS`."""
         figures = self.figures()
         seconds = [figures[f"{name}_seconds"] for name in ("median", "shortest", "longest", "simulated")]
         return (
@@ -77,10 +80,10 @@ class TimedPlans:
     """Plans that were timed. In a notebook it shows itself as a table.
 
     Attributes:
-        plans: The plans, by the median of their measured seconds; those that could not run are last.
+        plans: The plans, by the median of their measured seconds; plans that could not run are last.
         measured_on: Kind of the devices.
         simulated_on: Name of the cluster of the simulation.
-        remark: What the simulation assumes of devices that mmjax does not know; empty for known ones.
+        remark: Assumptions of the simulation about devices that mmjax does not know; empty for known ones.
     """
 
     plans: tuple[TimedPlan, ...]
@@ -98,7 +101,7 @@ class TimedPlans:
 
     @property
     def caption(self) -> str:
-        """What the table shows."""
+        """The caption of the table."""
         steps = max(len(timed.times.seconds) for timed in self.plans)
         return (
             f"Seconds a step, measured on {self.measured_on} over {steps} steps, and simulated on {self.simulated_on}"
@@ -111,7 +114,7 @@ class TimedPlans:
         return [self.remark, *errors] if self.remark else errors
 
     def document(self) -> dict[str, Any]:
-        """All figures and plans as a JSON document."""
+        """Returns all figures and plans as a JSON document."""
         plans = [timed.figures() | {"plan": json.loads(timed.plan.to_json())} for timed in self.plans]
         return {
             "measured_on": self.measured_on,
@@ -148,8 +151,8 @@ def time_on_devices(
         config: The run.
         problem: Simulates the plans.
         plans: Plans by name. One that cannot run has an error in the result.
-        steps: Steps to time of each.
-        callback: Called with the number of turns that are over, and that of all.
+        steps: Number of steps that are timed of each plan.
+        callback: Called with the number of turns that are over, and the number of all turns.
 
     Raises:
         UserError: This is one of several processes.
@@ -175,7 +178,7 @@ def time_on_devices(
 
 
 def print_timed_plans(timed: TimedPlans, console: Console) -> None:
-    """Prints what the steps of plans took, and why others could not run."""
+    """Prints the seconds of the steps of plans, and why other plans could not run."""
     table = report_table(timed.caption, *(name.lstrip("#") for name in COLUMNS))
     for number, plan in enumerate(timed.plans):
         table.add_row(*plan.cells(), style=None if number else "bold")

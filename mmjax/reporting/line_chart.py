@@ -1,4 +1,4 @@
-"""Line charts over steps, as SVG that needs no script and no style sheet."""
+"""Line charts over steps, as SVG that needs no script and no style sheet; `metrics_charts.py` draws by it."""
 
 import dataclasses
 import math
@@ -11,14 +11,14 @@ from sharding.html.svg import Scale, bottom_axis, drawing, left_axis, line, poly
 WIDTH, HEIGHT = 460, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 24, 40
 _MOST_POINTS = 400
-"""Points of a series; neighbours are averaged where there are more."""
+"""Largest number of points of a series; neighbours are averaged where there are more."""
 
 _OUTLIER = 3.0
-"""A value so many times as far from the median as 9 of 10 values is drawn at the edge of the chart."""
+"""Values beyond this multiple of the 90th percentile of distances from the median are drawn at the edge."""
 
 _FEWEST_FOR_OUTLIERS = 5
 _SMALLEST_SPAN = 1e-9
-"""Values that differ by less, of the largest, are drawn as one."""
+"""Values whose difference is below this share of the largest value are drawn as one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +40,17 @@ def line_chart(
     write: Callable[[float], str] = significant,
     from_zero: bool = False,
 ) -> Html:
-    """A chart with even ticks, whose points say their step and value where the pointer rests on them.
+    """Draws a chart with even ticks, whose points show their step and value under the pointer.
 
     Values far outside the others stand at the edge, so that they do not flatten the rest. Where no line has two points,
     their values are printed instead.
 
     Args:
-        title: What it shows.
+        title: Title of the chart.
         series: The lines; a legend names them if there are several.
         steps: First and last step of the axis.
         unit: Unit of the values.
-        marks: Steps to mark by a vertical line, and what they are.
+        marks: Steps to mark by a vertical line, with their labels.
         write: Writes a value where the pointer rests.
         from_zero: Whether the vertical axis begins at 0.
     """
@@ -81,7 +81,7 @@ def line_chart(
 
 
 def _values(title: str, series: Sequence[Series], unit: str, write: Callable[[float], str]) -> Html:
-    """The only value of each line as a large figure."""
+    """Prints the only value of each line as a large figure."""
     shown = [(one, *one.points[0]) for one in series if one.points]
     several = len(series) > 1
     numbers = [
@@ -106,7 +106,7 @@ def _outside_note(steps: Sequence[int]) -> Html | str:
 
 
 def _range(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
-    """Lowest and highest value of the axis."""
+    """Returns the lowest and the highest value of the axis."""
     ordered = sorted(values)
     low, high = (ordered[0], ordered[-1]) if ordered else (0.0, 1.0)
     if len(ordered) >= _FEWEST_FOR_OUTLIERS:
@@ -124,7 +124,7 @@ def _range(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
 
 
 def _thinned(series: Series) -> Series:
-    """At most _MOST_POINTS points: means of neighbours, at the last step of each."""
+    """Reduces a series to at most _MOST_POINTS points: means of neighbours, at the last step of each."""
     size = math.ceil(len(series.points) / _MOST_POINTS)
     if size <= 1:
         return series
@@ -134,7 +134,7 @@ def _thinned(series: Series) -> Series:
 
 
 def _drawn(series: Series, across: Scale, up: Scale, write: Callable[[float], str]) -> list[Html]:
-    """The line, and a point for each value with its hint."""
+    """Draws the line, and a point for each value with its hint."""
     inside = [(step, min(max(value, up.low), up.high)) for step, value in series.points]
     shapes = [polyline(((across(step), up(value)) for step, value in inside), series.colour)]
     radius = 2.2 if len(inside) > 1 else 4.0  # a single one has no line that shows where it is

@@ -1,4 +1,4 @@
-"""Which charts the metrics of a run make: losses by name, rates, times, padding, and whatever else was written."""
+"""The charts of a run's metrics on its page: losses by name, rates, times, padding, and all other written numbers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ Write = Callable[[float], str]
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """A chart of the metrics whose names begin with a prefix, or of that name alone."""
+    """A chart of the metrics whose names begin with a prefix, or of the metric with the prefix as its name."""
 
     prefix: str
     title: str
     unit: str = ""
     write: Write = significant
     from_zero: bool = False
-    rest: str = ""  # what the metric of that name alone is of, beside others
+    rest: str = ""  # label of the metric whose name is the prefix, beside others
 
 
 _ACCURACY = _Group("accuracy", "Held-out accuracy", "share of questions", percent, True)
@@ -57,7 +57,7 @@ def _loss_chart(run: Run, name: str, number: int) -> Html:
 
 
 def other_charts(run: Run) -> list[Html]:
-    """A chart for each group of the other metrics, those of a user's own by the part before the slash."""
+    """A chart for each group of the other metrics; a user's own metrics are grouped by the text before the slash."""
     rest = [name for name in _names(run) if not name.startswith((_LOSS, *_NOT_DRAWN)) and name != _ACCURACY.prefix]
     charts = []
     for group in _GROUPS:
@@ -98,12 +98,12 @@ def _chart(run: Run, group: _Group, labels: Mapping[str, str], colour: int = 0) 
 
 
 def _labels(names: Sequence[str], group: _Group) -> dict[str, str]:
-    """The labels of the metrics of a group: what follows the prefix, or how the chart or the rest is called."""
+    """The labels of the metrics of a group: the text after the prefix, or the name of the chart or of the rest."""
     return {name: _label(name, group, len(names)) for name in names}
 
 
 def _label(name: str, group: _Group, metrics: int) -> str:
-    """What follows the prefix of a metric; one whose name is the prefix is called like the chart, or as the rest."""
+    """The text after the prefix of a metric; a metric whose name is the prefix is called like the chart or the rest."""
     if name != group.prefix:
         return name.removeprefix(f"{group.prefix}/")
     if group.rest and metrics > 1:

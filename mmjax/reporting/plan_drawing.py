@@ -1,4 +1,4 @@
-"""A plan as a drawing: devices from left to right, and a row for each pipeline rank of each unit."""
+"""A plan as a drawing on the page of a run: devices from left to right, a row for each pipeline rank of each unit."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _MOST_ROWS = 60
 
 
 def plan_drawing(plan: Plan) -> Html:
-    """Which devices hold which stages; the pointer shows the layout of each."""
+    """Draws which devices hold which stages; the pointer shows the layout of each."""
     rows = [
         (number, unit, rank)
         for number, unit in enumerate(plan.units)
@@ -59,7 +59,7 @@ def _row(unit: UnitPlan, rank: int, colour: str, scale: Scale, top: int) -> Iter
 
 
 def _runs(devices: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last device of every run of consecutive ones."""
+    """Yields the first and the last device of every run of consecutive devices."""
     first = devices[0]
     for device, following in zip(devices, [*devices[1:], None], strict=True):
         if following != device + 1:

@@ -1,4 +1,4 @@
-"""The step of a run as the simulator predicts it: by the workdir's profile, else by the cluster's analytic costs."""
+"""The simulated step of a run for its page: by the workdir's profile, else by the cluster's analytic costs."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ PROFILE_FILE = "profile.json"
 
 @dataclasses.dataclass(frozen=True)
 class PredictedTimeline:
-    """A simulated step, and in words what its costs come from."""
+    """A simulated step, and in words the source of its costs."""
 
     timeline: Timeline
     costs: str
@@ -30,7 +30,7 @@ def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
     """Simulates a step of a run's plan; rows have their full capacity, because programs compute all of it.
 
     Raises:
-        UserError: The run has no plan, or one that its model does not fit, or nothing is known about its devices.
+        UserError: The run has no plan, its plan does not fit its model, or nothing is known about its devices.
     """
     if run.plan is None:
         raise UserError("the workdir has no plan.json")

@@ -1,4 +1,4 @@
-"""The folder of a run as an object: its metrics, plan, configuration, sample answers and checkpoints."""
+"""The folder of a run as an object, `mmjax.open_run`: metrics, plan, configuration, sample answers and checkpoints."""
 
 import dataclasses
 import datetime
@@ -34,8 +34,8 @@ class CheckpointInfo:
     """A checkpoint of a run.
 
     Attributes:
-        step: Steps that it has behind it.
-        time: When it was finished.
+        step: Number of updates before it.
+        time: Time at which it was finished.
         size: Bytes of its files.
     """
 
@@ -68,7 +68,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The numbers of each reported step by name, in the order of steps; losses are means since the report before.
 
-        What was written about a step at several times is one entry.
+        Numbers of one step that were written at several times are one entry.
         """
         by_step: dict[int, dict[str, Any]] = {}
         for line in read_metrics(self.workdir):
@@ -82,7 +82,7 @@ class Run:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """How the newest start of the run ended; empty while it is going on, and if it was killed."""
+        """The summary of the newest start's end; empty while the run is going on, and if it was killed."""
         path = self.workdir / SUMMARY_FILE
         if not path.is_file() or (self.starts and path.stat().st_mtime < _timestamp(self.starts[-1]["time"])):
             return {}
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def why_no_answers(self) -> str:
-        """Why a run that should have sample answers has none; empty if nothing was in the way."""
+        """The reason why a run that should have sample answers has none; empty if there is no such reason."""
         return self._text(SAMPLES_FOLDER, NOT_TAKEN_FILE).strip()
 
     def sample_file(self, name: str) -> pathlib.Path:
@@ -153,7 +153,7 @@ class Run:
             raise UserError(f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from error
 
     def _require_inside(self, path: pathlib.Path) -> None:
-        """Refuses a link out of the workdir: what it leads to would be shown on a page that is passed on."""
+        """Refuses a link out of the workdir: its target would be shown on a page that is passed on."""
         try:
             inside = path.resolve().is_relative_to(self.workdir.resolve())
         except (OSError, RuntimeError):  # links in a circle
@@ -172,7 +172,7 @@ class Run:
 
     @functools.cached_property
     def checkpoints(self) -> list[CheckpointInfo]:
-        """The checkpoints in the folder, by step; those that are being written are not among them."""
+        """The checkpoints in the folder, by step, without checkpoints that are being written."""
         folder = self.workdir / CHECKPOINTS_FOLDER
         paths = [path for path in folder.iterdir() if _CHECKPOINT_NAME.fullmatch(path.name)] if folder.is_dir() else []
         return [_checkpoint(path) for path in sorted(paths, key=lambda path: int(path.name))]
@@ -182,7 +182,7 @@ class Run:
 
 
 def open_run(workdir: str | os.PathLike[str]) -> Run:
-    """The run in a folder.
+    """Opens the run in a folder.
 
     Raises:
         UserError: The folder is not there, or no run has written to it.

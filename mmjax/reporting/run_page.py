@@ -1,4 +1,7 @@
-"""The page of a run: one self-contained HTML file; and its main charts as a fragment for notebooks."""
+"""The page of a run: one self-contained HTML file; and its main charts as a fragment for notebooks.
+
+`mmjax.report` writes it, and so does a training run at its end.
+"""
 
 import collections
 import os
@@ -92,7 +95,7 @@ def _charts(charts: Sequence[Html], nothing: str) -> Html:
 
 
 def _status(run: Run) -> str:
-    """How the run stands, in a sentence."""
+    """The status of the run, in a sentence."""
     reported = run.metrics[-1]["step"] if run.metrics else 0
     total = run.starts[-1]["steps"] if run.starts else None
     of_total = f" of {total}" if total else ""

@@ -1,4 +1,4 @@
-"""Records of a run's folder as the page reads them: every key that it uses has its type, or the file is refused."""
+"""Checks of the records in a run's folder before the page reads them: keys and types, else the file is refused."""
 
 import datetime
 import math
@@ -37,7 +37,7 @@ def require_fields(record: Mapping[str, Any], where: str, types: Mapping[str, ty
     Args:
         record: The record.
         where: Names its file and line.
-        types: By name.
+        types: Type of each required field, by name.
 
     Raises:
         UserError: A field is missing or has another type; of whole numbers, or is below 0.

@@ -1,4 +1,4 @@
-"""The trainer of commands and of the Python interface: its workdir gets all that is known about the run."""
+"""The trainer of the command `mmjax.train` and of the Python interface, which writes all files of a run's workdir."""
 
 import contextlib
 import dataclasses
@@ -42,19 +42,19 @@ class RunTrainer(Trainer):
         trainer.activations()    # of its layers, by name
         trainer.fit()            # all steps that are left, then the evaluation
 
-    With a workdir, `fit` leaves there what `python -m mmjax.train` leaves (docs/how_to/runs.md): metrics, sample
+    With a workdir, `fit` writes the files of `python -m mmjax.train` there (docs/how_to/runs.md): metrics, sample
     answers, the timeline of a step, checkpoints, a summary and the page `report.html`. Only the gin configuration is
     missing.
 
     Args:
         config: The run.
-        plan: The placement of the model; that of the configuration by default.
+        plan: The placement of the model; by default the configured plan.
         workdir: Folder of the run; None to write nothing.
         resume: Whether to continue from the newest whole checkpoint.
         remark: For the summary and the page: why the plan is not the configured one, or what else it was made for.
         prediction: For the summary: the predicted step, to be compared with the measured ones.
 
-    Attributes and errors are those of `mmjax.training.training_run.TrainingRun`.
+    See `mmjax.training.training_run.TrainingRun` for attributes and errors.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunTrainer(Trainer):
         return cut(f"Trainer({steps}, on {plan.device_count} devices: {units}{workdir})")
 
     def step(self) -> StepResult:
-        """See `mmjax.training.trainer.Trainer.step`; if the first takes long, it says on standard error why."""
+        """See `mmjax.training.trainer.Trainer.step`; a first step that takes long shows its progress."""
         if self._has_stepped:
             return super().step()
         with display_call(jax.process_index() == 0) as display:
@@ -138,11 +138,11 @@ class RunTrainer(Trainer):
     def activations(
         self, names: str | Sequence[str] = "*", batch: GlobalBatch | HostBatch | None = None
     ) -> dict[str, np.ndarray]:
-        """What layers return for a batch, by name, with the rows of the batch first.
+        """Returns the outputs of layers for a batch, by name, with the rows of the batch first.
 
             trainer.activations("backbone/blocks/*")["backbone/blocks/002"]  # [rows, tokens, width]
 
-        Names are those of `parameters()`, `module/piece/layer`; behind the last layer of a module follows the module
+        Names are as in `parameters()`, `module/piece/layer`; the output of a module's last layer also names the module
         that takes it, as in `vision/projector/000>backbone`. All of the model runs on this process's first device.
 
         Args:
@@ -157,7 +157,7 @@ class RunTrainer(Trainer):
     def activation_gradients(
         self, names: str | Sequence[str] = "*", batch: GlobalBatch | HostBatch | None = None
     ) -> dict[str, np.ndarray]:
-        """Gradients of the sum of the losses with respect to `activations`, by the same names."""
+        """Returns the gradients of the sum of the losses with respect to `activations`, by the same names."""
         return self._layer_activations(names, batch, gradients=True)
 
     def _layer_activations(
@@ -179,7 +179,7 @@ class RunTrainer(Trainer):
         )
 
     def _packed_batch(self) -> GlobalBatch:
-        """The next batch whole, its items in the rows in which they are packed, whatever rows the plan has."""
+        """Returns the whole next batch, its items in the rows in which they are packed, whatever rows the plan has."""
         data = dataclasses.replace(self.config.data, workers=0)
         config = dataclasses.replace(self.config, data=data, producers=())
         with contextlib.closing(open_batches(config, config.dataset("train"), self._row_order)) as batches:

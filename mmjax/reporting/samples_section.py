@@ -1,4 +1,4 @@
-"""Sample answers and images of a run over time, with the images inside the page."""
+"""The section of a run's page with sample answers and images over time, with the images inside the page."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -28,14 +28,14 @@ def samples_section(run: Run) -> Html:
 
 
 def _some(steps: Sequence[int]) -> list[int]:
-    """At most _MOST_STEPS of the steps, the first and the last among them."""
+    """Chooses at most _MOST_STEPS of the steps, the first and the last among them."""
     if len(steps) <= _MOST_STEPS:
         return list(steps)
     return [steps[round(number * (len(steps) - 1) / (_MOST_STEPS - 1))] for number in range(_MOST_STEPS)]
 
 
 def _by_prompt(run: Run, kind: str) -> list[dict[int, dict[str, Any]]]:
-    """For each prompt of a kind, what the run made of it by step; prompts are in the same order at every step."""
+    """Returns the answers to each prompt of a kind by step; prompts are in the same order at every step."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for answer in run.answers:
         if answer["kind"] == kind:

@@ -1,4 +1,4 @@
-"""The step of a run as it is simulated and as it was measured, one under the other."""
+"""The section of a run's page with its simulated and its measured step, one under the other."""
 
 import statistics
 
@@ -13,7 +13,7 @@ from sharding.simulation.pages.overview import overview
 from sharding.simulation.timeline import Timeline
 
 _ONE_SCALE = 2.0
-"""Two steps of which one is at most so many times as long as the other are drawn on one scale."""
+"""Two steps are drawn on one scale if the longer takes at most this many times as long as the shorter."""
 
 _TIME_PARTS = {
     "seconds/wall": "the whole step, as measured",
@@ -39,7 +39,7 @@ def typical(run: Run, name: str) -> float | None:
 
 
 def step_section(run: Run, predicted: PredictedTimeline | str) -> list[Html]:
-    """Both timelines, busy shares by unit, and the times of steps as the host sees them.
+    """Shows both timelines, busy shares by unit, and the times of steps as the host measures them.
 
     Args:
         run: The run.
@@ -102,7 +102,7 @@ def _busy_shares(predicted: Timeline, measured: Timeline) -> Html:
 
 
 def _host_times(run: Run) -> Html:
-    """The parts of steps; medians, because some steps also save or are recorded."""
+    """Tabulates the phases of steps as medians, because some steps also save or are recorded."""
     times = [(words, value) for name, words in _TIME_PARTS.items() if (value := typical(run, name)) is not None]
     if not times:
         return element("p", "No step is reported yet.")
@@ -111,6 +111,6 @@ def _host_times(run: Run) -> Html:
 
 
 def _is_emulated(run: Run) -> bool:
-    """Whether the devices are those that JAX emulates on the cores of a host."""
+    """Whether JAX emulates the devices on the cores of a host."""
     devices = run.starts[-1]["devices"] if run.starts else ""
     return devices.endswith(" x cpu") and devices != "1 x cpu"

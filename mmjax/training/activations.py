@@ -26,7 +26,7 @@ Arrays = Mapping[str, Mapping[str, Any]]
 def layer_activations(
     config: ModelConfig, parameters: Tree, batch: Arrays, patterns: Sequence[str], *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
-    """What layers return by name, rows first, in float32 where they compute in less; or the gradients of the loss.
+    """Returns the outputs of layers by name, rows first, at least in float32; or the gradients of the loss by them.
 
     Args:
         config: The model.
@@ -38,7 +38,7 @@ def layer_activations(
     Raises:
         UserError: A pattern matches no layer; names the nearest.
     """
-    order: list[str] = []  # that of the layers; jax sorts the keys of what it returns
+    order: list[str] = []  # the order of the layers; jax sorts the keys of the dictionary that it returns
 
     def shapes_in_order(parameters: Tree, batch: Arrays) -> dict[str, jax.Array]:
         seen = _run(config)({}, parameters, batch)[1]
@@ -91,7 +91,7 @@ def _run(config: ModelConfig) -> Any:
 
 
 def _leaf_names(name: str, output: Any, arrays: Any) -> Iterator[str]:
-    """The name of each array that a layer returns: its own, with the module it goes to, or its path in a tree."""
+    """Yields the name of each array that a layer returns: the layer's, with its target module or its path in a tree."""
     separator = ">" if isinstance(output, ModuleOutput) else "/"
     for path, _ in jax.tree_util.tree_leaves_with_path(arrays):
         yield name + (separator + jax.tree_util.keystr(path, simple=True, separator="/") if path else "")
@@ -99,7 +99,7 @@ def _leaf_names(name: str, output: Any, arrays: Any) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=8)
 def _program(config: ModelConfig, names: tuple[str, ...], gradients: bool) -> Any:
-    """The compiled program of some layers; the last few are kept."""
+    """Makes the jitted function that returns the outputs of some layers; the last few functions are kept."""
     run = _run(config)
 
     def activations(perturbations: Arrays, parameters: Tree, batch: Arrays) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""Where a run's batches come from, this process or producers elsewhere, and in which order their rows are.
+"""The source of a run's batches, this process or producers elsewhere, and the order of their rows.
 
 `TrainingRun` opens them when a run starts; the timing of plans (`mmjax.training.profiling.step_times`) too.
 """
@@ -24,10 +24,10 @@ def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowO
     Args:
         config: The run.
         plan: The plan whose simulated step is to be short.
-        device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give that of a row.
+        device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give the cost of a row.
 
     Raises:
-        UserError: The configuration orders microbatches, and those of a unit run in lockstep.
+        UserError: The configuration orders microbatches, and the microbatches of a unit run in lockstep.
     """
     if config.reordering == "none":
         return None
@@ -53,7 +53,7 @@ def open_batches(
         config: The run.
         dataset: Its training split.
         order: Order of a step's rows; None to keep them as they are packed.
-        requirements: What this process asks of them.
+        requirements: The rows and tables that this process needs of each batch.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.

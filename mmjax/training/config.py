@@ -1,4 +1,4 @@
-"""What a training run is made of: bound in gin files, checked here, and read without jax.
+"""The configuration of a training run: bound in gin files, checked here, and read without jax.
 
 `TrainingRun`, planning and every command read it.
 """
@@ -39,20 +39,20 @@ class TrainConfig:
     Attributes:
         dataset: Makes the data set of a split, `train` or `test`.
         model: The model.
-        data: How samples become batches.
+        data: The data configuration, by which samples become batches.
         optimizer: The algorithm, learning rates and their schedules, for the model and for parts of it.
         plan: A plan file, from here or from the configs package; `auto` to measure and plan; empty for one device.
         require_plan: Whether fewer devices than the plan needs are an error; if not, the run uses one device.
         steps: Steps of the whole run.
         seed: Seed of initial values, and of noise and diffusion times; the order of samples has `DataConfig.seed`.
-        pretrained_weights: What starts from published weights and not from the seed: pairs (part, folder), where a part
-            is one that trains by name, such as `backbone`, or `model` for all that the folder has
-            (docs/how_to/weights.md). A resumed run starts from its checkpoint instead.
-        pretrained_changes: Fields of the backbone that differ on purpose from those of published weights, of
-            `PRETRAINED_CHANGES`: `vocabulary`, for more rows, which start as the mean of the published ones, and
+        pretrained_weights: Parts that start from published weights and not from the seed: pairs (part, folder), with
+            the name of a part, such as `backbone`, or `model` for all that the folder has (docs/how_to/weights.md). A
+            resumed run starts from its checkpoint instead.
+        pretrained_changes: Fields of the backbone that differ on purpose from the published backbone's fields, of
+            `PRETRAINED_CHANGES`: `vocabulary`, for more rows, which start as the mean of the published rows, and
             `rope_base` and `local_rope_base`.
         trainable: Parts that train, by name, or `all`, or `projectors`.
-        transport: What sends the arrays of hops: `auto`, `device_put` or `ppermute`.
+        transport: Transport of hops: `auto`, `device_put` or `ppermute`.
         reordering: Policy that orders the rows of a step for the plan, a key of `REORDERING_POLICIES`; `none` keeps the
             order in which they are packed.
         producers: `host:port` of every producer (`python -m mmjax.serve_data`) that makes this run's batches, or
@@ -62,7 +62,7 @@ class TrainConfig:
             ends with an error.
         checkpoint_interval: Steps between checkpoints; one is always written at the end.
         keep_checkpoints: How many of the newest checkpoints are kept.
-        keep_checkpoints_every: Checkpoints of multiples of so many steps are kept too; 0 for none.
+        keep_checkpoints_every: Checkpoints of multiples of this number of steps are kept too; 0 for none.
         keep_best_checkpoints: How many checkpoints with the highest held-out accuracy are kept too. It needs steps at
             which the run evaluates and saves.
         remote_checkpoints: Folder to which each whole checkpoint is copied in the background, and from which a run
@@ -188,13 +188,13 @@ def find_plan_file(name: str) -> pathlib.Path:
     """The path of a plan file: as given, else in the configs package; raises UserError if neither exists."""
     for path in (pathlib.Path(name), pathlib.Path(configs.__file__).parent / name):
         with contextlib.suppress(OSError, ValueError):  # a name that no file can have
-            if path.exists():  # what is no file is refused by name when it is read
+            if path.exists():  # a folder is refused by name when it is read
                 return path
     raise UserError(f"there is no plan file {name}, neither here ({pathlib.Path.cwd()}) nor in the configs package")
 
 
 def load_configured_plan(config: TrainConfig, devices: int) -> tuple[Plan, str]:
-    """The plan to run on so many devices, and a remark for the user where it is not the configured one.
+    """Returns the plan to run on `devices` devices, and a remark for the user where it is not the configured one.
 
     Raises:
         UserError: There is no such file.

@@ -17,7 +17,7 @@ from sharding.runtime.executor import StageEvaluation
 from sharding.runtime.pipeline import TrainState
 
 EvaluationCallback = Callable[[int, int | None, "AnswerScore"], None]
-"""Called with the number of batches that are evaluated, that of all or None if it is unknown, and the score so far."""
+"""Called with the number of evaluated batches, the number of all or None if unknown, and the score so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class AnswerScore:
         questions: All questions; a conversation is one.
         answers: All answers, more than questions if there are conversations.
         targets: Target tokens of all answers.
-        loss_sum: Sum over them of the language loss, weighted as in training.
+        loss_sum: Sum of the language loss over the target tokens, weighted as in training.
     """
 
     correct: int
@@ -45,7 +45,7 @@ class AnswerScore:
 
     @property
     def loss(self) -> float | None:
-        """Mean of the language loss over target tokens, as that of training; None without any."""
+        """Mean of the language loss over target tokens, computed as in training; None without any."""
         return self.loss_sum / self.targets if self.targets else None
 
     def scalars(self, backbone: str) -> dict[str, float]:
@@ -54,7 +54,7 @@ class AnswerScore:
         return {"accuracy": self.accuracy, **loss}
 
     def counted(self) -> str:
-        """What is counted, in words."""
+        """The counts in words: questions, and answers where these differ."""
         if self.answers == self.questions:
             return f"{self.questions:,} questions"
         return f"{self.questions:,} conversations ({self.answers:,} answers, of a conversation all must be right)"
@@ -113,10 +113,10 @@ def evaluate_answers(
 def local_score(
     evaluations: Mapping[StageId, Mapping[int, StageEvaluation]], batch: GlobalBatch, backbone: str
 ) -> AnswerScore:
-    """The score on the rows of a batch that this process alone counts; those of all processes add up to the batch's.
+    """Returns the score on the rows of a batch that this process counts; the processes' scores add up to the batch's.
 
     Args:
-        evaluations: From `Executor.evaluate`.
+        evaluations: Results of `Executor.evaluate`.
         batch: The batch.
         backbone: Name of the module that answers.
     """

@@ -26,8 +26,8 @@ def answered_interrupts(
     Outside the main thread, which alone may watch for signals, nothing is done.
 
     Args:
-        answer: What is said on standard error.
-        patience: Seconds before it is said; nothing is where the process ends before.
+        answer: Text that is printed on standard error.
+        patience: Seconds before it is printed; nothing is printed if the process ends before.
         is_ours: Whether a Ctrl-C is to be answered, asked when it comes: not where another handler answers it.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -46,7 +46,7 @@ def answered_interrupts(
 
 
 def _answer(read_end: int, answer: str, patience: float, is_ours: Callable[[], bool]) -> None:
-    """Answers what is read from a pipe; returns when it is closed."""
+    """Answers the signals that are read from a pipe; returns when the pipe is closed."""
     with open(read_end, "rb", buffering=0) as pipe:
         interrupts = 0
         while numbers := pipe.read(1):

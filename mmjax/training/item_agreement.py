@@ -1,7 +1,7 @@
-"""Agreement of processes on which item lies where in rows of their own, before a step begins.
+"""Agreement of processes on the row and place of every item in units with rows of their own, before a step begins.
 
 By these tables activations are exchanged, and each process decides which microbatches run in a unit and with which
-capacity. Processes that decided otherwise would wait for each other inside the step.
+capacity. Processes that decided differently would wait for each other inside the step.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from sharding.runtime.coordination import judge_texts
 
 
 class ItemDisagreementError(UserError):
-    """Processes have dealt the items of a batch otherwise; the message names those that differ from most, or all."""
+    """Processes have dealt the items of a batch differently; the message names the minority, or all processes."""
 
 
 def agreed_batch(batches: Iterator[GlobalBatch], phases: DealtPhases, patience: float) -> GlobalBatch:
-    """The next batch, once all processes have dealt its items alike; they call this together.
+    """Returns the next batch, once all processes have dealt its items alike; they call this together.
 
-    Where it raises an error of dealing, it does so in all processes, so they may do together what they do then.
+    It raises an error of dealing in all processes, so that they may handle it together.
 
     Args:
         batches: The batches.
@@ -35,8 +35,8 @@ def agreed_batch(batches: Iterator[GlobalBatch], phases: DealtPhases, patience: 
     Raises:
         StopIteration: There is none.
         PhaseCapacityError: The items do not fit into the rows of a phase, in any process.
-        ItemDisagreementError: Processes have dealt them otherwise, or they fit in some alone.
-        MissingProcessError: A process does not come.
+        ItemDisagreementError: Processes have dealt them differently, or they fit in some processes alone.
+        MissingProcessError: A process does not take part within `patience`.
     """
     if not phases.phases:
         return next(batches)
@@ -50,7 +50,7 @@ def agreed_batch(batches: Iterator[GlobalBatch], phases: DealtPhases, patience: 
 
 
 def agreed_batches(batches: Iterable[GlobalBatch], phases: DealtPhases, patience: float) -> Iterator[GlobalBatch]:
-    """All batches, each as of `agreed_batch`."""
+    """Yields all batches, each by `agreed_batch`."""
     remaining = iter(batches)
     with contextlib.suppress(StopIteration):
         while True:
@@ -70,13 +70,13 @@ def agreed_batch_and_state(
 
 
 def _compare(dealt: str, patience: float) -> None:
-    """Raises ItemDisagreementError if processes say different things of how they have dealt a batch."""
+    """Raises ItemDisagreementError if processes have dealt a batch differently."""
     if disagreement := judge_texts("a batch whose items are dealt", dealt, describe_disagreement, patience):
         raise ItemDisagreementError(disagreement)
 
 
 def describe_disagreement(digests: Mapping[int, str]) -> str:
-    """Which processes have dealt items otherwise than most, by the digest of each; empty if all agree."""
+    """Names the processes whose digest of dealt items differs from the majority's; empty if all agree."""
     divergent, most = divergent_processes(digests)
     if not divergent:
         return ""

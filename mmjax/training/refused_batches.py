@@ -1,4 +1,4 @@
-"""Batches that a plan's rows of their own do not hold: the warning that there may be some, and the save before one.
+"""Batches that do not fit into a plan's phase rows: the warning before a run, and the save before such a batch.
 
 Whether a batch is refused is agreed on by all processes (`mmjax.training.item_agreement`) before anything of its step
 is dispatched, so all of them save, and none waits for another that does not.
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def warn_of_small_capacities(dealt_phases: DealtPhases, rows: int) -> None:
-    """Says of which units the largest capacity does not suffice for any batch; process 0 alone does.
+    """Warns of units whose largest capacity does not suffice for every batch; process 0 alone does.
 
     Args:
         dealt_phases: The modules with rows of their own.
@@ -41,7 +41,7 @@ def warn_of_small_capacities(dealt_phases: DealtPhases, rows: int) -> None:
 
 @contextlib.contextmanager
 def saving_before_a_refused_batch(run: TrainingRun, finish_steps: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Saves the state after the last step, if there is a workdir, where a batch is refused within; names the step.
+    """Saves the state after the last step, if there is a workdir, when the block refuses a batch; names the step.
 
     Args:
         run: The run.

@@ -1,4 +1,4 @@
-"""The loads that the rows of a training run bring to each module: what its planner and its profile count by.
+"""The loads that the rows of a training run bring to each module, by which planners and profiles compute costs.
 
 Planning by measured data (`mmjax.planning.automatic`), profiles and the page of a run use it.
 """
@@ -45,7 +45,7 @@ def capacity_row_loads(batch_spec: "BatchSpec", graph: ModuleGraph) -> dict[str,
 
 
 def _pairs_at_capacity(module: ModuleSpec, length: int) -> float:
-    """Pairs of local attention in a row of one item; of images as if all its windows were whole."""
+    """Pairs of local attention in a row of one item; for images as if all windows were whole."""
     if module.local is None:
         return 0.0
     if module.local.kind == "square":

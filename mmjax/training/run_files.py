@@ -18,7 +18,7 @@ PROMPT_FORMAT_FILE = "prompt_format.json"
 
 
 def local_workdir(workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a workdir; raises UserError if its name is that of a folder in an object store."""
+    """Returns the path of a workdir; raises UserError if its name is a folder in an object store."""
     if "://" in os.fspath(workdir):
         raise UserError(
             f"the workdir {workdir} is not a local folder: give one, and for copies of its checkpoints elsewhere "

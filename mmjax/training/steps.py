@@ -1,4 +1,4 @@
-"""One training step: what was dispatched, what came of it, and the error of one that was not finite.
+"""Records of a training step: the dispatched step, its result, and the error of a step that was not finite.
 
 `TrainingRun` returns these records; the training loop and `Trainer.step` pass them on.
 """
@@ -18,11 +18,11 @@ class NonFiniteStepError(UserError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step did.
+    """The result of a step.
 
     Attributes:
         step: Number of the step, from 1.
-        losses: By name: means over the target tokens, or target images, of the step's batch.
+        losses: Means over the target tokens, or target images, of the step's batch, by name.
         gradient_norm: Norm of the gradients of all units together, before clipping.
     """
 

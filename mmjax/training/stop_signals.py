@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from mmjax.training.interrupt_answers import answered_interrupts
 
-_ASKED = itertools.count(1)  # how often this process has asked; jax's preemption service wants rising numbers
+_ASKED = itertools.count(1)  # number of this process's queries; jax's preemption service needs rising numbers
 
 
 class StoppedBeforeFirstStepError(KeyboardInterrupt):
@@ -64,7 +64,7 @@ class StopSignals:
 
     @property
     def reason(self) -> str:
-        """What asked for the stop, in words: `Ctrl-C` or `SIGTERM`."""
+        """The signal that asked for the stop, in words: `Ctrl-C` or `SIGTERM`."""
         return "Ctrl-C" if self._received is signal.SIGINT else "SIGTERM"
 
     @contextlib.contextmanager

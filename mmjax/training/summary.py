@@ -1,4 +1,4 @@
-"""What a run leaves in its workdir about itself: a line for every start, and a summary at its end.
+"""The summary of a run at its end, and the lines about its starts, in its workdir.
 
 `python -m mmjax.train` and `mmjax.Trainer` write it; the page of a run reads it.
 """
@@ -25,17 +25,17 @@ PACKAGES = ("mmjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grai
 """Packages whose versions a summary states."""
 
 SUMMARY_FILE = "summary.json"
-"""File of a workdir with how its newest run ended."""
+"""File of a workdir that describes how its newest run ended."""
 
 STARTS_FILE = "starts.jsonl"
 """File of a workdir with a line for every start."""
 
 
 def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> dict[str, Any]:
-    """What `summary.json` holds of a run.
+    """Makes the contents of `summary.json`.
 
     Args:
-        result: How the run ended.
+        result: Result of the run.
         plan: The plan it ran on.
         backbone: Name of the module whose real tokens give the throughput.
         remark: Why the plan is not the configured one, or what else it was made for; may be empty.
@@ -87,7 +87,7 @@ def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str, pass
 
 
 def finished_steps(workdir: pathlib.Path) -> int | None:
-    """Steps of the run in a workdir that trained to its end and was evaluated; None if there is none."""
+    """Returns the steps of the run in a workdir that trained to its end and was evaluated; None if there is none."""
     try:
         summary = read_json_file(workdir / SUMMARY_FILE)
         return None if summary["stopped_by"] else int(summary["steps"])

@@ -35,21 +35,21 @@ MAX_STEPS_IN_FLIGHT = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a call of `Trainer.fit` ended.
+    """The result of a call of `Trainer.fit`.
 
     Attributes:
-        step: Steps done, those of earlier runs in the workdir included.
-        steps_of_this_run: Steps that this call trained.
+        step: Number of steps done, including earlier runs in the workdir.
+        steps_of_this_run: Number of steps that this call trained.
         seconds: Wall time, with compilation, evaluations and checkpoints.
-        compile_seconds: The part of it before the first step, which is nearly all compilation.
-        step_seconds: The part of it that the steps took.
-        losses: By name: means over the last window of steps; it ends early if the run was interrupted.
-        score: On the split `test`; None if the run was interrupted, the data set has no questions, or the items of an
-            evaluation's batch did not fit into the rows of a unit.
+        compile_seconds: Wall time before the first step, which is nearly all compilation.
+        step_seconds: Wall time of the steps.
+        losses: Means over the last window of steps, by name; it ends early if the run was interrupted.
+        score: Score on the split `test`; None if the run was interrupted, the data set has no questions, or the items
+            of an evaluation's batch did not fit into the rows of a unit.
         counts: Real tokens (patches, frames, images) and capacity of each module, over this call's steps.
         order_swaps: At which steps the order of ops was swapped (`TrainConfig.rescheduling`).
-        stopped_by: What interrupted it, `Ctrl-C` or `SIGTERM`; empty if it trained to its end.
-        data_counters: How many samples the data pipeline handed out and refused.
+        stopped_by: The interrupting signal, `Ctrl-C` or `SIGTERM`; empty if it trained to its end.
+        data_counters: Numbers of samples that the data pipeline returned and refused.
     """
 
     step: int
@@ -102,7 +102,7 @@ class TrainLoop:
         self._score: AnswerScore | None = None
 
     def run(self) -> TrainResult:
-        """Trains the steps that are left, evaluates, and says how it went."""
+        """Trains the steps that are left, evaluates, and returns the result."""
         run = self._run
         with (
             self._heartbeat.reporting_errors(),
@@ -189,7 +189,7 @@ class TrainLoop:
             step, timeline = self._run.steps_done, None
             try:
                 timeline = recorder.timeline()
-            except StepNotRecordedError as error:  # what the run can do without
+            except StepNotRecordedError as error:  # the run can do without the recording
                 _LOG.warning("no timeline of step %d: %s", step, error)
             if timeline is not None and self._rescheduler.records(step):
                 self._rescheduler.reconsider(step, timeline)
@@ -207,7 +207,7 @@ class TrainLoop:
         self._metrics.write(step, {"order_swap/before": swap.before, "order_swap/after": swap.after})
 
     def _finish_until(self, most_in_flight: int) -> None:
-        """Waits for the oldest steps until so many are in flight; each is reported once, in order."""
+        """Waits for the oldest steps until at most `most_in_flight` are in flight; each is reported once, in order."""
         config = self._run.config
         while len(self._in_flight) > most_in_flight:
             dispatched = self._in_flight.popleft()
@@ -236,7 +236,7 @@ class TrainLoop:
             except ItemDisagreementError:
                 run.evaluation_is_due = True
                 raise
-            except PhaseCapacityError as error:  # the data of evaluations is another than that of training
+            except PhaseCapacityError as error:  # evaluations have other data than training
                 self._score = None
                 _LOG.warning("no evaluation after step %d: %s", run.steps_done, error)
                 return

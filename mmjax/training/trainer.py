@@ -30,7 +30,7 @@ class Trainer(TrainingRun):
         trainer.gradients()      # of the next batch, which stays the next
         trainer.fit()            # all steps that are left, then the evaluation
 
-    Arguments, attributes and errors are those of `TrainingRun`.
+    See `TrainingRun` for arguments, attributes and errors.
     """
 
     def parameters(self) -> Tree:
@@ -38,7 +38,7 @@ class Trainer(TrainingRun):
         return trees_by_module(self.state.master_weights)
 
     def gradients(self) -> tuple[Tree, dict[str, float]]:
-        """Gradients of the next batch, which stays the next, by module, piece and layer; and its losses by name."""
+        """Returns the gradients of the next batch by module, piece and layer, and its losses; the batch stays next."""
         batch, _ = self._peek_batch()
         placed = self.engine.place_batch(batch.arrays, self.steps_done)
         gradients, summary = self.engine.executor.gradients(self.state, placed)
@@ -55,7 +55,7 @@ class Trainer(TrainingRun):
             return self.finish_step(self.dispatch_step(StepTimer()))
 
     def timeline(self) -> Timeline:
-        """Trains one step as `step` does, and says when each of its ops ran; in a notebook, a drawing.
+        """Trains one step as `step` does, and returns when each of its ops ran; notebooks show a drawing.
 
         Ends of ops are measured, starts derived (`StepRecorder`). The first step of a trainer compiles.
 
@@ -87,7 +87,7 @@ class Trainer(TrainingRun):
             NonFiniteStepError: Names the step and its samples.
             PhaseCapacityError: The plan's rows do not hold a batch; the state before it is saved.
             CommunicationError: Two stages cannot exchange arrays; names them.
-            CheckpointNotWrittenError: The last checkpoint, or that of a stop signal, could not be written.
+            CheckpointNotWrittenError: The last checkpoint, or the checkpoint after a stop signal, was not written.
         """
         with contextlib.ExitStack() as opened:
             if progress is None:
@@ -102,7 +102,7 @@ class Trainer(TrainingRun):
             return TrainLoop(self, progress, metrics, evaluated).run()
 
     def _open_metrics(self) -> MetricsWriter:
-        """The metrics writers of the workdir; what keeps nothing without one."""
+        """Opens the metrics writers of the workdir; without a workdir, a writer that keeps nothing."""
         if self.workdir is None:
             return NullWriter()
         config = self.config

@@ -1,4 +1,4 @@
-"""The state of a run: the placed model, its data and checkpoints; what the training loop and the trainer step."""
+"""The state of a run: the placed model, its data and checkpoints, which the training loop and the trainer step."""
 
 import contextlib
 import functools
@@ -47,13 +47,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """The state of a configured run on a plan: the placed model, its data and its checkpoints, a step at a time.
+    """The state of a configured run on a plan: the placed model, its data and its checkpoints, trained step by step.
 
     `mmjax.training.trainer.Trainer` is the run as users hold it, `mmjax.training.train_loop` trains it to its end.
 
     Args:
         config: The run.
-        plan: The placement of the model, or a plan file; that of the configuration by default.
+        plan: The placement of the model, or a plan file; by default the configured plan.
         workdir: Folder of the run, for checkpoints, plan, tokenizer and prompt format; None to save nothing.
         resume: Whether to continue from the newest whole checkpoint.
 
@@ -62,10 +62,10 @@ class TrainingRun:
         workdir: Folder of the run; None if nothing is saved.
         engine: The model on the plan.
         batches: The iterator of global batches.
-        steps_done: Steps that the current state has behind it.
-        window: Those of them that no report has yet.
-        evaluation_is_due: Whether the evaluation after the last of them was stopped.
-        heartbeat: Tells the other processes of the run what this one does, until the run is closed.
+        steps_done: Number of updates that made the current state.
+        window: The finished steps that no report contains yet.
+        evaluation_is_due: Whether the evaluation after the last step was stopped.
+        heartbeat: Heartbeat of this process, until the run is closed.
         checkpoints: The checkpoints in the workdir; None without one.
         value_flops: Model FLOPs of each module for one token, patch, frame or image.
 
@@ -234,15 +234,15 @@ class TrainingRun:
     def evaluate(
         self, progress: ShowsActivities | None = None, stop_requested: Callable[[], bool] = lambda: False
     ) -> AnswerScore | None:
-        """The score on the split `test`; None where the data set has no questions to score.
+        """Computes the score on the split `test`; None where the data set has no questions to score.
 
         Args:
             progress: Shows the programs compiled, at the first evaluation, and the batches evaluated.
-            stop_requested: As `evaluate_answers` asks for it.
+            stop_requested: See `evaluate_answers`.
 
         Raises:
             EvaluationStoppedError: A stop was requested before the last batch.
-            ItemDisagreementError: Processes have dealt the items of a batch otherwise.
+            ItemDisagreementError: Processes have dealt the items of a batch differently.
         """
 
         def show(activity: Activity, done: int, total: int | None, score: AnswerScore | None = None) -> None:
@@ -288,18 +288,18 @@ class TrainingRun:
                 self.checkpoints.close()
 
     def _peek_batch(self) -> tuple[GlobalBatch, dict[str, Any]]:
-        """The next batch, on whose items all processes agree, and the data state before it."""
+        """Returns the next batch, on whose items all processes agree, and the data state before it."""
         if self._peeked is None:
             phases, patience = self.engine.dealt_phases, self.config.progress_timeout
             self._peeked = agreed_batch_and_state(self.batches, phases, patience)
         return self._peeked
 
     def _data_state(self) -> dict[str, Any]:
-        """The data state from which the next batch is the next."""
+        """Returns the data state from which the next batch follows."""
         return self._peeked[1] if self._peeked else self.batches.get_state()
 
     def _save(self, steps_done: int, data_state: dict[str, Any]) -> None:
-        """Saves the state after so many steps, which are all finished."""
+        """Saves the state after `steps_done` steps, which are all finished."""
         assert self.checkpoints is not None
         host_state = {
             "data": data_state,

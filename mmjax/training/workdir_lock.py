@@ -1,7 +1,7 @@
-"""The lock on a workdir: one run at a time writes there, and whoever comes second learns which one does.
+"""The lock on a workdir: one run at a time writes there, and a second run gets an error that names the first.
 
 The lock is an flock on `run.lock`, which the operating system releases when the process ends, however it ends; the
-file's text says who holds it. So a lock whose process is gone is recognised even if another process has its id now.
+file's text names the holder. So a lock whose process is gone is recognised even if another process has its id now.
 Locks of some network file systems do not reach other hosts: a file that another host left is not taken over.
 """
 
@@ -37,13 +37,13 @@ class WorkdirInUseError(UserError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LockHolder:
-    """Who holds a lock: the text of a lock file.
+    """The holder of a lock, as the text of a lock file.
 
     Attributes:
         host: Name of the host.
         pid: Process id there.
-        birth: Which of the processes that ever had this id there it is (`process_birth`).
-        started: When the lock was taken, in the host's local time.
+        birth: Boot and start of the process (`process_birth`), which distinguish it from others with the same id.
+        started: Time at which the lock was taken, in the host's local time.
         command: The command line.
     """
 
@@ -55,7 +55,7 @@ class LockHolder:
 
     @classmethod
     def this_process(cls) -> "LockHolder":
-        """This process, from now on."""
+        """Makes the record of this process, from now on."""
         started = datetime.datetime.now().isoformat(" ", "seconds")
         pid = os.getpid()
         return cls(
@@ -68,7 +68,7 @@ class LockHolder:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "LockHolder | None":
-        """The holder that a lock file names; None if it is empty or cut off, as a killed writer leaves it."""
+        """Reads the holder that a lock file names; None if it is empty or cut off, as a killed writer leaves it."""
         try:
             return cls(**read_json_file(path))
         except (UserError, TypeError):
@@ -79,7 +79,7 @@ class LockHolder:
 
 
 def process_birth(pid: int) -> str | None:
-    """Boot and clock ticks at which the process of an id on this host started; None if it or Linux is not there.
+    """Returns boot and clock ticks at which a process of this host started; None if it does not exist, or off Linux.
 
     In each start of a container the command has the same id, and the name of the host may be the same too.
     """
@@ -122,7 +122,7 @@ def locked_workdir(workdir: pathlib.Path, takes: bool = True) -> Iterator[None]:
 
 
 def _open_locked(path: pathlib.Path) -> tuple[int, bool]:
-    """A descriptor of the file at `path`, and whether it is locked; some file systems have no locks."""
+    """Returns a descriptor of the file at `path`, and whether it is locked; some file systems have no locks."""
     while True:
         descriptor, locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), True
         try:

@@ -1,4 +1,7 @@
-"""Checks that a published checkpoint has what a model needs, before any tensor is read but copies of others."""
+"""Checks that a published checkpoint has the tensors that a model needs, before tensors are read.
+
+Only copies of other tensors are read, to compare them. Initialisation and the command `mmjax.convert` call it.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,7 +29,7 @@ from mmjax.weights.published_checkpoint import (
 )
 
 COMPARED_ROWS = 4096
-"""Rows of two tensors that are compared at once, so that little memory is needed."""
+"""Number of rows of two tensors that are compared at once, so that little memory is needed."""
 
 READABLE_DTYPES = ("F32", "F16", "BF16")
 """Types whose every value float32 represents exactly."""
@@ -36,7 +39,7 @@ class IncompatibleCheckpointError(UserError):
     """A published checkpoint does not fit a model; the message names the first problem.
 
     Attributes:
-        problems: All that were found, a line each; empty if the checkpoint could not be compared at all.
+        problems: All problems that were found, a line each; empty if the checkpoint could not be compared at all.
     """
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
@@ -53,8 +56,8 @@ def compatible_matches(
         checkpoint: The published checkpoint.
         model: The model.
         part: Name of a part of it, such as `backbone` or `vision_projector`; or `model`.
-        changes: Fields of the backbone that may differ, of `PRETRAINED_CHANGES`. The matches are those of a model with
-            the checkpoint's values of them, so that tables of a larger vocabulary have more rows than their matches.
+        changes: Fields of the backbone that may differ, of `PRETRAINED_CHANGES`. The matches are computed for a model
+            with the checkpoint's values of them, so that tables of a larger vocabulary have more rows than matches.
 
     Raises:
         IncompatibleCheckpointError: The architectures differ, or tensors are missing, extra, or of another shape or
@@ -95,7 +98,7 @@ def compatible_matches(
 
 
 def _changes_to_name(checkpoint: PublishedCheckpoint, model: ModelConfig, module: str) -> str:
-    """What allows differences that a run may want, if there are some."""
+    """Names the setting that allows the differences, where a run may have them on purpose; else empty."""
     published = published_backbone(checkpoint.config)
     if published is None or module not in (WHOLE_MODEL, model.backbone.name):
         return ""
@@ -109,7 +112,7 @@ def _changes_to_name(checkpoint: PublishedCheckpoint, model: ModelConfig, module
 def tensor_problems(
     checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatch], shapes: Mapping[str, Shape]
 ) -> list[str]:
-    """Tensors that are missing, of another shape, or of a type that is not read, with the parameters they become.
+    """Names tensors that are missing, of another shape, or of a type that is not read, with their parameters.
 
     Args:
         checkpoint: The published checkpoint.
@@ -142,7 +145,7 @@ def tensor_problems(
 
 
 def _extra_tensors(checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatch], config: Config) -> list[str]:
-    """Tensors of the checkpoint that no rule names and that are not ignored."""
+    """Names tensors of the checkpoint that no rule names and that are not ignored."""
     architecture = checkpoint.architecture
     known = {name for match in matches for name in match.tensor_names} | set(architecture.duplicates(config))
     extra = [
@@ -154,7 +157,7 @@ def _extra_tensors(checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatc
 
 
 def _differing_copies(checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatch], config: Config) -> list[str]:
-    """Tensors that should be copies of one that is read, and differ from it: a head that is not tied, after all."""
+    """Names tensors that should be copies of one that is read, and differ from it, such as a head that is not tied."""
     read = {name for match in matches for name in match.tensor_names} & set(checkpoint.tensor_names)
     copies = checkpoint.architecture.duplicates(config)
     return [

@@ -1,4 +1,4 @@
-"""Export of a model's parameters as a published checkpoint, one layer at a time."""
+"""Export of a model's parameters as a published checkpoint, one layer at a time, for the command `mmjax.convert`."""
 
 import copy
 import dataclasses
@@ -55,12 +55,12 @@ class ExportTarget:
 
     Attributes:
         architecture: Its architecture.
-        config: Its configuration, as `config_in_published_form` gives it.
-        matches: Its tensors and the model's parameters.
+        config: Its configuration, as `config_in_published_form` returns it.
+        matches: Its tensors with the model's parameters.
         config_json: Its config.json, with the dtype.
         dtype: Type of all tensors, a key of DTYPE_NAMES; empty for the type that each has in the original.
-        original: A published checkpoint that it is to be like: types of tensors, tensors without a parameter,
-            tokenizer. None for none.
+        original: A published checkpoint from which it takes the types of tensors, the tensors without a parameter, and
+            the tokenizer; None for none.
     """
 
     architecture: PublishedArchitecture
@@ -72,7 +72,7 @@ class ExportTarget:
 
 
 def export_target_like(original: PublishedCheckpoint, model: ModelConfig, part: str, dtype: str = "") -> ExportTarget:
-    """A checkpoint like an existing one, with the model's own vocabulary and rotary bases (`PRETRAINED_CHANGES`).
+    """Describes a checkpoint like an existing one, with the model's vocabulary and rotary bases (`PRETRAINED_CHANGES`).
 
     Args:
         original: The existing checkpoint.
@@ -110,13 +110,13 @@ def export_target_like(original: PublishedCheckpoint, model: ModelConfig, part: 
 
 
 def _with_changes(original: PublishedCheckpoint, before: Config, config: Config) -> dict[str, Any]:
-    """The original's config.json with the values of another configuration.
+    """Returns the original's config.json with the values of another configuration.
 
     A value is replaced where the file has it, which depends on the version of transformers that wrote it: in the
     mapping that the key names or below, else anywhere.
 
     Raises:
-        UserError: The file would then say something else of the backbone than the configuration.
+        UserError: The file would then describe another backbone than the configuration.
     """
     config_json, architecture = copy.deepcopy(dict(original.config_json)), original.architecture
     changed = changed_values(architecture, before, config)
@@ -141,7 +141,7 @@ def _with_changes(original: PublishedCheckpoint, before: Config, config: Config)
 
 
 def _replace_value(mapping: dict[str, Any], name: str, old: Any, new: Any) -> bool:
-    """Replaces a value under a name in nested mappings; whether it is there."""
+    """Replaces a value under a name in nested mappings; returns whether the value was there."""
     found = False
     for key, value in mapping.items():
         if key == name and value == old:
@@ -152,7 +152,7 @@ def _replace_value(mapping: dict[str, Any], name: str, old: Any, new: Any) -> bo
 
 
 def export_target_of_type(model_type: str, model: ModelConfig, part: str, dtype: str) -> ExportTarget:
-    """A checkpoint of a model type, without an original.
+    """Describes a checkpoint of a model type, without an original.
 
     Args:
         model_type: A registered model type, such as `llama`.
@@ -176,7 +176,7 @@ def export_target_of_type(model_type: str, model: ModelConfig, part: str, dtype:
 
 
 def _dtype_entry(config_json: Mapping[str, Any], dtype: str) -> dict[str, str]:
-    """The entry for the dtype: transformers 5 calls `dtype` what was `torch_dtype` before; diffusers has none."""
+    """Returns the entry for the dtype: `dtype` since transformers 5, `torch_dtype` before; none in diffusers."""
     if "_class_name" in config_json:
         return {}
     return {"dtype" if "dtype" in config_json else "torch_dtype": dtype}
@@ -195,8 +195,8 @@ def export_checkpoint(
         target: The checkpoint.
         read_layer: Reads the model's parameters.
         output: The folder; it must not exist, or be empty.
-        limit: Bytes of tensors in a file at most.
-        callback: Called with the number of tensors that are written, and that of all.
+        limit: Largest number of bytes of tensors in a file.
+        callback: Called with the number of tensors that are written, and the number of all tensors.
 
     Returns:
         Names of the files with tensors.
@@ -232,14 +232,14 @@ def export_checkpoint(
 def _counted(
     arrays: Iterator[tuple[str, np.ndarray]], total: int, callback: Callable[[int, int], None]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays; calls back before each, with the number of those before it."""
+    """Yields the arrays; calls back before each with the number of arrays before it."""
     for done, named in enumerate(arrays):
         callback(done, total)
         yield named
 
 
 def with_merged_adapters(read_layer: ReadLayer, config: ModelConfig) -> ReadLayer:
-    """Wraps a reader so that it gives parameters with the model's LoRA adapters merged into them."""
+    """Wraps a reader so that it returns parameters with the model's LoRA adapters merged into them."""
     modules = {module.name: module for module in model_modules(config)}
 
     def read_merged(module: str, piece: str, layer: str) -> Tree:
@@ -253,7 +253,7 @@ def with_merged_adapters(read_layer: ReadLayer, config: ModelConfig) -> ReadLaye
 
 
 def _tensor_dtype(target: ExportTarget, name: str) -> str:
-    """The type to write a tensor in: the target's, else the one that it has in the original."""
+    """Returns the type in which a tensor is written: the target's, else the tensor's type in the original."""
     if target.dtype:
         return DTYPE_NAMES[target.dtype]
     original = target.original
@@ -264,7 +264,7 @@ def _tensor_dtype(target: ExportTarget, name: str) -> str:
 
 
 def _names_of_copies(target: ExportTarget, name: str) -> tuple[str, ...]:
-    """A tensor's name, and the names under which the original holds copies of it."""
+    """Returns a tensor's name, and the names under which the original holds copies of it."""
     duplicates = target.architecture.duplicates(target.config)
     original_names = () if target.original is None else target.original.tensor_names
     copies = (copy for copy, copied in duplicates.items() if copied == name and copy in original_names)
@@ -296,7 +296,7 @@ def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
 def _ignored_tensors(
     target: ExportTarget, converted: Mapping[str, TensorHeader]
 ) -> dict[str, tuple[TensorHeader, Callable[[], np.ndarray]]]:
-    """Headers and readers of the original's tensors that have no parameter on purpose."""
+    """Returns headers and readers of the original's tensors that have no parameter on purpose."""
     original = target.original
     if original is None:
         return {}
@@ -311,7 +311,7 @@ def _ignored_tensors(
 
 
 def _files_to_copy(target: ExportTarget) -> dict[str, pathlib.Path]:
-    """The original's files other than tensors, their index and config.json, by their names in the folder."""
+    """Returns the original's files other than tensors, index and config.json, by their names in the folder."""
     if target.original is None:
         return {}
     path = target.original.folder.path

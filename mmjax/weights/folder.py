@@ -1,7 +1,8 @@
 """The folder of a published checkpoint: config.json and one safetensors file, or several with an index.
 
 Reading looks at headers first and maps tensors into memory. Writing takes tensors one at a time, puts them into files
-of a bounded size, and gives the folder its name only when it is whole.
+of a bounded size, and gives the folder its name only when it is whole. `published_checkpoint.py` reads by it, and
+`export.py` writes.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class CheckpointFolder:
     tensors: dict[str, TensorHeader]
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> np.ndarray:
-        """A tensor, or a slice of it, mapped into memory."""
+        """Maps a tensor, or a slice of it, into memory."""
         return read_tensor(self.files[name], self.tensors[name], part)
 
 
@@ -62,8 +63,8 @@ def read_config_json(path: pathlib.Path) -> dict[str, Any]:
 def open_folder(path: pathlib.Path, stem: str, index_first: bool = False) -> CheckpointFolder:
     """Reads the headers of a folder's safetensors files.
 
-    A folder that was saved into twice may have a single file and the index of an earlier save. One of them counts, the
-    one that the library of the format reads, and a warning names both.
+    A folder that was saved into twice may have a single file and the index of an earlier save. The one that the
+    library of the format reads counts, and a warning names both.
 
     Args:
         path: The folder.
@@ -71,8 +72,8 @@ def open_folder(path: pathlib.Path, stem: str, index_first: bool = False) -> Che
         index_first: Whether the index counts where both are there, as in diffusers; in transformers the single file.
 
     Raises:
-        UserError: The folder has no safetensors (pickles are refused), its index names a missing tensor or what is no
-            file of the folder, or a file is damaged (`read_header`).
+        UserError: The folder has no safetensors (pickles are refused), its index names a missing tensor or a file
+            outside the folder, or a file is damaged (`read_header`).
     """
     index, single = path / f"{stem}.safetensors.index.json", path / f"{stem}.safetensors"
     found = [file for file in ((index, single) if index_first else (single, index)) if file.is_file()]
@@ -132,7 +133,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def parse_file_size(text: str) -> int:
-    """Bytes of a size such as `5GB` (10⁹) or `5GiB` (2³⁰).
+    """Parses a size such as `5GB` (10⁹) or `5GiB` (2³⁰), in bytes.
 
     Raises:
         UserError: The text is not a size.
@@ -148,7 +149,7 @@ def shard_tensors(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
     Args:
         sizes: Bytes of each tensor, by name.
-        limit: Bytes of a file at most; a larger tensor has a file of its own.
+        limit: Largest number of bytes of a file; a larger tensor has a file of its own.
     """
     files: list[list[str]] = [[]]
     file_size = 0
@@ -177,7 +178,7 @@ def write_checkpoint_folder(
         stem: Stem of the file names, such as `model`.
         headers: Type and shape of every tensor, in the order of `arrays`.
         arrays: Names and values, consumed one at a time.
-        limit: Bytes of tensors in a file at most.
+        limit: Largest number of bytes of tensors in a file.
         texts: Contents of other files by name, such as config.json.
         copies: Files to copy into the folder, by their names in it.
 

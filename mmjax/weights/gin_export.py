@@ -1,4 +1,7 @@
-"""Export of a configuration as gin text, so that the architecture of a published checkpoint can be trained."""
+"""Export of a configuration as gin text, so that the architecture of a published checkpoint can be trained.
+
+The command `mmjax.convert` prints it.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,10 +13,10 @@ from mmjax.weights.published.rules import Config
 
 HEADER = "from __gin__ import dynamic_registration\n\n"
 SETTINGS = frozenset({"name", "loss", "dtype", "lora"})
-"""Fields that say how a checkpoint is used: other files may bind those that have their defaults."""
+"""Fields that say how a checkpoint is used; fields with their defaults are left for other files to bind."""
 
 PROJECTORS = frozenset({"projector", "deepstack_projector"})
-"""Likewise, of an encoder without a backbone."""
+"""Such fields of an encoder without a backbone."""
 
 WEIGHTS_COMMENT = (
     "# If several files bind this, the last one wins: to start from several folders, list them in one binding."
@@ -66,7 +69,7 @@ class _ScopedConfig:
 
 
 def _repeated_kinds(config: Config) -> frozenset[type]:
-    """The kinds of which a configuration has several values within it."""
+    """Returns the kinds of which a configuration contains several values."""
     values = list(dict.fromkeys(_configs_within(config)))
     kinds = [type(value) for value in values]
     return frozenset(kind for kind in kinds if kinds.count(kind) > 1)
@@ -86,7 +89,7 @@ def _fields(value: Any) -> tuple[dataclasses.Field, ...]:
 
 
 def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
-    """Gin bindings of a whole architecture, whatever other files bind of it before.
+    """Returns gin bindings of a whole architecture, which override the bindings of other files.
 
     The text is for `--gin_file`, used together with a file that names the data.
 
@@ -105,7 +108,7 @@ def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
 
 
 def _nested_configs(value: Any) -> Iterator[_ScopedConfig]:
-    """A scoped configuration and all configurations within it."""
+    """Yields a scoped configuration and all configurations within it."""
     if isinstance(value, tuple):
         for element in value:
             yield from _nested_configs(element)
@@ -127,7 +130,7 @@ def _gin_value(value: Any) -> str:
 
 
 def _module_name(kind: type) -> str:
-    """The module by which gin files name a type: `architectures` has most of them."""
+    """Returns the module by which gin files name a type: `architectures` has most of them."""
     return "architectures" if hasattr(architectures, kind.__name__) else kind.__module__.rpartition(".")[2]
 
 

@@ -1,4 +1,7 @@
-"""Initial values of a run's parameters: drawn from its seed, or read from published checkpoints."""
+"""Initial values of a run's parameters: drawn from its seed, or read from published checkpoints.
+
+`Engine.initial_state` asks an initializer for one layer at a time.
+"""
 
 import functools
 import pathlib
@@ -21,15 +24,15 @@ from sharding.trees import Tree, get_leaf, set_leaf
 
 _SHOWN = 3  # names of tensors in a message
 ROWS_OF_MEAN = 4096
-"""Rows of a table that are read at once for their mean."""
+"""Number of rows of a table that are read at once for their mean."""
 
 
 @runtime_checkable
 class ParameterInitializer(Protocol):
-    """Gives the initial values of parameters, one layer at a time."""
+    """Makes the initial values of parameters, one layer at a time."""
 
     def init_layer(self, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
-        """Initial values in float32 of the parameters that a piece owns in one layer.
+        """Makes the initial values, in float32, of the parameters that a piece owns in one layer.
 
         Args:
             module: The module.
@@ -53,10 +56,10 @@ class SeedInitializer:
 
 
 class CheckpointInitializer:
-    """Reads from published checkpoints what they hold, and takes the rest from another initializer.
+    """Reads the layers that published checkpoints hold, and takes the other layers from another initializer.
 
-    A layer is read when it is asked for. Of a tensor that is one parameter, as it is or transposed, only the slices
-    that this process's devices hold are read; a tensor that is several parameters, or a part of one, is read whole.
+    A layer is read when it is asked for. Of a tensor that is one parameter, unchanged or transposed, only the slices
+    that this process's devices hold are read; a tensor that is several parameters, or a slice of one, is read whole.
     Files are mapped into memory, so that the host never holds more than the largest of these.
     """
 
@@ -68,7 +71,7 @@ class CheckpointInitializer:
         """Collects the matches by layer.
 
         Args:
-            matches: Checkpoints and what is read from each; a later checkpoint has precedence.
+            matches: Checkpoints and the matches that are read from each; a later checkpoint has precedence.
             fallback: Initializer of all other layers.
         """
         self._fallback = fallback
@@ -124,9 +127,9 @@ def read_match(
 def read_more_rows(
     checkpoint: PublishedCheckpoint, match: TensorMatch, shape: Shape, sharding: jax.sharding.Sharding | None
 ) -> np.ndarray | jax.Array:
-    """Reads a table in float32 that has more rows than the published one: those behind it are the mean of all of its.
+    """Reads a table in float32 that has more rows than the published one; the rows behind it are its mean row.
 
-    So does transformers' `resize_token_embeddings`, but for noise of a 30,000th of their deviation.
+    transformers' `resize_token_embeddings` does the same, with added noise of a 30,000th of the rows' deviation.
 
     Args:
         checkpoint: The published checkpoint.
@@ -172,7 +175,7 @@ def _read_slices(
 
 
 def _bounds(index: Any, shape: Shape) -> tuple[slice, ...]:
-    """The slices of an index with their starts and stops as numbers."""
+    """Returns the slices of an index with their starts and stops as numbers."""
     return tuple(slice(*bound.indices(size)[:2]) for bound, size in zip(index, shape, strict=True))
 
 
@@ -192,10 +195,10 @@ def _place(
 
 
 def _to_finite_float32(checkpoint: PublishedCheckpoint, names: Sequence[str], array: np.ndarray) -> np.ndarray:
-    """A float32 copy of values of these tensors, which stays valid when the mapped file is gone.
+    """Copies values of these tensors to float32, so that they stay valid when the mapped file is gone.
 
     Raises:
-        UserError: A value is NaN or infinite: the first step would be, and would name nothing.
+        UserError: A value is NaN or infinite; otherwise the first step would fail without naming the tensor.
     """
     copy = contiguous_copy(array, np.dtype(np.float32))
     with np.errstate(invalid="ignore"):
@@ -216,7 +219,7 @@ def _to_finite_float32(checkpoint: PublishedCheckpoint, names: Sequence[str], ar
 def parameter_initializer(
     config: ModelConfig, seed: int, weights: tuple[tuple[str, str], ...] = (), changes: Sequence[str] = ()
 ) -> ParameterInitializer:
-    """The initializer of a run. Checkpoints are checked here and read when layers are initialised.
+    """Makes the initializer of a run. Checkpoints are checked here and read when layers are initialised.
 
     Args:
         config: The model.

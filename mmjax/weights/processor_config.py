@@ -1,7 +1,7 @@
-"""The files of a checkpoint that say how pixels and sounds become inputs, and whether its config.json agrees.
+"""The processor files of a checkpoint, which describe how pixels and sounds become inputs, and their checks.
 
 A checkpoint has preprocessor_config.json, video_preprocessor_config.json or processor_config.json, in which version 5
-of transformers has a section for each processor.
+of transformers has a section for each processor. `open_checkpoint` compares them with config.json.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ SAME = {
 """Keys of image and video processors that must equal a field of the vision encoder."""
 
 SAME_OF_SOUNDS = {"sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
-"""Keys of audio processors with the only value that log-mel features are computed with."""
+"""Keys of audio processors, with the only value with which log-mel features are computed."""
 
 OF_SOUNDS = frozenset(
     (
@@ -43,7 +43,7 @@ OF_SOUNDS = frozenset(
         *("padding_value", "return_attention_mask"),
     )
 )
-"""Keys of audio processors in a file that describes one of images too (Qwen2.5-Omni)."""
+"""Keys of audio processors in a file that describes an image processor too (Qwen2.5-Omni)."""
 
 TOKEN_COUNTS = ("image_seq_length", "num_image_tokens")
 
@@ -58,7 +58,7 @@ CHOSEN_BY_DATA = frozenset(
         *("cap_pixels_per_frame", "max_video_tokens", "max_duration"),
     )
 )
-"""Keys that say which images and frames are made of an input: `data.media` has a tiling for each kind."""
+"""Keys that describe the tiling of images and frames: `data.media` has a tiling for each kind."""
 
 WITHOUT_EFFECT = frozenset(
     (
@@ -77,12 +77,12 @@ CHECKED = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class ProcessorSection:
-    """What one file, or a section of it, says about one kind of input.
+    """The contents of one file, or of a section of it, about one kind of input.
 
     Attributes:
         where: Names the section in messages.
-        kind: The section of processor_config.json that it is, or would be; empty for what processors share.
-        values: Its values.
+        kind: Name of the section in processor_config.json; empty for values that all processors share.
+        values: Values by key.
     """
 
     where: str
@@ -91,7 +91,7 @@ class ProcessorSection:
 
 
 def read_processor_config(path: pathlib.Path) -> tuple[ProcessorSection, ...]:
-    """Reads the files of a folder; a folder without any of them gives none.
+    """Reads the sections of a folder's processor files; none for a folder without such files.
 
     Raises:
         UserError: A file cannot be read.
@@ -123,7 +123,7 @@ def _sections(file: str, values: Any) -> Iterator[ProcessorSection]:
 
 
 def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
-    """Mean and standard deviation of pixels in [0, 1]; empty if no section has them.
+    """Reads mean and standard deviation of pixels in [0, 1]; empty if no section has them.
 
     Raises:
         UserError: A section has one of them alone, or two sections differ.
@@ -159,7 +159,7 @@ def check_processor(sections: Sequence[ProcessorSection], config: Config) -> Non
     which few runs have.
 
     Raises:
-        UserError: One does; names the key and both values.
+        UserError: A processor contradicts the model; names the key and both values.
     """
     encoders = config.encoders if isinstance(config, ModelConfig) else (config,)
     for encoder, section in itertools.product(encoders, sections):
@@ -207,7 +207,7 @@ def _check_pictures(section: ProcessorSection, encoder: VisionConfig, whole: boo
 
 
 def _check_size(section: ProcessorSection, values: Mapping[str, Any], encoder: VisionConfig) -> None:
-    """The side of the encoder's images, where the processor makes squares of one size."""
+    """Checks the side of the encoder's images, where the processor makes squares of one size."""
     key = "crop_size" if values.get("do_center_crop") else "size"
     size = values.get(key)
     if isinstance(size, Mapping):
@@ -241,7 +241,7 @@ def _check_sounds(section: ProcessorSection, encoder: AudioConfig) -> None:
 
 
 def _side(section: ProcessorSection, key: str) -> Any:
-    """A number, or the side of a square that is written as its height and width."""
+    """Returns a number, or the side of a square that is written as its height and width."""
     value = section.values[key]
     if isinstance(value, Mapping) and value.get("height") == value.get("width"):
         return value.get("height")

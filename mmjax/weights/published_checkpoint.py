@@ -1,4 +1,7 @@
-"""The correspondence between the tensors of a published checkpoint and the parameters of a model."""
+"""The correspondence between the tensors of a published checkpoint and the parameters of a model.
+
+Initialisation, export, compatibility checks and the command `mmjax.convert` open checkpoints by it.
+"""
 
 import dataclasses
 import fnmatch
@@ -28,7 +31,7 @@ class PublishedCheckpoint:
     """A published checkpoint, of which only config.json and the tensors' headers have been read.
 
     Attributes:
-        folder: Its files.
+        folder: The folder with its files.
         architecture: Its architecture.
         config_json: Contents of config.json.
         config: The configuration that config.json describes.
@@ -47,7 +50,7 @@ def open_checkpoint(path: pathlib.Path, reads_media: bool = True) -> PublishedCh
 
     Args:
         path: The folder.
-        reads_media: Whether encoders are taken from it, so that its processor files matter.
+        reads_media: Whether encoders are read from it, so that its processor files are checked.
 
     Raises:
         UserError: As `read_config_json`, `open_folder`, `read_architecture` and `check_processor`.
@@ -69,7 +72,7 @@ def open_checkpoint(path: pathlib.Path, reads_media: bool = True) -> PublishedCh
 def _best_fitting(
     architecture: PublishedArchitecture, config: Config, shapes: Mapping[str, Shape]
 ) -> PublishedArchitecture:
-    """The architecture or its first alternative whose rules give most tensors the shapes that they have."""
+    """Chooses the architecture or alternative whose rules give the right shape to the most tensors."""
     if not architecture.alternatives:
         return architecture
 
@@ -84,7 +87,7 @@ def _best_fitting(
 
 
 def replace_alias(architecture: PublishedArchitecture, name: str) -> str:
-    """The name that an architecture's rules use for a tensor of a file."""
+    """Returns the name that an architecture's rules use for a tensor of a file."""
     for alias, prefix in architecture.aliases:
         if name.startswith(alias):
             return prefix + name.removeprefix(alias)
@@ -92,19 +95,19 @@ def replace_alias(architecture: PublishedArchitecture, name: str) -> str:
 
 
 def parts_by_piece(config: ModelConfig) -> dict[tuple[str, str], str]:
-    """The part, such as `vision` or `vision_projector`, that each (module, piece) of a model belongs to."""
+    """Returns the part, such as `vision` or `vision_projector`, to which each (module, piece) of a model belongs."""
     return {(module.name, piece.name): piece.part for module in model_modules(config) for piece in module.pieces}
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Shapes of all parameters of a model, by `module/piece/layer/path`."""
+    """Returns the shapes of all parameters of a model, by `module/piece/layer/path`."""
     trees = {module.name: abstract_module_parameters(module) for module in model_modules(config)}
     leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
     return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
 
 
 def module_config(config: ModelConfig, name: str) -> Config:
-    """The configuration of a module of a model.
+    """Returns the configuration of a module of a model.
 
     Raises:
         UserError: The model has no module of the name.
@@ -116,7 +119,7 @@ def module_config(config: ModelConfig, name: str) -> Config:
 
 
 def module_of_part(config: ModelConfig, part: str) -> str:
-    """The module that a part belongs to; `model` for `model`.
+    """Returns the module to which a part belongs; `model` for `model`.
 
     Raises:
         UserError: The model has no such part.
@@ -131,10 +134,10 @@ def module_of_part(config: ModelConfig, part: str) -> str:
 def config_in_published_form(
     architecture: PublishedArchitecture, published_config: Config, model: ModelConfig, module: str
 ) -> Config:
-    """The configuration that a checkpoint would have if its weights were those of the model.
+    """Returns the configuration that a checkpoint with the model's weights would have.
 
-    For an architecture of one module that is the configuration of the model's module; for one of a whole model it is
-    the published configuration with the model's module in the place of the one like it.
+    For an architecture of one module that is the configuration of the model's module; for an architecture of a whole
+    model it is the published configuration, in which the model's module replaces the corresponding one.
 
     Args:
         architecture: Architecture of the checkpoint.
@@ -184,13 +187,13 @@ def _encoder_kinds(model: ModelConfig) -> list[str]:
 
 
 def published_backbone(published_config: Config) -> BackboneConfig | None:
-    """The backbone that a checkpoint's configuration describes; None if it has none."""
+    """Returns the backbone that a checkpoint's configuration describes; None if it has none."""
     backbone = published_config.backbone if isinstance(published_config, ModelConfig) else published_config
     return backbone if isinstance(backbone, BackboneConfig) else None
 
 
 def with_published_values(model: ModelConfig, published_config: Config, fields: Iterable[str]) -> ModelConfig:
-    """The model with a checkpoint's values of some fields of its backbone; itself if the checkpoint has no backbone."""
+    """Returns the model with a checkpoint's values of some backbone fields; unchanged if that has no backbone."""
     published = published_backbone(published_config)
     if published is None:
         return model
@@ -199,9 +202,9 @@ def with_published_values(model: ModelConfig, published_config: Config, fields: 
 
 
 def config_differences(architecture: PublishedArchitecture, published_config: Config, config: Config) -> list[str]:
-    """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values.
+    """Returns the keys of config.json that differ between a checkpoint's configuration and a model's, with both values.
 
-    Keys that say how a model trains are not compared: they do not change what weights mean.
+    Keys for the training of a model are not compared: they do not change the meaning of weights.
     """
     return [
         f"{key} is {published!r} in the checkpoint and {ours!r} in the model"
@@ -212,7 +215,7 @@ def config_differences(architecture: PublishedArchitecture, published_config: Co
 def changed_values(
     architecture: PublishedArchitecture, published_config: Config, config: Config
 ) -> dict[str, tuple[Any, Any]]:
-    """The published value and the model's by the keys of config.json that differ, such as `text_config.vocab_size`."""
+    """Returns published and own values by the differing keys of config.json, such as `text_config.vocab_size`."""
     compared = map(without_training_choices, (published_config, config))
     published_values, model_values = (_flatten(write_architecture(architecture, each)) for each in compared)
     return {
@@ -236,8 +239,8 @@ def checkpoint_matches(
 
     Args:
         architecture: Architecture of the checkpoint.
-        config: Its configuration, as `config_in_published_form` gives it.
-        model: The model that a module's configuration belongs to.
+        config: Its configuration, as `config_in_published_form` returns it.
+        model: The model to which a module's configuration belongs.
     """
     described = config if isinstance(config, ModelConfig) else model
     return match_rules(architecture.rules(config), parameter_shapes(described))
@@ -251,7 +254,7 @@ def is_ignored_tensor(architecture: PublishedArchitecture, config: Config, name:
 def matches_of_part(
     matches: Iterable[TensorMatch], parts: Mapping[tuple[str, str], str], part: str
 ) -> tuple[TensorMatch, ...]:
-    """The matches whose parameters belong to a part; all of them for `model`.
+    """Returns the matches whose parameters belong to a part; all matches for `model`.
 
     Args:
         matches: Matches of a checkpoint.
@@ -262,19 +265,19 @@ def matches_of_part(
 
 
 def parts_of_matches(matches: Iterable[TensorMatch], model: ModelConfig) -> tuple[str, ...]:
-    """The parts of a model that have parameters among the matches."""
+    """Returns the parts of a model that have parameters among the matches."""
     parts = parts_by_piece(model)
     return tuple(dict.fromkeys(parts[match.layer[:2]] for match in matches))
 
 
 def checkpoint_parts(checkpoint: PublishedCheckpoint) -> tuple[str, ...]:
-    """The parts that a checkpoint has weights of, in a model of its own architecture."""
+    """Returns the parts of which a checkpoint has weights, in a model of its own architecture."""
     model = as_model(checkpoint.config)
     return parts_of_matches(checkpoint_matches(checkpoint.architecture, checkpoint.config, model), model)
 
 
 def as_model(config: Config) -> ModelConfig:
-    """A model that contains the module of a configuration; a ModelConfig is returned as it is."""
+    """Makes a model that contains the module of a configuration; a ModelConfig is returned unchanged."""
     if isinstance(config, ModelConfig):
         return config
     if isinstance(config, BackboneConfig):

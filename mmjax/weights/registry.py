@@ -1,4 +1,7 @@
-"""The published architectures that are known: every `PUBLISHED` tuple in the modules of `mmjax.weights.published`."""
+"""The known published architectures: every `PUBLISHED` tuple in the modules of `mmjax.weights.published`.
+
+`open_checkpoint` finds the architecture of a config.json here, and an export the architecture of a model type.
+"""
 
 import functools
 import importlib
@@ -26,10 +29,10 @@ def all_architectures() -> tuple[PublishedArchitecture, ...]:
 
 
 def model_type_of(config_json: Mapping[str, Any]) -> str | None:
-    """The model type that a config.json names; None if it names none.
+    """Returns the model type that a config.json names; None if it names none.
 
     InternVL's authors call all of their models `internvl_chat`, although the tensor names depend on the decoder that
-    `llm_config` describes; such a model type is given as `internvl_chat/internlm2`.
+    `llm_config` describes; such a model type is returned as `internvl_chat/internlm2`.
     """
     values = CheckedValues(config_json)
     model_type = next((values[key] for key in TYPE_KEYS if values.get(key)), None)
@@ -38,10 +41,10 @@ def model_type_of(config_json: Mapping[str, Any]) -> str | None:
 
 
 def find_architecture(model_type: str) -> PublishedArchitecture:
-    """The architecture of a model type.
+    """Finds the architecture of a model type.
 
     Raises:
-        UserError: No architecture has it; the message names those of its family, if there are some.
+        UserError: No architecture has it; the message names the model types of its family, if there are some.
     """
     known = {name: architecture for architecture in all_architectures() for name in architecture.model_types}
     if model_type in known:
@@ -55,13 +58,13 @@ def find_architecture(model_type: str) -> PublishedArchitecture:
 
 
 def model_family(model_type: str) -> str:
-    """The family of a model type: the letters that it begins with, such as `qwen` of `qwen2_5_vl`."""
+    """Returns the family of a model type, its leading letters, such as `qwen` of `qwen2_5_vl`."""
     letters = re.match(r"[a-z]*", model_type.lower())
     return letters.group() if letters else ""
 
 
 def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitecture, Config]:
-    """The architecture that a config.json names, and the configuration that it describes.
+    """Reads the architecture that a config.json names, and the configuration that it describes.
 
     Raises:
         UserError: The architecture is not known, the weights are quantised, a key has a value of another type or out
@@ -94,7 +97,7 @@ def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitec
 
 
 def write_architecture(architecture: PublishedArchitecture, config: Config) -> dict[str, Any]:
-    """The config.json of a configuration, without its dtype.
+    """Writes the config.json of a configuration, without its dtype.
 
     Raises:
         UserError: The published architecture cannot compute the configuration.

@@ -1,7 +1,7 @@
 """Reading and writing a safetensors file: 8 bytes with the length of a JSON header, the header, and the tensors.
 
 This is not left to the `safetensors` package: its NumPy side (0.8.0) does not read float8, and its writer needs all
-tensors of a file at once, which an export that streams them never has.
+tensors of a file at once, which an export that streams them never has. `folder.py` reads and writes by it.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ METADATA = {"format": "pt"}  # transformers refuses files without it
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-    """What the header of a file says about a tensor.
+    """The entry of a tensor in the header of a file.
 
     Attributes:
         dtype: The format's name of the type; a key of DTYPES if the type is known here.
@@ -72,7 +72,7 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
 
     Raises:
         UserError: The file is truncated, is not a safetensors file, or its tensors overlap, leave holes between them,
-            or end before the file does: what the `safetensors` package refuses.
+            or end before the file does. The `safetensors` package refuses the same files.
     """
     file_size = path.stat().st_size
     with path.open("rb") as file:
@@ -113,7 +113,7 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
 
 
 def _check_coverage(path: pathlib.Path, offsets: Mapping[str, tuple[int, ...]], size: int) -> None:
-    """Raises UserError unless the tensors, in the order of their bytes, cover all of them once, as the format says."""
+    """Raises UserError unless the tensors cover all bytes of the file once, as the format requires."""
     covered, before = 0, ""
     for name, (start, end) in sorted(offsets.items(), key=lambda entry: entry[1]):
         if end < start:
@@ -151,7 +151,7 @@ def _dtype(value: object) -> str:
 
 
 def read_tensor(path: pathlib.Path, header: TensorHeader, part: tuple[slice, ...] | None = None) -> np.ndarray:
-    """A tensor, or a slice of it, mapped into memory: a page of the file is read when it is accessed."""
+    """Maps a tensor, or a slice of it, into memory: a page of the file is read when it is accessed."""
     dtype = DTYPES[header.dtype]
     if not header.size:
         return np.empty(header.shape, dtype)
@@ -161,7 +161,7 @@ def read_tensor(path: pathlib.Path, header: TensorHeader, part: tuple[slice, ...
 
 
 def contiguous_copy(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy in C order and of the given type.
+    """Copies an array to C order and the given type.
 
     A transposed array is copied in strips that fit into the caches, which takes a third of the time.
     """

@@ -1,4 +1,7 @@
-"""Activation functions by the names that configurations give them."""
+"""Activation functions by the names that configurations give them, and `recomputed`, which saves inputs only.
+
+Feed-forward layers, experts and norms compute by them.
+"""
 
 import functools
 import math
@@ -43,10 +46,10 @@ def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
 
 
 def recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A function that is computed again in the backward, so that only its inputs are saved for it.
+    """Wraps a function so that the backward computes it again, and only its inputs are saved.
 
-    For what memory traffic limits. Of a norm autodiff would save three float32 arrays, six times the bytes of its
-    input in bfloat16; XLA fuses computing them again with what reads them.
+    For functions that memory traffic limits. Of a norm autodiff would save three float32 arrays, six times the bytes
+    of its input in bfloat16; XLA fuses computing them again with the operations that read them.
     """
     # Forward and backward are separate programs or bodies of loops: there is nothing to keep XLA from sharing.
     return jax.checkpoint(function, prevent_cse=False)

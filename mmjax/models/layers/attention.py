@@ -1,4 +1,7 @@
-"""Attention over packed rows: several samples, and several branches of a sample, share a row."""
+"""Attention over packed rows: several samples, and several branches of a sample, share a row.
+
+Blocks of encoders, backbones and generators have an `Attention`; its kernel is `pallas_kernels.packed_attention`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +51,7 @@ class Attention(nnx.Module):
             context_width: Width c of the input of the key and value projections; 0 for d.
             biases: Which of query, key, value and output have a bias.
             query_norm: Norm of the queries, over each head `[..., e]` or, if it is tensor-sharded, over all heads.
-            key_norm: Norm of the keys, likewise.
+            key_norm: Norm of the keys, over each head or over all heads in the same way.
             inner_norm: Norm before the output projection.
             score_scale: Factor of the products of queries and keys; 0 for 1 / sqrt(e).
             score_softcap: Soft cap of the scores (`packed_attention`); 0 for none.
@@ -98,7 +101,7 @@ class Attention(nnx.Module):
     def project(
         self, x: Float[Array, "r q d"], axes: Axes, rotary: Rotation | None
     ) -> tuple[Float[Array, "r s h e"], tuple[Float[Array, "r s k e"], Float[Array, "r s k e"]]]:
-        """Queries of x, and what later positions read of it: its keys and values."""
+        """Returns the queries of x, and its keys and values, which later positions read."""
         query, key, value = self.project_query_key_value(x, None, axes, rotary)
         return query, (key, value)
 
@@ -109,7 +112,7 @@ class Attention(nnx.Module):
         value: Float[Array, "r t k e"],
         mask: Mask,
     ) -> Float[Array, "r s h e"]:
-        """The weighted sums of values, before the output projection."""
+        """Returns the weighted sums of values, before the output projection."""
         sinks = None if self.sinks is None else self.sinks[...]
         return packed_attention(
             query, key, value, mask, scale=self.score_scale, softcap=self.score_softcap, sinks=sinks
@@ -122,7 +125,7 @@ class Attention(nnx.Module):
         axes: Axes,
         rotary: Rotation | None = None,
     ) -> tuple[Float[Array, "r s h e"], Float[Array, "r t k e"], Float[Array, "r t k e"]]:
-        """Queries of x, and keys and values of the context (None for x), at all positions, normed and rotated."""
+        """Projects x to queries and the context (None for x) to keys and values, normed, rotated, at all positions."""
         if context is None:
             query, key, value = column_parallel_projections((self.query, self.key, self.value), x, axes)
         else:
@@ -138,7 +141,7 @@ class Attention(nnx.Module):
         return query, key, value
 
     def _rotate(self, x: Float[Array, "r s h e"], rotary: Rotation) -> Float[Array, "r s h e"]:
-        """Rotates queries or keys, and normalises what is rotated where the layer does that."""
+        """Rotates queries or keys, and normalises the rotated heads if the layer has `rotated_norm`."""
         x = apply_rotary(x, rotary)
         if self.rotated_norm is None:
             return x
@@ -162,7 +165,7 @@ class Attention(nnx.Module):
 
 
 def build_attention(config: TransformerConfig) -> Attention:
-    """The attention that the configuration describes."""
+    """Builds the attention that the configuration describes."""
     inner_norm = build_norm(config, config.query_width, split="tensor") if "attention" in config.inner_norms else None
     return Attention(
         config.width,
@@ -181,7 +184,7 @@ def build_attention(config: TransformerConfig) -> Attention:
 
 
 def _query_key_norm(config: TransformerConfig, width: int) -> Norm | None:
-    """A norm with one scale for all heads ("head"), or with a scale for each channel of all heads ("width")."""
+    """Builds a norm with one scale for all heads ("head"), or with a scale for each channel of all heads ("width")."""
     if config.qk_norm == "head":
         return build_norm(config, config.head_width)
     if config.qk_norm == "width":

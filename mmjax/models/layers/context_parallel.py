@@ -1,7 +1,8 @@
 """Context parallelism: the positions of a row divided over ranks in all layers of a stack, for long rows.
 
-What enters and leaves a module, and the arrays of a batch, have whole rows on every rank. A rank computes the layers
-between for its own positions (`pallas_kernels.packed_attention.zigzag`); only attention needs those of other ranks.
+Inputs and outputs of a module, and the arrays of a batch, have whole rows on every rank. A rank computes the layers
+between for its own positions (`pallas_kernels.packed_attention.zigzag`); only attention needs the other ranks' keys
+and values.
 """
 
 import jax
@@ -17,31 +18,31 @@ from sharding.axes import Axes
 
 
 def context_positions(x: jax.Array, axes: Axes) -> jax.Array:
-    """This context-parallel rank's positions of `[r, s, ...]`; all positions where `axes.context` is empty."""
+    """Takes this context-parallel rank's positions of `[r, s, ...]`; all positions where `axes.context` is empty."""
     return split_zigzag(x, axes.context) if axes.context else x
 
 
 def gather_context(x: jax.Array, axes: Axes) -> jax.Array:
-    """All positions of `[r, q, ...]`, given each context-parallel rank's; the inverse of `context_positions`."""
+    """All-gathers the positions of `[r, q, ...]` over the context-parallel ranks; inverts `context_positions`."""
     return gather_zigzag(x, axes.context) if axes.context else x
 
 
 def local_positions(x: jax.Array, axes: Axes) -> jax.Array:
-    """This rank's positions of `[r, s, ...]`, which context-parallel ranks divide and tensor ranks divide further."""
+    """Takes this rank's positions of `[r, s, ...]`; context-parallel ranks divide them, and tensor ranks further."""
     if axes.context:
         return split_zigzag(x, axes.context, axes.sequence)
     return sequence_positions(x, axes)
 
 
 def all_gather_positions(x: jax.Array, axes: Axes) -> jax.Array:
-    """All positions of `[r, q, ...]`, given each rank's; the inverse of `local_positions`."""
+    """All-gathers the positions of `[r, q, ...]` over all ranks; the inverse of `local_positions`."""
     if axes.context:
         return gather_zigzag(x, axes.context, axes.sequence)
     return all_gather_sequence(x, axes)
 
 
 def mask_of_rank(mask: SegmentMask, axes: Axes) -> Mask:
-    """The mask with which this rank's queries attend, given that of whole rows."""
+    """Restricts the mask of whole rows to this rank's queries."""
     if not axes.context:
         return mask
     if axes.context_transfer == "all_to_all":
@@ -50,7 +51,7 @@ def mask_of_rank(mask: SegmentMask, axes: Axes) -> Mask:
 
 
 def take_positions(x: Float[Array, "r q d"], places: Int[Array, "r n"], length: int, axes: Axes) -> Array:
-    """Activations `[r, n, d]` at some places of each row, the same on all context-parallel ranks.
+    """Takes the activations `[r, n, d]` at some places of each row; they are the same on all context-parallel ranks.
 
     Args:
         x: This context-parallel rank's positions.

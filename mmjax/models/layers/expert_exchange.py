@@ -1,8 +1,8 @@
-"""How experts that are split over ranks compute the tokens of all ranks: two forms with the same results.
+"""Computing the tokens of all ranks by experts that are split over ranks: two forms with the same results.
 
-By an all-gather, every rank computes its experts' part for every token, and a reduce-scatter adds up the parts. By an
-all-to-all, a token is sent once to each rank that holds any of its experts, and what these ranks computed comes back to
-be added up. `sharding.expert_transfer` says which of them moves less.
+By an all-gather, every rank computes its own experts' sums for every token, and a reduce-scatter adds them up. By an
+all-to-all, a token is sent once to each rank that holds any of its experts, and the outputs of these ranks come back to
+be added up. `sharding.expert_transfer` says which of them moves less. `experts.py` calls both.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def sum_by_gather(
     """The weighted sums of every token's experts: all-gather of tokens, local experts, reduce-scatter of sums.
 
     Args:
-        local_sum: Computes this rank's experts.
+        local_sum: Computes the weighted sums of this rank's experts.
         x: This rank's tokens.
-        experts: The experts chosen for each.
-        weights: Their weights.
+        experts: The experts chosen for each token.
+        weights: The weights of the chosen experts.
         local_experts: Number of experts of each rank.
         axes: The mesh axes of the expert ranks.
     """
@@ -57,21 +57,21 @@ def sum_by_all_to_all(
     local_experts: int,
     axes: tuple[str, ...],
 ) -> Float[Array, "n d"]:
-    """The same, by two all-to-alls of as many rows as there are; the arguments are those of `sum_by_gather`.
+    """As `sum_by_gather`, with the same arguments, by two all-to-alls that send only rows with tokens.
 
-    No token is dropped: there is room for the tokens of all ranks. What the ranks computed for a token is added in the
+    No token is dropped: there is room for the tokens of all ranks. The sums of the ranks for a token are added in the
     order of the ranks.
     """
     tokens, top_k = experts.shape
     ranks = lax.axis_size(axes)
     targets = target_ranks(experts // local_experts, ranks)  # [n, c]
     copies = targets.shape[1]
-    order = jnp.argsort(targets.reshape(-1))  # [n c], stable: by rank, then by token; then those that go nowhere
+    order = jnp.argsort(targets.reshape(-1))  # [n c], stable: by rank, then by token; then copies that go nowhere
     send_sizes = jnp.bincount(targets.reshape(-1), length=ranks + 1)[:ranks]
     sizes = lax.all_gather(send_sizes, axes)  # [ranks, ranks]
 
     def dispatch(rows: Float[Array, "n w"]) -> Float[Array, "m w"]:
-        """What all ranks send here, by rank; m = ranks n, with zeros behind."""
+        """Sends rows to their ranks; returns the rows that all ranks send here, by rank, then zeros; m = ranks n."""
         sent = permute_rows(jnp.repeat(rows, copies, axis=0), order)
         return exchange_rows(sent, sizes, rows=ranks * tokens, axis=axes)
 
@@ -87,7 +87,7 @@ EXPERT_SUMS: dict[ExpertTransfer, ExpertSum] = {"gather": sum_by_gather, "all_to
 
 
 def target_ranks(rank_of_expert: Int[Array, "n k"], ranks: int) -> Int[Array, "n c"]:
-    """The ranks that hold any of a token's experts, ascending and each once; `ranks` where there are no more.
+    """Returns the ranks that hold any of a token's experts, ascending and each once; `ranks` where there are no more.
 
     Args:
         rank_of_expert: The rank that holds each chosen expert.
@@ -99,7 +99,7 @@ def target_ranks(rank_of_expert: Int[Array, "n k"], ranks: int) -> Int[Array, "n
 
 
 def permute_rows(x: Float[Array, "n d"], order: Int[Array, " m"]) -> Float[Array, "m d"]:
-    """The rows of these numbers, all of them different.
+    """Takes the rows of these numbers, which are all different.
 
     XLA is told that no row is read twice, so that the gradient is a permutation and not a sum: the order of a sum of
     atomic additions on a GPU would change from run to run.

@@ -2,7 +2,7 @@
 
 Routing drops no token: an expert has no capacity that could overflow. Shapes are static all the same, because all
 (token, expert) pairs are sorted by expert and multiplied in groups. Where the experts are split over ranks, each rank
-computes the pairs of its own experts; tokens get there and back as `expert_exchange.py` says.
+computes the pairs of its own experts; `expert_exchange.py` sends the tokens there and the sums back.
 """
 
 import functools
@@ -41,15 +41,15 @@ class BalancingWeights(NamedTuple):
 class MixtureOfExperts(nnx.Module):
     """y = sum over the chosen experts i of w_i expert_i(x), or of expert_i(w_i x), with weights w from a router.
 
-    Optionally an expert that every token passes through is added, scaled by a sigmoid gate or not. `ExpertsConfig` says
-    what an expert is, `RouterConfig` what the router is.
+    Optionally an expert that every token passes through is added, scaled by a sigmoid gate or not. `ExpertsConfig`
+    lists the options of the experts, `RouterConfig` the options of the router.
     """
 
     def __init__(self, config: ExpertsConfig, width: int, *, activation: str = "silu") -> None:
         """Creates router `[d, E]`, gate and up `[E, d, f]` and down `[E, f, d]`, for E experts, and their biases.
 
-        Tensor ranks divide the bias of down too, though not what down gives: each adds its own channels of it, so that
-        the sum over the ranks has all of it once.
+        Tensor ranks divide the bias of down too, though not the output of down: each rank adds its own channels of the
+        bias, so that the sum over the ranks has the whole bias once.
         """
         self.config, self.activation = config, ACTIVATIONS[activation]
         count, ffn, options = config.count, config.ffn, config.router
@@ -68,13 +68,13 @@ class MixtureOfExperts(nnx.Module):
         self.shared_gate = Linear(width, 1) if config.shared_ffn and config.shared_gate else None
 
     def __call__(self, x: Float[Array, "r s d"], axes: Axes) -> Float[Array, "r s d"]:
-        """The layer's output without the load-balancing loss."""
+        """Returns the layer's output without the load-balancing loss."""
         return self._apply(x, axes)[0]
 
     def with_balancing_loss(
         self, x: Float[Array, "r s d"], balancing: BalancingWeights, axes: Axes
     ) -> tuple[Float[Array, "r s d"], Float[Array, ""]]:
-        """The layer's output, and its load-balancing loss summed over the local rows."""
+        """Returns the layer's output, and its load-balancing loss summed over the local rows."""
         y, routing = self._apply(x, axes)
         loss = load_balancing_loss(routing.probabilities, routing.experts, balancing, axes)
         loss = self.config.balance_weight * loss
@@ -103,7 +103,7 @@ class MixtureOfExperts(nnx.Module):
     def _expert_parallel_forward(
         self, x: Float[Array, "n d"], experts: Int[Array, "n k"], weights: Float[Array, "n k"], axes: Axes
     ) -> Float[Array, "n d"]:
-        """The weighted sum of every token's experts, on whatever ranks these are."""
+        """Returns the weighted sum of every token's experts, on whatever ranks these are."""
         # Varying here, so that the gradients are summed over the tensor ranks after they are back from the experts.
         x, weights = make_varying((x, weights), axes.tensor)
         local_sum = functools.partial(self._sum_local_experts, down_bias=self._local_down_bias(axes))
@@ -136,7 +136,7 @@ class MixtureOfExperts(nnx.Module):
         weights: Float[Array, "n k"],
         down_bias: Float[Array, "E d"] | None = None,
     ) -> Float[Array, "n d"]:
-        """This rank's part of the weighted sum.
+        """Returns the weighted sum over this rank's experts.
 
         Without a native grouped matmul (on CPUs, and by default on NVIDIA GPUs: openxla/xla pull request 40189) XLA
         lowers `lax.ragged_dot` to dense matmuls of all pairs with every local expert.
@@ -160,7 +160,7 @@ class MixtureOfExperts(nnx.Module):
         masked = recomputed(lambda rows: jnp.where(in_group, rows, jnp.zeros((), rows.dtype)))
 
         def project(rows: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-            """The rows times the kernels of their experts, plus the biases of these."""
+            """Multiplies the rows by the kernels of their experts, and adds the experts' biases."""
             y = lax.ragged_dot(rows, kernel, group_sizes)
             if bias is not None:  # as a matmul with ones: the gradient of indexing would be a sum of atomic additions
                 y = y + lax.ragged_dot(in_group.astype(rows.dtype), bias[:, None], group_sizes)
@@ -195,7 +195,7 @@ def _weight_rows(rows: Float[Array, "*n d"], weights: Float[Array, "*n"]) -> Flo
 def _local_first(
     experts: Int[Array, "n k"], weights: Float[Array, "n k"], count: int
 ) -> tuple[Int[Array, "n c"], Float[Array, "n c"]]:
-    """Of each token's experts those that this rank may hold: all, where it has that many, else the local ones first."""
+    """Chooses the experts of each token that this rank may hold: all k, or its own first if it holds fewer than k."""
     if experts.shape[1] <= count:
         return experts, weights
     is_local = (experts >= 0) & (experts < count)
@@ -204,13 +204,13 @@ def _local_first(
 
 
 LOAD_GRADIENT_SCALE = 1e-6
-"""Factor of the loads that are gradients, so that they add nothing that counts to the global norm of gradients."""
+"""Factor of the loads that are passed on as gradients, so that they are negligible in the global gradient norm."""
 
 
 def selection_bias_term(
     bias: Float[Array, " E"], experts: Int[Array, "r s k"], balancing: BalancingWeights
 ) -> Float[Array, ""]:
-    """Zero, whose gradient by an expert's bias is its excess load, in shares of the tokens, times a small factor.
+    """Returns 0, whose gradient by an expert's bias is its excess load, in shares of the tokens, times a small factor.
 
     Like gradients, loads are thereby summed over the whole global batch, however a plan divides it. The optimizer
     takes their signs alone (`mmjax.training.engine.optimizers.transformations`).

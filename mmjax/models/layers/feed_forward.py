@@ -1,4 +1,4 @@
-"""Feed-forward layers, whose hidden width is split over the tensor axes."""
+"""Feed-forward layers of blocks and projectors, whose hidden width is split over the tensor axes."""
 
 import jax
 from flax import nnx
@@ -11,7 +11,7 @@ from sharding.axes import Axes
 
 
 class MLP(nnx.Module):
-    """down(activation(up(x)))."""
+    """A feed-forward layer of two matmuls, down(activation(up(x)))."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class MLP(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """down(activation(gate(x)) * up(x)) (arXiv 2002.05202): SwiGLU by default, GEGLU with `gelu`."""
+    """A gated layer, down(activation(gate(x)) * up(x)) (arXiv 2002.05202): SwiGLU by default, GEGLU with `gelu`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GatedMLP(nnx.Module):
 
 
 def build_mlp(config: TransformerConfig) -> MLP | GatedMLP:
-    """The feed-forward layer that the configuration names."""
+    """Builds the feed-forward layer that the configuration names."""
     inner_norm = build_norm(config, config.ffn, split="tensor") if "mlp" in config.inner_norms else None
     bias = "mlp" in config.biases
     if config.gated:

@@ -1,4 +1,7 @@
-"""Multi-head latent attention: keys and values of all heads are expanded from one narrow vector per position."""
+"""Multi-head latent attention: keys and values of all heads are expanded from one narrow vector per position.
+
+Blocks of the backbone have it in place of `attention.Attention`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +67,7 @@ class LatentAttention(nnx.Module):
     def project(
         self, x: Float[Array, "r s d"], axes: Axes, rotary: Rotation
     ) -> tuple[Float[Array, "r s h e"], tuple[Float[Array, "r s 1 c"], Float[Array, "r s 1 rope"]]]:
-        """Queries of x, and what later positions read of it: normed latent vectors and the rotated part of keys."""
+        """Returns the queries of x, and its normed latent vectors and rotated channels of keys, for later positions."""
         latent, rotated = self._compress(x, axes, rotary)
         return self._project_query(x, axes, rotary), (latent[:, :, None], rotated)
 
@@ -75,10 +78,10 @@ class LatentAttention(nnx.Module):
         rotated: Float[Array, "r t 1 rope"],
         mask: Mask,
     ) -> Float[Array, "r s h u"]:
-        """The weighted sums of values, before the output projection, given what `project` returns.
+        """Returns the weighted sums of values, before the output projection; the arguments are results of `project`.
 
         For fewer queries than keys nothing is expanded: queries are projected to the width of the latent vectors, which
-        are the keys and the values of all heads, and so are their sums back. That computes less.
+        are the keys and the values of all heads, and the sums are projected back. That computes less.
         """
         if query.shape[1] == latent.shape[1]:
             return self._attend(query, *self._expand(latent[:, :, 0], rotated, NO_AXES), mask)
@@ -90,14 +93,14 @@ class LatentAttention(nnx.Module):
         return jnp.einsum("rshc,chu->rshu", sums, to_value)
 
     def _expansions(self) -> tuple[Float[Array, "c h nope"], Float[Array, "c h u"]]:
-        """The parts of W_key_value that keys and values are expanded with."""
+        """Returns the columns of W_key_value that expand keys, and the columns that expand values."""
         kernel = self.key_value.kernel[...]
         kernel = kernel.reshape(kernel.shape[0], -1, self.config.nope_width + self.config.value_width)
         to_key, to_value = jnp.split(kernel, [self.config.nope_width], axis=-1)
         return to_key, to_value
 
     def _project_query(self, x: Float[Array, "r q d"], axes: Axes, rotary: Rotation) -> Float[Array, "r s h e"]:
-        """Queries of this rank's heads at all positions; their last channels are rotated."""
+        """Returns the queries of this rank's heads at all positions; their last channels are rotated."""
         if self.query_down is not None and self.query_norm is not None:
             x = self.query_norm(self.query_down(x, axes))  # [r, q, query_rank]
         query = self.query(x, axes)  # [r, s, h e]
@@ -108,7 +111,7 @@ class LatentAttention(nnx.Module):
     def _compress(
         self, x: Float[Array, "r q d"], axes: Axes, rotary: Rotation
     ) -> tuple[Float[Array, "r q c"], Float[Array, "r s 1 rope"]]:
-        """Normed latent vectors at this rank's positions, and the rotated part of keys at all positions."""
+        """Returns normed latent vectors at this rank's positions, and the rotated channels of keys at all positions."""
         latent, rope = jnp.split(self.latent(x, axes), [self.config.kv_rank], axis=-1)
         rope = all_gather_sequence(rope, axes)[:, :, None]  # [r, s, 1, rope]
         return self.latent_norm(latent), apply_rotary(rope, rotary)
@@ -116,7 +119,7 @@ class LatentAttention(nnx.Module):
     def _expand(
         self, latent: Float[Array, "r q c"], rotated: Float[Array, "r s 1 rope"], axes: Axes
     ) -> tuple[Float[Array, "r s h e"], Float[Array, "r s h u"]]:
-        """Keys and values of this rank's heads at all positions."""
+        """Expands latent vectors to keys and values of this rank's heads at all positions."""
         expanded = self.key_value(latent, axes)  # [r, s, h (nope + u)]
         expanded = expanded.reshape(*expanded.shape[:2], -1, self.config.nope_width + self.config.value_width)
         nope, value = jnp.split(expanded, [self.config.nope_width], axis=-1)

@@ -1,4 +1,7 @@
-"""Layers of one stack that differ in what they read, such as masks and rotations, and not in their parameters."""
+"""Layers of one stack that differ in their shared inputs, such as masks and rotations, and not in their parameters.
+
+Blocks of the backbone and of vision encoders choose the inputs of each layer by `inputs_of_layer`.
+"""
 
 from typing import Any
 
@@ -9,14 +12,14 @@ from jax import lax
 from mmjax.models.layers.transformer import SharedInputs
 
 InputsOfKinds = SharedInputs | tuple[SharedInputs, ...]
-"""What the blocks of a stage read: alike for all, or for every kind of layer that the stack has."""
+"""Shared inputs of the blocks of a stage: one for all layers, or one for every kind of layer that the stack has."""
 
 
 def inputs_of_layer(inputs: InputsOfKinds, kind_of_layers: tuple[int, ...], layer: int | jax.Array) -> SharedInputs:
-    """What the block of a layer reads; in a scan over layers the number is traced, and it is chosen on the device.
+    """Returns the shared inputs of a layer; in a scan over layers the number is traced, and the device chooses.
 
     Args:
-        inputs: What the kinds read, of the same shapes.
+        inputs: Shared inputs of every kind, of the same shapes.
         kind_of_layers: For every layer of the stack the number of its kind.
         layer: Number of the layer.
     """

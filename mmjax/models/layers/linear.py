@@ -1,7 +1,7 @@
-"""Parameters, linear projections and convolutions.
+"""Parameters, linear projections and convolutions, of which all layers are made.
 
 A Flax module describes whole weights; inside `jax.shard_map` it holds this device's shards of them. Every parameter
-carries `split`, which says per dimension what divides it: None, "tensor" or "expert".
+carries `split`, which names the axes that divide each dimension: None, "tensor" or "expert".
 """
 
 import jax
@@ -19,7 +19,7 @@ from mmjax.models.layers.tensor_parallel import (
 from sharding.axes import Axes
 
 NO_AXES = Axes()
-"""The axes of a single device."""
+"""`Axes` of a single device: every tuple of mesh axes is empty."""
 
 _KERNEL_SPLITS: dict[WeightSplit, tuple[str | None, str | None]] = {
     None: (None, None),
@@ -65,7 +65,7 @@ class Linear(nnx.Module):
         return self.add_adapter_and_bias(x, tensor_parallel_matmul(x, self.kernel[...], self.split, axes), axes)
 
     def add_adapter_and_bias(self, x: Activations, y: Activations, axes: Axes) -> Activations:
-        """The projection of x, given y, the product of x and the kernel."""
+        """Adds LoRA adapter and bias to y, the product of x and the kernel."""
         y = y if self.adapter is None else y + self.adapter(x, axes)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
@@ -77,7 +77,7 @@ def column_parallel_projections(projections: tuple[Linear, ...], x: Activations,
 
 
 class Convolution(nnx.Module):
-    """A square convolution over `[b, height, width, channels]`, whose channels are split like those of `Linear`."""
+    """A square convolution over `[b, height, width, channels]`, whose channels are split as in `Linear`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Convolution(nnx.Module):
             stride: Step between windows, along both sides.
             padding: Rows and columns of zeros before and after the map; None for as many as keep its sides (or divide
                 them by the stride).
-            split: What the tensor axes divide.
+            split: Split of the channels over the tensor axes.
             zero: Whether the kernel starts at 0.
         """
         kernel_split = _KERNEL_SPLITS[split]

@@ -1,4 +1,7 @@
-"""LoRA adapters on the projections of a module (arXiv 2106.09685), and merging them into the weights."""
+"""LoRA adapters on the projections of a module (arXiv 2106.09685), and merging them into the weights.
+
+`model.model_modules` adds them, the engine joins their parameters to a layer's, and generation and export merge them.
+"""
 
 import dataclasses
 import functools
@@ -19,7 +22,7 @@ from sharding.axes import Axes
 from sharding.trees import Tree, get_leaf, set_leaf
 
 ADAPTER = "adapter"
-"""Key of an adapter's parameters, next to that of the kernel that it adapts."""
+"""Key of an adapter's parameters, next to the key of the kernel that it adapts."""
 
 ADAPTED_LAYERS = ("attention", "self_attention", "second_attention", "mlp")
 """Names of the layers whose projections may have adapters."""
@@ -39,7 +42,7 @@ class LoraAdapter(nnx.Module):
 
     @jax.named_scope("lora")
     def __call__(self, x: Float[Array, "..."], axes: Axes) -> Float[Array, "..."]:
-        """What is added to the projection of x."""
+        """Returns the summand of the projection of x: `[..., inputs]` to `[..., outputs]`."""
         down_split: WeightSplit = "rows" if self.split == "rows" else None
         up_split: WeightSplit = "columns" if self.split == "columns" else None
         hidden = tensor_parallel_matmul(x, self.down[...], down_split, axes)  # [..., rank]
@@ -93,7 +96,7 @@ def build_with_adapters(build: Callable[[], PieceModule], lora: LoraConfig) -> P
 
 
 def target_projections(module: nnx.Module, lora: LoraConfig) -> list[Linear]:
-    """The projections of a Flax module that `LoraConfig.targets` names."""
+    """Returns the projections of a Flax module that `LoraConfig.targets` names."""
     return [
         child
         for path, child in nnx.iter_modules(module)
@@ -111,7 +114,7 @@ def _is_base_path(path: str) -> bool:
 
 
 def join_adapters(parameters: Tree, adapters: Tree) -> Tree:
-    """Joins a layer's own parameters and those of its adapters into one tree."""
+    """Joins a layer's own parameters and its adapters' parameters into one tree."""
     tree = dict(parameters)
     for name, subtree in adapters.items():
         tree[name] = join_adapters(tree[name], subtree) if name in tree else subtree
@@ -119,7 +122,7 @@ def join_adapters(parameters: Tree, adapters: Tree) -> Tree:
 
 
 def merge_layer_adapters(parameters: Tree, adapters: Tree, scale: float) -> Tree:
-    """A layer's parameters with kernel + scale * down @ up for every adapted kernel, in the kernel's precision."""
+    """Returns a layer's parameters, with kernel + scale * down @ up for adapted kernels, in the kernel's precision."""
     for path in _adapted_projections(adapters):
         down, up = (get_leaf(adapters, f"{path}/{ADAPTER}/{name}") for name in ("down", "up"))
         kernel = get_leaf(parameters, f"{path}/kernel")
@@ -141,7 +144,7 @@ def _adapted_projections(adapters: Tree, prefix: str = "") -> list[str]:
 
 
 def merge_model_adapters(parameters: Tree, modules: Iterable[Module], adapters: tuple[LoraConfig, ...]) -> Tree:
-    """A model's parameters, `{module: {piece: {layer: {...}}}}`, with all adapters merged into the kernels."""
+    """Returns a model's parameters, `{module: {piece: {layer: {...}}}}`, with all adapters merged into the kernels."""
     scales = {lora.part: lora.scale for lora in adapters}
     return {module.name: _merge_module_adapters(parameters[module.name], module, scales) for module in modules}
 

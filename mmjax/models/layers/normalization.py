@@ -1,4 +1,4 @@
-"""Norms, all computed in float32: RMSNorm, LayerNorm, GroupNorm."""
+"""Norms of blocks, projectors and generators, all computed in float32: RMSNorm, LayerNorm, GroupNorm."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def normalise_mean_square(x: Activations, epsilon: float) -> Activations:
 
 
 def build_norm(config: TransformerConfig, width: int, *, split: str | None = None) -> Norm:
-    """A norm of the kind that the configuration names."""
+    """Builds a norm of the kind that the configuration names."""
     if config.norm == "rmsnorm":
         return RMSNorm(width, epsilon=config.norm_epsilon, split=split, unit_offset=config.norm_offset)
     return LayerNorm(width, epsilon=config.norm_epsilon, bias=config.norm_bias, split=split)
@@ -86,7 +86,7 @@ class GroupNorm(nnx.Module):
         self.bias = constant_parameter(0.0, width, split)
 
     def __call__(self, x: Float[Array, "b y x c"]) -> Float[Array, "b y x c"]:
-        """Normalises maps."""
+        """Normalises maps `[b, y, x, c]`."""
         b, height, width, channels = x.shape
         groups = channels // self.group_width
         grouped = x.astype(jnp.float32).reshape(b, height, width, groups, self.group_width)

@@ -1,4 +1,4 @@
-"""Learned position tables, resized for images of any size."""
+"""Learned position tables, resized for images of any size; the patch embedding of vision encoders has one."""
 
 import functools
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class LearnedPositions2D(nnx.Module):
         """Embeds the patches of packed images.
 
         Args:
-            positions: Row and column of each patch in its image; negative for what precedes the patches.
+            positions: Row and column of each patch in its image; negative for tokens before the patches.
             segments: Number of the image within the row that each patch belongs to.
         """
         sizes, index = image_grid_sizes(positions, segments), jnp.maximum(positions, 0)
@@ -93,7 +93,7 @@ def cubic_filter(distance: Float[Array, "*shape"], a: float) -> Float[Array, "*s
 
 
 def linear_filter(distance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The triangle from 1 at distance 0 to 0 at 1."""
+    """Linear interpolation's filter: 1 at distance 0, falling to 0 at 1."""
     return jnp.maximum(1 - jnp.abs(distance), 0)
 
 

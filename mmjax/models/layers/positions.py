@@ -1,4 +1,4 @@
-"""Position embeddings without parameters: sinusoidal and rotary."""
+"""Position embeddings without parameters: sinusoidal ones, which embeddings add, and rotary ones, for attention."""
 
 from typing import NamedTuple
 
@@ -42,11 +42,11 @@ def _grid_sizes_of_row(positions: Int[Array, "p 2"], segments: Int[Array, " p"])
 
 
 class Rotation(NamedTuple):
-    """What positions do to queries and keys; the same for every head.
+    """Rotation and scale of queries and keys by their positions; the same for every head.
 
     Attributes:
         cos: Cosines by which pairs of channels are rotated.
-        sin: Sines likewise.
+        sin: Sines by which pairs of channels are rotated.
         query_scale: Factor of rotated queries; None for none.
         is_rotated: Whether the layer rotates, where the layers of a stack differ in that; None where all do. If not,
             cosines are 1 and sines 0.
@@ -61,7 +61,7 @@ class Rotation(NamedTuple):
 def rotary_cos_sin(
     positions: Real[Array, "r s *half"], frequencies: Float[np.ndarray, " half"], scaling: float = 1.0
 ) -> Rotation:
-    """Cosines and sines of rotary position embedding (arXiv 2104.09864), in float32.
+    """Computes the cosines and sines of rotary position embedding (arXiv 2104.09864), in float32.
 
     Args:
         positions: Position of each token, or of each pair of channels of each token.
@@ -76,10 +76,10 @@ def rotary_cos_sin(
 def rotary_cos_sin_2d(
     positions: Int[Array, "r p 2"], segments: Int[Array, "r p"], head_width: int, rope: VisionRope
 ) -> Rotation:
-    """Rotary embedding of patches in a plane.
+    """Computes the rotary embedding of patches in a plane.
 
-    Half of a head's pairs rotate by the patch row, the other half by the patch column. What precedes the patches of an
-    image, at negative positions, is not rotated.
+    Half of a head's pairs rotate by the patch row, the other half by the patch column. Tokens before the patches of an
+    image, at negative positions, are not rotated.
 
     Args:
         positions: Row and column of each patch in its image.

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: from its logits to the experts of each token and their weights."""
+"""The router of a mixture of experts (`experts.py`): from its logits to the experts of each token and their weights."""
 
 from typing import NamedTuple
 
@@ -15,12 +15,12 @@ SMALLEST_SUM = 1e-20
 
 
 class TokenRouting(NamedTuple):
-    """What the router says of each token.
+    """The router's choice of experts for each token.
 
     Attributes:
         experts: The k experts that it is sent to.
-        weights: Their weights.
-        probabilities: Scores of all experts, in float32, divided by their sum: those of the load-balancing loss.
+        weights: The weights of these experts' outputs.
+        probabilities: Scores of all experts, in float32, divided by their sum, for the load-balancing loss.
     """
 
     experts: Int[Array, "r s k"]
@@ -34,7 +34,7 @@ def route_tokens(
     """Chooses the experts of each token and weights them (`RouterConfig` has the equations).
 
     Args:
-        logits: The router's, in float32.
+        logits: The router's logits, in float32.
         config: The mixture of experts.
         selection_bias: Added to the scores by which experts are chosen; None for nothing.
     """
@@ -61,7 +61,7 @@ def _divide_by_sum(scores: Float[Array, "r s n"]) -> Float[Array, "r s n"]:
 
 
 def _mask_other_groups(criteria: Float[Array, "r s E"], router: RouterConfig) -> Float[Array, "r s E"]:
-    """The criteria with -inf for experts of groups that are not among a token's best."""
+    """Replaces the criteria by -inf for experts of groups that are not among a token's best."""
     if router.top_groups == router.groups:
         return criteria
     grouped = criteria.reshape(*criteria.shape[:-1], router.groups, -1)  # [r, s, g, E/g]

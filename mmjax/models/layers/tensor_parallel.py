@@ -3,7 +3,7 @@
 With sequence parallelism (arXiv 2205.05198) the positions of a row are divided over the tensor ranks between matmuls: a
 column-parallel matmul all-gathers its input first, a row-parallel one reduce-scatters its result. Without it every
 rank has all positions, and a row-parallel matmul ends with an all-reduce. Where context-parallel ranks divide a row
-(`context_parallel`), all positions are those of one of them.
+(`context_parallel`), "all positions" means all positions of one context-parallel rank.
 """
 
 from typing import Literal
@@ -63,7 +63,7 @@ def first_vocabulary_row(local_rows: int, axes: Axes) -> jax.Array | int:
 
 
 def vocabulary_parallel_logits(x: Activations, table: jax.Array, axes: Axes) -> jax.Array:
-    """Logits of this rank's part of the vocabulary.
+    """Returns the logits of this rank's slice of the vocabulary.
 
     Args:
         x: Hidden states `[..., d]`, with this rank's positions where `axes.sequence` divides them.
@@ -114,10 +114,10 @@ def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Arr
 
 
 def sequence_positions(x: jax.Array, axes: Axes) -> jax.Array:
-    """This tensor rank's positions among those of its context-parallel rank; all where `axes.sequence` is empty."""
+    """Takes this tensor rank's positions of its context-parallel rank's; all where `axes.sequence` is empty."""
     return split_sequence(x, axes.sequence, axis=1) if axes.sequence else x
 
 
 def all_gather_sequence(x: jax.Array, axes: Axes) -> jax.Array:
-    """All positions of this context-parallel rank, given each tensor rank's; the inverse of `sequence_positions`."""
+    """All-gathers the positions of this context-parallel rank over its tensor ranks; inverts `sequence_positions`."""
     return gather_sequence(x, axes.sequence, axis=1) if axes.sequence else x

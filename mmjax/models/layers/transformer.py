@@ -1,4 +1,7 @@
-"""The transformer block of encoders and backbones: attention and a feed-forward layer, with norms around them."""
+"""The transformer block of encoders and backbones: attention and a feed-forward layer, with norms around them.
+
+`block_stack` makes a piece of equal blocks, which the stage functions of the engine scan over.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +21,7 @@ from sharding.axes import Axes
 
 
 class SharedInputs(NamedTuple):
-    """What all blocks of a stage read in addition to their activations; computed once a stage.
+    """Inputs that all blocks of a stage read in addition to their activations; computed once for each stage.
 
     Attributes:
         mask: Attention mask: which positions attend to which.
@@ -52,17 +55,17 @@ class TransformerBlock(PieceModule):
 
     @staticmethod
     def build_attention(config: Any) -> Any:
-        """The attention that the configuration describes; a block whose configuration has more kinds adds them."""
+        """Builds the attention that the configuration describes; blocks with more kinds of attention override it."""
         return build_attention(config)
 
     @staticmethod
     def shared_inputs(config: Any, batch: ModuleInputs, axes: Axes = NO_AXES) -> Any:
-        """Computes from whole rows of the batch what all blocks of a stage read; each kind of block has its own."""
+        """Computes the shared inputs of all blocks of a stage from whole rows of the batch; blocks override it."""
         raise NotImplementedError
 
     @staticmethod
     def inputs_of_layer(config: Any, shared: Any, layer: int | jax.Array) -> Any:
-        """What the layer of a number reads of that, for kinds of blocks whose layers differ; all of it here."""
+        """Returns the shared inputs of one layer, for kinds of blocks whose layers differ; all inputs by default."""
         del config, layer
         return shared
 
@@ -76,11 +79,11 @@ class TransformerBlock(PieceModule):
     def add_attention_and_mlp(
         self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], attended: Float[Array, "r q d"], axes: Axes
     ) -> Float[Array, "r q d"]:
-        """The block's output.
+        """Returns the block's output, given the output of attention.
 
         Args:
             x: The block's input.
-            normed: What attention read of it (`attention_input`).
+            normed: Input of attention (`attention_input`).
             attended: Output of attention.
             axes: Mesh axes.
         """
@@ -88,13 +91,13 @@ class TransformerBlock(PieceModule):
         return self.add_mlp(x, self.mlp(normed, axes))
 
     def attention_input(self, x: Float[Array, "r q d"]) -> Float[Array, "r q d"]:
-        """What attention reads: the block's input, normed unless norms come after only."""
+        """Returns the input of attention: the block's input, normed unless norms come after only."""
         return x if self.norm_places == "after" else self.attention_norm(x)
 
     def add_attention(
         self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], attended: Float[Array, "r q d"]
     ) -> tuple[Float[Array, "r q d"], Float[Array, "r q d"]]:
-        """Adds attention's output to the residual stream, and gives the feed-forward layer's input."""
+        """Adds attention's output to the residual stream, and returns it with the feed-forward layer's input."""
         after = self.attention_norm if self.norm_places == "after" else self.attention_output_norm
         x = x + apply_layer_scale(self.attention_scale, attended if after is None else after(attended))
         if self.mlp_norm is None:
@@ -115,7 +118,7 @@ def block_stack(
     layers: int | None = None,
     layer_inputs: Callable[[Any, Any], Any] | None = None,
 ) -> Piece:
-    """The stack of a module's blocks, as a piece.
+    """Makes the piece of a module that is the stack of its blocks.
 
     Args:
         config: The module.

@@ -1,4 +1,7 @@
-"""Kinds of attention in the layers of one stack, which differ in what they read, not in their parameters."""
+"""Kinds of attention in the layers of one stack, which differ in masks and rotations, not in their parameters.
+
+The backbone's blocks read them, in training and with a KV cache.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -16,11 +19,11 @@ from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
 from sharding.axes import Axes
 
 NO_WINDOW = 2**30
-"""A window that no row exceeds, of global layers beside local ones: their masks have the same form."""
+"""Window that no row exceeds, for global layers beside local ones, so that their masks have the same form."""
 
 
 def block_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> InputsOfKinds:
-    """Masks and rotations of packed rows, of this rank's positions, for every one of `config.attention_kinds`."""
+    """Computes the masks and rotations of this rank's positions, for every one of `config.attention_kinds`."""
     positions = context_positions(batch["positions"], axes)
     inputs = tuple(
         SharedInputs(mask_of_rank(causal_mask(config, batch, kind), axes), backbone_rotary(config, positions, kind))
@@ -33,8 +36,8 @@ def causal_mask(config: BackboneConfig, batch: ModuleInputs, kind: AttentionKind
     """Each position attends to earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
 
     So several questions can follow one image, which is encoded once, and no answer leaks into another question. Where
-    the batch has `blocks`, the positions of a block attend to later ones of it too. In local layers only positions of
-    the window are attended to, in chunked ones only those of the chunk.
+    the batch has `blocks`, the positions of a block attend to later positions of the block too. Local layers attend
+    only to positions of the window, chunked layers only to positions of the chunk.
     """
     blocks = {"blocks": batch["blocks"]} if "blocks" in batch else {}
     windows = {}
@@ -48,7 +51,7 @@ def causal_mask(config: BackboneConfig, batch: ModuleInputs, kind: AttentionKind
 
 
 def chunk_segments(segments: Int[Array, "r s"], positions: Int[Array, "r s"], chunk: int) -> Int[Array, "r s"]:
-    """Numbers of the chunks of a row's segments, from 1 and ascending from segment to segment; 0 outside of these."""
+    """Numbers the chunks of a row's segments, from 1 and ascending from segment to segment; 0 outside of segments."""
     most = -(-segments.shape[1] // chunk)  # chunks of a segment
     return jnp.where(segments > 0, (segments - 1) * most + positions // chunk + 1, 0)
 
@@ -56,7 +59,7 @@ def chunk_segments(segments: Int[Array, "r s"], positions: Int[Array, "r s"], ch
 def backbone_rotary(
     config: BackboneConfig, positions: Int[Array, "r s *axes"], kind: AttentionKind = "global"
 ) -> Rotation | None:
-    """Rotation of queries and keys; None where the backbone has learned positions.
+    """Computes the rotation of queries and keys; None where the backbone has learned positions.
 
     Args:
         config: The backbone.
@@ -78,13 +81,13 @@ def backbone_rotary(
 
 
 def query_scale(temperature: AttentionTemperature, positions: Int[Array, "r s"]) -> Float[Array, "r s 1 1"]:
-    """The factor of queries at their positions."""
+    """Computes the factor of queries at their positions."""
     steps = jnp.floor((positions.astype(jnp.float32) + 1.0) / temperature.positions)
     return (1.0 + temperature.scale * jnp.log1p(steps))[:, :, None, None]
 
 
 def _rotation(config: BackboneConfig, positions: Int[Array, "r s *axes"], kind: AttentionKind) -> Rotation:
-    """Cosines and sines."""
+    """Computes the cosines and sines of one kind of attention."""
     scaling = config.rope_scaling
     if positions.ndim == 3:
         positions = positions[:, :, config.rope_axes]  # [r, s, half]

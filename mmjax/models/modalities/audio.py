@@ -1,4 +1,7 @@
-"""The front end of Whisper's encoder (arXiv 2212.04356) over packed clips: mel frames to encoder positions."""
+"""The front end of Whisper's encoder (arXiv 2212.04356) over packed clips: mel frames to encoder positions.
+
+It registers the encoder of `AudioConfig` with `encoder.encoder_module`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +46,7 @@ def convolution_windows(x: Float[Array, "r f c"], clips: Int[Array, "r f"], stri
 
 
 class TemporalConvolution(nnx.Module):
-    """A convolution of width 3 over the frames of each clip, whose channels are split like those of `Linear`."""
+    """A convolution of width 3 over the frames of each clip, whose channels are split like the channels of `Linear`."""
 
     def __init__(self, inputs: int, outputs: int, *, split: WeightSplit, stride: int = 1) -> None:
         """Creates kernel `[3, inputs, outputs]` and bias `[outputs]`; the split is "columns" or "rows"."""
@@ -81,7 +84,7 @@ class FrameBlock(EncoderBlock):
 
     @staticmethod
     def shared_inputs(config: AudioConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> SharedInputs:
-        """The mask that separates chunks; there is no rotation."""
+        """Computes the mask that separates chunks; there is no rotation."""
         chunks, _ = cut_into_chunks(batch["segments"], batch["positions"], config.chunk)
         return SharedInputs(mask_of_rank(make_segment_mask(chunks), axes), None)
 

@@ -1,4 +1,7 @@
-"""The language-model backbone: from tokens and encoders' outputs to the language loss and to conditions."""
+"""The language-model backbone: from tokens and encoders' outputs to the language loss and to conditions.
+
+`model.model_modules` builds it by `backbone_module`; generation runs its pieces with a KV cache.
+"""
 
 from typing import NamedTuple
 
@@ -46,7 +49,7 @@ from sharding.axes import Axes
 
 
 def backbone_module(config: ModelConfig) -> Module:
-    """The backbone: token embedding, blocks, language head."""
+    """Builds the backbone: token embedding, blocks, language head."""
     backbone = config.backbone
     return Module(
         backbone.name,
@@ -67,7 +70,7 @@ def backbone_module(config: ModelConfig) -> Module:
 
 
 def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
-    """A run of equal blocks."""
+    """Makes the piece of a run of equal blocks."""
     block = ExpertBlock if run.has_experts else BackboneBlock
     return block_stack(
         backbone,
@@ -79,7 +82,7 @@ def _stack(backbone: BackboneConfig, run: BackboneBlockRun) -> Piece:
 
 
 def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
-    """One of the first blocks, to whose outputs features of encoders are added."""
+    """Makes the piece of one of the first blocks, to whose outputs features of encoders are added."""
     kind = early_block(ExpertBlock if has_experts_at(backbone.experts, layer) else BackboneBlock)
     return Piece(
         name=f"early_{layer}",
@@ -105,7 +108,7 @@ def insert_encoder_tokens(
     Args:
         x: Embedded row.
         tokens: The encoder's tokens for the row.
-        index: Which of the encoder's tokens stands at each position; negative for none.
+        index: Number of the encoder's token at each position; negative for none.
     """
     inserted = jnp.take_along_axis(tokens, jnp.maximum(index, 0)[:, :, None], axis=1)  # [r, s, d]
     return jnp.where((index >= 0)[:, :, None], inserted, x)
@@ -129,7 +132,7 @@ class TokenEmbedding(PieceModule):
     def __call__(
         self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes
     ) -> Float[Array, "r q d"] | EarlyActivations:
-        """Embeds this rank's positions q of all s."""
+        """Embeds this rank's q positions of all s positions of a row."""
         x = sequence_positions(self._look_up(context_positions(batch["tokens"], axes), axes), axes)
         features = [jnp.zeros_like(x)] * self.early_blocks
         for name in self.encoders:
@@ -174,7 +177,7 @@ class BackboneBlock(TransformerBlock):
 
     @staticmethod
     def build_attention(config: BackboneConfig) -> Attention | LatentAttention:
-        """Attention with keys and values of its own, or expanded from latent vectors."""
+        """Builds attention with keys and values of its own, or expanded from latent vectors."""
         if config.latent_attention is None:
             return build_attention(config)
         return LatentAttention(
@@ -187,20 +190,20 @@ class BackboneBlock(TransformerBlock):
 
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> InputsOfKinds:
-        """The causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
+        """Computes the causal mask of the packed rows, and the rotation of queries and keys, of every kind of layer."""
         return block_inputs(config, batch, axes)
 
     @staticmethod
     def inputs_of_layer(config: BackboneConfig, shared: InputsOfKinds, layer: int | jax.Array) -> SharedInputs:
-        """The mask and the rotation of a layer."""
+        """Returns the mask and the rotation of a layer."""
         return inputs_of_layer(shared, config.kind_of_layers, layer)
 
 
 class ExpertSharedInputs(NamedTuple):
-    """What all blocks of a stage with experts read in addition to their activations.
+    """Inputs that all blocks of a stage with experts read in addition to their activations.
 
     Attributes:
-        attention: Mask and rotation, of every kind of layer until those of one are chosen.
+        attention: Mask and rotation of every kind of layer; of a single kind once `inputs_of_layer` has chosen.
         balancing: How much each token counts in the load-balancing loss.
     """
 
@@ -222,7 +225,7 @@ class ExpertBlock(BackboneBlock):
 
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> ExpertSharedInputs:
-        """Mask and rotation, and the tokens' weights in the load-balancing loss."""
+        """Computes masks and rotations, and the tokens' weights in the load-balancing loss."""
         balancing = BalancingWeights(
             *(context_positions(batch[name], axes) for name in ("segments", "balancing_weights"))
         )
@@ -232,7 +235,7 @@ class ExpertBlock(BackboneBlock):
     def inputs_of_layer(
         config: BackboneConfig, shared: ExpertSharedInputs, layer: int | jax.Array
     ) -> ExpertSharedInputs:
-        """What the block of a layer reads."""
+        """Returns the shared inputs of a layer."""
         return shared._replace(attention=inputs_of_layer(shared.attention, config.kind_of_layers, layer))
 
     @jax.named_scope("block")
@@ -263,13 +266,13 @@ class LanguageHead(PieceModule):
         self.embedding = embedding_table(config.backbone)
 
     def logits(self, normed: Float[Array, "r q d"], axes: Axes = NO_AXES) -> Float[Array, "r s v"]:
-        """Logits in float32 over this rank's part of the vocabulary, at all positions, of normed hidden states."""
+        """Computes float32 logits of normed hidden states at all positions, for this rank's slice of the vocabulary."""
         logits = vocabulary_parallel_logits(normed, self.embedding[...], axes)
         return self.softcap * jnp.tanh(logits / self.softcap) if self.softcap else logits
 
     @jax.named_scope("language_head")
     def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
-        """The language loss, whether each target is the most likely token, and each generator's conditions."""
+        """Returns the language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
         targets, weights = (context_positions(batch[name], axes) for name in ("targets", "weights"))
         predictions = token_predictions(self.logits(hidden, axes), self.vocabulary, targets, axes)
@@ -286,7 +289,7 @@ class LanguageHead(PieceModule):
 def hidden_states_at(
     hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"], length: int, axes: Axes
 ) -> Float[Array, "r g q d"]:
-    """Hidden states at q positions for each of the g generated images of a row of a length."""
+    """Takes the hidden states at q positions for each of the g generated images of a row of `length` positions."""
     rows, images, count = positions.shape
     flat = take_positions(hidden, positions.reshape(rows, images * count), length, axes)  # [r, g q, d]
     return flat.reshape(rows, images, count, hidden.shape[-1])

@@ -1,8 +1,9 @@
 """DeepStack (arXiv 2406.04334): features of several encoder layers, added to outputs of the backbone's first blocks.
 
 An encoder's activations are [r, p, (1 + K) d]: the hidden states, and room for the outputs of K layers of it ("taps").
-Room from the first layer on, because the layers of a stack hand on activations of one shape, which a pipeline may cut
-anywhere; it costs K times the hidden states in what layers save and stages send. The projector has a part for each.
+There is room from the first layer on, because the layers of a stack pass on activations of one shape, and a pipeline
+may cut the stack anywhere; saved and sent activations grow by K times the hidden states. The projector has a projector
+for each tap.
 """
 
 import functools
@@ -20,10 +21,10 @@ from sharding.axes import Axes
 
 
 class TapInputs(NamedTuple):
-    """What a block whose output may be a tap reads in addition to its activations.
+    """Inputs of a block whose output may be a tap, in addition to its activations.
 
     Attributes:
-        block: What the block itself reads.
+        block: Shared inputs of the block itself.
         layer: Number of its layer.
     """
 
@@ -32,13 +33,13 @@ class TapInputs(NamedTuple):
 
 
 def add_room_for_taps(x: Float[Array, "r p d"], taps: int) -> Float[Array, "r p c"]:
-    """Activations with zeros for the taps behind their channels."""
+    """Appends zeros for the taps to the channels of activations."""
     return jnp.pad(x, ((0, 0), (0, 0), (0, taps * x.shape[-1]))) if taps else x
 
 
 @functools.cache
 def tapped_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
-    """A kind of block that keeps its output as a tap where it is one of `EncoderConfig.tapped_layers`."""
+    """Returns a kind of block that keeps its output as a tap in the layers of `EncoderConfig.tapped_layers`."""
 
     class TappedBlock(block):
         """The block, on the hidden states within [r, p, (1 + K) d]."""
@@ -49,12 +50,12 @@ def tapped_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
 
         @staticmethod
         def shared_inputs(config: Any, batch: ModuleInputs, axes: Axes = NO_AXES) -> TapInputs:
-            """What the block reads; the layer is set for each."""
+            """Computes the shared inputs of the block; `inputs_of_layer` sets the layer."""
             return TapInputs(block.shared_inputs(config, batch, axes), -1)
 
         @staticmethod
         def inputs_of_layer(config: Any, shared: TapInputs, layer: int | jax.Array) -> TapInputs:
-            """What the block of a layer reads, and the layer's number."""
+            """Returns the shared inputs of a layer, and the layer's number."""
             return TapInputs(block.inputs_of_layer(config, shared.block, layer), layer)
 
         def __call__(self, x: Float[Array, "r q c"], shared: TapInputs, axes: Axes) -> Float[Array, "r q c"]:
@@ -72,11 +73,11 @@ class DeepStackProjector(PieceModule):
     """A projector of the last hidden states, and one for each tap; their outputs share the channels of a token."""
 
     def __init__(self, last: PieceModule, taps: list[PieceModule], width: int) -> None:
-        """Takes the projectors.
+        """Takes the projectors, and splits the encoder's activations by its width.
 
         Args:
-            last: Of the last hidden states.
-            taps: Of the taps.
+            last: Projector of the last hidden states.
+            taps: Projector of each tap.
             width: Width of the encoder.
         """
         self.last, self.taps, self.width = last, nnx.List(taps), width
@@ -99,30 +100,30 @@ class EarlyActivations(NamedTuple):
 
     Attributes:
         x: Hidden states.
-        features: What is added to the outputs of the blocks that follow, in their order; zero where a text token is.
+        features: Summands of the outputs of the blocks that follow, in their order; zero at text tokens.
     """
 
     x: Float[Array, "r q d"]
     features: tuple[Float[Array, "r q d"], ...]
 
     def after_block(self, x: Float[Array, "r q d"]) -> "EarlyActivations | Float[Array, 'r q d']":
-        """The activations behind the next block, whose output is x; hidden states alone where no features are left."""
+        """Returns the activations after the next block, whose output is x; x alone if no features are left."""
         if self.features:
             x = x + self.features[0]
         return EarlyActivations(x, self.features[1:]) if len(self.features) > 1 else x
 
 
 def split_tokens(tokens: Float[Array, "r t c"], width: int) -> list[Float[Array, "r t d"]]:
-    """An encoder's tokens, and the features behind their first `width` channels."""
+    """Splits an encoder's tokens into their first `width` channels, and the features behind them."""
     return jnp.split(tokens, tokens.shape[-1] // width, axis=-1)
 
 
 @functools.cache
 def early_block(block: type[TransformerBlock]) -> type[TransformerBlock]:
-    """A kind of block to whose output features are added."""
+    """Returns a kind of block to whose output features are added."""
 
     class EarlyBlock(block):
-        """The block within `EarlyActivations`."""
+        """The block, applied to the hidden states of `EarlyActivations`."""
 
         def __call__(self, x: EarlyActivations, shared: Any, axes: Axes) -> Any:
             output = super().__call__(x.x, shared, axes)

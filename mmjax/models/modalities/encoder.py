@@ -1,4 +1,7 @@
-"""What encoders of every modality share: bidirectional blocks over packed rows, a final norm, and a projector."""
+"""Encoders of every modality: bidirectional blocks over packed rows, a final norm, and a projector.
+
+`model.model_modules` builds them by `encoder_module`; `vision.py` and `audio.py` register their embeddings and blocks.
+"""
 
 import functools
 from typing import Any
@@ -26,7 +29,7 @@ class EncoderBlock(TransformerBlock):
 
     @staticmethod
     def shared_inputs(config: EncoderConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> SharedInputs:
-        """The mask that separates the images or clips of a row; there is no rotation."""
+        """Computes the mask that separates the images or clips of a row; there is no rotation."""
         return SharedInputs(mask_of_rank(make_segment_mask(batch["segments"]), axes), None)
 
 
@@ -57,18 +60,21 @@ def average_positions(x: Float[Array, "r p c"], pool: int) -> Float[Array, "r q 
 
 @functools.singledispatch
 def encoder_module(config: EncoderConfig, model: ModelConfig) -> Module:
-    """Builds the encoder that a configuration describes; a new kind registers its own function, by the type of that."""
+    """Builds the encoder that a configuration describes.
+
+    A new kind registers its own function, by the type of its configuration.
+    """
     raise unregistered_encoder(config)
 
 
 def transformer_encoder_module(
     config: EncoderConfig, model: ModelConfig, embedding: type[PieceModule], block: type[EncoderBlock] = EncoderBlock
 ) -> Module:
-    """An encoder that is a stack of blocks.
+    """Builds an encoder that is a stack of blocks.
 
     Args:
         config: The encoder.
-        model: The model that it is part of.
+        model: The model that contains it.
         embedding: Built from the encoder's configuration; its outputs enter the first block.
         block: Kind of the blocks.
     """

@@ -1,4 +1,4 @@
-"""What a loss function sees and returns: for each target token of the backbone, or each image of a generator.
+"""Arguments and results of loss functions, for each target token of the backbone or each image of a generator.
 
 A loss is a sum over tokens or images of a value times a weight that the host knows before the step: the weight has the
 normalizer of the whole global batch in it. A loss function computes the values alone, each from its own token or image,
@@ -39,12 +39,12 @@ class LossTerms(NamedTuple):
 class TokenPredictions:
     """The backbone's predictions of the target tokens, whose vocabulary may be split over the tensor ranks.
 
-    All `[r, s]` fields are those of the whole vocabulary, on every rank. Positions without a target have weight 0.
+    All `[r, s]` fields are over the whole vocabulary, on every rank. Positions without a target have weight 0.
     Tensor ranks have equally many logits: where they do not divide the vocabulary, the last ones have padding, whose
     `token_ids` are no tokens and which has probability 0.
 
     Attributes:
-        logits: This rank's part of the logits, float32; the whole vocabulary on one device.
+        logits: Logits of this rank's slice of the vocabulary, float32; the whole vocabulary on one device.
         vocabulary: Size of the whole vocabulary.
         targets: Next tokens, as numbers in the whole vocabulary.
         target_logits: Logit of each target.
@@ -97,8 +97,8 @@ class DenoisingPredictions:
     """A generator's predictions for noisy images x_t = a_t x + s_t noise, float32; with an autoencoder, of latents.
 
     Attributes:
-        predicted: What the network predicts.
-        target: What it should predict: the noise (`epsilon`), the velocity a_t noise - s_t x, or noise - x (`flow`).
+        predicted: The network's prediction.
+        target: Its target: the noise (`epsilon`), the velocity a_t noise - s_t x, or noise - x (`flow`).
         prediction: Which of them, `epsilon`, `velocity` or `flow`.
         images: The images x.
         noise: Their noise, standard normal.
@@ -137,7 +137,7 @@ def mean_squared_error(predictions: DenoisingPredictions) -> Float[Array, " b"]:
 
 
 _PADDING_LOGIT = -1e9
-"""Its exponential is 0 beside any other, and losses that compute with it stay finite."""
+"""Logit of padding: its exponential is 0 beside any other, and losses that compute with it stay finite."""
 
 
 def _token_ids(local_rows: int, axes: Axes) -> Int[Array, " v"]:
@@ -145,7 +145,7 @@ def _token_ids(local_rows: int, axes: Axes) -> Int[Array, " v"]:
 
 
 def _replace_padding(values: jax.Array, vocabulary: int, by: float, axes: Axes) -> jax.Array:
-    """Values `[r, s, v]` of this rank's part of the vocabulary, with others where it is padding."""
+    """Replaces the values `[r, s, v]` of this rank's slice of the vocabulary at padding."""
     local_rows = values.shape[-1]
     if local_rows * (rank_count(axes.tensor) if axes.tensor else 1) == vocabulary:
         return values
@@ -155,10 +155,10 @@ def _replace_padding(values: jax.Array, vocabulary: int, by: float, axes: Axes) 
 def token_predictions(
     logits: Float[Array, "r s v"], vocabulary: int, targets: Int[Array, "r s"], axes: Axes
 ) -> TokenPredictions:
-    """Compares logits, of which each tensor rank has a part of the vocabulary, with targets.
+    """Compares logits, of which each tensor rank has a slice of the vocabulary, with targets.
 
     Args:
-        logits: This rank's part, in float32; whatever is behind the vocabulary is padding.
+        logits: Logits of this rank's slice, in float32; rows behind the vocabulary are padding.
         vocabulary: Size of the whole vocabulary.
         targets: Next tokens, as numbers in the whole vocabulary.
         axes: Mesh axes.
@@ -189,7 +189,7 @@ def token_predictions(
 def weighted_loss(
     loss: LossFunction, predictions: TokenPredictions | DenoisingPredictions, weights: jax.Array, axes: Axes
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """The loss and the auxiliary losses by name: sums of the loss function's values times their weights.
+    """Computes the loss, and auxiliary losses by name: sums of the loss function's values times their weights.
 
     Args:
         loss: The loss function.

@@ -1,4 +1,7 @@
-"""The front end of vision transformers, over packed patches of images of any size (NaViT, arXiv 2307.06304)."""
+"""The front end of vision transformers, over packed patches of images of any size (NaViT, arXiv 2307.06304).
+
+It registers the encoder of `VisionConfig` with `encoder.encoder_module`.
+"""
 
 from typing import Any
 
@@ -69,7 +72,7 @@ class PatchEmbedding(PieceModule):
         return add_room_for_taps(x if self.norm is None else self.norm(x), self.taps)
 
     def _prefix_tokens(self) -> list[Float[Array, "n d"]]:
-        """What precedes the patches of every image: the class token, then registers."""
+        """Returns the tokens before the patches of every image: the class token, then registers."""
         tokens = []
         if self.class_token is not None:
             token = self.class_token[...]
@@ -97,7 +100,7 @@ class PatchBlock(EncoderBlock):
 
     @staticmethod
     def shared_inputs(config: VisionConfig, batch: ModuleInputs, axes: Axes = NO_AXES) -> Any:
-        """The mask that separates images, and the rotation; with windows, also the mask that separates those."""
+        """Computes the mask that separates images, and the rotation; with windows, also the mask of the windows."""
         mask, _ = EncoderBlock.shared_inputs(config, batch, axes)
         positions, segments = batch["positions"], batch["segments"]
         rotary = rotary_cos_sin_2d(positions, segments, config.head_width, config.rope) if config.rope else None
@@ -108,7 +111,7 @@ class PatchBlock(EncoderBlock):
 
     @staticmethod
     def inputs_of_layer(config: VisionConfig, shared: Any, layer: int | jax.Array) -> SharedInputs:
-        """The mask of the layer, and the rotation."""
+        """Returns the mask of the layer, and the rotation."""
         return inputs_of_layer(shared, config.kind_of_layers, layer)
 
 

@@ -1,4 +1,4 @@
-"""Attention within square windows of images in most layers of an encoder, and within whole images in the others."""
+"""Attention within square windows of images in most layers of a vision encoder, and in whole images in the others."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -39,7 +39,7 @@ def window_inputs(
     merge: int,
     axes: Axes = NO_AXES,
 ) -> tuple[SharedInputs, SharedInputs]:
-    """What layers read whose patches attend to all of their image, given here, and those within windows.
+    """Returns the shared inputs of layers with attention to whole images, as given, and of layers within windows.
 
     The other arguments are `window_segments`', and the mesh axes.
     """

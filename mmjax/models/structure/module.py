@@ -1,4 +1,4 @@
-"""What a model is made of: modules in a chain, each a sequence of pieces, and the records that pieces return."""
+"""Modules and their pieces, and the records that pieces return; the engine places and runs models by them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -34,8 +34,8 @@ class ModuleOutput(NamedTuple):
         loss: Scalar, summed over the local rows and already divided by the global batch's normaliser; None if the
             module has no loss.
         auxiliary_metrics: Arrays for evaluation, rows first; training does not use them.
-        auxiliary_losses: Further losses by name, summed and normalised likewise: those of a loss function, and of the
-            module's layers (`LayerOutput`).
+        auxiliary_losses: Further losses by name, summed and normalised likewise: auxiliary losses of the loss function
+            and of the module's layers (`LayerOutput`).
     """
 
     activations: ActivationsByModule
@@ -71,7 +71,7 @@ class PieceModule(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Part of a module: a single layer that one pipeline stage holds whole, or a stack of equal layers.
+    """A section of a module: a single layer that one pipeline stage holds whole, or a stack of equal layers.
 
     A pipeline may cut a stack between any two of its layers, and between two stacks that follow each other.
 
@@ -80,15 +80,16 @@ class Piece:
         part: Name under which a user trains or freezes it, such as `vision` or `vision_projector`.
         build: Builds the Flax module (of one layer, for a stack).
         layers: Number of layers of a stack; None for a single layer.
-        shared_inputs: Computes from the batch, of whole rows, and the axes what all layers of a stack read, of this
-            rank's positions; called once a stage. None for the batch.
-        layer_inputs: What the layer of a number (an int or a traced one) of a stack reads of that; None for all of it.
+        shared_inputs: Computes the inputs that all layers of a stack share, at this rank's positions, from the batch,
+            which has whole rows, and the axes; called once for each stage. None for the batch itself.
+        layer_inputs: `(shared inputs, number of the layer, which may be traced) -> inputs of that layer`; None if every
+            layer reads all shared inputs.
         tied_parameters: Parameters owned by another piece: (path here, name of the other piece, path there).
         parameter_filter: Whether this piece owns a parameter of the Flax module, by its path; None for all of them.
         adapter_of: Name of the piece whose LoRA adapters this piece holds; empty for a piece that computes by itself.
-        sequence_parallel: Whether the activations `[r, s, d]` that it takes and gives may have their positions divided
-            over context-parallel and tensor ranks, where the plan asks for that. What enters and leaves a module is
-            never divided.
+        sequence_parallel: Whether the positions of its input and output activations `[r, s, d]` may be divided over
+            context-parallel and tensor ranks, where the plan asks for that. Inputs and outputs of a module are never
+            divided.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Piece:
     sequence_parallel: bool = False
 
     def inputs_of_layer(self, shared: Any, layer: Any) -> Any:
-        """What a layer reads of what all layers read, given its number."""
+        """Returns the inputs of one layer, given the shared inputs and its number."""
         return self.layer_inputs(shared, layer) if self.layer_inputs else shared
 
 
@@ -130,7 +131,7 @@ class Module:
         return tuple(piece for piece in self.pieces if not piece.adapter_of)
 
     def layers_before(self, piece: Piece) -> int:
-        """Layers of the stacks that compute before a stack; adapters are counted as what they adapt."""
+        """Counts the layers of the stacks that compute before a stack; adapters count as the piece that they adapt."""
         name = piece.adapter_of or piece.name
         names = [each.name for each in self.compute_pieces]
         return sum(each.layers or 0 for each in self.compute_pieces[: names.index(name)])

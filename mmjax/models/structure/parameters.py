@@ -1,6 +1,7 @@
 """Parameters as nested dictionaries of arrays, one tree per layer, independent of any plan.
 
 The tree of a model is `{module: {piece: {layer: {...}}}}`; a piece that is a single layer has the one layer "000".
+Initial values, the engine's stages, checkpoints, published weights and generation all use these trees.
 """
 
 import dataclasses
@@ -32,13 +33,13 @@ class InitialDistribution:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PieceDefinition:
-    """One layer of a piece: its `nnx.GraphDef`, and what is known of each parameter without its value.
+    """One layer of a piece: its `nnx.GraphDef`, and the shape, split and initialisation of each parameter.
 
     Attributes:
         graphdef: The Flax module without its parameters.
         batch_keys: Names of the batch arrays that the module reads.
         shapes: Shape and type of every parameter that the piece owns.
-        splits: Per parameter and dimension, what divides it: None, "tensor" or "expert".
+        splits: Axes that divide each dimension of each parameter: None, "tensor" or "expert".
         initial_distributions: How every parameter is initialised.
         tied_shapes: Shapes of the parameters that another piece owns, by path.
         tied_splits: Splits of the parameters that another piece owns, by path.
@@ -139,7 +140,7 @@ def place_host_array(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.
 
 
 def on_first_device(parameters: Tree) -> Tree:
-    """A copy of whole parameters on this process's first device.
+    """Copies whole parameters to this process's first device.
 
     Raises:
         UserError: Other processes hold some of them.

@@ -1,4 +1,4 @@
-"""Trees of arrays as files in orbax's layout: each process writes its shards, process 0 joins what all have written.
+"""Trees of arrays as files in orbax's layout: each process writes its shards, and process 0 joins the files of all.
 
 This is the layer of orbax below its own asynchronous saves, whose barriers hold the other processes for up to an hour
 when one process fails. Nothing here waits for another process: the caller decides when to join (`SaveInProgress`).
@@ -25,7 +25,7 @@ _PROCESS_FOLDER = "ocdbt.process_"  # and the process's number
 
 
 def write_parts(folder: pathlib.Path, parts: Tree) -> None:
-    """Writes this process's parts of the arrays of a tree; all processes write to the same folder.
+    """Writes this process's shards of the arrays of a tree; all processes write to the same folder.
 
     Args:
         folder: Folder of the tree; it is made.
@@ -33,7 +33,7 @@ def write_parts(folder: pathlib.Path, parts: Tree) -> None:
 
     Raises:
         OSError: The folder cannot be made.
-        ValueError: Or another error of tensorstore, which says what the system said.
+        ValueError: A write failed; tensorstore also raises errors of other types, with the system's message.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _logged_by_the_caller():
@@ -43,10 +43,10 @@ def write_parts(folder: pathlib.Path, parts: Tree) -> None:
 
 
 def written_by_process(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
-    """What this process sees in the folder of a tree: the number of files of each process, and their bytes.
+    """Counts the files that each process has written to the folder of a tree, as this process sees them.
 
     Returns:
-        The two by the name of the process's folder, `process_folder`.
+        The number of files and their bytes, by the name of the process's folder (`process_folder`).
     """
     seen = {}
     for part in folder.glob(f"{_PROCESS_FOLDER}*"):
@@ -56,12 +56,12 @@ def written_by_process(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 
 
 def process_folder(process: int) -> str:
-    """Name of the folder in which a process writes its parts of a tree; orbax finds it by its name."""
+    """Name of the folder in which a process writes its shards of a tree; orbax finds it by its name."""
     return f"{_PROCESS_FOLDER}{process}"
 
 
 def join_process_files(folder: pathlib.Path) -> None:
-    """Makes one tree of what all processes have written to the folder of a tree; process 0 alone does it."""
+    """Joins the files that all processes have written to the folder of a tree; process 0 alone does it."""
     _handler().finalize(epath.Path(folder.absolute()))
 
 
@@ -70,10 +70,10 @@ def read_arrays(folder: pathlib.Path, abstract: Tree) -> Tree:
 
     Args:
         folder: Folder of a tree.
-        abstract: Abstract arrays, of a part of the tree. All devices of this process that they name get their shards.
+        abstract: Abstract arrays, of a subtree. All devices of this process that they name get their shards.
 
     Raises:
-        UserError: The files hold something else; what orbax says of it follows.
+        UserError: The files hold something else; the message contains orbax's error.
     """
     arguments = ocp.args.PyTreeRestore(
         abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True
@@ -85,14 +85,14 @@ def read_arrays(folder: pathlib.Path, abstract: Tree) -> Tree:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Another library's error in one line."""
+    """Describes another library's error in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    # Such errors begin with what was done and end with why it failed.
+    # Such errors begin with the operation and end with the reason of the failure.
     return text if len(text) <= 2 * _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...{text[-_MOST_SHOWN:]}"
 
 
 class _PartHandler(ocp.type_handlers.ArrayHandler):
-    """Reads arrays as orbax does, and writes parts of them, each shard as one chunk, uncompressed.
+    """Reads arrays as orbax does, and writes this process's shards of them, each as one uncompressed chunk.
 
     Orbax writes in coroutines of an event loop, which it closes at the first error while tensorstore's threads still
     use it. Here an error is raised after all writes have ended.
@@ -102,7 +102,7 @@ class _PartHandler(ocp.type_handlers.ArrayHandler):
         super().__init__(array_metadata_store=None)
 
     async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Any = None) -> list[Any]:
-        """Writes the parts in one transaction, and waits for it: no future is left to wait for."""
+        """Writes the array parts in one transaction, and waits for it: no future is left to wait for."""
         transaction = ts.Transaction(atomic=True)
         written = [(part, info) for part, info in zip(values, infos, strict=True) if part.shards]
         opening = [
@@ -121,7 +121,7 @@ class _PartHandler(ocp.type_handlers.ArrayHandler):
 
 
 def _results(futures: Sequence[Any]) -> list[Any]:
-    """What futures return; waits for all of them also where one fails, and raises the first error."""
+    """Returns the results of futures; waits for all of them also where one fails, and raises the first error."""
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]
@@ -129,7 +129,7 @@ def _results(futures: Sequence[Any]) -> list[Any]:
 
 
 def _array_spec(part: ArrayPart, info: Any) -> ts.Spec:
-    """Where and how this process writes an array, in a database of its own."""
+    """Returns the tensorstore spec by which this process writes an array, in a database of its own."""
     folder = f"{info.parent_dir.as_posix()}/{process_folder(jax.process_index())}/"
     return ts.Spec(
         {
@@ -153,7 +153,7 @@ def _array_spec(part: ArrayPart, info: Any) -> ts.Spec:
 
 @contextlib.contextmanager
 def _logged_by_the_caller() -> Iterator[None]:
-    """Leaves out of the log what orbax logs with a traceback before it raises the same."""
+    """Keeps errors out of the log that orbax logs with a traceback before it raises them."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return not (record.exc_info and "orbax" in record.pathname)

@@ -1,4 +1,4 @@
-"""What one process writes of an array.
+"""The shards of an array that one process writes to a checkpoint.
 
 It is made of the shards on this process's devices (`arrays.py`) and written by `array_files.py`.
 """
@@ -15,13 +15,13 @@ Index = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True)
 class ArrayPart:
-    """The shards of an array that this process writes: of every shard, one process has the copy that is written.
+    """The shards of an array that this process writes; of replicated shards, one process alone writes its copy.
 
     Attributes:
         shape: Shape of the whole array.
         dtype: Type of its values.
         shard_shape: Shape of each of its shards.
-        shards: Those that this process writes, on devices or on the host.
+        shards: The shards that this process writes, on devices or on the host, by their place in the array.
     """
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class ArrayPart:
 
     @classmethod
     def of(cls, array: jax.Array) -> "ArrayPart":
-        """The part of an array that this process writes, which starts to be copied to the host."""
+        """Takes the shards of an array that this process writes, and starts to copy them to the host."""
         written = [shard for shard in array.addressable_shards if shard.replica_id == 0]
         for shard in written:
             shard.data.copy_to_host_async()
@@ -40,10 +40,10 @@ class ArrayPart:
 
     @classmethod
     def absent(cls, abstract: jax.ShapeDtypeStruct) -> "ArrayPart":
-        """The part of a process that has no device of an array, of which it knows shape, dtype and sharding."""
+        """Returns a part without shards, for a process that has no device of the array."""
         assert abstract.sharding is not None
         return cls(abstract.shape, np.dtype(abstract.dtype), abstract.sharding.shard_shape(abstract.shape), ())
 
     def on_host(self) -> "ArrayPart":
-        """The same part with its values on the host; waits for the copy."""
+        """Returns the same part with its values on the host; waits for the copy."""
         return dataclasses.replace(self, shards=tuple((index, np.asarray(data)) for index, data in self.shards))

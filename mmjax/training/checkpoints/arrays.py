@@ -1,6 +1,6 @@
 """A training state as the arrays of a checkpoint, `{module: {piece: {layer: ...}}}`, whatever the plan.
 
-Master weights and moments are arrays of one layer each, so nothing is taken apart and nothing is computed: a save takes
+Master weights and moments are arrays of one layer each, so nothing is split and nothing is computed: a save takes
 the arrays as they are. A stage is on any devices of any processes; each process has an `ArrayPart` of every array.
 """
 
@@ -22,7 +22,7 @@ _ABSENT = weakref.WeakKeyDictionary()  # `_absent_parts`: to trace optimizers at
 
 
 def trained_keys(engine: Engine) -> frozenset[str]:
-    """The pieces `module/piece` of all that has optimizer state."""
+    """Returns the keys `module/piece` of all pieces that have optimizer state."""
     return frozenset(piece_key(key) for stage in engine.stages.values() for key in stage.trained_keys)
 
 
@@ -78,7 +78,7 @@ def arrays_to_save(engine: Engine, state: TrainState) -> dict[str, Tree]:
 
 
 def _absent_parts(engine: Engine) -> tuple[dict[StageId, Tree], dict[StageId, Tree]]:
-    """Parts without shards, of the parameters and the optimizer state of stages of which this process has no device."""
+    """Makes parts without shards of the parameters and optimizer state of stages without a device of this process."""
     stages = [stage_id for stage_id in engine.stages if stage_id not in engine.local_stages]
 
     def absent(abstract: Callable[[Engine, StageId], Tree]) -> dict[StageId, Tree]:
@@ -88,7 +88,7 @@ def _absent_parts(engine: Engine) -> tuple[dict[StageId, Tree], dict[StageId, Tr
 
 
 def abstract_arrays_to_load(engine: Engine, saved_pieces: frozenset[str]) -> dict[str, Tree]:
-    """What this process needs of a checkpoint that has optimizer state of some pieces, as abstract arrays."""
+    """Returns the abstract arrays that this process reads from a checkpoint with optimizer state of some pieces."""
     optimizer_state = {
         stage_id: {
             key: layers
@@ -107,7 +107,7 @@ def abstract_arrays_to_load(engine: Engine, saved_pieces: frozenset[str]) -> dic
 
 
 def state_from_arrays(engine: Engine, loaded: Mapping[str, Tree]) -> TrainState:
-    """The state of the arrays that `abstract_arrays_to_load` names; optimizer state that is not there starts anew."""
+    """Makes the state from the arrays of `abstract_arrays_to_load`; missing optimizer state starts anew."""
     stages = engine.local_stages
     layouts = {stage_id: stage.layout for stage_id, stage in stages.items()}
     masters = trees_by_stage(loaded["parameters"], layouts)

@@ -1,6 +1,7 @@
-"""Which checkpoints a directory has, and which of them is the newest that is whole.
+"""Finding the checkpoints in a directory, and the newest whole one among them.
 
-Resuming, inference and the launcher ask it; what is being written, or does not match its checksums, is passed over.
+Resuming, inference and the launcher call it; checkpoints that are being written, or do not match their checksums, are
+passed over.
 """
 
 import dataclasses
@@ -32,10 +33,10 @@ UNFINISHED_MARK = ".unfinished"
 """End of the name of a checkpoint that is being written, or whose writing was interrupted."""
 
 SET_ASIDE = "set_aside"
-"""Folder, next to the checkpoints, for those that a run does not continue."""
+"""Folder, next to the checkpoints, for checkpoints that a run does not continue."""
 
 FindDamage = Callable[[pathlib.Path], str | None]
-"""What is wrong with the checkpoint in a folder, or None; raises UnreadableCheckpointError if nobody can say."""
+"""Describes the damage of the checkpoint in a folder, or returns None; raises UnreadableCheckpointError if unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +45,8 @@ class ChosenCheckpoint:
 
     Attributes:
         path: Its folder.
-        passed_over: Why not another one: a line each for those that were tried before it and are not whole, and for
-            those that are half-written.
+        passed_over: A line with the reason for each checkpoint that was tried before it and is not whole, and for
+            each half-written checkpoint.
     """
 
     path: pathlib.Path
@@ -60,7 +61,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def refuse_existing_checkpoints(directory: pathlib.Path, remote: RemoteFolder | None = None) -> None:
-    """Raises UserError if a run that does not resume would mix its checkpoints with those of another run."""
+    """Raises UserError if a run that does not resume would mix its checkpoints with another run's."""
     for place, steps in ((directory, saved_steps(directory)), (remote, remote.steps() if remote else [])):
         if steps:
             raise UserError(
@@ -70,12 +71,12 @@ def refuse_existing_checkpoints(directory: pathlib.Path, remote: RemoteFolder | 
 
 
 def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamage) -> ChosenCheckpoint:
-    """The newest whole checkpoint, or that of a step, for this process alone; warns of those passed over.
+    """Finds the newest whole checkpoint, or a given step's, for this process alone; warns of checkpoints passed over.
 
     Args:
         directory: Folder of the checkpoints.
         step: Take this step's checkpoint and no other.
-        damage_of: What is wrong with a checkpoint.
+        damage_of: Describes the damage of a checkpoint.
 
     Raises:
         UserError: There is no checkpoint, none that is whole, or the directory cannot be listed.
@@ -91,12 +92,12 @@ def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamag
 def newest_whole_for_all(
     directory: pathlib.Path, step: int | None, remote: RemoteFolder | None = None
 ) -> ChosenCheckpoint:
-    """As `newest_whole`, of files that any process finds damaged, and the same in all processes, which all call this.
+    """As `newest_whole`, with the same result in all processes, which all call this; any process may find damage.
 
     Args:
         directory: Folder of the checkpoints.
         step: Take this step's checkpoint and no other.
-        remote: Has copies, which are fetched where the directory has none that is whole.
+        remote: Folder of copies, which are fetched where the directory has no whole checkpoint.
 
     Raises:
         UserError: There is no checkpoint, or none that is whole, or the processes see different ones.
@@ -128,7 +129,7 @@ def _choose(
     remote: RemoteFolder | None = None,
     copies: Collection[int] = (),
 ) -> ChosenCheckpoint:
-    """The choice of the two above: of the steps in the directory, and of the copies in a remote folder."""
+    """Chooses for both functions above, among the steps in the directory and the copies in a remote folder."""
     steps = sorted({*local, *copies})
     unfinished = [
         f"{path} passed over: half-written, its run was stopped while saving"
@@ -197,7 +198,7 @@ def remote_steps(remote: RemoteFolder, can_do_without: bool) -> list[int]:
 
 
 def fetch_checkpoint(remote: RemoteFolder, directory: pathlib.Path, step: int) -> str | None:
-    """Process 0 copies a checkpoint from the remote folder; all processes learn what is wrong with it, if something is.
+    """Copies a checkpoint from the remote folder in process 0; returns its damage, if any, in all processes.
 
     Raises:
         UnreadableCheckpointError: The copy is there and could not be fetched.
@@ -223,7 +224,7 @@ def fetch_checkpoint(remote: RemoteFolder, directory: pathlib.Path, step: int) -
 
 
 def set_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
-    """Moves a checkpoint out of the way, and returns where to; its training may be worth more than this run's."""
+    """Moves a checkpoint to the folder for set-aside ones, and returns its path; it may be worth keeping."""
     folder = directory / SET_ASIDE
     folder.mkdir(exist_ok=True)
     names = (f"{step}-{number}" if number > 1 else str(step) for number in itertools.count(1))
@@ -233,12 +234,12 @@ def set_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def damage_of_parameters(checkpoint: pathlib.Path) -> str | None:
-    """What is wrong with a checkpoint of which the parameters alone are read, by this process alone."""
+    """Describes the damage of a checkpoint of which the parameters alone are read, found by this process alone."""
     return find_damage(checkpoint, lambda name: name == MODEL_FILE or name.startswith("parameters/"))
 
 
 def damage_found_by_any_process(checkpoint: pathlib.Path) -> str | None:
-    """What is wrong with a checkpoint; each process compares its share of the files, and all learn the outcome.
+    """Describes the damage of a checkpoint; each process compares its share of the files, and all learn the outcome.
 
     Raises:
         UnreadableCheckpointError: In all processes, if one of them cannot read a file.
@@ -253,10 +254,10 @@ def damage_found_by_any_process(checkpoint: pathlib.Path) -> str | None:
 
 
 def _agree_on_damage(phase: str, damage: str, unreadable: str) -> str | None:
-    """What this process has found damaged or, if it has found nothing, another one; None if no process has.
+    """Returns the damage that this process has found or, if it has found none, another process; None if none has.
 
     Raises:
-        UnreadableCheckpointError: In all processes, if one of them says that it could not read something.
+        UnreadableCheckpointError: In all processes, if one of them could not read a file.
     """
     said = {who: json.loads(text) for who, text in exchange_texts(phase, json.dumps([damage, unreadable])).items()}
     for who, (_, reason) in sorted(said.items()):

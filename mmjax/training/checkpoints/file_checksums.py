@@ -1,4 +1,4 @@
-"""Sizes and checksums of a checkpoint's files: written when it is saved, compared before anything of it is used.
+"""Sizes and checksums of a checkpoint's files: written when it is saved, compared before it is used.
 
 The checksum is CRC-32 of zlib: every change of up to 32 neighbouring bits is found, any other with a probability of
 1 - 2^-32, at the speed of memory rather than of hashing (some GB/s on one core, and files are read in parallel).
@@ -21,7 +21,7 @@ FILE_LIST = "files.json"
 """File of a checkpoint with the size and checksum of every other file, by path, and a checksum of this list."""
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""Errors of the system for a file that is not there; all others say nothing of what is in it."""
+"""Errors of the system for a file that does not exist; other errors do not show that the file is damaged."""
 
 _Result = TypeVar("_Result")
 _THREADS = 8
@@ -30,13 +30,13 @@ _CHUNK = 1 << 24  # bytes that a thread reads at once
 
 
 class UnreadableCheckpointError(UserError):
-    """A file of a checkpoint could not be read, which says nothing of whether it is whole."""
+    """A file of a checkpoint could not be read, so whether it is whole is not known."""
 
     exit_code = STORAGE_FAILED
 
 
 class FileRecord(NamedTuple):
-    """What is known of a file: its size in bytes, and the CRC-32 of its contents."""
+    """The size of a file in bytes, and the CRC-32 of its contents."""
 
     size: int
     crc32: int
@@ -54,7 +54,7 @@ def write_file_list(checkpoint: pathlib.Path) -> None:
 
 
 def find_damage(checkpoint: pathlib.Path, is_read: Callable[[str], bool] = lambda name: True) -> str | None:
-    """What is wrong with a checkpoint, naming the file; None if all is as it was written.
+    """Describes the damage of a checkpoint, naming the file; None if all is as it was written.
 
     Args:
         checkpoint: Folder of the checkpoint.
@@ -92,10 +92,10 @@ def find_damage(checkpoint: pathlib.Path, is_read: Callable[[str], bool] = lambd
 
 
 def read_file_records(checkpoint: pathlib.Path) -> dict[str, FileRecord]:
-    """The list of a checkpoint's files.
+    """Reads the list of a checkpoint's files.
 
     Raises:
-        UserError: There is none that is whole, or it names what is no file of a checkpoint; says what is wrong.
+        UserError: The list is missing, damaged, or has a name that is no file of a checkpoint; says which.
         UnreadableCheckpointError: The system refuses to read it.
     """
     try:

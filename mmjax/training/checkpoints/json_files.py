@@ -1,6 +1,6 @@
-"""The JSON files of a checkpoint, and what is in them.
+"""The JSON files of a checkpoint: their names, contents, reading and writing.
 
-They lie beside the arrays: the host's state, such as the place in the data, and what the checkpoint is of.
+They lie beside the arrays: the host's state, such as the place in the data, and the identity of the model.
 """
 
 import dataclasses
@@ -13,24 +13,24 @@ from configs.errors import UserError
 from configs.strict_json import parse_json, read_bounded
 
 MODEL_FILE = "model.json"
-"""File of a checkpoint with the model's configuration, what trained and by which algorithm."""
+"""File of a checkpoint with the model's configuration, the pieces that trained, and the optimizer's algorithm."""
 
 HOST_FILE = "host.json"
 """File of a checkpoint with the state of the data pipeline and of the metrics."""
 
 FORMAT = 1
-"""Number of the layout of checkpoints; it grows when a checkpoint can no longer be read by what read it before."""
+"""Version of the layout of checkpoints; it grows when earlier versions of mmjax cannot read new checkpoints."""
 
 JsonDocument = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDocument:
-    """What a checkpoint says of its model.
+    """The contents of `model.json`: the identity of a checkpoint's model, and of its optimizer state.
 
     Attributes:
         model: The model's identity (`model_identity`).
-        trained: Keys `module/piece` of all that has optimizer state.
+        trained: Keys `module/piece` of all pieces that have optimizer state.
         optimizer: Name of the algorithm that the optimizer state is of.
     """
 
@@ -54,7 +54,7 @@ class ModelDocument:
         return cls(document.get("model"), frozenset(keys), optimizer)
 
     def document(self) -> JsonDocument:
-        """What `read` reads."""
+        """Returns the JSON document that `read` reads."""
         return {
             "format": FORMAT,
             "model": self.model,

@@ -1,9 +1,9 @@
 """Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
 
 A checkpoint is a folder named after its step. It has `parameters` and `optimizer` by module, piece and layer,
-`host.json` (the state of the data pipeline and of the metrics), `model.json` (the model's configuration, what trained
-and by which algorithm), and `files.json` (sizes and checksums). It is written under another name and renamed when it is
-whole.
+`host.json` (the state of the data pipeline and of the metrics), `model.json` (the model's configuration, the pieces
+that trained and the optimizer's algorithm), and `files.json` (sizes and checksums). It is written under another name
+and renamed when it is whole.
 """
 
 import logging
@@ -35,11 +35,11 @@ _LOG = logging.getLogger(__name__)
 
 
 MOST_FAILED_SAVES = 3
-"""Saves in a row whose failure ends a run, which would otherwise train what it cannot keep."""
+"""Number of failed saves in a row that ends a run, which would otherwise train without being able to save."""
 
 
 class CheckpointNotWrittenError(UserError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not be written; the checkpoints before it are unchanged."""
 
     exit_code = STORAGE_FAILED
 
@@ -47,14 +47,14 @@ class CheckpointNotWrittenError(UserError):
 class CheckpointManager:
     """The checkpoints of one run. All processes make every call, in the same order.
 
-    A save that fails in any process, as when the disk is full, does not end a run: the next save says so in a warning
-    and is tried. `wait` and `close` raise the error of the last save. All processes raise and warn of the same.
+    A save that fails in any process, as when the disk is full, does not end a run: the next save warns of it and is
+    tried. `wait` and `close` raise the error of the last save. All processes raise and warn of the same.
 
     Args:
         directory: Folder of the checkpoints, on a file system that all processes share.
         config: The model; checkpoints of another model are refused.
-        retention: Which checkpoints are kept.
-        remote: Gets a copy of each checkpoint, and has those that the directory lacks.
+        retention: Rules for the checkpoints that are kept.
+        remote: Gets a copy of each checkpoint, and provides checkpoints that the directory lacks.
 
     Attributes:
         passed_over: Why `restore` took no other checkpoint: a line for each that is half-written or damaged.
@@ -93,7 +93,7 @@ class CheckpointManager:
             step: Number of updates that made the state.
             engine: The engine that made the state.
             state: The state to save. Steps that are not finite leave it unchanged, so it is finite.
-            host_state: What the host knows after as many steps: a small JSON value.
+            host_state: The host's state after as many steps: a small JSON value.
 
         Raises:
             CheckpointNotWrittenError: As many saves in a row have failed; in all processes.
@@ -144,7 +144,7 @@ class CheckpointManager:
             wait_for_processes("the end of the run", 2 * CLOSING_PATIENCE)
 
     def add_score(self, step: int, score: float) -> None:
-        """Keeps the held-out accuracy of the state after `step` steps, which decides what the best checkpoints are."""
+        """Keeps the held-out accuracy of the state after `step` steps, by which the best checkpoints are chosen."""
         self._scores[step] = score
         if jax.process_index() == 0:
             write_scores(self._directory, self._scores)
@@ -162,11 +162,11 @@ class CheckpointManager:
 
         Checkpoints that are half-written or damaged are passed over with a warning that names the file. All processes
         call this together, and each compares the checksums of its share of the files. Parts that train now but did not
-        train then get new optimizer state (moments and warm-up); that of parts that are frozen now is left out. Both
-        are logged.
+        train then get new optimizer state (moments and warm-up); the optimizer state of parts that are frozen now is
+        left out. Both are logged.
 
         Args:
-            engine: Of the same model, on any plan and any number of processes.
+            engine: An engine of the same model, on any plan and any number of processes.
             step: Restore this step's checkpoint and no other.
 
         Returns:
@@ -192,7 +192,7 @@ class CheckpointManager:
             self._newest_whole, self._failures_in_a_row = self._newest_saved, 0
 
     def _keep_failure(self, failures: dict[int, str]) -> bool:
-        """Keeps why the newest save failed, if it did, as all processes know it, for the next call."""
+        """Keeps the reason why the newest save failed, if it did, as all processes know it, for the next call."""
         if not failures:
             return False
         (process, reason), newest = min(failures.items()), self._newest_whole
@@ -208,7 +208,7 @@ class CheckpointManager:
     # ------------------------------------------------------------------ the directory, by process 0
 
     def _prepare_directory(self) -> None:
-        """Sets aside the checkpoints that this run does not continue, and removes what was interrupted."""
+        """Sets aside the checkpoints that this run does not continue, and removes interrupted saves."""
         failure = ""
         if jax.process_index() == 0:
             try:
@@ -229,7 +229,7 @@ class CheckpointManager:
         self._keep_failure(failures)
 
     def _end_in_background(self) -> None:
-        """A checkpoint has become whole: starts to copy it, and removes those that are not kept any more."""
+        """Called when a checkpoint is whole: starts to copy it, and removes checkpoints that are not kept any more."""
         scores = dict(self._scores)
         try:
             steps = saved_steps(self._directory)
@@ -237,7 +237,7 @@ class CheckpointManager:
                 self._remote.copy(self._directory / str(steps[-1]), scores)
             needed = self._remote.being_copied() if self._remote else set()
             for step in set(self._retention.steps_to_remove(steps, scores)) - needed:
-                # The list first, so that no part of it looks whole.
+                # The list of files first, so that a half-removed checkpoint does not look whole.
                 (self._directory / str(step) / FILE_LIST).unlink(missing_ok=True)
                 shutil.rmtree(self._directory / str(step))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Which model a checkpoint is of: its architecture, compared field by field before another model would load it.
+"""The identity of a checkpoint's model: its architecture, compared field by field before a model loads the checkpoint.
 
 It is written with every save and compared at every restore, before an array is read.
 """
@@ -75,7 +75,7 @@ def _describe_loss(loss: Any) -> str | None:
 
 
 def _with_defaults(stored: Any, config: Any) -> Any:
-    """What is stored, with the defaults of fields that it lacks, where it stores something of the configuration's kind.
+    """Completes a stored identity with the defaults of fields that it lacks, in objects of the configuration's kind.
 
     An object stored without any field stays as it is.
     """

@@ -23,7 +23,7 @@ CLOSING_PATIENCE = 1800.0
 """Seconds that a finished run waits for its newest checkpoint to be copied."""
 
 SET_ASIDE_LIST = "files.set_aside.json"
-"""Name of the list of files of a copy that a run does not continue; without its own name the copy does not count."""
+"""Name that the list of files gets in a copy that a run does not continue, so that the copy does not count as whole."""
 
 _CHUNK = 1 << 24  # bytes copied at once
 
@@ -39,7 +39,7 @@ class RemoteFolder:
 
     Args:
         folder: Its name.
-        retention: Which of its checkpoints are kept.
+        retention: Rules for the checkpoints that are kept there.
     """
 
     def __init__(self, folder: str, retention: Retention) -> None:
@@ -57,7 +57,7 @@ class RemoteFolder:
         return self._name
 
     def steps(self) -> list[int]:
-        """Steps with a copy that is marked as whole, ascending.
+        """Returns the steps with a copy that is marked as whole, in ascending order.
 
         Raises:
             RemoteNotListedError: The folder cannot be listed; says why.
@@ -75,9 +75,9 @@ class RemoteFolder:
             raise RemoteNotListedError(said) from error
 
     def fetch(self, step: int, target: pathlib.Path) -> None:
-        """Copies a checkpoint to a local folder, and the scores beside it; raises what the file system says."""
+        """Copies a checkpoint to a local folder, and the scores beside it; raises the file system's errors."""
         source, scores = self._folder / str(step), self._folder / SCORE_FILE
-        # Only what the list names: nobody else decides which files are written here.
+        # Only the files that the list names: nothing else decides which files are written here.
         _copy(source / FILE_LIST, epath.Path(target / FILE_LIST))
         for name in read_file_records(target):
             _copy(source / name, epath.Path(target / name))
@@ -89,7 +89,7 @@ class RemoteFolder:
         self._continued = step
 
     def copy(self, checkpoint: pathlib.Path, scores: dict[int, float]) -> None:
-        """Copies a local checkpoint in the background; one that still waits for its turn is left out."""
+        """Copies a local checkpoint in the background; a checkpoint that still waits for its turn is left out."""
         with self._changed:
             self._waiting, self._scores = checkpoint, scores
             self._changed.notify_all()
@@ -104,7 +104,7 @@ class RemoteFolder:
             return {int(path.name) for path in (self._waiting, self._copying) if path is not None}
 
     def wait(self) -> None:
-        """Waits until nothing is left to copy, but not for ever; warns if something is."""
+        """Waits, within a limit, until nothing is left to copy; warns if something is."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._waiting is self._copying is None, CLOSING_PATIENCE):
                 _LOG.warning(
@@ -144,7 +144,7 @@ class RemoteFolder:
                 self._changed.notify_all()
 
     def _copy_whole(self, checkpoint: pathlib.Path) -> None:
-        """Copies all files, the list of them last; what else was there of this step is removed."""
+        """Copies all files, the list of files last; other files of this step are removed from the folder."""
         target = self._folder / checkpoint.name
         if target.exists():
             self._remove(int(checkpoint.name))

@@ -35,12 +35,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class RestoredState(NamedTuple):
-    """What a checkpoint gives back.
+    """The state that was read from a checkpoint.
 
     Attributes:
         state: The training state.
         host_state: The state on the host.
-        step: The steps done.
+        step: Number of steps done.
         passed_over: Why no other checkpoint was taken, a line each (`ChosenCheckpoint.passed_over`).
     """
 
@@ -57,7 +57,7 @@ def restore_state(
     step: int | None = None,
     remote: RemoteFolder | None = None,
 ) -> RestoredState:
-    """As `CheckpointManager.restore`."""
+    """Restores the training state from a checkpoint; see `CheckpointManager.restore`."""
     chosen = newest_whole_for_all(directory, step, remote)
     path = chosen.path
     about, ours, trained = ModelDocument.read(path), optimizer_algorithm(engine), trained_keys(engine)
@@ -68,7 +68,7 @@ def restore_state(
             f"set OptimizerConfig.algorithm to {about.optimizer}, or start anew in another workdir"
         )
     wanted = abstract_arrays_to_load(engine, about.trained)
-    # Each process reads what its devices hold, without waiting for the others.
+    # Each process reads the shards of its devices, without waiting for the others.
     loaded = {name: read_arrays(path / name, tree) for name, tree in wanted.items()}
     for names, what in (
         (trained - about.trained, "starts fresh, as it has none of it"),
@@ -101,7 +101,7 @@ def layer_reader(
     """Makes a function that reads the parameters of one (module, piece, layer) to the host, through a device.
 
     Returns:
-        The function, and the number of steps of the checkpoint: that of `step`, or the newest that can be read.
+        The function, and the number of steps of the checkpoint: `step`, or the newest that can be read.
 
     Raises:
         UserError: As `CheckpointManager.restore`.
@@ -117,7 +117,7 @@ def layer_reader(
 
 
 def _parameters_of(directory: pathlib.Path, config: ModelConfig, step: int | None) -> pathlib.Path:
-    """The newest checkpoint with whole parameters, or that of a step, of this model."""
+    """Finds the newest checkpoint with whole parameters, or a given step's, and checks that it is of this model."""
     path = newest_whole(directory, step, damage_of_parameters).path
     check_same_model(path, ModelDocument.read(path).model, config)
     return path

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and where copies of them may be.
+"""Rules for the checkpoints that are kept, and for the folders in which their copies may be.
 
 Settings of `TrainConfig`; the manager applies them after every save, the remote tier to its copies.
 """
@@ -13,7 +13,7 @@ OBJECT_STORES = ("gs", "s3")
 
 
 def check_remote_folder(folder: str) -> None:
-    """Raises UserError if a folder's name starts like that of an object store that is not known."""
+    """Raises UserError if a folder's name starts with the scheme of an object store that is not known."""
     scheme, found, _ = folder.partition("://")
     if found and scheme not in OBJECT_STORES:
         known = ", ".join(f"{name}://" for name in OBJECT_STORES)
@@ -22,12 +22,12 @@ def check_remote_folder(folder: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints are kept: those that one of the rules keeps.
+    """Which checkpoints are kept: every checkpoint that one of the rules keeps.
 
     Attributes:
-        newest: How many of the newest.
-        every: Those of multiples of so many steps; 0 for none.
-        best: How many of those with the highest score; 0 for none.
+        newest: Number of the newest checkpoints that are kept.
+        every: Checkpoints of multiples of this number of steps are kept; 0 for none.
+        best: Number of the checkpoints with the highest score that are kept; 0 for none.
     """
 
     newest: int = 2
@@ -39,11 +39,11 @@ class Retention:
             raise UserError(f"a run that keeps {self.newest} checkpoints could not be resumed; keep at least 1")
 
     def steps_to_remove(self, steps: Iterable[int], scores: Mapping[int, float]) -> list[int]:
-        """The steps whose checkpoints go.
+        """Returns the steps whose checkpoints are removed.
 
         Args:
             steps: Steps with a checkpoint.
-            scores: Scores by step, of those that were evaluated. Of equal scores the later step is better.
+            scores: Scores by evaluated step. Of equal scores the later step is better.
         """
         steps = sorted(steps)
         scored = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
@@ -52,4 +52,4 @@ class Retention:
 
 
 DEFAULT_RETENTION = Retention()
-"""The two newest."""
+"""Keeps the two newest checkpoints."""

@@ -1,4 +1,4 @@
-"""One save: every process writes its part in the background, all learn whether all did, process 0 makes it whole.
+"""One save: every process writes its shards in the background, all learn whether all did, process 0 makes it whole.
 
 The manager starts one and waits for it before the next, or at the end of the run.
 """
@@ -32,7 +32,7 @@ from sharding.trees import Tree
 _LOG = logging.getLogger(__name__)
 
 SAVE_PATIENCE = 3600.0
-"""Seconds that a process waits in the background until the others have written their parts of a checkpoint."""
+"""Seconds that a process waits in the background until the others have written their shards of a checkpoint."""
 
 
 class SaveInProgress:
@@ -65,7 +65,7 @@ class SaveInProgress:
         self._thread.start()
 
     def wait(self) -> dict[int, str]:
-        """Waits until the save has ended; what failed, by process, and nothing if the checkpoint is whole."""
+        """Waits until the save has ended; returns the failures by process, empty if the checkpoint is whole."""
         self._thread.join()
         return self._failures
 
@@ -111,7 +111,7 @@ class SaveInProgress:
             _LOG.warning("%s may be lost if the power fails now: %s", self._target, describe_failure(error))
 
     def _check_parts(self) -> None:
-        """Raises UserError if this process does not see what each process has written: orbax joins what it finds."""
+        """Raises UserError if this process does not see all files of each process: orbax joins the ones it finds."""
         for name in {name for written in self._written.values() for name in written}:
             seen = written_by_process(self._unfinished / name)
             for process, written in sorted(self._written.items()):
@@ -124,7 +124,7 @@ class SaveInProgress:
                     )
 
     def _exchange(self, phase: str, failure: list[str], written: Mapping[str, tuple[int, int]]) -> None:
-        """Tells the others what failed here and what this process wrote, and keeps the same of all."""
+        """Exchanges failures and written files between all processes, and keeps them by process."""
         text = json.dumps({"failure": "".join(failure), "written": written})
         for process, said in exchange_texts(phase, text, SAVE_PATIENCE).items():
             document = parse_json(said, f"what process {process} says of the checkpoint")
@@ -134,7 +134,7 @@ class SaveInProgress:
 
 
 def _write_to_disk(path: pathlib.Path) -> None:
-    """Waits until a file or folder would be there after a loss of power, where the file system can say so."""
+    """Waits until a file or folder would survive a loss of power (fsync), where the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -148,7 +148,7 @@ def _write_to_disk(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _failure() -> Iterator[list[str]]:
-    """A list that gets what fails inside, in one line, instead of an exception."""
+    """Yields a list to which an exception inside the block is appended, as one line, instead of being raised."""
     failure: list[str] = []
     try:
         yield failure

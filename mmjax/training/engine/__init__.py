@@ -1,1 +1,1 @@
-"""A model on a plan: its stages on their devices, and what a training step runs."""
+"""A model on a plan: its stages on their devices, and the programs of a training step."""

@@ -1,6 +1,6 @@
 """From stages on their devices to an executor: stage programs, channels, tied parameters, schedules.
 
-Every function here is pure: it takes what earlier ones returned, and changes none of it.
+Every function here is pure: it takes the results of earlier functions, and changes none of them.
 """
 
 import dataclasses
@@ -66,15 +66,15 @@ def build_executor(
     devices: Sequence[jax.Device],
     phases: Mapping[str, PhaseRows],
 ) -> Executor:
-    """The executor of a plan, with the schedules of this process's devices.
+    """Builds the executor of a plan, with the schedules of this process's devices.
 
     Args:
         resolved: The plan.
-        stages: Its stages on their devices, each after those that feed it.
+        stages: Its stages on their devices, each after the stages that feed it.
         batch_spec: Shapes and dtypes of a global batch, its items dealt over the rows of the phases.
         optimizer: The optimizer of every layer that trains.
-        hyperparameters: What it takes as arguments.
-        transport: What sends the arrays of hops (`EngineSettings.transport`).
+        hyperparameters: Hyperparameters that the optimizer takes as arguments.
+        transport: Transport of hops (`EngineSettings.transport`).
         devices: The devices that the plan's numbers index.
         phases: The modules with rows of their own.
     """
@@ -122,7 +122,7 @@ def build_executor(
 def place_hyperparameters(
     hyperparameters: RunHyperparameters, stages: Stages, global_reduction: GlobalReduction
 ) -> PlacedHyperparameters:
-    """The hyperparameters on the devices of this process: `[trained keys, numbers]` for each stage that trains."""
+    """Places the hyperparameters on the devices of this process: `[trained keys, numbers]` for each trained stage."""
 
     def place(stage: PlacedStage) -> jax.Array:
         rows = [hyperparameters.by_piece[piece_key(key)] for key in sorted(stage.trained_keys)]
@@ -151,7 +151,7 @@ def build_stage_programs(
     phases: Mapping[str, PhaseRows],
     exchanges: Mapping[str, RowsOfCapacities],
 ) -> dict[StageId, tuple[ReplicaPrograms, ...]]:
-    """Forward, backward and evaluation of every stage, for each copy of its unit and each capacity of its rows.
+    """Makes forward, backward and evaluation of every stage, for each pipeline replica and capacity of its rows.
 
     Each stage's input shapes are output shapes of earlier ones.
     """
@@ -210,7 +210,7 @@ def build_stage_programs(
 
 
 def _row_lengths(batch_shapes: Microbatches, share: Fraction) -> dict[str, dict[str, int]]:
-    """How much of the rows of each batch array is read, `[m, r, s, ...]`, where their capacity is a share of them."""
+    """Returns the length s of batch arrays `[m, r, s, ...]` that is read, where the capacity is a share of the rows."""
     if share == 1:
         return {}
     return {
@@ -238,7 +238,7 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
 def _microbatch_shapes(
     names: Mapping[str, tuple[str, ...]], batch_spec: BatchSpec, microbatches: int, taken: int
 ) -> Microbatches:
-    """[n, ...] -> [taken, n / m, ...] of the batch arrays that a pipeline replica of a stage reads."""
+    """Reshapes the batch arrays that a pipeline replica of a stage reads: [n, ...] -> [taken, n / m, ...]."""
 
     def microbatched(module: str, name: str) -> jax.ShapeDtypeStruct:
         rows, *row_shape = batch_spec[module][name].shape
@@ -254,7 +254,7 @@ def _microbatch_shapes(
 def executable_stage(
     stage: PlacedStage, pipeline_replicas: tuple[ReplicaPrograms, ...], optimizer: LayerOptimizer
 ) -> ExecutableStage:
-    """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
+    """Joins a stage's programs with the programs that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
     replicated = NamedSharding(stage.mesh, P())
     stage_id = masters.stage_id

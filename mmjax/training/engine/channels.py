@@ -1,4 +1,4 @@
-"""The channels of a plan: which stages they join, what arrives through exchanges, and the hops for every capacity.
+"""The channels of a plan: the stages at their ends, the rows that arrive through exchanges, and hops by capacity.
 
 A step of the engine's building (`build.py`), between placing the stages and compiling their programs.
 """
@@ -19,7 +19,7 @@ from sharding.schedules.ops import OpGraph
 T = TypeVar("T")
 
 RowsOfCapacities = tuple[tuple[int, int], ...]
-"""(rows, places of a row): one for each capacity, or one for all."""
+"""(rows, places of a row) of a microbatch: one pair for each capacity, or one for all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ChannelEndpoints:
 
 
 def find_channels(stages: Mapping[StageId, PlacedStage]) -> tuple[ChannelEndpoints, ...]:
-    """Every channel between two stages."""
+    """Finds every channel between two stages."""
     sources = {name: stage_id for stage_id, stage in stages.items() for name in stage.layout.outputs}
     return tuple(
         ChannelEndpoints(name=name, source=sources[name], target=stage_id)
@@ -42,12 +42,12 @@ def find_channels(stages: Mapping[StageId, PlacedStage]) -> tuple[ChannelEndpoin
 
 
 def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) -> dict[str, RowsOfCapacities]:
-    """By channel with an exchange hop, the rows of a microbatch and the places of a row where it arrives.
+    """Returns, by channel with an exchange hop, the rows of a microbatch and the places of a row where it arrives.
 
     Args:
         phases: The modules with rows of their own.
         backbone: Name of the backbone, which has the rows of the global batch.
-        rows: Those of a microbatch.
+        rows: Rows of a microbatch of the global batch.
     """
     return {
         f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
@@ -66,7 +66,7 @@ def make_channels(
     transport: str,
     is_exchange: bool,
 ) -> list[Channel]:
-    """A channel with the hops that carry its activations and their gradients.
+    """Makes the channels with the hops that carry activations and their gradients.
 
     There is one for each pair of pipeline replicas of its ends that take the same microbatch, and for each capacity.
     """
@@ -93,7 +93,7 @@ def make_channels(
 
 
 def copy_pairs(op_graph: OpGraph, source: str, target: str) -> list[tuple[int, int]]:
-    """The pipeline replicas of two units that take the same microbatch, each pair once and in ascending order."""
+    """Returns the pipeline replicas of two units that take the same microbatch, each pair once, in ascending order."""
     graph = op_graph.stage_graph
     return sorted(
         {
@@ -116,5 +116,5 @@ def _make_hops(
 
 
 def of_capacity(by_capacity: Sequence[T], capacity: int) -> T:
-    """What belongs to a capacity, of something that has either one for each, or one for all."""
+    """Selects the entry of a capacity from a sequence with one entry for each capacity, or one for all."""
     return by_capacity[capacity if len(by_capacity) > 1 else 0]

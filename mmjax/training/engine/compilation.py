@@ -1,4 +1,4 @@
-"""Compiles what an engine will run before it runs: the programs of a training step, or those of an evaluation.
+"""Compiles the programs of an engine before it runs them: the programs of a training step, or of an evaluation.
 
 The training loop calls it before its first step and `TrainingRun.evaluate` before the first evaluation.
 """
@@ -18,13 +18,13 @@ from sharding.trees import Tree
 
 
 def compile_step(engine: Engine, callback: CompilationCallback) -> None:
-    """Compiles the programs of a training step, and those that make optimizer state, on this process's stages.
+    """Compiles the programs of a training step, and the programs that make optimizer state, on this process's stages.
 
     Hops, and one addition for each tied parameter, compile when they are first called.
 
     Args:
         engine: The model on its plan.
-        callback: Called with the number of compiled programs and that of all programs: at the start, and after each.
+        callback: Called with the number of compiled programs and the number of all: at the start, and after each.
     """
     reduction = engine.executor.global_reduction
     compiled = [ProgramCall(reduction.program, reduction.abstract_arguments())]
@@ -57,7 +57,7 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
 
 
 def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: Tree | None) -> list[ProgramCall]:
-    """What a stage runs once a step, whatever the number of microbatches."""
+    """Returns the program calls of a stage that run once in each step, whatever the number of microbatches."""
     stage, masters = engine.executor.stages[stage_id], engine.stages[stage_id].master_weights.abstract_weights()
     trained = {key: masters[key] for key in sorted(engine.stages[stage_id].trained_keys)}
     calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (trained, losses))]

@@ -65,8 +65,8 @@ class Engine:
 
     Raises:
         PlanError: The plan cannot hold this model, or this batch.
-        UserError: A name in `settings.trainable`, or in the optimizer's settings, is no part of the model.
-        DataError: A field in `settings.quadratic_cost_weights` is of no encoder with rows of its own.
+        UserError: `settings.trainable`, or the optimizer's settings, name a part that the model does not have.
+        DataError: `settings.quadratic_cost_weights` has the field of an encoder without rows of its own.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class Engine:
         )
 
     def with_settings(self, settings: EngineSettings) -> "Engine":
-        """An engine of the same compiled programs, with what they take as arguments of other settings.
+        """Returns an engine of the same compiled programs, whose arguments come from other settings.
 
         Args:
             settings: They differ in nothing that programs depend on (`EngineSettings.of_programs`).
 
         Raises:
-            UserError: A name in the optimizer's settings is no part of the model.
+            UserError: The optimizer's settings name a part that the model does not have.
         """
         if settings.of_programs != self.settings.of_programs:
             raise ValueError(f"programs of {self.settings.of_programs} do not serve for {settings.of_programs}")
@@ -133,7 +133,7 @@ class Engine:
 
     @functools.cached_property
     def schedule(self) -> Schedule:
-        """The order of a training step's ops on all devices; that of the plan until another is followed."""
+        """The order of a training step's ops on all devices; the plan's order until `set_schedule` sets another."""
         graph = self.executor.training_schedule.op_graph
         return build_schedule(self.resolved, graph.trained_stages, graph.tied_stages)
 
@@ -167,7 +167,7 @@ class Engine:
         return {stage_id: stage for stage_id, stage in self.stages.items() if self.executor.stages[stage_id].is_local}
 
     def losses_by_name(self, summary: StepSummary) -> dict[str, float]:
-        """A step's losses by name, of all stages together; waits for the step."""
+        """Returns a step's losses by name, of all stages together; waits for the step."""
         names = [name for _, name in self.executor.global_reduction.loss_order]
         losses = dict.fromkeys(names, 0.0)
         for name, loss in zip(names, np.asarray(summary.losses), strict=True):
@@ -177,25 +177,25 @@ class Engine:
     # ------------------------------------------------------------------ batches
 
     def batch_requirements(self, rows: int) -> BatchRequirements:
-        """What this process asks of global batches of so many rows: those that its stages read, and tables ahead."""
+        """Returns what this process needs of global batches of `rows` rows: its stages' rows, and tables made ahead."""
         local = [device for device in self.devices if device.process_index == jax.process_index()]
         needed = rows_of_devices(self.stages, self._op_graph, self.phases, rows, frozenset(local))
         return BatchRequirements(needed, self.dealt_phases, self.prepare) if self.phases else BatchRequirements(needed)
 
     def prepare(self, batch: GlobalBatch) -> GlobalBatch:
-        """The batch with what its step needs of the host, made ahead of it in any thread: the tables of exchanges."""
+        """Adds the tables of exchanges to a batch, ahead of its step and in any thread."""
         arrays = self.dealt_phases.deal(batch.arrays)
         return dataclasses.replace(batch, arrays=arrays, exchange_tables=self.exchanges.tables(arrays))
 
     def place_batch(self, batch: HostBatch, step: int, tables: BatchTables | None = None) -> PlacedBatch:
-        """The arrays of a global batch on the stages of this process that read them.
+        """Places the arrays of a global batch on the stages of this process that read them.
 
         Where modules have rows of their own, their items are dealt over these first, if they are not yet.
 
         Args:
             batch: The arrays; row i belongs to microbatch i // (n / m).
             step: Number of the step; its randomness is derived from the seed and this number.
-            tables: Those of `prepare`, which has dealt or checked the batch; without them it is done here.
+            tables: Tables of `prepare`, which has dealt or checked the batch; without them it is done here.
         """
         if not tables:
             batch = self.dealt_phases.deal(batch)
@@ -216,7 +216,7 @@ class Engine:
     def _place_microbatches(
         self, batch: HostBatch, seed_and_step: np.ndarray, stage_id: StageId, pipeline_replica: int
     ) -> Microbatches:
-        """What a stage reads of the microbatches that a copy of its unit takes."""
+        """Places the arrays that a stage reads, of the microbatches that a pipeline replica of its unit takes."""
         stage, microbatches = self.stages[stage_id], self.plan.microbatches
         taken = self._op_graph.stage_graph.microbatches_of(stage_id[0], pipeline_replica, microbatches)
 
@@ -233,10 +233,10 @@ class Engine:
     # ------------------------------------------------------------------ states
 
     def initial_state(self, initializer: ParameterInitializer | None = None) -> TrainState:
-        """Initial master weights, the same on every plan, and zero moments; each array is made on its own devices.
+        """Makes initial master weights, the same on every plan, and zero moments, each array on its own devices.
 
         Args:
-            initializer: Where the weights come from; by default the seed of the settings.
+            initializer: Makes the initial weights; by default from the seed of the settings.
         """
         initializer = initializer or SeedInitializer(self.settings.seed)
         return self.state_from_masters(
@@ -244,7 +244,7 @@ class Engine:
         )
 
     def state_from_masters(self, masters: dict[StageId, Tree]) -> TrainState:
-        """A training state of given master weights, with the optimizer state of before the first step."""
+        """Makes a training state of given master weights, with the optimizer state before the first step."""
         optimizer_state = {
             stage_id: self.optimizer_init[stage_id](
                 {key: tree[key] for key in sorted(self.stages[stage_id].trained_keys)}

@@ -20,11 +20,11 @@ from sharding.runtime.pipeline import Channel, ExchangeMicrobatch
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchTables:
-    """What a microbatch exchanges in a channel, on the host.
+    """The exchange tables of a microbatch in a channel, on the host.
 
     Attributes:
         capacity: Number of the capacity with which it runs; None if it has no items, and exchanges nothing.
-        activations, gradients: Tables of both directions; None where this process has no part, or nothing is sent.
+        activations, gradients: Tables of both directions; None where this process has no device, or nothing is sent.
     """
 
     capacity: int | None = None
@@ -33,15 +33,15 @@ class MicrobatchTables:
 
 
 BatchTables = Mapping[str, Sequence[MicrobatchTables]]
-"""By channel, what each microbatch exchanges."""
+"""Exchange tables of each microbatch, by channel."""
 
 
 class Exchanges:
     """The exchange hops of a plan, between the backbone and modules with rows of their own.
 
     Args:
-        executor: Has the channels.
-        dealt_phases: The modules.
+        executor: The executor, which has the channels.
+        dealt_phases: The modules with rows of their own.
     """
 
     def __init__(self, executor: Executor, dealt_phases: DealtPhases) -> None:
@@ -49,7 +49,7 @@ class Exchanges:
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[Channel, ...]]:
-        """By name, the channels whose ends have different rows: one for each pair of pipeline replicas and capacity."""
+        """Channels whose ends have different rows, by name: one for each pair of pipeline replicas and capacity."""
         exchanges: dict[str, tuple[Channel, ...]] = {}
         for channel in self._executor.channels:
             if isinstance(channel.activation_hop, ExchangeHop):
@@ -57,7 +57,7 @@ class Exchanges:
         return exchanges
 
     def tables(self, arrays: HostArrays) -> BatchTables:
-        """The tables of a dealt batch, by NumPy alone: in any thread, while the devices run an earlier step."""
+        """Makes the tables of a dealt batch, by NumPy alone: in any thread, while the devices run an earlier step."""
         capacities = self._dealt_phases.capacities(arrays)
         phases, microbatches = self._dealt_phases.phases, self._dealt_phases.microbatches
         made = {}
@@ -84,7 +84,7 @@ class Exchanges:
         )
 
     def place(self, tables: BatchTables) -> dict[str, list[ExchangeMicrobatch]]:
-        """The tables on this process's devices."""
+        """Places the tables on this process's devices."""
         placed = {}
         for name, by_microbatch in tables.items():
             placed[name] = []
@@ -99,7 +99,7 @@ class Exchanges:
         return placed
 
     def _channel(self, name: str, microbatch: int, capacity: int) -> Channel:
-        """The channel of a name with the hops of a microbatch that runs with a capacity."""
+        """Returns the channel of a name with the hops of a microbatch that runs with a capacity."""
         first = self.channels[name][0]
         joined = self._executor.microbatch_ops.channels_at(first.source, first.target, microbatch, capacity)
         return next(each for each in joined if each.name == name)

@@ -31,10 +31,10 @@ Layer = Callable[[Tree, Any, Any], Any]
 
 
 def gather_weights_of(layer: Layer, specs: Tree, axes: Axes) -> Layer:
-    """The layer as a function of its weights as they are divided between uses.
+    """Makes the layer a function of its sharded weights, as they are stored between uses.
 
     Args:
-        layer: A function of whole weights (of a tensor rank's part of them).
+        layer: A function of whole weights (of a tensor rank's whole shards).
         specs: The specs of the layer's weights, in their structure.
         axes: Axes of the layer's module.
 
@@ -46,14 +46,14 @@ def gather_weights_of(layer: Layer, specs: Tree, axes: Axes) -> Layer:
 
 
 def gather_weights(weights: Tree, specs: Tree, axes: Axes) -> Tree:
-    """Whole weights, for layers whose backward directly follows their forward: they are kept from one to the other.
+    """Gathers whole weights, for layers whose backward directly follows their forward, and keeps them between the two.
 
-    Gradients are scattered where they arise. Those of weights that a result does not depend on are zero, and not
+    Gradients are scattered where they arise. Gradients of weights that a result does not depend on are zero, and not
     communicated.
 
     Args:
-        weights: As they are divided between uses.
-        specs: Their specs, in their structure.
+        weights: Sharded weights, as they are stored between uses.
+        specs: The specs of the weights, in their structure.
         axes: Axes of the layers' module.
     """
     return _map_leaves(_gathered_weight, _sharded_dimensions(specs, axes), weights)
@@ -101,7 +101,7 @@ def _gather_weight(weight: jax.Array, dimension: ShardedDimension) -> jax.Array:
 
 
 def _scatter_gradient(weight: jax.Array, gradient: jax.Array, dimension: ShardedDimension) -> jax.Array:
-    """Sums the gradient of a whole weight over the ranks that divide it, in float32, and keeps this rank's part."""
+    """Reduce-scatters the gradient of a whole weight over the ranks that divide it, in float32."""
     if dimension is not None:
         gradient = gradient.astype(jnp.float32)
         gradient = lax.psum_scatter(gradient, dimension[1], scatter_dimension=dimension[0], tiled=True)

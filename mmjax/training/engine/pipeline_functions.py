@@ -1,4 +1,4 @@
-"""What a unit computes whose pipeline is one program: its layers as plain functions of one device's shards.
+"""The layers of a unit whose pipeline is one program, as plain functions of one device's shards.
 
 `build.py` makes a `CompiledPipeline` of them; stages of dispatched units are in `stage_functions.py`.
 """
@@ -23,7 +23,7 @@ _AxesByModule = Mapping[str, Axes]
 
 
 def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
-    """The definition of a compiled unit, whose only stage has all its layers.
+    """Makes the definition of a compiled unit, whose only stage has all its layers.
 
     The backward of the pieces around the stack directly follows a forward of them, so that nothing is recomputed by a
     policy, and fully sharded weights are kept from one to the other.

@@ -38,10 +38,10 @@ class PlacedStage:
     Attributes:
         unit: Its unit.
         layout: Its pieces and layers, and the channels that enter and leave it.
-        meshes: The submesh of each copy of its unit, and the mesh of all of them.
-        axes: By module of its unit, what the axes of a submesh are for.
+        meshes: The submesh of each pipeline replica of its unit, and the mesh of all of them.
+        axes: `Axes` by module of its unit: the mesh axes of each kind of parallelism.
         master_weights: Shardings of its master weights, and the programs to and from them.
-        trained_keys: Those of its parameters' keys (`PieceRun.parameter_key`) that train.
+        trained_keys: Keys (`PieceRun.parameter_key`) of its parameters that train.
     """
 
     unit: UnitPlan
@@ -53,7 +53,7 @@ class PlacedStage:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of its weights, gradients and optimizer state: that of all pipeline replicas."""
+        """The mesh of its weights, gradients and optimizer state: the mesh of all pipeline replicas."""
         return self.meshes.all_pipeline_replicas
 
     def rows_sharding(self, module: str, pipeline_replica: int) -> NamedSharding:
@@ -67,11 +67,11 @@ def place_stages(
     resolved: ResolvedPlan,
     devices: Sequence[jax.Device],
 ) -> dict[StageId, PlacedStage]:
-    """Every stage of a plan on its devices, each after the stages that feed it.
+    """Places every stage of a plan on its devices; each comes after the stages that feed it.
 
     Args:
-        config: The model; its dtype is that of the compute weights.
-        modules: The Flax side of the model's modules: what they compute.
+        config: The model; its dtype is the dtype of the compute weights.
+        modules: The model's modules of pieces, which compute.
         resolved: The placement of the modules.
         devices: The devices that the plan's numbers index.
     """
@@ -101,7 +101,7 @@ def place_stages(
 
 
 def _in_pipeline_order(stacks: dict[str, LayerStackShapes], unit: UnitPlan) -> dict[str, LayerStackShapes]:
-    """The stacks of a stage; those of a whole pipeline with the layers of each rank together, chunk by chunk."""
+    """Orders the stacks of a stage; a whole pipeline's stacks have the layers of each rank together, chunk by chunk."""
     if not unit.is_compiled:
         return stacks
     count = unit.layers[0]

@@ -1,4 +1,4 @@
-"""Which rows of a global batch the pipeline replicas of a stage read, and their place on a pipeline replica's submesh.
+"""The rows of a global batch that the pipeline replicas of a stage read, and their placement on its submesh.
 
 A pipeline replica of a unit reads the microbatches that it takes and no others.
 """
@@ -56,7 +56,7 @@ def _held_rows(
     rows: Bool[np.ndarray, "m r"],
     devices: Collection[jax.Device],
 ) -> Iterator[slice]:
-    """The rows of a microbatch that each of some devices has of a module, in one copy of its unit."""
+    """Returns the rows of a microbatch of a module that each device has, in one pipeline replica of its unit."""
     for device, (_, held) in stage.rows_sharding(module, pipeline_replica).devices_indices_map(rows.shape).items():
         if device in devices:
             yield held

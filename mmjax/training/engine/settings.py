@@ -16,11 +16,12 @@ class EngineSettings:
 
     Attributes:
         optimizer: The optimizer, its settings of parts, and gradient clipping.
-        steps: Steps of the run, which are those of the learning-rate schedule.
+        steps: Steps of the run, which are the steps of the learning-rate schedule.
         seed: Seed of the initial values and of all randomness in the steps.
         trainable: Parts that train, by name, or `all`, or `projectors`.
-        transport: What sends the arrays of hops: `device_put`, `ppermute`, or `auto` (`sharding.runtime.hops`).
-        quadratic_cost_weights: Of items that are dealt over rows of their own (`DataConfig.quadratic_cost_weights`).
+        transport: Transport of hops: `device_put`, `ppermute`, or `auto` (`sharding.runtime.hops`).
+        quadratic_cost_weights: Weight of the quadratic cost of items that are dealt over rows of their own, by field
+            (`DataConfig.quadratic_cost_weights`).
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -34,7 +35,7 @@ class EngineSettings:
 
     @property
     def of_programs(self) -> "EngineSettings":
-        """What compiled programs depend on; what they take as arguments has its default here."""
+        """The settings on which compiled programs depend; settings that they take as arguments have their defaults."""
         optimizer = OptimizerConfig(algorithm=self.optimizer.algorithm)
         defaults = EngineSettings()
         return dataclasses.replace(self, optimizer=optimizer, steps=defaults.steps, seed=defaults.seed)

@@ -14,7 +14,7 @@ from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.plan import Plan
 
 KEPT = 4
-"""How many engines keep their programs for later ones: the most recently used."""
+"""Number of engines that keep their programs for later ones: the most recently used engines."""
 
 _Shapes = tuple[tuple[str, tuple[tuple[str, ArraySpec], ...]], ...]
 
@@ -22,7 +22,7 @@ _Shapes = tuple[tuple[str, tuple[tuple[str, ArraySpec], ...]], ...]
 def engine_with_shared_programs(
     config: ModelConfig, plan: Plan, batch_spec: BatchSpec, settings: EngineSettings
 ) -> Engine:
-    """An engine on all devices, with the programs of an earlier one if they differ only in arguments of the programs.
+    """Returns an engine on all devices, with an earlier engine's programs if they differ in program arguments only.
 
     These arguments are the learning rates with their warm-up and schedules, the weight decay, the clipping norm,
     the number of steps and the seed (`EngineSettings.of_programs`). Raises what `Engine` raises.

@@ -1,4 +1,4 @@
-"""What a stage computes: its layers as one function of a device's shards.
+"""The layers of a stage as one function of a device's shards, which the stage's programs compile.
 
 Activation recomputation is applied here: every layer is wrapped as its policy says (`RECOMPUTATION_POLICIES`).
 """
@@ -55,11 +55,11 @@ RECOMPUTATION_POLICIES: dict[RecomputePolicy, Callable[[Callable], Callable]] = 
 
 
 def make_stage_function(layout: StageLayout, specs: Tree) -> Callable:
-    """The stage as a function of one device's shards, as `StageDefinition.apply` has it.
+    """Makes the function of one device's shards that a stage computes (`StageDefinition.apply`).
 
     Args:
         layout: The layers of the stage.
-        specs: Specs of all its compute weights, by which fully sharded ones are known.
+        specs: Specs of all its compute weights, which show which weights are fully sharded.
 
     Returns:
         `(parameters, inputs, batch, axes) -> StageOutput`: inputs and outputs by channel, with the rows of a microbatch
@@ -86,7 +86,7 @@ def run_pieces(
 
     Args:
         layout: The layers of the stage.
-        runs: Those to run.
+        runs: The runs of layers to compute.
         parameters_and_specs: The stage's compute weights, and their specs.
         inputs: Activations by channel.
         batch: Arrays of a microbatch, by module and name.
@@ -100,7 +100,7 @@ def run_pieces(
     shared_inputs: dict[str, Any] = {}
     for run in runs:
         if run.piece.adapter_of:
-            continue  # its parameters are joined to those of the piece that it adapts
+            continue  # its parameters are joined to the parameters of the piece that it adapts
         module = run.module.name
         own_axes = axes[module]
         x = _reshard_positions(run, _piece_input(run, channels), own_axes)
@@ -127,7 +127,7 @@ def run_pieces(
 
 
 def _piece_input(run: PieceRun, channels: Arrays) -> Any:
-    """What a piece takes: the outputs of other modules by name for a module's first piece, else activations."""
+    """Returns the input of a piece: outputs of other modules by name for a module's first piece, else activations."""
     module = run.module.name
     if run.piece is run.module.pieces[0]:
         return {source: channels[f"{source}>{module}"] for source in run.module.inputs}
@@ -136,7 +136,7 @@ def _piece_input(run: PieceRun, channels: Arrays) -> Any:
 
 
 def _reshard_rows(x: jax.Array, sender: Axes, receiver: Axes) -> jax.Array:
-    """Activations `[r, ...]` with the rows of the next module on this device, and the same on its tensor ranks.
+    """Reshards activations `[r, ...]` to the next module's rows on this device; they are alike on its tensor ranks.
 
     The gradient is gathered where rows are split, and split where they are gathered.
     """
@@ -146,7 +146,7 @@ def _reshard_rows(x: jax.Array, sender: Axes, receiver: Axes) -> jax.Array:
 
 
 def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:
-    """Activations with the positions that a piece takes: those of all ranks that divide a row, or this rank's.
+    """Reshards activations to the positions that a piece takes: the whole row's, or this rank's.
 
     If the previous piece was sharded differently, positions are all-gathered, [r, q, d] -> [r, s, d], or sliced.
     """
@@ -157,7 +157,7 @@ def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:
 
 
 def _shared_inputs(run: PieceRun, batch: Arrays, axes: Axes) -> Any:
-    """What all layers of a piece read of the batch, computed once for all its runs on the stage."""
+    """Computes the shared inputs of all layers of a piece from the batch, once for all its runs on the stage."""
     return run.piece.shared_inputs(batch, axes) if run.piece.shared_inputs else batch
 
 
@@ -171,7 +171,7 @@ def _apply_layers(
 ) -> Any:
     """Runs a piece, or a run of a stack's layers by `lax.scan` over their stacked parameters.
 
-    What all layers share comes with a number that is added to those of the layers.
+    The shared inputs come with an offset that is added to the numbers of the layers.
     """
     shared, first_layer = shared_and_first
     definition = piece_definition(run.piece)
@@ -193,7 +193,7 @@ def _apply_layers(
 
 
 def _piece_parameters(layout: StageLayout, run: PieceRun, parameters: Tree) -> Tree:
-    """The parameters (or specs) of a piece: its own, its adapters', and those tied to a piece of this stage."""
+    """Collects the parameters (or specs) of a piece: its own, its adapters', and tied ones of pieces of this stage."""
     module = run.module
     adapters = parameters.get(run.key_of(module.adapter_piece(run.piece.name)), {})
     own_parameters = join_adapters(parameters[run.parameter_key], adapters)

@@ -29,7 +29,7 @@ class PieceRun:
         module: The module.
         piece: The piece.
         first: Its first layer, counted within the piece.
-        last: The layer after its last, likewise.
+        last: The layer after its last layer, counted within the piece.
         recompute: Recomputation policy of its layers, a key of `RECOMPUTATION_POLICIES`.
         is_continued: Whether the stage has a run of the piece's layers before these.
     """
@@ -44,7 +44,7 @@ class PieceRun:
 
     @property
     def parameter_key(self) -> str:
-        """Key of its parameters among those of the stage: `module/piece`, or `module/piece/first` where it continues.
+        """Key of its parameters in the stage's parameters: `module/piece`, or `module/piece/first` where it continues.
 
         `first` is the name of its first layer.
         """
@@ -56,7 +56,7 @@ class PieceRun:
 
     @property
     def computing_piece(self) -> Piece:
-        """The piece that computes with the parameters: the one that this one adapts, or itself."""
+        """The piece that computes with the parameters: the adapted piece of an adapter piece, else the piece itself."""
         name = self.piece.adapter_of or self.piece.name
         return next(piece for piece in self.module.pieces if piece.name == name)
 
@@ -188,8 +188,8 @@ def _stage_layout(
 def _piece_runs(module: Module, first: int, policies: Sequence[RecomputePolicy], layer_count: int) -> list[PieceRun]:
     """The runs of a module's layers from `first`, of which `policies` has one policy each.
 
-    Pieces before the stacks are placed with the first layer, pieces after them with the last, and have the policy of
-    that.
+    Pieces before the stacks are placed with the first layer, pieces after them with the last, and have that layer's
+    policy.
     """
     runs: list[PieceRun] = []
     last = first + len(policies)
@@ -240,7 +240,7 @@ def layer_stack_shapes(layout: StageLayout) -> dict[str, LayerStackShapes]:
 
 
 def piece_key(parameter_key: str) -> str:
-    """`module/piece` of a key of a stage's parameters."""
+    """Returns `module/piece` of a key of a stage's parameters."""
     return "/".join(parameter_key.split("/")[:2])
 
 

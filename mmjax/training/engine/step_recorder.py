@@ -69,7 +69,7 @@ class StepRecorder:
             yield self._recorder
 
     def timeline(self) -> Timeline:
-        """The step that was recorded, the same on all processes, which call this together.
+        """Returns the timeline of the recorded step, the same on all processes, which call this together.
 
         Raises:
             StepNotRecordedError: The recording failed on some process; names it.
@@ -92,7 +92,7 @@ class StepRecorder:
         return measured_timeline(self._devices, self._schedule, launched, finished, rendezvous)
 
     def _gather_times(self, recorder: OpRecorder) -> Float[np.ndarray, "2 n i"]:
-        """When each op was launched and each replica had finished it, by what all processes have seen."""
+        """Gathers from all processes when each op was launched and each replica had finished it."""
         failed = np.array(recorder.failure is not None)
         replicas = [replicas_that_finish(self._devices, op, self._replicas) for op in self._schedule.ops]
         times = _by_replica(self._schedule.ops, replicas, recorder)
@@ -110,12 +110,12 @@ class StepRecorder:
 def _by_replica(
     ops: tuple[PipelineOp, ...], replicas: Sequence[Sequence[Sequence[int]]], recorder: OpRecorder
 ) -> Float[np.ndarray, "2 n i"]:
-    """When this process launched each op and each replica had finished it; NaN for what it has not seen.
+    """Returns when this process launched each op and each replica had finished it; NaN for times that it has not seen.
 
     Args:
         ops: The ops.
         replicas: The devices that finish each of them, by replica.
-        recorder: What this process has seen.
+        recorder: The times that this process has recorded.
     """
     times = np.full((2, len(ops), max(map(len, replicas))), np.nan)
     for number, (op, devices) in enumerate(zip(ops, replicas, strict=True)):
@@ -128,10 +128,10 @@ def _by_replica(
 
 
 def _merge(by_process: Float[np.ndarray, "_ 2 n i"], norm: int) -> Float[np.ndarray, "2 n i"]:
-    """The times of all processes on the clock of the first that has devices of the plan.
+    """Converts the times of all processes to the clock of the first process that has devices of the plan.
 
-    The clocks of hosts differ, and so do the moments at which processes begin the step. All devices end the norm of the
-    gradients together, so each process's times are moved by what it saw that end later than the first process.
+    The clocks of hosts differ, and so do the moments at which processes begin the step. All devices end global_norm
+    together, so each process's times are shifted so that this end coincides with the first process's.
     """
     ends = by_process[:, _FINISHED, norm, 0]
     aligned = by_process - (ends - ends[np.argmax(np.isfinite(ends))])[:, None, None, None]

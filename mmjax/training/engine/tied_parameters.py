@@ -1,6 +1,7 @@
-"""Tied parameters of a plan: which stages share one, and the hops of its weight and its gradient.
+"""Tied parameters of a plan: the stages that share one, and the hops of its weight and its gradient.
 
-The executor sends the weight at the start of a step and the gradient at its end.
+The executor sends the weight at the start of a step (send_tied_weight) and the gradient at its end
+(send_tied_gradient).
 """
 
 import dataclasses

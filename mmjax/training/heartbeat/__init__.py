@@ -1,1 +1,1 @@
-"""Signs of life that the processes of a run give each other."""
+"""The heartbeat of a run of several processes, by which they notice lost, frozen, failed or diverging processes."""

@@ -1,4 +1,4 @@
-"""Errors that end a process: whether another process may be their cause, and which exit code they have.
+"""Errors that end a process: whether another process may be their cause, and their exit codes.
 
 The heartbeat asks it when an error is about to end this process.
 """
@@ -8,11 +8,11 @@ import jax
 from configs.errors import INTERRUPTED, USAGE_ERROR, UserError
 
 _OWN_KINDS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-"""Beginnings of the texts of those errors of jax that no other process causes."""
+"""Beginnings of the messages of jax's errors that no other process causes."""
 
 
 def may_come_from_another(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, may come from a collective that the end of another process has broken."""
+    """Whether an error, or its cause, may come from a collective that the end of another process has broken."""
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(_OWN_KINDS):
             return True
@@ -21,7 +21,7 @@ def may_come_from_another(error: BaseException | None) -> bool:
 
 
 def final_exit_code(error: BaseException) -> int:
-    """The exit code of a process that an error ends: as of commands (docs/reference/commands.md), 1 for all others."""
+    """Returns the exit code of a process that an error ends: as of commands (docs/reference/commands.md), else 1."""
     if isinstance(error, UserError):
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,8 +1,8 @@
-"""The heartbeat of a run of several processes: one that dies, freezes, fails or differs ends the run, and is named.
+"""The heartbeat of a run of several processes: one that dies, freezes, fails or diverges ends the run, and is named.
 
-Every process writes its status into jax's coordination service, from a thread, so that it also does while the main
-thread waits for devices or compiles. Process 0 reads them all, and writes there why the run ends; the others find out
-about process 0 itself by getting no answer, or because jax would abort them.
+Every process writes its status into jax's coordination service, from a thread, so that it does so while the main
+thread waits for devices or compiles, too. Process 0 reads all statuses, and writes there why the run ends; the others
+notice the loss of process 0 itself because they get no answer, or because jax would abort them.
 """
 
 import atexit
@@ -31,10 +31,10 @@ _LOG = logging.getLogger(__name__)
 _STATUS, _VERDICT, _DUMP = "status", "verdict", "dump"
 _LAST_OPS = 16
 _ANSWER_PATIENCE = 2.0
-"""Seconds in which process 0 answers, to an aborting process, if it lives."""
+"""Seconds within which process 0, if it lives, answers an aborting process."""
 
 _numbers = itertools.count(1)
-"""Of the heartbeats of this process; alike in all processes, so that each has a folder of its own in the store."""
+"""Numbers of the heartbeats of this process; alike in all processes, so that each has its own folder in the store."""
 
 
 class Heartbeat:
@@ -50,7 +50,7 @@ class Heartbeat:
 
     Attributes:
         step: Steps that this process has dispatched.
-        op_log: What it has dispatched; set when there is something that dispatches.
+        op_log: Log of the ops that this process has dispatched; set when there is an executor.
     """
 
     def __init__(self, timeout: float, progress_timeout: float) -> None:
@@ -96,16 +96,16 @@ class Heartbeat:
             self._end()
             atexit.unregister(self._at_exit)
 
-    # ------------------------------------------------------------------ what the main thread says
+    # ------------------------------------------------------------------ called by the main thread
 
     def started(self) -> None:
-        """Says that what opens the data and restores is done: from now on the process is idle between phases."""
+        """Says that opening the data and restoring are done: from now on the process is idle between phases."""
         self._phase = "idle"
         self.progressed()
 
     @contextlib.contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """What the process does within; then it does again what it did before, unless an error ends the phase."""
+        """Sets the phase of the process inside the block; the phase before follows, unless an error ends the block."""
         before, self._phase = self._phase, phase
         self.progressed()
         yield
@@ -117,13 +117,13 @@ class Heartbeat:
         self._last_progress = time.monotonic()
 
     def step_finished(self, step: int, known: str) -> None:
-        """Says that a step was finished, and what every process must know of it alike."""
+        """Says that a step was finished, with the text about it on which all processes must agree."""
         self.progressed()
         if self._threads:
             self._digests.add(step, known)
 
     def window_finished(self, step: int, wall: float, data: float, dispatch: float) -> None:
-        """Says how long a step took on the host, and two parts of it: means over the window that ends with a step."""
+        """Says how long steps, their wait for data and their dispatch took on the host: means over a window, in s."""
         self._window = {"step": float(step), "wall": wall, "data": data, "dispatch": dispatch}
 
     @contextlib.contextmanager
@@ -150,7 +150,7 @@ class Heartbeat:
         self._awake.set()
 
     def name(self, rank: int) -> str:
-        """Names a process, with its host as far as this one knows it: process 0 knows all."""
+        """Names a process, with its host if this process knows it; process 0 knows all."""
         return f"process {rank} on {self._hosts[rank]}" if rank in self._hosts else f"process {rank}"
 
     # ------------------------------------------------------------------ threads
@@ -191,7 +191,7 @@ class Heartbeat:
                 logged = True
 
     def _give_sign(self, ended: bool, failed: bool) -> None:
-        """Writes the status, reads what process 0 says and does it."""
+        """Writes the status, and follows the instructions of process 0."""
         self._write()
         if self._rank == 0:
             self._judge()
@@ -204,7 +204,7 @@ class Heartbeat:
             self._follow(texts)
 
     def _follow(self, texts: Mapping[str, str]) -> None:
-        """Does what process 0 has written."""
+        """Follows the instructions that process 0 has written."""
         if texts.get(_DUMP, "") > self._dumps:
             self._dumps = texts[_DUMP]
             dump(f"process {self._rank} ({self._status()}): no process has made progress for long", self._last_ops())
@@ -214,7 +214,7 @@ class Heartbeat:
             self._leave(self._verdict)
 
     def _judge(self) -> None:
-        """Reads what all processes say and writes what is to be done; process 0 alone does so."""
+        """Reads the statuses of all processes and writes instructions; process 0 alone does so."""
         now, texts = time.monotonic(), self._store.read()
         parsed = {rank: parse_status(texts.get(str(rank), "")) for rank in range(self._processes)}
         statuses = {rank: status for rank, status in parsed.items() if status}
@@ -256,7 +256,7 @@ class Heartbeat:
         self._leave(self._verdict)
 
     def _first_answers(self) -> bool:
-        """Whether process 0 answers; jax's client does not, not even to say no, when it has lost process 0."""
+        """Whether process 0 answers; jax's client returns neither a value nor an error when it has lost process 0."""
         answered = threading.Event()
 
         def ask() -> None:
@@ -285,7 +285,7 @@ class Heartbeat:
         """Ends this process from a thread: its main thread may wait for the lost process for ever."""
         try:
             state, ops = f" ({self._status()})", self._last_ops()
-        except Exception:  # what is said of this process must not keep it from its end
+        except Exception:  # an error in describing this process must not keep it from its end
             state, ops = "", []
         leave(f"{verdict.reason}; process {self._rank}{state} ends; continue with --resume", ops)
 

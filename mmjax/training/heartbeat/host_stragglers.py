@@ -1,4 +1,4 @@
-"""Processes whose hosts take longer over a part of their steps than those of the others.
+"""Processes whose hosts take longer over a phase of their steps than the hosts of the others.
 
 The heartbeat of process 0 compares the means over windows of steps that every training loop reports.
 """
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from mmjax.training.heartbeat.process_status import ProcessStatus
 
 PARTS = {"data": "waiting for data", "dispatch": "launching programs"}
-"""Parts of a step that a host does by itself. It waits for its devices as long as the slowest of all takes."""
+"""Phases of a step that a host does by itself; its wait for devices depends on the slowest device of all."""
 
 FACTOR = 2.0
-"""A part is slow if it takes so many times the median of the other processes,"""
+"""A phase is slow if it takes this many times the median of the other processes,"""
 
 SHARE = 0.05
 """and more than it by this share of the step."""
 
 WINDOWS = 3
-"""So many windows of steps in a row, before it is reported."""
+"""Number of slow windows of steps in a row before a process is reported."""
 
 
 class HostStragglers:

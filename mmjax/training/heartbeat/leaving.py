@@ -34,7 +34,7 @@ def dump(reason: str, ops: Sequence[str]) -> None:
 
 
 def leave(line: str, ops: Sequence[str]) -> typing.NoReturn:
-    """Ends this process by `PROCESS_LOST` from any thread; `line` is the last that it says."""
+    """Ends this process by `PROCESS_LOST` from any thread; `line` is the last line that it prints."""
     if not _leaving.acquire(blocking=False):  # another thread is doing so
         time.sleep(float("inf"))
     try:
@@ -47,7 +47,7 @@ def leave(line: str, ops: Sequence[str]) -> typing.NoReturn:
 
 
 def leave_at_once(code: int) -> typing.NoReturn:
-    """Ends this process by an exit code: nothing that is registered for its exit runs, but output is written."""
+    """Ends this process by an exit code: no registered exit function runs, but output is flushed."""
     try:
         _bound_output(code)
         _flush(sys.stdout)
@@ -84,7 +84,7 @@ def call_on_abort(callback: Callable[[], None]) -> None:
 
     def handle(number: int) -> None:
         _installed[1]()
-        if previous not in (None, int(signal.SIG_IGN)):  # that of the faulthandler module, for example
+        if previous not in (None, int(signal.SIG_IGN)):  # the faulthandler module's handler, for example
             _Handler(previous)(number)
 
     handler = _Handler(handle)

@@ -1,6 +1,6 @@
-"""Which processes of a run end it: those that give no sign of life, and those that an error ends.
+"""Processes that end a run: processes that give no sign of life, and processes that an error ends.
 
-The heartbeat of process 0 judges by it what the others last said.
+The heartbeat of process 0 judges the last status of each process by it.
 """
 
 import dataclasses
@@ -12,28 +12,28 @@ from configs.strict_json import parse_record
 from mmjax.training.heartbeat.process_status import ProcessStatus
 
 MOST_NAMED = 8
-"""Processes that a verdict names."""
+"""Largest number of processes that a verdict names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Why the run ends.
+    """The reason why the run ends.
 
     Attributes:
         ranks: The processes that are the cause.
-        reason: What is known of them, in one line.
+        reason: Why they are the cause, in one line.
     """
 
     ranks: tuple[int, ...]
     reason: str
 
     def to_json(self) -> str:
-        """As text for the other processes."""
+        """Serialises the verdict for the other processes."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def parse_verdict(text: str) -> Verdict | None:
-    """The verdict that a text holds; None for every other text."""
+    """Parses the verdict that a text holds; None for every other text."""
     try:
         fields = parse_record(text, "the verdict", {"ranks": list, "reason": str})
     except UserError:
@@ -62,7 +62,7 @@ class Liveness:
         self._last: dict[int, _LastSign] = {}
 
     def update(self, statuses: Mapping[int, ProcessStatus], now: float) -> None:
-        """Takes the newest status of each process by rank; one that was known before is no sign of life."""
+        """Takes the newest status of each process by rank; a status that was known before is no sign of life."""
         for rank, status in statuses.items():
             if rank not in self._last or status != self._last[rank].status:
                 self._last[rank] = _LastSign(now, status)
@@ -93,12 +93,12 @@ def _name(causes: Mapping[int, str]) -> Verdict | None:
 
 
 def describe_process(rank: int, status: ProcessStatus | None) -> str:
-    """Names a process, and what it did last as far as that is known."""
+    """Names a process and its last known activity."""
     return f"process {rank} ({status})" if status else f"process {rank}"
 
 
 def describe_loss(rank: int, status: ProcessStatus | None, silence: float) -> str:
-    """Names a process that is lost, and what it did last."""
+    """Names a lost process and its last known activity."""
     return f"{describe_process(rank, status)} has given no sign of life for {silence:.0f} s"
 
 

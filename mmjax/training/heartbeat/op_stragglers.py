@@ -15,7 +15,7 @@ from sharding.simulation.measured import replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
 FACTOR = 1.5
-"""An op is slow if it takes so many times what it took before,"""
+"""An op is slow if it takes this many times its earlier seconds,"""
 
 SHARE = 0.05
 """and longer by this share of the step."""
@@ -27,8 +27,8 @@ class RecordedStep:
 
     Attributes:
         step: Its number.
-        timeline: When each op ran.
-        capacities: As `PlacedBatch.capacities`: they decide how much the ops of a microbatch compute and carry.
+        timeline: Measured timeline of the step's ops.
+        capacities: `PlacedBatch.capacities`, on which the work and bytes of the ops of a microbatch depend.
     """
 
     step: int
@@ -36,7 +36,7 @@ class RecordedStep:
     capacities: Mapping[str, tuple[int | None, ...]]
 
     def capacities_of(self, op: PipelineOp) -> tuple[int | None, ...]:
-        """With which capacities its unit, or the units at its ends, ran an op; empty if they have one size only."""
+        """Returns the capacities with which the op's unit, or the units at its ends, ran it; empty for one size."""
         if op.microbatch == GLOBAL_NORM.microbatch:
             return ()
         return tuple(
@@ -49,8 +49,8 @@ class SlowOp:
     """An op of a stage that has become slower.
 
     Attributes:
-        op: The op, of all microbatches that were compared, together.
-        devices: Numbers of the devices of the replica that takes so long.
+        op: The op, of all compared microbatches together.
+        devices: Numbers of the devices of the slow replica.
         before, after: Seconds of the op in the earlier step and in the later one.
     """
 
@@ -63,8 +63,8 @@ class SlowOp:
 def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
     """The op that has lost the most time from one recorded step to another of the same plan; None if none is slow.
 
-    Only microbatches that ran with the same capacity in both are compared. The norm of the gradients is left out: it
-    ends when the slowest device does.
+    Only microbatches that ran with the same capacity in both are compared. global_norm is left out: it ends when the
+    slowest device does.
     """
     compared = frozenset(
         span.op

@@ -1,6 +1,6 @@
-"""What a process says of itself with each heartbeat.
+"""The status that a process writes with each heartbeat.
 
-Written by the heartbeat of each process, judged by that of process 0.
+The heartbeat of each process writes it, and the heartbeat of process 0 judges it.
 """
 
 import dataclasses
@@ -24,26 +24,26 @@ Phase = Literal[
     "ended",
 ]
 LONGEST_STATUS = 4000
-"""Characters of the longest text that is read as a status."""
+"""Largest number of characters of a text that is read as a status."""
 
 LONGEST_FAILURE = 300
-"""Characters of an error that other processes repeat."""
+"""Largest number of characters of an error that other processes repeat."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessStatus:
-    """What a process does.
+    """The status of a process.
 
     Attributes:
         host: Name of its host.
-        phase: What it does; `idle` between the calls of a program that uses a trainer, `ended` is its last word.
-        step: Steps that it has dispatched.
-        beat: Number of the heartbeat: one that stays the same is no sign of life.
+        phase: Its current work; `idle` between the calls of a program that uses a trainer, `ended` in its last status.
+        step: Number of steps that it has dispatched.
+        beat: Number of the heartbeat; an unchanged number is no sign of life.
         op: The op that it waits for or dispatches, in words; empty where it does neither.
         idle: Seconds since it last finished a step, a program, a batch or a phase.
         failure: The error that ends it, in one line; empty while it runs.
-        digests: Digests of what it knows of its steps (`StepDigests`), by step.
-        window: Means over its last window of steps, in seconds by part of a step, and the window's last step, `step`.
+        digests: Digests of the losses, norms and token counts of its steps (`StepDigests`), by step.
+        window: Means over its last window of steps, in seconds by phase of a step, and the window's last step, `step`.
     """
 
     host: str
@@ -58,11 +58,11 @@ class ProcessStatus:
 
     @classmethod
     def of_this_process(cls, phase: Phase, step: int, beat: int, **more: Any) -> "ProcessStatus":
-        """The status of this process on this host; `more` are the other fields."""
+        """Makes the status of this process on this host; `more` are the other fields."""
         return cls(host=socket.gethostname(), phase=phase, step=step, beat=beat, **more)
 
     def to_json(self) -> str:
-        """As text for the other processes."""
+        """Serialises the status for the other processes."""
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ _TYPES = {
 
 
 def parse_status(text: str) -> ProcessStatus | None:
-    """The status that a text holds; None for every other text."""
+    """Parses the status that a text holds; None for every other text."""
     if len(text) > LONGEST_STATUS:
         return None
     try:

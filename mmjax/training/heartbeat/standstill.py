@@ -1,4 +1,4 @@
-"""When a run whose processes all live does not go on.
+"""Detection of runs whose processes all live but make no progress.
 
 The heartbeat of process 0 asks it when every process still gives signs of life.
 """
@@ -11,7 +11,7 @@ from mmjax.training.heartbeat.process_status import ProcessStatus
 
 Answer = Literal["", "dump", "end"]
 _MUCH_LONGER = 10
-"""A pause is unusual if it is so many times as long as the longest before it."""
+"""A pause is unusual if it is this many times as long as the longest before it."""
 
 
 class Standstill:
@@ -30,7 +30,7 @@ class Standstill:
         self._dumped = False
 
     def judge(self, statuses: Mapping[int, ProcessStatus]) -> Answer:
-        """What to do now, by the newest status of each process: nothing, dump all stacks (once in a pause), or end."""
+        """Chooses by the newest statuses: do nothing, dump all stacks (once in a pause), or end the run."""
         running = [status for status in statuses.values() if status.phase != "ended"]
         if all(status.phase == "idle" for status in running):
             self._last, self._dumped = 0.0, False  # the program that uses the trainer may do so for ever
@@ -47,14 +47,14 @@ class Standstill:
         return "dump"
 
     def verdict(self, statuses: Mapping[int, ProcessStatus]) -> Verdict:
-        """The verdict that ends the run, with what each process does."""
+        """Makes the verdict that ends the run, with the current work of each process."""
         named = [describe_process(rank, status) for rank, status in sorted(statuses.items())]
         more = f", and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         reason = f"no process has made progress for {self._last:.0f} s: {', '.join(named[:MOST_NAMED])}{more}"
         return Verdict(tuple(sorted(statuses)), reason)
 
     def _unusual(self, running: list[ProcessStatus]) -> float:
-        """Seconds above which a pause is unusual: steps are alike, other phases take as long as they take."""
+        """Seconds above which a pause is unusual; half of the bound outside training, where phases vary in length."""
         if all(status.phase == "training" for status in running):
             return min(max(self._least, _MUCH_LONGER * self._longest), self._bound / 2)
         return self._bound / 2

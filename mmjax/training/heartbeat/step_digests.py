@@ -1,4 +1,4 @@
-"""Whether the processes of a run agree on its steps: losses, the norm of the gradients, counts of tokens.
+"""Comparison of the steps of all processes of a run: losses, the norm of the gradients, counts of tokens.
 
 `TrainingRun.finish_step` gives the heartbeat a text of each step, whose digests are compared.
 """
@@ -24,7 +24,7 @@ class StepDigests:
         self._newest: dict[int, tuple[tuple[int, str], ...]] = {}  # by power of two
 
     def add(self, step: int, known: str) -> None:
-        """Takes what a process knows of its next finished step."""
+        """Takes the text about the next finished step."""
         self._hash.update(f"{step}: {known}\n".encode())
         entry = (step, self._hash.hexdigest())
         for power in range((step & -step).bit_length()):
@@ -36,10 +36,10 @@ class StepDigests:
 
 
 def divergent_processes(said: Mapping[int, str]) -> tuple[list[int], int]:
-    """The processes that say otherwise than most others, and how many these are; all and 0 at a tie.
+    """Returns the processes whose text differs from the majority's, and the size of the majority; all and 0 at a tie.
 
     Args:
-        said: What each process says, by rank.
+        said: The text of each process, by rank.
     """
     (majority, most), *others = collections.Counter(said.values()).most_common()
     if others and others[0][1] == most:

@@ -1,1 +1,1 @@
-"""What a run reports: times, throughput, MFU, losses; on the terminal and in files."""
+"""The metrics of a run: times, throughput, MFU and losses, on the terminal and in files."""

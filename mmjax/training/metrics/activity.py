@@ -21,12 +21,12 @@ from configs.console import plain_console
 from mmjax.training.metrics.live_logs import log_to_current_stderr
 
 ActivityCallback = Callable[[int, int | None], None]
-"""Called with the number of items that are done and that of all, or None if that is not known."""
+"""Called with the number of items that are done and the number of all items, or None if that is not known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Activity:
-    """What is done, in words: `compiling 3 of 28 programs`, then `compiled 28 programs`."""
+    """The words for a kind of work: `compiling 3 of 28 programs`, then `compiled 28 programs`."""
 
     present: str
     past: str
@@ -34,7 +34,7 @@ class Activity:
     items: str
 
     def counted(self, count: int | None) -> str:
-        """Such as `1 program` and `28 programs`."""
+        """Returns a count with its noun, such as `1 program` and `28 programs`."""
         return f"{count} {self.item if count == 1 else self.items}"
 
 
@@ -55,18 +55,18 @@ VERIFYING = Activity("verifying", "verified", "layout", "layouts")
 WRITING = Activity("writing", "wrote", "tensor", "tensors")
 
 PATIENCE = 2.0
-"""Seconds that a call from Python may take before it says how far it is."""
+"""Seconds after which a call from Python shows its progress."""
 
 _LINES = 100
-"""How many lines an activity has in a file at most, but for the first."""
+"""Largest number of lines of an activity in a file, besides the first."""
 
 
 class ActivityLine:
-    """How far the current activity is, as a line of text.
+    """The progress of the current activity, as a line of text.
 
     Args:
         estimate: Whether the line tells how long the rest takes at the pace so far.
-        clock: Seconds.
+        clock: Clock in seconds.
     """
 
     def __init__(self, estimate: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -79,10 +79,10 @@ class ActivityLine:
         """Takes the state of an activity, which ends when all items are done; the clock starts with its first.
 
         Args:
-            activity: What is done.
-            done: Items that are done.
-            total: All items; None if that is not known.
-            remark: What was found so far.
+            activity: The kind of work.
+            done: Number of items that are done.
+            total: Number of all items; None if that is not known.
+            remark: Result so far, shown behind the counts.
         """
         if activity != self._activity or self._finished_in is not None:
             self._activity, self._begin, self._finished_in = activity, self._clock(), None
@@ -95,7 +95,7 @@ class ActivityLine:
         self._activity = self._finished_in = None
 
     def text(self) -> str:
-        """Such as `compiling 12 of 58 programs, 0:14`, and in the end `compiled 58 programs in 0:47`."""
+        """The line, such as `compiling 12 of 58 programs, 0:14`, and in the end `compiled 58 programs in 0:47`."""
         return ", ".join(filter(None, (self._state(), self._remark))) if self._activity else ""
 
     def _state(self) -> str:
@@ -124,7 +124,7 @@ def clock_time(seconds: float) -> str:
 
 @runtime_checkable
 class ShowsActivities(Protocol):
-    """Shows how far work is that belongs to no step."""
+    """Shows the progress of work that belongs to no step."""
 
     def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
         """Shows that `done` of `total` items are done; see `ActivityLine.show`."""
@@ -134,8 +134,8 @@ class ActivityDisplay(contextlib.AbstractContextManager["ActivityDisplay"]):
     """Shows activities with the time left: a line redrawn in a terminal, and at most a hundred lines elsewhere.
 
     Args:
-        console: Where to show them; what else is printed there meanwhile appears above the line.
-        after: Seconds in which nothing is shown; if there are any, nothing stays in a terminal.
+        console: Where to show them; other text that is printed there meanwhile appears above the line.
+        after: Seconds in which nothing is shown; above 0, nothing stays in a terminal at the end.
     """
 
     def __init__(self, console: Console, after: float = 0.0) -> None:
@@ -169,7 +169,7 @@ class ActivityDisplay(contextlib.AbstractContextManager["ActivityDisplay"]):
             self._live.stop()
 
     def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
-        """Shows how far an activity is (`ActivityLine.show`)."""
+        """Shows the progress of an activity (`ActivityLine.show`)."""
         with self._lock:
             self._line.show(activity, done, total, remark)
             hundredth = (done * _LINES // total if total else 0) if done else -1
@@ -195,13 +195,13 @@ class ActivityDisplay(contextlib.AbstractContextManager["ActivityDisplay"]):
 
 @contextlib.contextmanager
 def display_activity(activity: Activity, console: Console) -> Iterator[ActivityCallback]:
-    """Shows one activity (`ActivityDisplay`): gives a function of the items that are done and of all.
+    """Shows one activity (`ActivityDisplay`): yields a function of the numbers of items that are done and of all.
 
         with display_activity(VERIFYING, console) as show:
             show(0, len(layouts))
 
     Args:
-        activity: What is done.
+        activity: The kind of work.
         console: Where to show it.
     """
     with ActivityDisplay(console) as display:
@@ -209,10 +209,10 @@ def display_activity(activity: Activity, console: Console) -> Iterator[ActivityC
 
 
 def display_call(first_process: bool = True) -> ActivityDisplay:
-    """Shows on standard error how far a call from Python is, if it takes long; nothing on other processes."""
+    """Makes a display on standard error for a call from Python that takes long; it shows nothing on other processes."""
     return ActivityDisplay(plain_console(stderr=True, quiet=not first_process), PATIENCE)
 
 
 def progress_console(output: Console, as_json: bool = False) -> Console:
-    """Where a command shows its progress: with its output in a terminal, else, and with --json, on standard error."""
+    """Returns the console of a command's progress: its output in a terminal; else, and with --json, standard error."""
     return output if output.is_terminal and not as_json else plain_console(stderr=True)

@@ -50,13 +50,13 @@ def value_flops(
     """Forward and backward FLOPs of each module for one token, patch, frame or image of a full row.
 
     Empty where the devices' peak is not known. They are counted on one row of the global batch, without recomputation
-    whatever the plan recomputes, for all parts, trained or not, and for attention of every position to every other
-    position of its row.
+    whatever the plan recomputes, for all parts of the model, trained or not, and for attention of every position to
+    every other position of its row.
 
     Args:
-        modules: The model's, each after those whose outputs it takes.
+        modules: The model's modules, each after the modules whose outputs it takes.
         batch_spec: Shapes and dtypes of a global batch.
-        row_values: How many of them a row has, by module.
+        row_values: Number of tokens, patches, frames or images of a row, by module.
         device_kind: Kind of the run's devices.
     """
     if peak_flops(device_kind) is None:
@@ -79,7 +79,7 @@ def value_flops(
 
 
 def _gradients(module: Module, parameters: dict, inputs: dict, batch: dict) -> tuple:
-    """Gradients of a scalar that depends on all that a module returns."""
+    """Computes the gradients of a scalar that depends on all outputs of a module."""
 
     def scalar(parameters: dict, inputs: dict) -> jax.Array:
         output = run_module(module, parameters, inputs, batch)

@@ -1,4 +1,4 @@
-"""The interface of metrics writers: what they are made from, and what they do.
+"""The interface of metrics writers: their constructor's argument, and their methods.
 
 `TrainConfig.writers` takes classes of the user's own: made from a `RunStart`, with the methods of `MetricsWriter`.
 """
@@ -22,12 +22,12 @@ class MetricsWriter(Protocol):
         """
 
     def close(self) -> None:
-        """Flushes and closes what the numbers are written to."""
+        """Flushes and closes the file or connection to which the numbers are written."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What a metrics writer is made from.
+    """The start of a run, from which metrics writers are made.
 
     Attributes:
         workdir: Folder of the run.

@@ -1,11 +1,11 @@
-"""Logs while a live display is on the terminal: they appear above it, as what is printed does."""
+"""Logs while a live display is on the terminal: they appear above it, as printed text does."""
 
 import logging
 import sys
 
 
 def log_to_current_stderr() -> None:
-    """Lets logs that go to standard error go to what `sys.stderr` is when they are written.
+    """Redirects log handlers of standard error to the file that `sys.stderr` is when a message is written.
 
     A live display of rich puts an object of its own there, which prints above the display. A log handler keeps the file
     that it was made with, and would write into the display, which is then drawn twice.
@@ -16,7 +16,7 @@ def log_to_current_stderr() -> None:
 
 
 class _CurrentStderr:
-    """A file that writes to what `sys.stderr` is at the time."""
+    """A file that writes to the current `sys.stderr`."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

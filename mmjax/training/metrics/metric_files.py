@@ -1,4 +1,4 @@
-"""The files with the numbers of a run: `metrics.jsonl` and those of TensorBoard, written whole record by whole record.
+"""The files with the numbers of a run, `metrics.jsonl` and TensorBoard's files, written whole record by whole record.
 
 Both write at once and in the thread that calls: an error of the file system is raised to the caller, who may write the
 same numbers again later.
@@ -24,7 +24,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class AppendedFile:
-    """A file that whole records are appended to: what a failed write leaves of one is removed before the next."""
+    """A file to which whole records are appended: the rest of a failed write is removed before the next."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -42,7 +42,7 @@ class AppendedFile:
         self._is_torn = False
 
     def close(self) -> None:
-        """Removes what is left of a record that was not written whole, and closes the file."""
+        """Removes the rest of a record that was not written whole, and closes the file."""
         try:
             if self._is_torn:
                 self._file.truncate(self._size)
@@ -53,8 +53,8 @@ class AppendedFile:
 class JsonLinesWriter(MetricsWriter):
     """Writes `metrics.jsonl` into the workdir.
 
-    A run that resumes after step k drops what an earlier run wrote about later steps: it will write them again. What
-    was written about step k itself, such as its accuracy, is not written twice.
+    A run that resumes after step k drops the lines of an earlier run about later steps: it will write them again.
+    Numbers of step k itself, such as its accuracy, are not written twice.
     """
 
     def __init__(self, start: RunStart) -> None:
@@ -105,7 +105,7 @@ class TensorBoardWriter(MetricsWriter):
 
 
 def _record(event: Event) -> bytes:
-    """An event, now, as a TFRecord: its length, a checksum of it, the event, a checksum of it."""
+    """Serialises an event, with the current time, as a TFRecord: length and its checksum, event and its checksum."""
     event.wall_time = time.time()
     content = event.SerializeToString()
     length = struct.pack("<Q", len(content))

@@ -18,7 +18,7 @@ def flat_parameters(config: Any, prefix: str = "") -> dict[str, Parameter]:
     Args:
         config: A dataclass whose fields are plain values, functions, dataclasses, or sequences and mappings of these.
             Members of a sequence that have a name (`encoders`) are named by it, others by their number.
-        prefix: What the names start with.
+        prefix: Prefix of the names.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         members = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run: the plan as a table, then a live bar, or plain lines where there is no terminal.
+"""The display of a run on a terminal: the plan as a table, then a live bar, or plain lines without a terminal.
 
 The training loop updates it with each window of steps.
 """
@@ -54,9 +54,9 @@ class ProgressDisplay(Protocol):
         """Shows a window of steps."""
 
     def show(self, activity: Activity, done: int, total: int | None, remark: str = "") -> None:
-        """Shows how far work is that belongs to no step: so many items of so many, or of a number not known.
+        """Shows the progress of work that belongs to no step: `done` of `total` items, or of an unknown number.
 
-        A remark says what was found so far.
+        The remark is the result so far.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps of a run whose timeline is recorded: which ones, the file of the newest, and the ops that become slower.
+"""Steps of a run whose timeline is recorded: their choice, the file of the newest, and the ops that become slower.
 
 The training loop asks it before every step.
 """
@@ -17,7 +17,7 @@ from sharding.simulation.timeline import Timeline
 _LOG = logging.getLogger(__name__)
 
 RECORDED_STEP = 5
-"""Step of each call of `Trainer.fit` whose timeline is recorded: the first ones warm up. A shorter call's last one."""
+"""Step of each call of `Trainer.fit` whose timeline is recorded, after the warm-up; of a shorter call, its last."""
 
 RECORDING_INTERVAL = 1000
 """Steps between later recordings, which are compared with the first to find ops that have become slower."""
@@ -29,7 +29,7 @@ class StepRecordings:
     Args:
         workdir: Folder of the run, which keeps the newest timeline; None to record no step.
         devices: The devices by the numbers of the plan.
-        heartbeat: Knows the names of processes.
+        heartbeat: The heartbeat, which knows the names of processes.
         first_step: Steps done before the call.
         last_step: Steps done after it.
     """

@@ -1,4 +1,4 @@
-"""What a run reports about a window of its steps.
+"""The report of a window of steps of a run.
 
 The training loop makes one for each window, shows it and gives it to the writers.
 """
@@ -10,7 +10,7 @@ from mmjax.training.metrics.flops import model_flops_utilization
 from mmjax.training.metrics.step_timer import StepTimes
 
 TokenCounts = Mapping[str, tuple[int, int]]
-"""By module (real, capacity): its patches, frames, tokens or images, of one global batch or summed over several."""
+"""(real, capacity) of patches, frames, tokens or images by module, of one global batch or summed over several."""
 
 
 def sum_counts(batches: Iterable[TokenCounts]) -> dict[str, tuple[int, int]]:
@@ -30,15 +30,15 @@ def padding_fractions(counts: TokenCounts) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """A window of steps, as the progress display and the metrics files have it.
+    """A window of steps, for the progress display and the metrics files.
 
     Attributes:
-        step: Steps done when the window ended.
-        losses: By name, means over the target tokens and target images of the window (`StepWindow`).
-        times: Seconds a step, by part.
+        step: Number of steps done when the window ended.
+        losses: Means over the target tokens and target images of the window (`StepWindow`), by name.
+        times: Seconds a step, by phase of a step.
         tokens_per_second: Real tokens of the backbone a second.
         padding: Fraction of padding in each module's rows.
-        mfu: Model FLOPs over the peak of the allocated devices, or None where that is not known.
+        mfu: Model FLOPs divided by the peak of the allocated devices, or None where the peak is not known.
         extra_scalars: Any other numbers by name, for the files alone (gradient norm, learning rate).
     """
 
@@ -77,12 +77,12 @@ def make_step_report(
     """The report of a window of steps.
 
     Args:
-        step: Steps done when the window ended.
-        losses: By name, means over the target tokens and target images of the window (`StepWindow`).
-        times: Of the window, or of its part since the run was resumed.
-        counts: Summed over the window's batches (`sum_counts`).
-        steps: Steps of the window.
-        value_flops: Model FLOPs of each module for one of the values that are counted, for MFU.
+        step: Number of steps done when the window ended.
+        losses: Means over the target tokens and target images of the window (`StepWindow`), by name.
+        times: Times of the window, or of its steps since the run was resumed.
+        counts: Counts of tokens summed over the window's batches (`sum_counts`).
+        steps: Number of steps of the window.
+        value_flops: Model FLOPs of each module for one counted token, patch, frame or image, for MFU.
         device_kinds: Kinds of the devices allocated to the run.
         backbone: Name of the module whose real tokens give the throughput.
         extra_scalars: As in `StepReport`.

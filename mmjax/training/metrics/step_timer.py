@@ -1,6 +1,6 @@
-"""Where the host spends a step: waiting for data, launching programs, waiting for the devices.
+"""Times of the phases of a step on the host: waiting for data, launching programs, waiting for the devices.
 
-The training loop has one; `TrainingRun.dispatch_step` times its parts by it.
+The training loop has one; `TrainingRun.dispatch_step` times its phases by it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ class StepTimes:
     """Means over a window of steps, in seconds a step.
 
     Attributes:
-        steps: Number of steps in the window, with those that are left out of the means.
+        steps: Number of steps in the window, including steps that are left out of the means.
         wall: The whole step, on the host's clock.
         data: Waiting for the next batch.
         dispatch: Launching programs, while devices already work.
@@ -36,7 +36,7 @@ class StepTimes:
 
 
 class StepTimer:
-    """Adds up the parts of steps until `take_window` is called.
+    """Adds up the phases of steps until `take_window` is called.
 
         with timer.part("data"):
             batch = next(batches)
@@ -46,7 +46,7 @@ class StepTimer:
             jax.block_until_ready(previous_metrics)
         timer.end_step()
 
-    Parts do not nest, nor stand within `excluded`. The clock starts at construction and at every `take_window`.
+    Phases do not nest, nor stand within `excluded`. The clock starts at construction and at every `take_window`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -94,7 +94,7 @@ class StepTimer:
         self._steps += 1
 
     def take_window(self) -> StepTimes:
-        """The means since the last call; starts a new window. Raises ValueError if no step has ended since."""
+        """Returns the means since the last call; starts a new window. Raises ValueError if no step has ended since."""
         steps = self._steps + len(self._left_out)
         if not steps:
             raise ValueError("no step has ended since the last window")

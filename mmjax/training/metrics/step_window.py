@@ -13,11 +13,11 @@ from mmjax.training.metrics.step_report import TokenCounts, sum_counts
 class StepWindow:
     """Sums over finished steps.
 
-    A step's loss is the mean over the items that it judges: target tokens of the backbone, target images of a
+    A step's loss is the mean over the items that it scores: target tokens of the backbone, target images of a
     generator. The mean over steps is weighted by the number of these items, so it is the mean over all items of the
     window; steps without such items do not count.
 
-    Its state is part of a checkpoint, so a run that resumes between two reports continues the window.
+    Checkpoints contain its state, so a run that resumes between two reports continues the window.
     """
 
     def __init__(self, backbone: str) -> None:
@@ -38,7 +38,7 @@ class StepWindow:
         self.steps = 0
 
     def get_state(self) -> dict[str, Any]:
-        """The sums, a small JSON value."""
+        """Returns the sums as a small JSON value."""
         return {
             "loss_sums": dict(self._loss_sums),
             "loss_items": dict(self._loss_items),
@@ -48,7 +48,7 @@ class StepWindow:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues the window of a state."""
+        """Continues the window whose state is given."""
         self._loss_sums, self._loss_items = dict(state["loss_sums"]), dict(state["loss_items"])
         self._gradient_norm_sum = state["gradient_norm_sum"]
         self.counts = {module: (real, capacity) for module, (real, capacity) in state["counts"].items()}
@@ -66,7 +66,7 @@ class StepWindow:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Mean of every loss over the items of the window; 0 for a loss that judged none."""
+        """Mean of every loss over the items of the window; 0 for a loss without items."""
         return {name: total / max(1, self._loss_items[name]) for name, total in self._loss_sums.items()}
 
     @property

@@ -6,8 +6,8 @@
     config.TrainConfig.writers = (@trackers.WandbWriter, @trackers.MlflowWriter)
     trackers.WandbWriter.project = "shapes"
 
-The id of a tracker's run is kept in the workdir, so that a resumed run continues it. A resumed run sends what a killed
-one had not sent yet, and does not send again what the tracker has.
+The id of a tracker's run is kept in the workdir, so that a resumed run continues it. A resumed run sends the numbers
+that a killed one had not sent yet, and does not send numbers again that the tracker has.
 """
 
 import json
@@ -37,7 +37,7 @@ _MLFLOW_TEXT = 500  # characters of a parameter's value that all stores take
 
 
 class TrackedRun:
-    """The tracker's run that a workdir belongs to, and what it has for certain; in a small file of the workdir.
+    """The tracker's run of a workdir, and the numbers that it certainly has; kept in a small file of the workdir.
 
     Attributes:
         run_id: The tracker's id of the run; empty until it is known.
@@ -56,7 +56,7 @@ class TrackedRun:
         self._names: set[str] = set(state.get("names", ()))
 
     def missing(self, step: int, scalars: Mapping[str, float]) -> dict[str, float]:
-        """Those of a step's numbers that the tracker does not have for certain."""
+        """Returns the numbers of a step that the tracker does not certainly have."""
         if step < self._step:
             return {}
         had = self._names if step == self._step else set()
@@ -85,11 +85,11 @@ class WandbWriter(MetricsWriter):
     """Sends metrics to Weights & Biases, with the configuration as the run's config.
 
     Args:
-        start: What the run starts from.
+        start: The start of the run.
         project: Name of the project.
         entity: User or team; by default the one that is logged in.
         mode: `online`, or `offline` to write to the folder `wandb` of the workdir, which `wandb sync` uploads; by
-            default that of the environment variable WANDB_MODE, else `online`.
+            default the mode in the environment variable WANDB_MODE, else `online`.
 
     Raises:
         UserError: The package is not installed, nobody is logged in, or the server cannot be reached.
@@ -132,7 +132,7 @@ class WandbWriter(MetricsWriter):
         write_earlier_metrics(self, start)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs the numbers that Weights & Biases lacks; of an earlier step that it has, it ignores them."""
+        """Logs the numbers that Weights & Biases lacks; it ignores numbers of a step before its last."""
         if missing := self._tracked.missing(step, scalars):
             self._run.log(missing, step=step)
             self._tracked.confirm(step, missing)  # saved when the run has ended: until then they may get lost
@@ -154,10 +154,10 @@ class MlflowWriter(MetricsWriter):
     """Sends metrics to an MLflow tracking server or database, with the configuration as the run's parameters.
 
     Args:
-        start: What the run starts from.
+        start: The start of the run.
         experiment: Name of the experiment, which is created if it does not exist.
-        tracking_uri: The server or store; by default that of the environment variable MLFLOW_TRACKING_URI, else the
-            file `mlflow.db` of the workdir, which `mlflow ui --backend-store-uri sqlite:///PATH` shows.
+        tracking_uri: The server or store; by default the environment variable MLFLOW_TRACKING_URI, else the file
+            `mlflow.db` of the workdir, which `mlflow ui --backend-store-uri sqlite:///PATH` shows.
 
     Raises:
         UserError: The package is not installed, the store cannot be reached, or it does not have the run to continue.
@@ -203,7 +203,7 @@ class MlflowWriter(MetricsWriter):
             self._client.log_batch(self._tracked.run_id, params=missing[first : first + _MLFLOW_BATCH])
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs the numbers that MLflow lacks; if the store fails, they are sent with those of a later step."""
+        """Logs the numbers that MLflow lacks; if the store fails, they are sent with the numbers of a later step."""
         if missing := self._tracked.missing(step, scalars):
             self._pending.append((step, missing))
             self._send_pending()
@@ -223,7 +223,7 @@ class MlflowWriter(MetricsWriter):
             self._pending.pop(0)
 
     def close(self) -> None:
-        """Sends what could not be sent before, and marks the run as finished."""
+        """Sends the numbers that could not be sent before, and marks the run as finished."""
         self._send_pending()
         if self._pending:
             _LOG.warning("MLflow lacks the metrics of %d reports, which metrics.jsonl has", len(self._pending))

@@ -1,6 +1,6 @@
-"""Metrics writers: what keeps the numbers of a run. Every run writes JSON lines and TensorBoard files.
+"""Metrics writers, which keep the numbers of a run. Every run writes JSON lines and TensorBoard files.
 
-`TrainConfig.writers` names more of them: those of `mmjax.training.metrics.trackers`, or the user's own.
+`TrainConfig.writers` names more of them: the writers of `mmjax.training.metrics.trackers`, or the user's own.
 """
 
 import collections
@@ -31,11 +31,11 @@ class NullWriter(MetricsWriter):
 class RetryingWriter(MetricsWriter):
     """Writes through a writer that may fail, on a full disk for instance, without ending the run.
 
-    What could not be written is kept and written first the next time, in the same order.
+    Numbers that could not be written are kept and written first the next time, in the same order.
 
     Args:
-        writer: What writes. After an OSError of its `write` it is given the same numbers again.
-        name: Names it in messages, such as its file.
+        writer: The writer. After an OSError of its `write` it is given the same numbers again.
+        name: Name of the writer in messages, such as its file.
     """
 
     def __init__(self, writer: MetricsWriter, name: str) -> None:
@@ -43,7 +43,7 @@ class RetryingWriter(MetricsWriter):
         self._waiting: collections.deque[tuple[int, dict[str, float]]] = collections.deque()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the numbers, after those that could not be written before; a warning says when it begins to fail."""
+        """Writes the numbers, after the numbers that could not be written before; warns when writing begins to fail."""
         self._waiting.append((step, dict(scalars)))
         failed_before, first = len(self._waiting) > 1, self._waiting[0][0]
         if not (error := self._write_waiting()):
@@ -56,7 +56,7 @@ class RetryingWriter(MetricsWriter):
             )
 
     def close(self) -> None:
-        """Tries what could not be written once more, names the steps that are lost, and closes the writer."""
+        """Tries once more to write the kept numbers, names the steps that are lost, and closes the writer."""
         failed_before = bool(self._waiting)
         error = self._write_waiting()
         try:
@@ -73,7 +73,7 @@ class RetryingWriter(MetricsWriter):
             _LOG.warning("%s: could be written again at the end: nothing is lost", self._name)
 
     def _write_waiting(self) -> OSError | None:
-        """Writes what waits, in order, until something fails; returns why."""
+        """Writes the kept numbers, in order, until a write fails; returns its error."""
         while self._waiting:
             try:
                 self._writer.write(*self._waiting[0])
@@ -108,14 +108,14 @@ def open_metrics_writer(
     factories: Iterable[WriterFactory] = (),
     parameters: Mapping[str, Parameter] | None = None,
 ) -> MetricsWriter:
-    """The writer of this process: files and those of `factories` for the first one, nothing for the others.
+    """Opens the writer of this process: files and the writers of `factories` for the first, nothing for the others.
 
     Args:
         workdir: Folder of the run.
         resumed_step: The step of the checkpoint that the run continues from; 0 for a new run.
         first_process: Whether this process writes at all.
-        factories: What makes the writers beside the files (`TrainConfig.writers`).
-        parameters: The configuration for them (`flat_parameters`).
+        factories: Functions that make the writers beside the files (`TrainConfig.writers`).
+        parameters: The configuration as flat parameters for these writers (`flat_parameters`).
     """
     if not first_process:
         return NullWriter()

@@ -1,6 +1,6 @@
-"""How shallow models are divided: each module by the ranks that are to be timed, as far as they divide it.
+"""The division of shallow models: each module by the ranks that are to be timed, as far as they divide it.
 
-The plans of the shallow models (`shallow_runs.py`) follow from them.
+`layer_profile.py` calls it; the plans of the shallow models (`shallow_runs.py`) follow from the divisions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ RanksByModule = Mapping[str, TimedRanks]
 
 
 def positions_of_rows(batch: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, int]:
-    """Positions of a row of every module that has some."""
+    """Returns the number of positions of a row, by module that has positions."""
     return {name: arrays["segments"].shape[1] for name, arrays in batch.items() if "segments" in arrays}
 
 
 def divide_modules(
     graph: ModuleGraph, ranks: Sequence[TimedRanks], positions: Mapping[str, int]
 ) -> list[RanksByModule]:
-    """The ranks of every module, without repetitions, those of the fewest devices first.
+    """Returns the divisions of every module, without repetitions, the divisions over the fewest devices first.
 
     A module whose positions or heads context-parallel ranks do not divide has tensor ranks alone.
 
     Args:
         graph: The model's modules.
-        ranks: What is to be timed.
-        positions: Positions of a row of every module that has some.
+        ranks: Tensor and context-parallel ranks that are to be timed.
+        positions: Number of positions of a row, by module that has positions.
 
     Raises:
         UserError: No module has context-parallel ranks that are to be timed, at any tensor-parallel size.
@@ -53,7 +53,7 @@ def divide_modules(
 
 
 def _divide(module: ModuleSpec, ranks: TimedRanks, positions: int) -> TimedRanks:
-    """As many of the ranks as divide a module."""
+    """Returns the tensor and context-parallel ranks that divide a module, at most the given ones."""
     tensor_ranks = TimedRanks(ranks.tp if module.supports_tp(ranks.tp) else 1)
     if ranks.cp == 1 or not module.supports_cp or positions % row_chunks(ranks.cp):
         return tensor_ranks

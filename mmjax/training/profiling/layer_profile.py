@@ -1,9 +1,9 @@
-"""From the times of shallow models' stages to those of layers (`shallow_runs.py` measures the stages).
+"""Times of layers, computed from the times of shallow models' stages (`shallow_runs.py` measures the stages).
 
 Every stack becomes five layers on four virtual stages of 1, 1, 2 and 1 layers. The second stage is a stack of one
-layer, the third has one layer more, and the first and last stages also have what comes before and after the stack. How
-much replicas that compute at the same time slow each other down is measured on stacks of two layers, which have the
-first and the last of these stages.
+layer, the third has one layer more, and the first and last stages also have the layers before and after the stack. The
+contention of replicas that compute at the same time is measured on stacks of two layers, which have the first and the
+last of these stages.
 """
 
 import importlib.metadata
@@ -56,11 +56,11 @@ def profile_model(
     Args:
         config: The model.
         batch: A global batch's arrays, of at least `MICROBATCHES` times as many rows as the largest of `rows`.
-        settings: What trains, and by which optimizer.
+        settings: The parts that train, and the optimizer.
         ranks: Tensor and context-parallel ranks of a replica; a module that they do not divide is measured undivided.
         rows: Rows of a replica's microbatch.
         recompute: Recomputation policy of every layer.
-        steps: Steps to time for each shallow model.
+        steps: Number of steps that are timed for each shallow model.
         callback: As in `measure_round_robin`.
 
     Raises:
@@ -96,7 +96,7 @@ def _shallow_models(
     batch_rows: int,
     recompute: RecomputePolicy,
 ) -> list[ShallowModel]:
-    """Stacks on four stages for every division and number of rows, and on two for every number of replicas.
+    """Makes stacks on four stages for every division and number of rows, and on two for every number of replicas.
 
     The rows of a microbatch are divided among replicas, as in training: more replicas have fewer rows each.
     """
@@ -123,7 +123,7 @@ def _stage_layers(module: ModuleSpec, layers: tuple[int, ...]) -> tuple[int, ...
 def _layer_profiles(
     module: ModuleSpec, runs: Sequence[MeasuredRun], gradients: RequiredGradients, batch: HostBatch
 ) -> list[LayerProfile]:
-    """The layers of a module on all ranks that it ran on: those before its stack, the stack's, those after."""
+    """Profiles the layers of a module, on all ranks that it ran on: before its stack, of the stack, and after it."""
     single_runs = [run for run in runs if run.model.dp == 1]
     row_load = capacity_row_loads(batch, gradients.graph)[module.name][0]
     size_of_row = row_load[LoadColumn.TOKENS] or row_load[LoadColumn.ITEMS]
@@ -172,13 +172,13 @@ def _layer_profiles(
 
 
 def _representative(layers: Sequence[LayerSpec], gradients: Mapping[str, tuple[Gradient, ...]]) -> LayerSpec | None:
-    """The layer that gets the time of several, of which only the sum is measured: the last with a backward."""
+    """Chooses the layer that gets the time of several, of which only the sum is measured: the last with a backward."""
     with_backward = [layer for layer in layers if gradients[layer.name]]
     return (with_backward or list(layers) or [None])[-1]
 
 
 def separate_layer_times(stages: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """From the seconds of four stages to those of the layers before a stack, of the stack, and of the layers after.
+    """Separates the seconds of four stages into the layers before a stack, the stack, and the layers after it.
 
     Each is a pair: seconds of a stack of one layer, and of every further layer. Of a module that is a single stage, all
     time counts as the stack's.
@@ -191,9 +191,9 @@ def separate_layer_times(stages: Sequence[float]) -> tuple[tuple[float, float], 
 
 
 def _contention(module: ModuleSpec, runs: Sequence[MeasuredRun], kind: OpKind, ranks: TimedRanks) -> tuple[float, ...]:
-    """How many times as long passes take while 1, 2, 4... replicas of such ranks compute; 1 on accelerators.
+    """Returns the factors by which passes take longer while 1, 2, 4... replicas compute; 1 on accelerators.
 
-    It is measured on the fewest ranks; a replica of more ranks counts as several of those.
+    They are measured on the fewest ranks; a replica of more ranks counts as several such replicas.
     """
     contending = [run for run in runs if run.model.dp > 1]
     if jax.devices()[0].platform != "cpu" or not contending:

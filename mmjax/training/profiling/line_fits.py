@@ -1,4 +1,4 @@
-"""Linear fits of ops that run once a step, and of hops: by the number of participants, and by size.
+"""Linear fits of the seconds of ops that run once a step, and of hops: by the number of participants, and by size.
 
 `layer_profile.py` puts them into the profile beside the layers.
 """
@@ -14,11 +14,11 @@ from sharding.plans.unit_layers import stage_layers
 from sharding.schedules.ops import OpKind, PipelineOp
 
 Point = tuple[int, float, float]
-"""(participants, size, seconds)."""
+"""A measurement to fit: (participants, size, seconds)."""
 
 
 def once_per_step_line(runs: Sequence[MeasuredRun], kind: OpKind) -> LinearFit:
-    """The fit of `gather`, `reduce` or `update`: by the ranks that divide state, and by parameters of a device."""
+    """Fits `gather`, `reduce` or `update` by the number of ranks that divide state, and by parameters of a device."""
     return fit_line([point for run in runs for point in _once_per_step_points(run, kind)])
 
 
@@ -37,7 +37,7 @@ def _once_per_step_points(run: MeasuredRun, kind: OpKind) -> Iterator[Point]:
 
 
 def hop_line(runs: Sequence[MeasuredRun]) -> LinearFit:
-    """The fit of hops between different devices: by the devices at both ends, and by a rank's bytes."""
+    """Fits hops between different devices by the number of devices at both ends, and by a rank's bytes."""
     return fit_line([point for run in runs for point in _hop_points(run)])
 
 
@@ -59,13 +59,13 @@ def _hop_points(run: MeasuredRun) -> Iterator[Point]:
 
 
 def norm_line(runs: Sequence[MeasuredRun]) -> LinearFit:
-    """The fit of the global norm: by stages."""
+    """Fits global_norm by the number of stages."""
     norm = PipelineOp("global_norm", "", -1)
     return fit_line([(sum(unit.stage_count for unit in run.plan.units), 0.0, run.seconds[norm]) for run in runs])
 
 
 def fit_line(points: Sequence[Point]) -> LinearFit:
-    """The least-squares fit `fixed + per_participant * participants + rate * size` without negative coefficients.
+    """Fits `fixed + per_participant * participants + rate * size` by least squares, without negative coefficients.
 
     It is zero without points.
     """

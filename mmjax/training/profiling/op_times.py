@@ -1,4 +1,4 @@
-"""Seconds of every op of a step on this machine, each run alone and waited for, as the simulator predicts them.
+"""Measured seconds of every op of a step on this machine, each run alone and waited for.
 
 `shallow_runs.py` measures each of its plans by it.
 """
@@ -19,14 +19,14 @@ COMPILING_STEPS = 1
 
 
 def measure_op_times(engine: Engine, batches: Sequence[HostBatch], steps: int) -> dict[PipelineOp, float]:
-    """Seconds of every op of a training step, run alone: the median over some steps.
+    """Measures the seconds of every op of a training step, run alone: the median over some steps.
 
-    Devices that share the cores of a host cannot show how ops overlap, but they show what each op takes.
+    Devices that share the cores of a host cannot show how ops overlap, but they show the seconds of each op.
 
     Args:
         engine: A model on a plan, in one process.
         batches: Arrays of global batches, used in turn.
-        steps: Steps to time, after one that compiles.
+        steps: Number of steps that are timed, after one that compiles.
     """
     state = engine.initial_state()
     jax.block_until_ready(vars(state))
@@ -59,7 +59,7 @@ class _Stopwatch:
 
 
 def seconds_by_kind(seconds: Mapping[PipelineOp, float]) -> dict[str, float]:
-    """Sums over the ops of each kind."""
+    """Sums the seconds of ops by their kind."""
     sums: dict[str, float] = collections.defaultdict(float)
     for op, op_seconds in seconds.items():
         sums[op.kind] += op_seconds

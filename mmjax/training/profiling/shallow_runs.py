@@ -26,7 +26,7 @@ from sharding.specs.modules import ModuleGraph
 PASS_KINDS: tuple[OpKind, ...] = ("forward", "backward")
 
 MICROBATCHES = 2
-"""Microbatches of a run. The last is timed, because the first one gets memory that was not used before."""
+"""Number of microbatches of a run. The last is timed, because the first gets memory that was not used before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class ShallowModel:
     """A shallow copy of a model, and how it is divided.
 
     Attributes:
-        layers_per_stage: By module, layers of each of its virtual stages.
-        ranks_by_module: By module, tensor and context-parallel ranks.
+        layers_per_stage: Number of layers of each virtual stage, by module.
+        ranks_by_module: Tensor and context-parallel ranks, by module.
         dp: Data-parallel replicas.
         rows: Rows of a replica's microbatch.
         recompute: Recomputation policy of every stage.
@@ -53,11 +53,11 @@ class MeasuredRun:
     """Measured times of a shallow model.
 
     Attributes:
-        model: What ran.
-        graph: Its modules.
+        model: The shallow model that ran.
+        graph: The specs of its modules.
         plan: The placement of the modules; every unit holds the module of its name.
         hop_bytes: Bytes of a microbatch's activations, by the stages at both ends.
-        seconds: Of every op.
+        seconds: Seconds of every op.
     """
 
     model: ShallowModel
@@ -67,7 +67,7 @@ class MeasuredRun:
     seconds: Mapping[PipelineOp, float]
 
     def stage_seconds(self, unit: str, kind: OpKind) -> list[float]:
-        """Seconds of a kind of op on every stage of a unit, for the last microbatch; 0 where a stage has no such op."""
+        """Seconds of a kind of op on each stage of a unit, for the last microbatch; 0 for stages without such an op."""
         microbatch = MICROBATCHES - 1 if kind in PASS_KINDS else -1
         stages = range(self.plan.unit_of(unit).stage_count)
         return [self.seconds.get(PipelineOp(kind, unit, stage, microbatch), 0.0) for stage in stages]
@@ -87,10 +87,10 @@ def measure_round_robin(
         config: The model that the shallow ones are copies of.
         models: The shallow models.
         batch: Arrays of a global batch, of which each model takes the first rows.
-        settings: The optimizer, and what trains.
+        settings: The optimizer, and the parts that train.
         rounds: Number of rounds.
         callback: Called with the number of models that have run for the first time, when their programs compile, and
-            that of all models.
+            the number of all models.
     """
     callback(0, len(models))
     # An engine holds no state, so all of them fit; a state exists only while its model runs.
@@ -129,7 +129,7 @@ def _build_engine(
 
 
 def _plan(model: ShallowModel, devices: int) -> Plan:
-    """Every module from device 0 on; its stages on as many devices as there are, so that there are hops to measure."""
+    """Places every module from device 0 on, its stages on all devices if possible, so that hops can be measured."""
 
     def unit(name: str) -> UnitPlan:
         layers, ranks = model.layers_per_stage[name], model.ranks_by_module[name]

@@ -25,10 +25,10 @@ from sharding.plans.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """What some steps under a plan took.
+    """The seconds and losses of some steps under a plan.
 
     Attributes:
-        seconds: Of every timed step.
+        seconds: Seconds of every timed step.
         losses: Losses by name of every timed step.
         error: Why the plan could not run, in one line; empty if it could. It then has neither seconds nor losses.
     """
@@ -59,7 +59,7 @@ def time_steps(
         config: The run.
         plans: Plans by name. One that fails is left out of the rounds that follow.
         steps: Number of rounds, each with a batch of its own: the first ones of the run.
-        callback: Called with the number of turns that are over, and that of all.
+        callback: Called with the number of turns that are over, and the number of all turns.
 
     Returns:
         The times by name, in the order of `plans`.
@@ -104,7 +104,7 @@ class _PlanRun:
         initializer: Makes the initial parameters.
 
     Attributes:
-        times: What its turns took so far.
+        times: The times of its turns so far.
     """
 
     def __init__(self, config: TrainConfig, plan: Plan, initializer: ParameterInitializer) -> None:

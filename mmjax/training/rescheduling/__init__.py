@@ -1,1 +1,1 @@
-"""The order of a run's ops computed anew from their measured seconds, and swapped between steps."""
+"""Rescheduling: the order of a run's ops is computed anew from their measured seconds, and swapped between steps."""

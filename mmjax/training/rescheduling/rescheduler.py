@@ -1,7 +1,7 @@
 """Times a step now and then, computes the order of its ops anew in another thread, and swaps it between two steps.
 
-All processes gather the times of all, compute the order by themselves, and compare what they have found at a step that
-is fixed by the step that was timed. So they swap together, whichever of them was ready first.
+Every process gathers the times of all processes, computes the order by itself, and compares its result with the others
+at a step that is fixed by the step that was timed. So they swap together, whichever of them was ready first.
 """
 
 import collections
@@ -26,7 +26,7 @@ from sharding.simulation.timeline import Timeline
 _LOG = logging.getLogger(__name__)
 
 STEPS_TO_COMPUTE = 8
-"""Steps that run while the order is computed, which takes seconds for thousands of devices."""
+"""Number of steps that run while the order is computed, which takes seconds for thousands of devices."""
 
 _KEPT = "the order in force"
 _FAILED = "failed: "
@@ -57,7 +57,7 @@ class OrderSwap:
 
 @dataclasses.dataclass(frozen=True)
 class _Pending:
-    """What another thread computes from a measured step: the outcome, and what tells it from that of others."""
+    """The computation of an order in another thread: its outcome, and a digest to compare it with other processes'."""
 
     measured_step: int
     outcome: "concurrent.futures.Future[tuple[Reconsidered, str]]"
@@ -68,8 +68,8 @@ class Rescheduler:
 
     Args:
         engine: The model on its plan.
-        settings: When; None for never.
-        first_step: Steps done; the first step to be timed is so many of `settings.interval` later.
+        settings: Settings of the timed steps; None to time no step.
+        first_step: Number of steps done; steps are timed from `settings.interval` steps later on.
         patience: Seconds to wait for the other processes.
     """
 
@@ -119,7 +119,7 @@ class Rescheduler:
 
         Raises:
             ReschedulingError: Some process could not compute it.
-            MissingProcessError: A process does not come.
+            MissingProcessError: A process does not take part within `patience`.
         """
         pending = self._pending
         if not self._settings or not pending:
@@ -160,7 +160,7 @@ class Rescheduler:
 
 
 def _digest(schedule: Schedule) -> str:
-    """What two schedules have in common only if they are the same."""
+    """Returns a digest that two schedules share only if they are the same."""
     text = "\n".join(f"{op} {op in schedule.bundled}" for op in schedule.ops)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -175,7 +175,7 @@ def _describe_failure(step: int, failed: Mapping[int, str]) -> str:
 
 
 def _describe_disagreement(step: int, texts: Mapping[int, str]) -> str:
-    """How many orders the processes have found."""
+    """Describes how many different orders the processes have found."""
     (_, most), *_ = collections.Counter(texts.values()).most_common()
     return (
         f"from step {step}, {len(texts)} processes have computed {len(set(texts.values()))} different ones, {most} of "

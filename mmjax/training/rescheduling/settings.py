@@ -1,4 +1,4 @@
-"""When a run computes the order of its ops anew. This file does not import jax, so configurations can.
+"""Settings of rescheduling. This file does not import jax, so configurations can import it.
 
 `TrainConfig.rescheduling` holds them; the rescheduler reads them.
 """
@@ -12,7 +12,7 @@ from configs.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Rescheduling:
-    """When a run computes the order of its ops anew from their measured seconds.
+    """Settings of computing the order of a run's ops anew from their measured seconds.
 
     Attributes:
         interval: Steps from one step whose ops are timed to the next.

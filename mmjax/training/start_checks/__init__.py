@@ -1,1 +1,1 @@
-"""Before the first step: do the devices compute rightly, and do all processes run the same?"""
+"""Checks before the first step: that the devices compute correctly, and that all processes run the same program."""

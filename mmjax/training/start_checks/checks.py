@@ -1,4 +1,4 @@
-"""The checks of all processes of a run at its start: each hears what the others found, and all end together.
+"""The checks of all processes of a run at its start: each learns the results of the others, and all end together.
 
 `python -m mmjax.train` runs them before it makes the trainer.
 """
@@ -47,7 +47,7 @@ def check_start(identity: Mapping[str, str], clock: Callable[[], float] = time.t
     Raises:
         DeviceCheckError: A device of this process is wrong.
         OtherDeviceCheckError: A device of another process is wrong.
-        DifferentProcessError: The processes differ; says which in what.
+        DifferentProcessError: The processes differ; names the processes and the texts.
     """
     failure = check_devices(jax.local_devices())
     if failure:
@@ -67,14 +67,14 @@ def check_start(identity: Mapping[str, str], clock: Callable[[], float] = time.t
 
 
 def check_alike(what: str, identity: Mapping[str, str]) -> None:
-    """Compares texts in all processes once more.
+    """Compares texts of all processes again.
 
     Args:
         what: Names the comparison.
         identity: Texts that must be alike in all processes, by name.
 
     Raises:
-        DifferentProcessError: The processes differ; says which in what.
+        DifferentProcessError: The processes differ; names the processes and the texts.
     """
     if jax.process_count() > 1:
         refuse_differences(exchange_reports(what, identity, "", time.time))
@@ -92,7 +92,7 @@ def refuse_differences(reports: Mapping[int, StartReport]) -> None:
 def exchange_reports(
     what: str, identity: Mapping[str, str], failure: str, clock: Callable[[], float]
 ) -> dict[int, StartReport]:
-    """The reports of all processes, this one's among them; waits until all have written theirs."""
+    """Returns the reports of all processes, including this one; waits until all have written their reports."""
     wait_for_processes(f"the reports on the {what}")
     report = StartReport(host=socket.gethostname(), time=clock(), identity=identity, failure=failure)
     texts = exchange_texts(f"comparing the {what}", report.to_json())

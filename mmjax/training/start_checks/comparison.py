@@ -1,4 +1,4 @@
-"""Comparing what the processes of a run say of themselves: pure functions of their reports.
+"""Comparison of the start reports of a run's processes, by pure functions.
 
 `checks.py` calls it in each process with the reports of all.
 """
@@ -12,25 +12,25 @@ from configs.errors import UserError
 from configs.strict_json import parse_record
 
 LONGEST_REPORT = 100_000
-"""Characters of the longest text that is read as a report."""
+"""Largest number of characters of a text that is read as a report."""
 
 LARGEST_CLOCK_DIFFERENCE = 2.0
 """Seconds by which clocks may differ without a warning: processes leave a barrier within less."""
 
 
 class DifferentProcessError(UserError):
-    """The processes of a run differ in what must be alike; the message says which of them in what."""
+    """The processes of a run differ in texts that must be alike; the message names the processes and the texts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartReport:
-    """What a process says of itself at the start.
+    """The report of a process at the start of a run.
 
     Attributes:
         host: Name of its host.
         time: Its clock when it left the barrier before the reports, in seconds.
         identity: Texts that must be alike, by name.
-        failure: What its device check found wrong; empty if nothing.
+        failure: The failure that its device check found; empty for none.
     """
 
     host: str
@@ -39,12 +39,12 @@ class StartReport:
     failure: str = ""
 
     def to_json(self) -> str:
-        """As text for the other processes."""
+        """Serialises the report for the other processes."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str, process: int) -> "StartReport":
-        """The report that a text holds. Raises UserError for every other text; names the process."""
+        """Parses the report that a text holds. Raises UserError for every other text; names the process."""
         where = f"the start report of process {process}"
         if len(text) > LONGEST_REPORT:
             raise UserError(f"{where} has {len(text)} characters, of at most {LONGEST_REPORT}")
@@ -55,10 +55,10 @@ class StartReport:
 
 
 def describe_differences(reports: Mapping[int, StartReport]) -> str:
-    """Which processes differ from most in what, as far as both sides say it; empty if they are alike.
+    """Names the processes that differ from most, and the texts, where both sides report them; empty if all are alike.
 
     Args:
-        reports: By process.
+        reports: The reports, by process.
     """
     names = dict.fromkeys(name for report in reports.values() for name in report.identity)
     said: list[str] = []
@@ -72,7 +72,7 @@ def describe_differences(reports: Mapping[int, StartReport]) -> str:
 
 
 def describe_clocks(reports: Mapping[int, StartReport]) -> str:
-    """By how much clocks differ; empty if it is no more than `LARGEST_CLOCK_DIFFERENCE`."""
+    """Says by how much clocks differ; empty if it is no more than `LARGEST_CLOCK_DIFFERENCE`."""
     earliest, latest = (pick(reports, key=lambda process: reports[process].time) for pick in (min, max))
     difference = reports[latest].time - reports[earliest].time
     if difference <= LARGEST_CLOCK_DIFFERENCE:
@@ -84,7 +84,7 @@ def describe_clocks(reports: Mapping[int, StartReport]) -> str:
 
 
 def describe_failures(reports: Mapping[int, StartReport]) -> str:
-    """Which processes failed their device check, and how; empty if none did."""
+    """Names the processes that failed their device check, and the failures; empty if none did."""
     return "; ".join(
         f"{_name_processes([process], reports)}: {report.failure}"
         for process, report in reports.items()

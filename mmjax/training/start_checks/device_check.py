@@ -1,4 +1,4 @@
-"""Whether each local device computes and stores rightly: a matmul with a known answer, and memory that is read back.
+"""The check that each local device computes and stores correctly: a matmul with a known result, and memory read back.
 
 One of the checks of `checks.py`, on every process.
 """
@@ -21,17 +21,17 @@ MEMORY_SHARE = 0.25
 """Share of a device's free memory that is written and read back."""
 
 LARGEST_MEMORY = 4 << 30
-"""Most bytes of it."""
+"""Largest number of bytes that are written and read back."""
 
 UNKNOWN_MEMORY = 16 << 20
-"""Bytes written to a device that does not say how much it has free."""
+"""Number of bytes written to a device that does not report its free memory."""
 
 Compute = Callable[[Mesh, str, np.ndarray, np.ndarray], jax.Array]
 """Multiplies two matrices on every device of a mesh, in a dtype; the result has one product per device."""
 
 
 def multiply(mesh: Mesh, dtype: str, left: np.ndarray, right: np.ndarray) -> jax.Array:
-    """The product in float32 of two matrices rounded to the dtype, on every device: [device, row, column]."""
+    """Computes the float32 product of two matrices rounded to the dtype, on every device: [device, row, column]."""
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=P("device"), out_specs=P("device"))
     def product(operands: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ def multiply(mesh: Mesh, dtype: str, left: np.ndarray, right: np.ndarray) -> jax
 
 
 def check_devices(devices: Sequence[jax.Device], compute: Compute = multiply) -> str:
-    """What is wrong with the devices; empty if nothing is.
+    """Describes the failures of the devices; empty if there are none.
 
     The matrices hold small whole numbers, so the products are exact in both dtypes.
 
@@ -71,7 +71,7 @@ def check_devices(devices: Sequence[jax.Device], compute: Compute = multiply) ->
 
 
 def _check_memory(mesh: Mesh) -> list[str]:
-    """What is wrong with the memory of the devices; nothing if it gives back what was written."""
+    """Describes the failures of the devices' memory; empty if the numbers read back are the numbers written."""
     count = min(_numbers_to_write(device) for device in mesh.devices.flat)
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(), out_specs=P("device"))
@@ -91,7 +91,7 @@ def _check_memory(mesh: Mesh) -> list[str]:
 
 
 def _numbers_to_write(device: jax.Device) -> int:
-    """How many numbers of 4 bytes are written to a device's memory."""
+    """Returns how many numbers of 4 bytes are written to a device's memory."""
     statistics = device.memory_stats() or {}
     free = statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)
     return (min(int(free * MEMORY_SHARE), LARGEST_MEMORY) if free > 0 else UNKNOWN_MEMORY) // 4

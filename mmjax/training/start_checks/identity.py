@@ -1,4 +1,4 @@
-"""What must be alike in all processes of a run: code, versions, configuration and plan, as short texts by name.
+"""The identity of a run, which must be alike in all processes: code, versions, configuration, plan, as short texts.
 
 `python -m mmjax.train` collects them; `checks.py` exchanges and compares them.
 """
@@ -27,7 +27,7 @@ SOURCE_SUFFIXES = {".py", ".gin", ".json"}
 
 
 def run_identity(configuration: str, plan: str) -> dict[str, str]:
-    """The identity of this process's run.
+    """Collects the identity of this process's run.
 
     Args:
         configuration: The configuration as text.
@@ -46,12 +46,12 @@ def run_identity(configuration: str, plan: str) -> dict[str, str]:
 
 
 def text_digest(text: str) -> str:
-    """A short digest of a text."""
+    """Returns a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def source_digest(packages: Sequence[str] = PACKAGES) -> str:
-    """The digest of all source files of packages, by their paths within them."""
+    """Returns the digest of all source files of packages and their paths within the packages."""
     digest = hashlib.sha256()
     for package in packages:
         spec = importlib.util.find_spec(package)

@@ -1,1 +1,1 @@
-"""Losses and gradients of layouts against a reference on one device (`python -m mmjax.verify`)."""
+"""Comparison of losses and gradients of layouts with a reference on one device (`python -m mmjax.verify`)."""

@@ -1,8 +1,9 @@
-"""Comparison of layouts with the reference: by module, the errors of what a layout computes.
+"""Comparison of layouts with the reference: the errors of a layout's results, by module.
 
 The state before a step is put on a layout's devices, where the executor runs a training step and an evaluation. Losses
-and gradients are compared with those of one device on the host, in float64; the update with that of one device for the
-layout's own gradients, because rounding can change the sign of a gradient, and with it the whole step of Adam.
+and gradients are compared with the results of one device, on the host in float64. The update is compared with an
+update on one device by the layout's own gradients, because rounding can change the sign of a gradient, and with it the
+whole step of Adam.
 """
 
 import contextlib
@@ -58,8 +59,8 @@ from sharding.trees import Tree
 GRADIENT_TOLERANCE = 2e-4
 LOSS_TOLERANCE = 1e-5
 NORM_TOLERANCE = 1e-4
-# An update is computed of the layout's own gradients, so that only the order of sums differs: those of the global norm,
-# and with Muon those of products of matrices that are divided.
+# An update is computed of the layout's own gradients, so that only the order of sums differs: the sum of the global
+# norm, and with Muon the sums in products of divided matrices.
 UPDATE_TOLERANCE = 1e-4
 # In addition, this many times the rounding error of one device is tolerated, because a layout rounds other intermediate
 # results. In bfloat16 the errors of some of hundreds of parameters are 2.2 times the largest error of the reference.
@@ -73,8 +74,8 @@ class Limits:
     In bfloat16 a parameter's gradient has passed some hundred roundings of up to 2^-9 each, so that a right one can
     differ by several percent, and no limit can reveal a factor of 1.02 in a single parameter. That is revealed in
     float32, in which every layout is compared too. In bfloat16 errors are averaged: over all parameters of a module,
-    and over `AVERAGED` perturbations of the parameters. The mean is compared with that of one device in bfloat16 for
-    the same parameters, whose systematic errors are alike.
+    and over `AVERAGED` perturbations of the parameters. The mean is compared with the mean of one device in bfloat16
+    for the same parameters, whose systematic errors are alike.
 
     Measured over ten perturbations and all default layouts: means differ by at most 0.3% for tiny.gin; for
     tiny_experts.gin by 0.2%, but by 1.2% in the vision encoder, of which single gradients differ by up to 4.7%. With
@@ -82,15 +83,16 @@ class Limits:
     gross errors: right gradients of vectors of 8 to 16 numbers differ by up to 37%.
 
     Attributes:
-        loss: Of a loss.
+        loss: Largest relative error of a loss.
         score: Share of the questions whose answer may be correct in one and wrong in the other: two tokens can be about
             equally likely.
         margin: Targets that are the likeliest token, or are not, by less than this share of the largest logit are not
             compared one by one (`LikelyTokens`).
         tokens: Share of the others that may be called correct in one and wrong in the other; in float32 not one may.
-        parameter: Of the gradient of a parameter; a gradient that is zero is limited by rounding errors alone.
-        least_scale, scale: Of all gradients of a module in the direction of the reference (`gradient_scales`): what is
-            accepted even if rounding errors are smaller, and the limit. In lower precisions than float32, of the mean.
+        parameter: Largest relative error of a parameter's gradient; a zero gradient is limited by rounding errors.
+        least_scale, scale: Errors of all gradients of a module in the direction of the reference (`gradient_scales`):
+            the error that is accepted even if rounding errors are smaller, and the limit. In lower precisions than
+            float32, errors of the mean.
     """
 
     loss: float
@@ -114,16 +116,16 @@ LIMITS = {
 }
 
 ALL_MODULES = "all modules"
-"""The report of what is computed of all modules together: the global norm of their gradients, which are clipped by it.
+"""Name of the report of the global norm of all modules' gradients, by which they are clipped.
 
-A layout's norm is compared with that of its own gradients, so that it is wrong only if the sum of all stages is."""
+A layout's norm is compared with the norm of its own gradients, so that it is wrong only if the sum over stages is."""
 
 SCALE = "(scale of all parameters)"
 """Stands for a parameter in the difference of `gradient_scales`."""
 
 
 def tolerances_in_words() -> str:
-    """What the figures of a report are, and how large they may be."""
+    """Describes the figures of a report, and how large they may be."""
     rounding = f"each plus {ROUNDING_FACTOR:g} times the rounding error of one device"
     return (
         "Relative differences from one device, the largest of all arrays and steps. Allowed: loss and evaluation "
@@ -137,7 +139,7 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
     Args:
         config: The model.
         layouts: The layouts to compare; a layout can have a transport of its own.
-        reference: From `run_reference`.
+        reference: The result of `run_reference`.
 
     Raises:
         PlanError: A plan cannot hold this model or batch; names the layout.
@@ -158,7 +160,7 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
 
 
 def _make_engine(model: ModelConfig, layout: NamedLayout, reference: Reference, settings: EngineSettings) -> Engine:
-    """The engine of a layout; an error names the layout."""
+    """Makes the engine of a layout; an error names the layout."""
     try:
         return Engine(model, layout.plan, reference.batch_spec, settings)
     except PlanError as error:
@@ -172,7 +174,7 @@ def _takes_part(plan: Plan) -> bool:
 
 
 def _share_report(report: LayoutReport) -> LayoutReport:
-    """The report of process 0."""
+    """Returns the report of process 0, in all processes."""
     if jax.process_count() == 1:
         return report
     shared = share_from_first_process({("report",): np.frombuffer(report.to_message(), np.uint8)})
@@ -180,11 +182,11 @@ def _share_report(report: LayoutReport) -> LayoutReport:
 
 
 def compare_with_reference(engine: Engine | None, reference: Reference, dtype: str) -> dict[str, ModuleReport]:
-    """By module, the worst differences of all steps of a reference; of several processes, the first one has them.
+    """Returns the worst differences of all steps of a reference, by module; of several processes, the first has them.
 
     Args:
-        engine: The layout's; None if this process has no device of it.
-        reference: From `run_reference`.
+        engine: The layout's engine; None if this process has no device of it.
+        reference: The result of `run_reference`.
         dtype: Precision of the layout.
     """
     reports: dict[str, ModuleReport] = {}
@@ -210,14 +212,14 @@ def compare_with_reference(engine: Engine | None, reference: Reference, dtype: s
 
 
 def _add_scales(scales: dict[str, list[float]], step: ReferenceStep, gradients: Sequence[Leaves]) -> None:
-    """Adds by module the scales of the gradients of a step's perturbed parameters."""
+    """Adds the scales of the gradients of a step's perturbed parameters, by module."""
     for found, expected in zip(gradients, step.perturbed_gradients, strict=True):
         for module, scale in gradient_scales(by_module(found), by_module(expected)).items():
             scales.setdefault(module, []).append(scale)
 
 
 def compare_step(reference: Reference, number: int, dtype: str, results: StepResults) -> dict[str, ModuleReport]:
-    """By module, the differences between what a layout computes in a step and the reference."""
+    """Returns the differences between a layout's results of a step and the reference, by module."""
     step, rounding, limits = reference.steps[number], reference.rounding[dtype], LIMITS[dtype]
     losses = _loss_differences(results.losses, step, rounding)
     evaluations = _loss_differences(results.evaluation_losses, step, rounding)
@@ -259,12 +261,12 @@ def _gradient_differences(
         typical = float(np.median(list(module_rounding.values()))) if module_rounding else 0.0
         differences = []
         for path, error in errors.items():
-            is_zero = path in zero.get(module, ())  # but for rounding errors, which are then all that is compared
+            is_zero = path in zero.get(module, ())  # up to rounding errors, which alone are then compared
             factor, limit = (2 * ROUNDING_FACTOR, math.inf) if is_zero else (ROUNDING_FACTOR, limits.parameter)
             tolerance = GRADIENT_TOLERANCE + factor * max(module_rounding.get(path, 0.0), typical)
             differences.append(Difference(error, min(tolerance, limit), path))
         found[module] = worst(differences)
-        agrees = found[module] and found[module].excess <= 1  # otherwise the parameter says more
+        agrees = found[module] and found[module].excess <= 1  # otherwise the parameter is the better message
         if agrees and module in scales and rounding.dtype == "float32":
             tolerance = limits.scale_tolerance(max(abs(scale - 1) for scale in rounding.scales[module]))
             found[module] = worst((found[module], Difference(abs(scales[module] - 1), tolerance, SCALE)))
@@ -272,7 +274,7 @@ def _gradient_differences(
 
 
 def _update_differences(reference: Reference, number: int, results: StepResults) -> dict[str, Difference]:
-    """By module, the worst difference of a parameter's change, or of a leaf of the optimizer state."""
+    """Returns the worst difference of a parameter's change, or of a leaf of the optimizer state, by module."""
     step, inputs = reference.steps[number], reference.inputs[number]
     gradients = _like(step.gradients, results.gradients)
     if gradients is None:
@@ -313,7 +315,7 @@ def _score_difference(score: AnswerScore, expected: AnswerScore, limit: float) -
 
 
 def _token_difference(correct: np.ndarray, step: ReferenceStep, limits: Limits) -> Difference:
-    """Of the targets, the share that only one of layout and reference calls the likeliest token."""
+    """Returns the share of the targets that only one of layout and reference calls the likeliest token."""
     compared = step.margins > limits.margin
     if correct.shape != step.correct.shape:
         return Difference(LARGEST_ERROR, limits.tokens, "(correct tokens)")

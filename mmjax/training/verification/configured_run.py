@@ -1,4 +1,4 @@
-"""Verification of a configured run: which layouts are compared, and their comparison with a reference on its data.
+"""Verification of a configured run: the choice of layouts, and their comparison with a reference on the run's data.
 
 `python -m mmjax.verify` and `mmjax.verify` call it.
 """
@@ -34,16 +34,16 @@ from sharding.specs.modules import module_graph
 def layouts_to_verify(
     plans: Mapping[str, Plan], model: ModelConfig, rows: GlobalRows, *, with_defaults: bool
 ) -> tuple[list[NamedLayout], dict[str, str]]:
-    """The layouts of plans, after those of `default_layouts` if they are wanted.
+    """Returns the layouts of plans, after the layouts of `default_layouts` if they are wanted.
 
     Args:
         plans: Plans by name.
         model: The model; if it computes in bfloat16, every layout is compared in float32 too.
-        rows: Those of a global batch.
+        rows: Rows of a global batch.
         with_defaults: Whether the default layouts are compared too; a plan that is impossible is then left out.
 
     Returns:
-        The layouts, and by name why others are impossible.
+        The layouts, and the reasons why others are impossible, by name.
 
     Raises:
         PlanError: A plan is impossible, and there are no default layouts; names it.
@@ -72,7 +72,7 @@ def layouts_to_verify(
 
 
 def message_size(model: ModelConfig, steps: int) -> int:
-    """Bytes of the longest message between processes: of all steps' parameters and two moments, or a step's results."""
+    """Bytes of the longest message between processes: all steps' parameters and two moments, or a step's results."""
     shapes = jax.tree.leaves([abstract_module_parameters(module) for module in model_modules(model)])
     arrays_of_all_steps, arrays_of_a_step = 3 * steps, 4  # a step's results have gradients too
     return 4 * sum(math.prod(leaf.shape) for leaf in shapes) * max(arrays_of_all_steps, arrays_of_a_step)
@@ -92,11 +92,11 @@ def verify_run(
 
     Args:
         model: The model.
-        data: How samples become batches.
+        data: The data configuration, by which samples become batches.
         dataset: The samples.
         layouts: The layouts to compare.
         settings: The seed, which parts train, and the transport of layouts without one of their own.
-        steps: Steps; between them, training on one device moves the parameters.
+        steps: Number of steps to compare; between them, training on one device moves the parameters.
 
     Raises:
         PlanError: A plan cannot hold the model or the batch.

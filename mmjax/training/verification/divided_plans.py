@@ -1,6 +1,6 @@
-"""Plans made of a division of every module: parallelism and recomputation of encoders, backbone and generators.
+"""Plans from a division of every module: parallelism and recomputation of encoders, backbone and generators.
 
-`layouts.py` writes the divisions down, `layout_kinds.py` fits them to a model; this makes the plans.
+`layouts.py` lists the divisions, `layout_kinds.py` fits them to a model; this makes the plans.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class GlobalRows:
 
     Attributes:
         count: Number of rows.
-        values: By module, what a row holds of its inputs.
-        positions: By encoder and backbone, the positions of a row in its layers.
+        values: Number of tokens, patches, frames or images of a row, by module.
+        positions: Number of positions of a row in the layers of each encoder and the backbone.
     """
 
     count: int
@@ -42,27 +42,27 @@ class GlobalRows:
 
     @classmethod
     def from_data(cls, model: ModelConfig, data: DataConfig) -> "GlobalRows":
-        """The rows that a data configuration makes for a model."""
+        """Returns the rows that a data configuration makes for a model."""
         arrays = global_batch_spec(data, model).arrays
         positions = {module: of["segments"].shape[1] for module, of in arrays.items() if "segments" in of}
         return cls(data.rows, row_values(model, arrays), positions)
 
     def sufficient_capacity(self, module: str, microbatches: int, rows: int) -> int:
-        """The capacity of a module's own rows with which any microbatch fits."""
+        """Returns the capacity of a module's own rows with which any microbatch fits."""
         return self.values[module].count * -(-(self.count // microbatches) // rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleDivision:
-    """How one module is divided, its rows, and how many microbatches it may hold where a step has so many.
+    """The division of one module, its rows, and the number of microbatches that it may hold if a step has that many.
 
     Attributes:
         parallelism: As in `UnitPlan`.
         pp: Pipeline ranks.
-        recompute: Policies that successive layers have by turns.
+        recompute: Recomputation policies that successive layers have by turns.
         extra_microbatches: As in `ScheduleHints`.
         phase_rows: As in `UnitPlan`.
-        two_capacities: Whether rows of its own have half of their capacity too.
+        two_capacities: Whether the module's own rows also have half of their capacity.
         executor: As in `UnitPlan`.
     """
 
@@ -85,7 +85,7 @@ class ModuleDivision:
         return self.pp * self.parallelism.chunks
 
     def with_parallelism(self, **changes: Any) -> "ModuleDivision":
-        """The division with other fields of its `Parallelism`."""
+        """Returns the division with other fields of its `Parallelism`."""
         return dataclasses.replace(self, parallelism=dataclasses.replace(self.parallelism, **changes))
 
 
@@ -93,7 +93,7 @@ UNDIVIDED = ModuleDivision()
 
 
 class ModuleRole(enum.IntEnum):
-    """What a module is to the model."""
+    """The role of a module in the model: encoder, backbone or generator."""
 
     ENCODER = 0
     BACKBONE = 1
@@ -101,7 +101,7 @@ class ModuleRole(enum.IntEnum):
 
 
 def module_roles(graph: ModuleGraph) -> dict[str, ModuleRole]:
-    """The role of every module by name."""
+    """Returns the role of every module by name."""
 
     def role(module: ModuleSpec) -> ModuleRole:
         if module.is_backbone:
@@ -112,7 +112,7 @@ def module_roles(graph: ModuleGraph) -> dict[str, ModuleRole]:
 
 
 def uneven_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """One layer a stage and the rest on the last stage; zero there if there are too few, which a unit refuses."""
+    """One layer for each stage and the rest on the last; 0 there if there are too few layers, which a unit refuses."""
     return (*[1] * (stages - 1), max(0, layers - stages + 1))
 
 
@@ -124,12 +124,12 @@ def plan_by_module(
     schedule: str = "1f1b",
     together: bool = False,
 ) -> Plan:
-    """A plan with every module a unit of its own.
+    """Makes a plan in which every module is a unit of its own.
 
     Args:
         graph: The modules.
-        rows: Of the global batch.
-        parallelism: Of every encoder, of the backbone and of every generator.
+        rows: Rows of the global batch.
+        parallelism: Division of every encoder, of the backbone and of every generator.
         microbatches: As in `Plan`.
         schedule: As in `Plan`.
         together: Whether all units start at device 0. Otherwise each starts after the last device of the one before,
@@ -181,7 +181,7 @@ def divides_positions(module: ModuleSpec, cp: int, tp: int, rows: GlobalRows) ->
 
 
 def _divided_positions(module: ModuleSpec, division: ModuleDivision, rows: GlobalRows) -> ModuleDivision:
-    """The division with context-parallel ranks where a module has positions to divide.
+    """Returns the division, with context-parallel ranks only where a module has positions to divide.
 
     Raises:
         PlanError: The ranks do not divide the positions.
@@ -198,7 +198,7 @@ def _divided_positions(module: ModuleSpec, division: ModuleDivision, rows: Globa
 
 
 def with_communication(plan: Plan) -> Plan:
-    """The plan with seconds for every stage, half of which wait for collectives, so that `colocated` makes bundles."""
+    """Adds seconds to every stage, half of which wait for collectives, so that `colocated` makes bundles."""
 
     def with_seconds(unit: UnitPlan) -> UnitPlan:
         forward, backward = (1.0,) * unit.stage_count, (2.0,) * unit.stage_count
@@ -213,7 +213,7 @@ def with_communication(plan: Plan) -> Plan:
 
 
 def _recompute(policies: Sequence[RecomputePolicy], layers: Sequence[int]) -> tuple[str, ...]:
-    """The policies by turns, for the layers of each stage."""
+    """Assigns the policies by turns to the layers of each stage."""
     ends = itertools.accumulate(layers)
     return tuple(
         recompute_text([policies[layer % len(policies)] for layer in range(end - count, end)]) if count else "none"
@@ -222,7 +222,7 @@ def _recompute(policies: Sequence[RecomputePolicy], layers: Sequence[int]) -> tu
 
 
 def _capacities(module: str, rows: GlobalRows, microbatches: int, division: ModuleDivision) -> tuple[int, ...]:
-    """The sufficient capacity of a module's rows and about half of it, which tensor ranks divide; or none."""
+    """Returns the sufficient capacity of a module's rows and about half of it, which tensor ranks divide; or none."""
     if not division.two_capacities or module not in rows.values:
         return ()
     whole = rows.sufficient_capacity(module, microbatches, division.phase_rows)
@@ -240,18 +240,18 @@ def plan_with_chain(
     schedule: str = "1f1b",
     tensor_ranks: Sequence[int] = (),
 ) -> Plan:
-    """A plan with the modules of a chain in one unit, whose first stage has so many layers.
+    """Makes a plan with the modules of a chain in one unit, whose first stage has `first_layers` layers.
 
     Every other module is a unit on a device of its own.
 
     Args:
         graph: The modules.
-        chain: Those of the chain.
-        division: Of the chain; with `tensor_ranks`, its tp is that of one of them.
+        chain: Names of the modules in the chain.
+        division: Division of the chain; with `tensor_ranks`, its tp is one of them.
         first_layers: Layers of the first stage.
         microbatches: As in `Plan`.
         schedule: As in `Plan`.
-        tensor_ranks: Of encoders, of the backbone and of generators, where they differ.
+        tensor_ranks: Tensor ranks of encoders, of the backbone and of generators, where they differ.
     """
     roles = module_roles(graph)
     total = sum(graph[name].layer_count for name in chain)

@@ -1,6 +1,6 @@
 """Relative errors of losses and gradients.
 
-`comparison.py` holds them against tolerances.
+`comparison.py` compares them with tolerances.
 """
 
 import math
@@ -16,14 +16,14 @@ SMALLEST_RELATIVE_GRADIENT = 1e-3
 """A parameter's gradient counts as at least this share of its module's root mean square gradient."""
 
 LARGEST_ERROR = sys.float_info.max
-"""The error of what is missing or not finite; JSON has no infinity."""
+"""The error of a missing or non-finite value; JSON has no infinity."""
 
 ParameterErrors = dict[str, dict[str, float]]
-"""By module and path of a parameter."""
+"""Errors by module and path of a parameter."""
 
 
 def loss_errors(losses: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
-    """By name of a loss, `|loss - expected| / |expected|`; where zero is expected, the difference itself.
+    """Computes `|loss - expected| / |expected|` by name of a loss; where zero is expected, the difference itself.
 
     A loss that is missing has the error `LARGEST_ERROR`.
     """
@@ -33,7 +33,7 @@ def loss_errors(losses: Mapping[str, float], expected: Mapping[str, float]) -> d
 
 
 def gradient_errors(gradients: Tree, expected: Tree) -> ParameterErrors:
-    """By module and parameter, `norm(g - e) / max(norm(e), 1e-3 rms(e of the module) sqrt(size))`.
+    """Computes `norm(g - e) / max(norm(e), 1e-3 rms(e of the module) sqrt(size))` by module and parameter.
 
     A parameter that only one side has, or whose shape differs, has the error `LARGEST_ERROR`. A module of which nothing
     trains has no errors.
@@ -50,9 +50,9 @@ def gradient_errors(gradients: Tree, expected: Tree) -> ParameterErrors:
 
 
 def zero_gradients(expected: Tree) -> dict[str, frozenset[str]]:
-    """By module, the parameters whose gradient is zero but for rounding (a key's bias changes no softmax).
+    """Returns, by module, the parameters whose gradient is zero but for rounding (a key's bias changes no softmax).
 
-    They are those whose norm is less than `1e-3 rms(e of the module) sqrt(size)`, by which their errors are divided.
+    Their norm is less than `1e-3 rms(e of the module) sqrt(size)`, by which their errors are divided.
     """
     zero = {}
     for module, tree in expected.items():
@@ -63,7 +63,7 @@ def zero_gradients(expected: Tree) -> dict[str, frozenset[str]]:
 
 
 def gradient_scales(gradients: Tree, expected: Tree) -> dict[str, float]:
-    """By module, `<g, e> / <e, e>` over all its parameters: 1 if the gradient is right in its own direction.
+    """Computes `<g, e> / <e, e>` over all parameters of each module: 1 if the gradient is right in its own direction.
 
     Rounding errors mostly average out in it, unlike a wrong factor. Modules without gradients are left out.
     """
@@ -79,25 +79,25 @@ def gradient_scales(gradients: Tree, expected: Tree) -> dict[str, float]:
 
 
 def mean_scale_error(scales: Sequence[float], expected: Sequence[float]) -> float:
-    """The difference of the means of two samples of scales (`gradient_scales`)."""
+    """Computes the difference of the means of two samples of scales (`gradient_scales`)."""
     return _finite(abs(float(np.mean(scales)) - float(np.mean(expected))))
 
 
 def standard_error(expected: Sequence[float]) -> float:
-    """The standard deviation of `mean_scale_error` between two samples like the one given."""
+    """Estimates the standard deviation of `mean_scale_error` between two samples like the given one."""
     return float(np.std(expected) * np.sqrt(2 / len(expected)))
 
 
 def change_error(before: np.ndarray, after: np.ndarray | None, expected: np.ndarray, tolerance: float) -> float:
-    """The error of a parameter's change: `norm(a - e) / (norm(e - before) + eps / tolerance norm(e))`.
+    """Computes the error of a parameter's change: `norm(a - e) / (norm(e - before) + eps / tolerance norm(e))`.
 
-    Here a is the parameter after the update, and e what it should be. An error of `tolerance` thus allows for rounding
+    Here a is the parameter after the update, and e its expected value. An error of `tolerance` thus allows for rounding
     the float32 parameter itself, which may be far larger than its change.
 
     Args:
         before: The parameter before the update.
-        after: After it; None if it is missing.
-        expected: What it should be after it.
+        after: The parameter after the update; None if it is missing.
+        expected: The expected parameter after the update.
         tolerance: The largest error that is accepted.
     """
     if after is None or after.shape != expected.shape:
@@ -110,7 +110,7 @@ def change_error(before: np.ndarray, after: np.ndarray | None, expected: np.ndar
 
 
 def state_error(state: np.ndarray | None, expected: np.ndarray) -> float:
-    """The error of a leaf of the optimizer state, `norm(s - e) / norm(e)`; whole numbers must be equal."""
+    """Computes the error `norm(s - e) / norm(e)` of a leaf of the optimizer state; whole numbers must be equal."""
     if state is None or state.shape != expected.shape:
         return LARGEST_ERROR
     if np.issubdtype(expected.dtype, np.integer):
@@ -121,12 +121,12 @@ def state_error(state: np.ndarray | None, expected: np.ndarray) -> float:
 
 
 def global_norm(gradients: Tree) -> float:
-    """The norm of all gradients of all modules, in float64."""
+    """Computes the norm of all gradients of all modules, in float64."""
     return float(np.sqrt(sum(np.vdot(leaf, leaf) for tree in gradients.values() for leaf in _leaves(tree).values())))
 
 
 def _smallest_norms(leaves: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """By path, the norm that a parameter's gradient counts as at least."""
+    """Returns the lower bound of the norm by which the error of a parameter's gradient is divided, by path."""
     squares = sum(float(np.vdot(leaf, leaf)) for leaf in leaves.values())
     rms = np.sqrt(squares / max(1, sum(leaf.size for leaf in leaves.values())))
     return {path: SMALLEST_RELATIVE_GRADIENT * float(rms) * np.sqrt(leaf.size) for path, leaf in leaves.items()}
@@ -145,7 +145,7 @@ def _finite(error: float) -> float:
 
 
 def _leaves(tree: Tree) -> dict[str, np.ndarray]:
-    """The leaves of a module by path, in float64."""
+    """Returns the leaves of a module by path, in float64."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, np.float64) for path, leaf in leaves

@@ -1,6 +1,6 @@
-"""Kinds of layouts that `python -m mmjax.verify` compares: from parallelism to plans, the most divided first.
+"""Kinds of layouts that `python -m mmjax.verify` compares, which make plans from divisions, the most divided first.
 
-`layouts.py` is the list of them.
+`layouts.py` lists them.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ class NamedLayout:
     Attributes:
         name: Its parallelism in words, or the name of its plan file.
         plan: The placement of the modules.
-        transport: What sends the arrays of hops (`sharding.runtime.hops`); empty for the configuration's.
-        attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
+        transport: Transport of hops (`sharding.runtime.hops`); empty for the configured transport.
+        attention: Implementation of `pallas_kernels.packed_attention`; empty to choose it by shapes and devices.
         dtype: Compute precision.
     """
 
@@ -40,14 +40,14 @@ class NamedLayout:
     dtype: str = "float32"
 
     def across_processes(self) -> "NamedLayout":
-        """The layout for a run of several processes, between which `device_put` cannot send."""
+        """Returns the layout for a run of several processes, between which `device_put` cannot send."""
         if self.transport != "device_put":
             return self
         name = self.name.replace("device_put", "ppermute")
         return dataclasses.replace(self, name=name, transport="ppermute")
 
     def in_precisions(self, dtype: str) -> "list[NamedLayout]":
-        """The layout in float32, whose tolerances are narrow, and then in the precision that a model computes in."""
+        """Returns the layout in float32, with narrow tolerances, and in the precision that a model computes in."""
         if dtype == self.dtype:
             return [self]
         precisions = (self.dtype, dtype)
@@ -61,12 +61,12 @@ LayoutKind = Callable[[ModuleGraph, GlobalRows], Alternatives]
 
 
 SEVERAL = (2, 3)
-"""Microbatches. Those that are swapped, dropped or counted twice show only where there are several, so layouts have one
-only if nothing else is possible."""
+"""Numbers of microbatches. Swapped, dropped or double-counted microbatches show only where there are several, so
+layouts have one only if nothing else is possible."""
 
 
 def one_device(graph: ModuleGraph, _: GlobalRows) -> Alternatives:
-    """Every module on device 0."""
+    """Makes the layout with every module on device 0."""
     for m in (*SEVERAL, 1):
         yield lambda m=m: NamedLayout(
             f"one device, {m} microbatches", dataclasses.replace(single_device_plan(graph), microbatches=m)
@@ -74,7 +74,7 @@ def one_device(graph: ModuleGraph, _: GlobalRows) -> Alternatives:
 
 
 def all_alike(divisions: Sequence[ModuleDivision], microbatches: Sequence[int] = (*SEVERAL, 1)) -> LayoutKind:
-    """Every module divided in the same way, on the same devices."""
+    """Makes layouts in which every module is divided in the same way, on the same devices."""
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
         for m, division in itertools.product(microbatches, divisions):
@@ -95,7 +95,7 @@ def each_its_own(
     attention: str = "",
     bundled: bool = False,
 ) -> LayoutKind:
-    """Every module divided its own way; a choice is (encoder, backbone, generator)."""
+    """Makes layouts in which every module is divided its own way; a choice is (encoder, backbone, generator)."""
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
         def make(divisions: Sequence[ModuleDivision], m: int) -> Plan:
@@ -124,9 +124,10 @@ def in_one_unit(
     schedule: str = "1f1b",
     tensor_ranks: Sequence[int] = (),
 ) -> LayoutKind:
-    """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them.
+    """Makes layouts with the last encoder and all modules of some roles in one unit.
 
-    `tensor_ranks` are those of the encoder, of the backbone and of generators, where they differ.
+    The unit is cut after the first layer of one of them. `tensor_ranks` are the tensor ranks of the encoder, of the
+    backbone and of generators, where they differ.
     """
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
@@ -150,7 +151,7 @@ def in_one_unit(
 
 
 def either(*kinds: LayoutKind) -> LayoutKind:
-    """The alternatives of one kind, then those of the others."""
+    """Makes the alternatives of one kind, then the alternatives of the others."""
     return lambda graph, rows: itertools.chain.from_iterable(kind(graph, rows) for kind in kinds)
 
 
@@ -159,7 +160,7 @@ def _no_encoder() -> NamedLayout:
 
 
 def describe_parallelism(divisions: Sequence[ModuleDivision], microbatches: int) -> str:
-    """Such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
+    """Describes divisions, such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
     words = []
     ranks = [of.parallelism for of in divisions]
     sizes_by_name = {

@@ -1,6 +1,6 @@
-"""What a layout computes for a step: losses and gradients, an update by these gradients, and an evaluation.
+"""The results of a layout for a step: losses and gradients, an update by these gradients, and an evaluation.
 
-`comparison.py` compares them with those of `reference.py`.
+`comparison.py` compares them with the results of `reference.py`.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
 
 Leaves = dict[Name, np.ndarray]
-"""By module, piece, layer and the path below: parameters, gradients, or leaves of the optimizer state."""
+"""Parameters, gradients, or leaves of the optimizer state, by module, piece, layer and the path below the layer."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepInputs:
-    """What every layout gets for a step.
+    """The inputs of every layout for a step.
 
     Attributes:
         batch: The packed batch.
-        parameters: In float32; numbers of the layouts' precision, so that casting them adds no error.
-        optimizer_state: Of the pieces that train.
+        parameters: Parameters in float32; numbers of the layouts' precision, so that casting them adds no error.
+        optimizer_state: Optimizer state of the pieces that train.
     """
 
     batch: GlobalBatch
@@ -41,12 +41,12 @@ class StepInputs:
     optimizer_state: Leaves
 
     def perturbed_parameters(self, dtype: str, number: int, count: int) -> Iterator[Leaves]:
-        """The parameters of step `number` with so many perturbations in a precision, the same in every process."""
+        """Yields the parameters of step `number` with `count` perturbations, the same in every process."""
         return (perturb(self.parameters, dtype, (number, repeat)) for repeat in range(count))
 
 
 def perturb(leaves: Leaves, dtype: str, seed: tuple[int, ...]) -> Leaves:
-    """Parameters multiplied by 1 + u, rounded to a precision, with u uniform in [-eps, eps] of the precision.
+    """Multiplies parameters by 1 + u, with u uniform in [-eps, eps] of a precision, and rounds them to the precision.
 
     All intermediate results then round differently, so that rounding errors become independent of each other.
     """
@@ -61,16 +61,16 @@ def perturb(leaves: Leaves, dtype: str, seed: tuple[int, ...]) -> Leaves:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StepResults:
-    """What a layout computes for a step.
+    """The results of a layout for a step.
 
     Attributes:
-        losses: By name.
-        gradients: Of the pieces that train.
-        gradient_norm: The global norm, of which the factor that clips gradients is made.
-        parameters: After the update, frozen ones included.
-        optimizer_state: After the update.
-        evaluation_losses: By name.
-        score: Of the questions of the batch.
+        losses: Losses by name.
+        gradients: Gradients of the pieces that train.
+        gradient_norm: The global norm, by which gradients are clipped.
+        parameters: Parameters after the update, including frozen ones.
+        optimizer_state: Optimizer state after the update.
+        evaluation_losses: Losses of the evaluation by name.
+        score: Score of the questions of the batch.
         correct: int8[n, s], 1 where the evaluation calls the target the likeliest token, 0 where not, else invalid.
     """
 
@@ -85,12 +85,12 @@ class StepResults:
 
 
 def leaves_by_name(tree: Any) -> dict[Name, Any]:
-    """The leaves of a tree by their path; keys such as `module/piece` are several parts of it."""
+    """Returns the leaves of a tree by their path; a key such as `module/piece` is split into several names."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def host_leaves(tree: Any) -> Leaves:
-    """`leaves_by_name` as NumPy arrays."""
+    """Returns `leaves_by_name` as NumPy arrays."""
     return {name: np.asarray(leaf) for name, leaf in leaves_by_name(tree).items()}
 
 
@@ -99,13 +99,13 @@ def _name(path: tuple[Any, ...]) -> Name:
 
 
 def _stage_leaf_name(path: tuple[Any, ...]) -> Name:
-    """The name of a leaf of a stage's tree, by module, piece and layer, whichever stack of the stage has it."""
+    """Returns the name of a leaf of a stage's tree, by module, piece and layer, whichever stack of the stage has it."""
     key, *rest = path
     return _name((jax.tree_util.DictKey(piece_key(key.key)), *rest))
 
 
 def by_module(leaves: Leaves) -> Tree:
-    """`{module: {path: leaf}}`."""
+    """Groups leaves by module: `{module: {path: leaf}}`."""
     modules: Tree = {}
     for (module, *path), leaf in leaves.items():
         modules.setdefault(module, {})["/".join(path)] = leaf
@@ -113,12 +113,12 @@ def by_module(leaves: Leaves) -> Tree:
 
 
 def step_results(engine: Engine | None, inputs: StepInputs, number: int) -> StepResults:
-    """The results of all processes together, which call this together.
+    """Returns the results of all processes together, which call this together.
 
     Args:
-        engine: The layout's; None if this process has no device of it.
-        inputs: Of the step.
-        number: Of the step.
+        engine: The layout's engine; None if this process has no device of it.
+        inputs: Inputs of the step.
+        number: Number of the step.
     """
     found = gather_whole_arrays(dict(_local_results(engine, inputs, number)) if engine else {})
 
@@ -141,7 +141,7 @@ def step_results(engine: Engine | None, inputs: StepInputs, number: int) -> Step
 
 
 def _join_microbatches(microbatches: dict[Name, np.ndarray], rows: int) -> np.ndarray:
-    """The rows `[n, s]` of microbatches `[n / m, s]` by their number; rows of those that are missing are invalid."""
+    """Joins microbatches `[n / m, s]` by number to rows `[n, s]`; the rows of missing microbatches are invalid."""
     first = next(iter(microbatches.values()), np.zeros((1, 1), np.int8))
     joined = np.full((rows, first.shape[1]), np.iinfo(np.int8).min, np.int8)
     for (number,), array in microbatches.items():
@@ -151,7 +151,7 @@ def _join_microbatches(microbatches: dict[Name, np.ndarray], rows: int) -> np.nd
 
 
 def step_gradients(engine: Engine | None, inputs: StepInputs, number: int) -> Leaves:
-    """Only the gradients of `step_results`."""
+    """Returns only the gradients of `step_results`."""
     local = {}
     if engine:
         state, batch = _place_state(engine, inputs), engine.place_batch(inputs.batch.arrays, number)
@@ -160,7 +160,7 @@ def step_gradients(engine: Engine | None, inputs: StepInputs, number: int) -> Le
 
 
 def _local_results(engine: Engine, inputs: StepInputs, number: int) -> Iterator[tuple[Name, Any]]:
-    """The results on this process's devices: the kind of result and what it is of, and the array."""
+    """Yields the results on this process's devices: names, which begin with the kind of result, and arrays."""
     executor, state = engine.executor, _place_state(engine, inputs)
     batch = engine.place_batch(inputs.batch.arrays, number)
     gradients, summary = executor.gradients(state, batch)
@@ -209,7 +209,7 @@ def _place_state(engine: Engine, inputs: StepInputs) -> TrainState:
 
 
 def prepare_processes(engine: Engine | None) -> None:
-    """Compiles what the layout runs, and waits until all processes have: their first exchange has a time limit."""
+    """Compiles the layout's programs, and waits for all processes to do so: their first exchange has a time limit."""
     if jax.process_count() == 1:
         return  # programs are compiled when they first run
     if engine:

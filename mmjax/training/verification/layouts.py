@@ -1,6 +1,6 @@
 """The layouts that `python -m mmjax.verify` compares by default: every kind of division that a model allows.
 
-`configured_run.py` takes those that a configuration allows.
+`configured_run.py` takes the layouts that a configuration allows.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from sharding.specs.modules import ModuleGraph
 
 
 def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple[list[NamedLayout], dict[str, str]]:
-    """One layout of every kind for a model, and for each kind that is impossible the reason.
+    """Makes one layout of every kind for a model, and gives the reason for each kind that is impossible.
 
     Args:
         graph: The model's modules.
-        rows: Those of the global batch.
-        devices: Number of devices there are.
+        rows: Rows of the global batch.
+        devices: Number of available devices.
     """
     layouts, refused = [], {}
     for kind, alternatives in kinds_for(graph).items():
@@ -46,7 +46,7 @@ def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple
 
 
 def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
-    """The kinds of layouts for a model, some of them only where it has experts or a generator that can be cut."""
+    """Returns the kinds of layouts for a model, some only for models with experts or a generator that can be cut."""
     generators = [module for module in graph.modules if module.inputs and not module.is_backbone]
     return (
         LAYOUT_KINDS

@@ -1,7 +1,7 @@
-"""Targets of which a model gets some right.
+"""Replacement targets, some of which a model predicts correctly; the reference puts them into its batches.
 
-Of a model that is not trained hardly any target is the likeliest token, so that a layout which calls all of them wrong
-would agree with the reference.
+For an untrained model hardly any target is the likeliest token, so that a layout which calls all of them wrong would
+agree with the reference.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class LikelyTokens(NamedTuple):
 
     Attributes:
         tokens: The likeliest token.
-        margin: Between it and the next likeliest.
-        target_margin: Between it and the target.
+        margin: Margin between the likeliest token and the next.
+        target_margin: Margin between the likeliest token and the target.
     """
 
     tokens: np.ndarray
@@ -34,7 +34,7 @@ class LikelyTokens(NamedTuple):
     target_margin: np.ndarray
 
     def replace_targets(self, backbone: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The targets, of which those of about every second answer are the likeliest tokens, and by how much each wins.
+        """Replaces the targets of about every second answer by the likeliest tokens; returns targets and margins.
 
         Args:
             backbone: The backbone's arrays, a sample in a row.
@@ -50,7 +50,7 @@ class LikelyTokens(NamedTuple):
 
 
 def likely_tokens(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax.Array], LikelyTokens]:
-    """The model on one device as a function `(parameters, arrays by module, [seed, step])` to its likeliest tokens."""
+    """Makes the function `(parameters, arrays by module, [seed, step])` to a model's likeliest tokens on one device."""
 
     @jax.jit
     def compiled(
@@ -75,13 +75,13 @@ def likely_tokens(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax
 
 
 def in_packed_rows(batch: GlobalBatch, backbone: str, values: np.ndarray, elsewhere: np.ndarray) -> np.ndarray:
-    """Values of the tokens of every sample, at the positions of these tokens in the rows of a batch.
+    """Places the values of every sample's tokens at the positions of these tokens in the rows of a batch.
 
     Args:
         batch: The batch.
         backbone: Name of the module whose rows they are.
         values: `[samples, s]`, the samples in the order of the batch.
-        elsewhere: `[n, s of a row]`, what padding has.
+        elsewhere: `[n, s of a row]`, the values of padding.
     """
     packed, segments = np.array(elsewhere), batch.arrays[backbone]["segments"]
     for sample, (row, slot) in enumerate(np.argwhere(batch.sample_ids >= 0)):
@@ -91,6 +91,6 @@ def in_packed_rows(batch: GlobalBatch, backbone: str, values: np.ndarray, elsewh
 
 
 def replace_packed_targets(batch: GlobalBatch, backbone: str, targets: np.ndarray) -> GlobalBatch:
-    """The batch with other targets, `[n, s]`."""
+    """Returns the batch with other targets, `[n, s]`."""
     arrays = {**batch.arrays, backbone: {**batch.arrays[backbone], "targets": targets}}
     return dataclasses.replace(batch, arrays=arrays)

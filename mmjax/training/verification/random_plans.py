@@ -1,4 +1,4 @@
-"""Random plans: combinations of parallelism that nobody wrote down, valid for a model, its rows and its devices.
+"""Random plans: drawn combinations of parallelism that are valid for a model, its rows and its devices.
 
 `python -m mmjax.verify --random` compares them like the layouts of `layouts.py`.
 """
@@ -30,18 +30,18 @@ MOST_MICROBATCHES = 4
 LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2, "pipeline_replicas": 3}
 CONTEXT_RANKS = (2, 4)
 COLLECTIVES: tuple[CollectivesName, ...] = ("all_reduce", "sequence_parallel", "ring")
-MOST_ROWS = 3  # of its own, of a replica
+MOST_ROWS = 3  # largest number of a unit's own rows for each replica
 UNIT_ATTEMPTS = 100
 PLAN_ATTEMPTS = 100
 
 
 def random_plans(graph: ModuleGraph, rows: GlobalRows, devices: int, seed: int, count: int) -> dict[str, Plan]:
-    """Random plans by a name that describes them; plan i depends on the seed and i alone.
+    """Draws random plans, by a name that describes them; plan i depends on the seed and i alone.
 
     Args:
         graph: The model's modules.
-        rows: Those of the global batch.
-        devices: Number of devices there are.
+        rows: Rows of the global batch.
+        devices: Number of available devices.
         seed: Seed of the plans.
         count: Number of plans.
 
@@ -53,7 +53,7 @@ def random_plans(graph: ModuleGraph, rows: GlobalRows, devices: int, seed: int, 
 
 
 def random_plan(graph: ModuleGraph, rows: GlobalRows, devices: int, generator: random.Random) -> Plan:
-    """One random plan: microbatches, schedule, units with their devices, all that divides them, and recomputation."""
+    """Draws one plan: microbatches, schedule, units with their devices and parallelism, and recomputation."""
     for _ in range(PLAN_ATTEMPTS):
         microbatches = generator.choice([m for m in range(1, MOST_MICROBATCHES + 1) if rows.count % m == 0])
         chains = _random_chains(graph, generator)
@@ -72,7 +72,7 @@ def random_plan(graph: ModuleGraph, rows: GlobalRows, devices: int, generator: r
 
 
 def _random_chains(graph: ModuleGraph, generator: random.Random) -> list[tuple[str, ...]]:
-    """The modules, each in a unit of its own or behind one that feeds it."""
+    """Draws chains: each module in a unit of its own, or behind a module that feeds it."""
     chains: list[tuple[str, ...]] = []
     for module in graph.modules:
         feeding = [chain for chain in chains if chain[-1] in module.inputs]
@@ -92,14 +92,14 @@ def _random_unit(
     devices: int,
     generator: random.Random,
 ) -> UnitPlan:
-    """A valid unit of a chain; undivided on one device if none is found.
+    """Draws a valid unit of a chain; undivided on one device if none is found.
 
     Args:
         chain: Names of its modules.
         graph: The model's modules.
-        rows: Those of the global batch.
+        rows: Rows of the global batch.
         microbatches: Number of microbatches.
-        devices: Number of devices there are.
+        devices: Number of available devices.
         generator: Source of all choices.
     """
     name, total = "_".join(chain), sum(graph[module].layer_count for module in chain)
@@ -159,9 +159,9 @@ def _random_unit(
 
 
 def _random_replicas(pipeline_replicas: int, microbatches: int, generator: random.Random) -> tuple[int, ...]:
-    """Which pipeline replica takes each microbatch, each at least one.
+    """Draws the pipeline replica of each microbatch; each pipeline replica takes at least one.
 
-    Empty, for by turns, of one pipeline replica and of half the others.
+    Empty, which means by turns, for one pipeline replica and in half of the other cases.
     """
     if pipeline_replicas == 1 or generator.random() < 0.5:
         return ()
@@ -174,7 +174,7 @@ def _random_replicas(pipeline_replicas: int, microbatches: int, generator: rando
 
 
 def _random_module_tp(modules: int, devices: int, tp: int, generator: random.Random) -> tuple[int, ...]:
-    """Tensor ranks of each module, one of which has `tp`; empty where all have, as one half of the chains."""
+    """Draws the tensor ranks of each module, one of which has `tp`; empty where all have it, in half of the chains."""
     if generator.random() < 0.5:
         return ()
     sizes = [size for size in range(1, LARGEST_SIZES["tp"] + 1) if devices % math.lcm(size, tp) == 0]
@@ -185,7 +185,7 @@ def _random_module_tp(modules: int, devices: int, tp: int, generator: random.Ran
 
 
 def _random_recompute(layers: int, generator: random.Random) -> str:
-    """One policy for all layers of a stage, or one for those before some layer and one for the others."""
+    """Draws one policy for all layers of a stage, or one for the layers before some layer and one for the others."""
     first = generator.choice((0, generator.randrange(layers)))
     before, after = generator.choices(RECOMPUTE_POLICIES, k=2)
     return recompute_text((before,) * first + (after,) * (layers - first))
@@ -194,7 +194,7 @@ def _random_recompute(layers: int, generator: random.Random) -> str:
 def _random_capacities(
     unit: UnitPlan, rows: GlobalRows, microbatches: int, generator: random.Random
 ) -> tuple[int, ...]:
-    """Some capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
+    """Draws capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
     whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.phase_rows)
     multiple = rows.values[unit.modules[0]].per_slot * unit.parallelism.tp * row_chunks(unit.parallelism.cp)
     smaller = range(multiple, whole, multiple)
@@ -203,7 +203,7 @@ def _random_capacities(
 
 
 def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generator: random.Random) -> UnitPlan:
-    """The unit with random microbatches in flight, and random seconds of its stages for schedules that read them.
+    """Adds random microbatches in flight to a unit, and random seconds of its stages for schedules that read them.
 
     Half of the units of `colocated` wait for collectives in some of them, beside which others may run in bundles.
     """
@@ -218,10 +218,10 @@ def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generat
 
 
 def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: int, generator: random.Random) -> Plan:
-    """The plan with its backbone as one program, where that can be, as one half of such plans; else the plan.
+    """Makes the backbone one compiled program in half of the plans that allow it; else returns the plan.
 
-    What only dispatched units have is left out: the stages get equal layers and the policy of the first one, and no
-    unit has an order by seconds.
+    Options that only dispatched units have are left out: the stages get equal layers and the policy of the first one,
+    and no unit has an order by seconds.
     """
     if generator.random() < 0.5 or plan.schedule == "colocated":
         return plan
@@ -234,7 +234,7 @@ def _with_random_executor(plan: Plan, graph: ModuleGraph, rows: int, devices: in
 
 
 def _for_one_program(unit: UnitPlan, graph: ModuleGraph) -> UnitPlan:
-    """The unit as one program if it holds the backbone, or as one beside it."""
+    """Returns the unit as one compiled program if it holds the backbone, else as a unit beside such a program."""
     unit = unit.with_hints(forward_seconds=(), backward_seconds=())
     if graph.backbone.name not in unit.modules:
         return unit
@@ -249,18 +249,18 @@ def _for_one_program(unit: UnitPlan, graph: ModuleGraph) -> UnitPlan:
 
 
 def _random_layers(total: int, stages: int, generator: random.Random) -> tuple[int, ...]:
-    """Numbers of layers of the stages, at least 1 each."""
+    """Draws the numbers of layers of the stages, at least 1 each."""
     cuts = sorted(generator.sample(range(1, total), stages - 1))
     return tuple(end - first for first, end in itertools.pairwise((0, *cuts, total)))
 
 
 def _describe(plan: Plan) -> str:
-    """All that is in a plan, so that it can be written down again."""
+    """Describes all of a plan, so that it can be written as a plan again."""
     return " | ".join([f"{plan.microbatches} microbatches, {plan.schedule}", *map(_describe_unit, plan.units)])
 
 
 def _describe_unit(unit: UnitPlan) -> str:
-    """Its modules and devices, and the keys of the plan that do not have their default values."""
+    """Describes a unit: its modules and devices, and the keys of its plan that do not have their default values."""
     own = shown_fields(unit)
     records = (own, own.pop("parallelism", None), own.pop("schedule_hints", None))
     given = [record if isinstance(record, dict) else shown_fields(record) for record in records if record is not None]

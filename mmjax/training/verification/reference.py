@@ -45,11 +45,11 @@ from sharding.trees import Tree
 
 
 class ModelResults(NamedTuple):
-    """What one device computes for a batch.
+    """The results of one device for a batch.
 
     Attributes:
-        losses: By name: of the modules that have a loss, and of layers that have their own.
-        gradients: Of the pieces that train, `{module: {piece: {layer: ...}}}`.
+        losses: Losses by name, of modules and of layers that have losses.
+        gradients: Gradients of the pieces that train, `{module: {piece: {layer: ...}}}`.
         correct: [samples, s], whether each target token is the likeliest.
     """
 
@@ -62,8 +62,8 @@ ModelFunction = Callable[[Tree, Mapping[str, Any], jax.Array], ModelResults]
 """`(parameters, arrays by module, [seed, step]) -> results`."""
 
 INITIAL_NOISE = 0.05
-CLIPPED_SHARE = 0.1  # of the global norm of the first step is the norm to which gradients are clipped
-MATMUL_PRECISION = "highest"  # that of the platform may be lower than float32
+CLIPPED_SHARE = 0.1  # gradients are clipped to this share of the global norm of the first step
+MATMUL_PRECISION = "highest"  # the platform's default may be lower than float32
 PERTURBATIONS = 4
 AVERAGED = 24  # perturbations over which gradients are averaged in lower precisions, of all steps together
 
@@ -73,15 +73,15 @@ class ReferenceStep:
     """One step on one device; trees are `{module: {piece: {layer: ...}}}`.
 
     Attributes:
-        parameters: In float32; numbers of the layouts' precision, so that casting them adds no error.
-        optimizer_state: Of the pieces that train, before the step.
-        losses: By name.
-        gradients: Of the pieces that train.
-        perturbed_gradients: Of parameters perturbed in a lower precision (`perturb`), if the model has one.
-        score: Of the questions of the batch.
-        targets: Of the packed rows, [n, s].
+        parameters: Parameters in float32; numbers of the layouts' precision, so that casting them adds no error.
+        optimizer_state: Optimizer state of the pieces that train, before the step.
+        losses: Losses by name.
+        gradients: Gradients of the pieces that train.
+        perturbed_gradients: Gradients at parameters perturbed in a lower precision (`perturb`), if the model has one.
+        score: Score of the questions of the batch.
+        targets: Targets of the packed rows, [n, s].
         correct: [n, s], whether each target is the likeliest token.
-        margins: [n, s], by how much it is or is not (`LikelyTokens`); below zero without a target.
+        margins: [n, s], margin of that comparison (`LikelyTokens`); below zero without a target.
     """
 
     parameters: Tree
@@ -101,9 +101,9 @@ class RoundingErrors:
 
     Attributes:
         dtype: The precision.
-        losses: By name.
-        gradients: By module and parameter.
-        scales: By module, of all perturbations (`gradient_scales`).
+        losses: Errors of losses by name.
+        gradients: Errors of gradients by module and parameter.
+        scales: Scales of the gradients of all perturbations (`gradient_scales`), by module.
     """
 
     dtype: str
@@ -114,13 +114,13 @@ class RoundingErrors:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """Some steps in float32, and by precision the rounding errors that layouts may have in them.
+    """Some steps in float32, and the rounding errors that layouts may have in them, by precision.
 
     Attributes:
-        inputs: Of every step, for the layouts.
+        inputs: Inputs of every step, for the layouts.
         steps: The steps; none in other processes than the first, which alone compares.
-        rounding: By precision.
-        settings: Of the layouts; their gradients are clipped in every step.
+        rounding: Rounding errors by precision.
+        settings: Settings of the layouts' engines; their gradients are clipped in every step.
         optimizer: The optimizer on one device.
     """
 
@@ -137,7 +137,7 @@ class Reference:
 
 
 def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) -> ModelFunction:
-    """The model as one compiled program, which gives gradients of the parts that train alone."""
+    """Makes the jitted function of the whole model, which returns gradients of the parts that train alone."""
     modules, dtype = model_modules(config), jnp.dtype(config.dtype)
     trained = trained_parts(module_graph(config), trainable)
     part_of_piece = {module.name: {piece.name: piece.part for piece in module.pieces} for module in modules}
@@ -171,7 +171,7 @@ def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) ->
 
 
 def noisy_initial_parameters(config: ModelConfig, seed: int) -> Tree:
-    """Initial values with a little noise on each: a kernel that is zero would hide the gradients of all before it."""
+    """Initial values with a little noise on each: a zero kernel would hide the gradients of all layers before it."""
     random = np.random.default_rng(seed)
 
     def with_noise(leaf: np.ndarray) -> np.ndarray:
@@ -182,7 +182,7 @@ def noisy_initial_parameters(config: ModelConfig, seed: int) -> Tree:
 
 
 def shuffle_rows(batch: GlobalBatch, seed: int) -> GlobalBatch:
-    """The batch with its rows in a random order.
+    """Returns the batch with its rows in a random order.
 
     First-fit packing puts small samples into the first rows, which belong to the first replica. If all images were
     there, a generator that failed to add up the gradients of the other replicas would go unnoticed.
@@ -192,20 +192,20 @@ def shuffle_rows(batch: GlobalBatch, seed: int) -> GlobalBatch:
 
 
 def repeats(dtype: str, steps: int) -> int:
-    """How many perturbations of each of so many steps are averaged in a precision."""
+    """Number of perturbations of each of `steps` steps that are averaged in a precision."""
     return 0 if dtype == "float32" else math.ceil(AVERAGED / steps)
 
 
 def run_reference(
     config: ModelConfig, data: DataConfig, batches: BatchIterator, steps: int, settings: EngineSettings
 ) -> Reference:
-    """Some steps of plain training on one device, with the configured optimizer.
+    """Runs some steps of plain training on one device, with the configured optimizer.
 
     In a run of several processes the first one computes them, and the others get their inputs: all call this together.
 
     Args:
-        config: The model. Steps are computed in float32; of its own precision, rounding errors are measured.
-        data: What the batches were made with.
+        config: The model. Steps are computed in float32; rounding errors are measured in the model's own precision.
+        data: The data configuration of the batches.
         batches: The batches, and the samples that they are made of.
         steps: Number of steps.
         settings: The seed, the optimizer, which parts train, and the transport of hops.
@@ -247,7 +247,7 @@ def _train(
     settings: EngineSettings,
     optimizer: ReferenceOptimizer,
 ) -> tuple[list[ReferenceStep], dict[str, RoundingErrors], float]:
-    """The steps, the rounding errors by precision, and the norm to which gradients are clipped."""
+    """Computes the steps, the rounding errors by precision, and the norm to which gradients are clipped."""
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = unpacked_shape(samples_of_steps, batches.sample_format)
     in_float32 = dataclasses.replace(config, dtype="float32")
@@ -283,13 +283,13 @@ def _train(
         )
         perturbed = [leaves for each in measures for leaves in each.add(number, step, arrays, seed_and_step)]
         steps.append(dataclasses.replace(step, perturbed_gradients=tuple(perturbed)))
-        if number + 1 < len(packed):  # nothing compares what the last update leaves
+        if number + 1 < len(packed):  # nothing compares the state after the last update
             parameters, state = optimizer.update(parameters, state, gradients, max_norm)
     return steps, {each.dtype: each.errors() for each in measures}, max_norm
 
 
 def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
-    """The parameters of the pieces that have gradients."""
+    """Returns the parameters of the pieces that have gradients."""
     return {name: {piece: parameters[name][piece] for piece in pieces} for name, pieces in gradients.items()}
 
 
@@ -318,7 +318,7 @@ class _RoundingMeasure:
     def add(
         self, number: int, step: ReferenceStep, arrays: Mapping[str, Any], seed_and_step: jax.Array
     ) -> list[Leaves]:
-        """Adds the errors of a step; returns the float32 gradients with which those of the perturbations compare."""
+        """Adds the errors of a step; returns the float32 gradients at the perturbed parameters, for comparisons."""
         leaves, structure = host_leaves(step.parameters), jax.tree.structure(step.parameters)
         losses, gradients, compared = step.losses, step.gradients, []
         for repeat in range(self._count):

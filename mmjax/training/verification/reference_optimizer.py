@@ -1,6 +1,6 @@
 """The configured optimizer applied to the whole model on one device; clipping is optax's own.
 
-`reference.py` updates by it; the engine's own is `engine/optimizer.py`.
+`reference.py` updates by it; the engine's own optimizer is `engine/optimizers/optimizer.py`.
 """
 
 import functools
@@ -42,7 +42,7 @@ class ReferenceOptimizer:
         """Zero moments, and step counts at the end of the warm-up, in which learning rates may be zero.
 
         Args:
-            parameters: Of the pieces that train.
+            parameters: Parameters of the pieces that train.
         """
 
         def state(layers: Tree) -> Tree:
@@ -60,12 +60,12 @@ class ReferenceOptimizer:
     def update(
         self, parameters: Tree, state: Tree, gradients: Tree, max_norm: jax.typing.ArrayLike
     ) -> tuple[Tree, Tree]:
-        """Parameters and optimizer state after one update.
+        """Returns parameters and optimizer state after one update.
 
         Args:
-            parameters: Of all pieces.
-            state: Of the pieces that train.
-            gradients: Likewise.
+            parameters: Parameters of all pieces.
+            state: Optimizer state of the pieces that train.
+            gradients: Gradients of the pieces that train.
             max_norm: Global norm to which gradients are clipped.
         """
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer

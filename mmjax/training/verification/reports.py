@@ -1,4 +1,4 @@
-"""What verification finds of a layout: by module, differences from the reference and their tolerances; their tables.
+"""Reports of verification: a layout's differences from the reference by module, their tolerances, and tables of them.
 
 `comparison.py` makes them, the command prints them.
 """
@@ -24,7 +24,7 @@ class Difference:
     Attributes:
         error: The relative error.
         tolerance: The largest error that is accepted.
-        what: The parameter; of losses the part of the loss name after the module's.
+        what: The parameter; for losses the section of the loss name after the module's.
     """
 
     error: float
@@ -33,25 +33,25 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """Error over tolerance; above 1 it is too large."""
+        """Error divided by tolerance; above 1 it is too large."""
         return self.error / self.tolerance
 
 
 def worst(differences: Iterable[Difference | None]) -> Difference | None:
-    """The difference that is the largest relative to its tolerance; None without one."""
+    """Returns the difference that is the largest relative to its tolerance; None without one."""
     return max(filter(None, differences), key=lambda difference: difference.excess, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleReport:
-    """The differences of one module of a layout, the worst of all steps; None for what a module does not have.
+    """The differences of one module of a layout, the worst of all steps; None for results that a module lacks.
 
     Attributes:
-        loss: Of its loss, or of another loss of the module or its layers if that is worse.
-        gradient: Of the parameter whose gradient's error is the largest relative to its tolerance.
-        update: Likewise of the change of a parameter by one update, or of its optimizer state after it.
-        evaluation: Of its loss in an evaluation, which has programs of its own; of all modules, of the score and of
-            the tokens that are called correct.
+        loss: Difference of its loss, or of another loss of the module or its layers if that is worse.
+        gradient: Difference of the parameter whose gradient's error is the largest relative to its tolerance.
+        update: The worst difference of the change of a parameter by one update, or of its optimizer state after it.
+        evaluation: Difference of its loss in an evaluation, which has programs of its own; for all modules, of the
+            score and of the tokens that are called correct.
     """
 
     loss: Difference | None = None
@@ -67,11 +67,11 @@ class ModuleReport:
         return all(difference.excess <= 1 for difference in self.differences().values() if difference)
 
     def differences(self) -> dict[str, Difference | None]:
-        """The differences by what they are of."""
+        """Returns the differences by the name of the result."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def worse(self, other: "ModuleReport") -> "ModuleReport":
-        """The worse of each difference of two steps."""
+        """Returns the worse of each difference of two steps."""
         others = other.differences()
         return ModuleReport(**{name: worst((mine, others[name])) for name, mine in self.differences().items()})
 
@@ -82,7 +82,7 @@ class LayoutReport:
 
     Attributes:
         layout: Name of the layout.
-        modules: By module name.
+        modules: Reports by module name.
     """
 
     layout: str
@@ -98,12 +98,12 @@ class LayoutReport:
         return all(module.ok for module in self.modules.values())
 
     def to_json(self) -> dict[str, Any]:
-        """What `python -m mmjax.verify --json` prints of the layout."""
+        """Returns the JSON object that `python -m mmjax.verify --json` prints for the layout."""
         modules = {name: {"ok": module.ok, **dataclasses.asdict(module)} for name, module in self.modules.items()}
         return {"layout": self.layout, "ok": self.ok, "modules": modules}
 
     def to_message(self) -> bytes:
-        """The report for another process."""
+        """Serialises the report for another process."""
         return json.dumps(self.to_json()).encode()
 
     @classmethod
@@ -151,7 +151,7 @@ def _error(difference: Difference | None) -> str:
 
 
 def _remarks(module: ModuleReport) -> Iterator[str]:
-    """What differs too much, with its tolerance; if nothing does, the parameter whose gradient is the worst."""
+    """Yields the excessive differences with their tolerances; without any, the parameter with the worst gradient."""
     for name, difference in module.differences().items():
         if difference and difference.excess > 1:
             yield f"{name}: at most {difference.tolerance:.1e} {difference.what}".strip()

@@ -32,14 +32,14 @@ from sharding.specs.modules import ModuleGraph, module_graph
 
 DEPTH = 4
 HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
-ROPE_SECTIONS = (2, 1, 1)  # of heads twice as wide: pairs that rotate by time, row and column
+ROPE_SECTIONS = (2, 1, 1)  # pairs that rotate by time, row and column, of heads twice as wide
 CONDITION_WIDTH = 16
 MAX_CONDITIONS = 8  # of a diffusion transformer, whose attention is quadratic in them
 MAX_GROUPS = 8  # groups of GroupNorm: as many as there are tensor ranks on one host
 
 
 def shrink_data(config: DataConfig, model: ModelConfig) -> DataConfig:
-    """Smaller rows, but as many of them, because plans divide their number."""
+    """Returns a data configuration with smaller rows, but as many of them, because plans divide their number."""
     positions_per_token = math.lcm(*(encoder.positions_per_token for encoder in model.encoders))
     capacities = {
         field: min(encoder.max_length, 16 * positions_per_token * encoder.values_per_position)
@@ -54,12 +54,13 @@ def shrink_data(config: DataConfig, model: ModelConfig) -> DataConfig:
 
 
 def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = ()) -> ModelConfig:
-    """A small model that every plan divides as it divides the large one.
+    """Makes a small model that every plan divides as it divides the large one.
 
     Args:
         config: The large model.
         vocabulary: Number of token ids, which the small vocabulary must hold.
-        plans: Each module keeps a layer for every stage that holds some of it, and one more, so stages stay uneven.
+        plans: Plans of the large model. Each module keeps a layer for every stage that holds layers of it, and one
+            more, so that stages stay uneven.
     """
     depths = _depths(module_graph(config), plans)
     return dataclasses.replace(
@@ -73,12 +74,12 @@ def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = (
 def shrink_plan(
     plan: Plan, large: ModuleGraph, small: ModuleGraph, large_rows: GlobalRows, small_rows: GlobalRows
 ) -> Plan:
-    """The plan for the small model: the same devices and stages; layers and capacities in about the same proportion.
+    """Makes the plan for the small model: same devices and stages, layers and capacities in about the same proportion.
 
     Args:
         plan: The plan of the large model.
         large, small: The modules of both models.
-        large_rows, small_rows: The rows of both.
+        large_rows, small_rows: The rows of both models.
     """
     units = [_unit(unit, large, small) for unit in plan.units]
     return dataclasses.replace(
@@ -95,7 +96,7 @@ def _depths(graph: ModuleGraph, plans: Sequence[Plan]) -> dict[str, int]:
 
 
 def _runs(units: Sequence[UnitPlan], graph: ModuleGraph) -> dict[str, list[LayerRun]]:
-    """By module, its ranges of layers, one per stage."""
+    """Returns the ranges of layers of each module, one for each stage."""
     runs: dict[str, list[LayerRun]] = {}
     for unit in units:
         for stage in stage_layers(unit, graph):
@@ -114,7 +115,7 @@ def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
 
 
 def _with_capacities(unit: UnitPlan, microbatches: int, large: GlobalRows, small: GlobalRows) -> UnitPlan:
-    """The unit with capacities of small rows, of which the largest holds any batch: small rows fill up differently."""
+    """Sets capacities of small rows, of which the largest holds any batch, because small rows fill up differently."""
     if not unit.capacities:
         return unit
     (module,) = unit.modules
@@ -135,7 +136,7 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
-    """A smaller encoder of the same kind."""
+    """Makes a smaller encoder of the same kind."""
     width = min(config.width, HEAD_WIDTH * config.heads)
     return dataclasses.replace(config.with_depth(depth), width=width, ffn=_ffn(config.ffn, config.heads))
 
@@ -162,7 +163,7 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
 
 
 def _partial_rotary(config: BackboneConfig, head_width: int) -> dict[str, Any]:
-    """A pair of channels rotates where not all of a head does; LongRoPE has a factor for each pair."""
+    """Lets one pair of channels rotate, where not all of a head does; LongRoPE has a factor for each pair."""
     rope_width = min(config.rope_width, 2)
     scaling, pairs = config.rope_scaling, (rope_width or head_width) // 2
     if isinstance(scaling, LongRopeScaling):
@@ -172,7 +173,7 @@ def _partial_rotary(config: BackboneConfig, head_width: int) -> dict[str, Any]:
 
 
 def _latent_attention(config: LatentAttentionConfig) -> LatentAttentionConfig:
-    """Latent vectors, keys and values of a few channels; every rank has all of a latent vector."""
+    """Makes latent vectors, keys and values of a few channels; every rank has all of a latent vector."""
     return dataclasses.replace(
         config,
         query_rank=min(config.query_rank, 2 * HEAD_WIDTH),
@@ -184,14 +185,14 @@ def _latent_attention(config: LatentAttentionConfig) -> LatentAttentionConfig:
 
 
 def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
-    """As many experts, because expert ranks divide them, and the same number chosen per token."""
+    """Keeps the number of experts, because expert ranks divide them, and the number chosen per token."""
     shared = _ffn(config.shared_ffn, heads) if config.shared_ffn else 0
     return dataclasses.replace(config, ffn=_ffn(config.ffn, heads), shared_ffn=shared)
 
 
 @functools.singledispatch
 def _generator(config: GeneratorConfig, depth: int) -> GeneratorConfig:
-    """Kinds of a user's own keep their sizes."""
+    """Makes a smaller generator; a user's own kinds keep their sizes."""
     del depth
     return config
 
@@ -249,7 +250,7 @@ def _autoencoder(config: AutoencoderConfig) -> AutoencoderConfig:
 
 
 def _smallest_multiple(widths: Sequence[int], divisor: int, groups: int) -> int:
-    """The smallest n, up to `divisor`, for which every width / divisor * n is divisible by 2 * groups.
+    """Returns the smallest n, up to `divisor`, for which every width / divisor * n is divisible by 2 * groups.
 
     Each group of a GroupNorm then has at least two channels: over one channel it cancels the channel's bias, whose
     gradient would be 0.
@@ -259,6 +260,6 @@ def _smallest_multiple(widths: Sequence[int], divisor: int, groups: int) -> int:
 
 
 def _ffn(ffn: int, heads: int) -> int:
-    """Twice the small width, if that is less; it is divisible by the number of heads."""
+    """Returns twice the small width, if that is less than `ffn`; it is divisible by the number of heads."""
     small = 2 * HEAD_WIDTH * heads
     return small if small < ffn else ffn

@@ -1,6 +1,6 @@
 """Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted again.
 
-`reference.py` computes them beside the packed ones.
+`reference.py` computes with them beside the packed batches.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 
 HostArrays = dict[str, dict[str, np.ndarray]]
-"""By module and field, samples first."""
+"""Arrays by module and field, samples first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UnpackedShape:
-    """The most samples of a batch, and the most tokens, encoder values (by field) and images of a sample."""
+    """Largest number of samples of a batch, and of tokens, encoder values (by field) and images of a sample."""
 
     samples: int
     tokens: int
@@ -28,7 +28,7 @@ class UnpackedShape:
 
 
 def unpacked_shape(batches: Sequence[Sequence[Sample]], sample_format: SampleFormat) -> UnpackedShape:
-    """The shape that holds every batch, so that one compiled program serves all of them."""
+    """Returns the shape that holds every batch, so that one compiled program serves all of them."""
 
     def largest(name: str, minimum: int) -> int:
         return max((sample.sizes[name] for samples in batches for sample in samples), default=minimum) or minimum
@@ -46,7 +46,7 @@ def unpacked_shape(batches: Sequence[Sequence[Sample]], sample_format: SampleFor
 def unpacked_batch(
     samples: Sequence[Sample], model: ModelConfig, data: DataConfig, sample_format: SampleFormat, shape: UnpackedShape
 ) -> HostArrays:
-    """The arrays of a batch, as in `GlobalBatch.arrays`, with every sample in a row of its own."""
+    """Makes the arrays of a batch, as in `GlobalBatch.arrays`, with every sample in a row of its own."""
     arrays = {model.backbone.name: _backbone(samples, data, sample_format, shape, model.backbone.experts is not None)}
     for field, encoder in sample_format.encoder_formats.items():
         inputs = [sample.encoder_inputs[field] for sample in samples]
@@ -113,7 +113,7 @@ def _generator(samples: Sequence[Sample], data: DataConfig, side: int, shape: Un
 
 
 def _padded(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: int = 0) -> np.ndarray:
-    """Rows of different lengths, padded to one array of a shape that begins with (rows, longest row)."""
+    """Pads rows of different lengths to one array of a shape that begins with (rows, longest row)."""
     padded = np.full(shape, fill, rows[0].dtype if rows else np.int32)
     for padded_row, row in zip(padded, rows, strict=False):
         padded_row[: len(row)] = row

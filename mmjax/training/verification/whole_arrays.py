@@ -1,4 +1,4 @@
-"""Arrays whose parts lie in several processes, as whole NumPy arrays in every process.
+"""Arrays whose shards lie in several processes, gathered as whole NumPy arrays in every process.
 
 `layout_results.py` and the reference fetch losses and gradients by it.
 """
@@ -20,7 +20,7 @@ Name = tuple[str, ...]
 Arrays = Mapping[Name, jax.Array | np.ndarray]
 
 LARGEST_MESSAGE = 2**31 - 1
-"""Bytes: every process gets the messages of all, and their lengths are of int32."""
+"""Largest number of bytes of a message: every process gets all messages, and their lengths are int32."""
 
 _HEADER_LENGTH = 8
 
@@ -33,7 +33,7 @@ class ArrayBox:
         name: Name of the array.
         shape: Shape of the whole array.
         starts: First index of the box in every dimension.
-        values: The box.
+        values: Values of the box.
     """
 
     name: Name
@@ -43,10 +43,10 @@ class ArrayBox:
 
 
 def gather_whole_arrays(arrays: Arrays) -> dict[Name, np.ndarray]:
-    """Every array that some process has, whole; all processes call this together.
+    """Gathers every array that some process has, whole; all processes call this together.
 
-    What no process has, and what differs between devices that should hold the same, becomes NaN (of whole numbers, the
-    smallest). Truth values become int8, which has such a number.
+    Values that no process has, and values that differ between devices that should hold the same, become NaN (the
+    smallest number of an integer type). Booleans become int8, which has such a number.
 
     Args:
         arrays: The arrays of this process. A NumPy array is whole; of an array on devices, the shards that are in this
@@ -59,7 +59,7 @@ def gather_whole_arrays(arrays: Arrays) -> dict[Name, np.ndarray]:
 
 
 def share_from_first_process(arrays: Arrays) -> dict[Name, np.ndarray]:
-    """The arrays that process 0 has, in every process; all call this together."""
+    """Sends the arrays of process 0 to every process; all call this together."""
     return gather_whole_arrays(arrays if jax.process_index() == 0 else {})
 
 
@@ -73,7 +73,7 @@ def _local_parts(name: Name, array: jax.Array | np.ndarray) -> Iterator[ArrayBox
 
 
 def join_parts(parts: Iterable[ArrayBox]) -> dict[Name, np.ndarray]:
-    """The arrays that parts make up. Where parts overlap and differ, and where there is none, values are invalid."""
+    """Joins boxes to arrays. Where boxes overlap and differ, and where there is none, values are invalid."""
     whole: dict[Name, np.ndarray] = {}
     present: dict[Name, np.ndarray] = {}
     for part in parts:
@@ -89,7 +89,7 @@ def join_parts(parts: Iterable[ArrayBox]) -> dict[Name, np.ndarray]:
 
 
 def _with_invalid(values: np.ndarray) -> np.ndarray:
-    """The values in a type that has an invalid one."""
+    """Casts values to a type that has an invalid value."""
     return values.astype(np.int8) if values.dtype == bool else values
 
 
@@ -101,7 +101,7 @@ def _invalid(dtype: np.dtype) -> np.ndarray:
 
 
 def encode_parts(parts: Iterable[ArrayBox]) -> bytes:
-    """Parts as one message: the length of a JSON header, the header, and all values."""
+    """Serialises boxes to one message: the length of a JSON header, the header, and all values."""
     parts = list(parts)
     header = [[part.name, part.shape, part.starts, part.values.shape, part.values.dtype.str] for part in parts]
     encoded = json.dumps(header).encode()
@@ -120,7 +120,7 @@ def decode_parts(message: bytes) -> Iterator[ArrayBox]:
 
 
 def check_message_size(size: int) -> None:
-    """Raises UserError if so many bytes are too many for the message of a process."""
+    """Raises UserError if `size` bytes are too many for the message of a process."""
     if size > LARGEST_MESSAGE:
         raise UserError(
             f"verification by {jax.process_count()} processes sends parameters, gradients and optimizer state in one "
@@ -130,9 +130,9 @@ def check_message_size(size: int) -> None:
 
 
 def _gather_messages(message: bytes) -> list[bytes]:
-    """The messages of all processes, in their order."""
+    """Gathers the messages of all processes, in their order."""
     wait_for_processes("the gathering of arrays")
-    parts = np.array(divmod(len(message), 2**30), np.int32)  # an int32 cannot hold what is refused
+    parts = np.array(divmod(len(message), 2**30), np.int32)  # an int32 cannot hold the lengths that are refused
     quotients, remainders = np.asarray(multihost_utils.process_allgather(parts)).astype(np.int64).T
     lengths = quotients * 2**30 + remainders
     check_message_size(int(lengths.max()))  # in all processes alike

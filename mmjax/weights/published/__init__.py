@@ -1,1 +1,4 @@
-"""Published architectures: a few rules per file of which tensors are which parameters, and config.json both ways."""
+"""Published architectures: rules that match tensors with parameters, and conversions of config.json in both directions.
+
+`mmjax.weights.registry` finds every `PUBLISHED` tuple in the modules of this package.
+"""

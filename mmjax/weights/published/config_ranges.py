@@ -11,10 +11,10 @@ from typing import Any
 from configs.shown_text import shortened
 
 MAX_ITEMS = 4096
-"""Most items of a list: more than any model has layers or channels of a head."""
+"""Largest number of items of a list: more than any model has layers or channels of a head."""
 
 MAX_TEXT = 200
-"""Most characters of a text: each is the name of something."""
+"""Largest number of characters of a text: every text in a config.json is a name."""
 
 _SHOWN = 60  # characters of a value in a message
 
@@ -55,7 +55,7 @@ class _Kind:
 
 @dataclasses.dataclass(frozen=True)
 class _List:
-    """Lists of such values."""
+    """Lists of values of one kind."""
 
     item: "_Values"
 
@@ -152,7 +152,7 @@ _KEYS: tuple[tuple[_Values, str], ...] = (
 )
 
 RANGES: Mapping[str, Any] = {key: values for values, keys in _KEYS for key in keys.split()}
-"""What a key may be, by its name; `null` counts as left out where the architecture lets it be left out."""
+"""The type and range of each key; `null` counts as left out where the architecture allows the key to be left out."""
 
 
 class CheckedValues(Mapping[str, Any]):
@@ -182,5 +182,5 @@ class CheckedValues(Mapping[str, Any]):
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it."""
+    """Formats a value for a message."""
     return shortened(repr(value), _SHOWN)

@@ -1,15 +1,15 @@
-"""Checks of the values of a config.json that several architectures need."""
+"""Checks of the values of a config.json that several architectures call."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def require_values(values: Mapping[str, Any], required: Mapping[str, Any]) -> None:
-    """Checks that no key has another value than the only one that can be computed.
+    """Checks that keys have the only values that can be computed.
 
     Args:
         values: Contents of config.json.
-        required: That value by key; keys that the file leaves out are not checked.
+        required: The required value by key; keys that the file leaves out are not checked.
 
     Raises:
         ValueError: A key has another value.

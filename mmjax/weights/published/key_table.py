@@ -2,6 +2,7 @@
 
 A field is named by its path: `experts.router.normalise` is a field of the router of a configuration's experts. Entries
 are read and written in their order; where two write one key, the later value counts, at the earlier's place.
+`table_architecture.py` makes a published architecture of a table.
 """
 
 import dataclasses
@@ -17,16 +18,16 @@ _REQUIRED = object()
 
 
 class Entry(Protocol):
-    """Some keys of a table."""
+    """An entry of a table: some keys, with their conversions to fields and back."""
 
     @property
     def read(self) -> Callable[[Values], dict[str, Any]]:
-        """Gives fields by their paths. Raises ValueError where a key has a value that cannot be computed."""
+        """Returns fields by their paths. Raises ValueError where a key has a value that cannot be computed."""
         ...
 
     @property
     def write(self) -> Callable[[Any], dict[str, Any]]:
-        """Gives the keys that `read` reads. Raises ValueError where the architecture cannot compute a field."""
+        """Returns the keys that `read` reads. Raises ValueError where the architecture cannot compute a field."""
         ...
 
 
@@ -36,14 +37,14 @@ def _same(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key that is one field.
+    """An entry of a key that corresponds to one field.
 
     Attributes:
         key: The key.
         field: Path of the field.
-        default: The value of files that leave the key out; without one they must have it.
-        to_field: Makes the field of the value.
-        to_value: Makes the value of the field.
+        default: The value of files that leave the key out; without a default, files must have the key.
+        to_field: Converts the value to the field.
+        to_value: Converts the field to the value.
     """
 
     key: str
@@ -53,12 +54,12 @@ class Key:
     to_value: Callable[[Any], Any] = _same
 
     def read(self, values: Values) -> dict[str, Any]:
-        """The field."""
+        """Returns the field."""
         value = values[self.key] if self.default is _REQUIRED else values.get(self.key, self.default)
         return {self.field: self.to_field(value)}
 
     def write(self, config: Any) -> dict[str, Any]:
-        """The key."""
+        """Returns the key."""
         return {self.key: self.to_value(field_of(config, self.field))}
 
 
@@ -77,12 +78,12 @@ class Fixed:
     written: bool = False
 
     def read(self, values: Values) -> dict[str, Any]:
-        """No field."""
+        """Returns no field."""
         require_values(values, {self.key: self.value})
         return {}
 
     def write(self, config: Any) -> dict[str, Any]:
-        """The key, if it is written."""
+        """Returns the key, if it is written."""
         del config
         return {self.key: self.value} if self.written else {}
 
@@ -93,7 +94,7 @@ class Unsupported:
 
     Attributes:
         key: The key.
-        supported: What an error says after the key: what is supported.
+        supported: Text after the key in an error message, which says what is supported.
         written: Whether it is written, as False.
     """
 
@@ -102,13 +103,13 @@ class Unsupported:
     written: bool = False
 
     def read(self, values: Values) -> dict[str, Any]:
-        """No field."""
+        """Returns no field."""
         if values.get(self.key):
             raise ValueError(f"{self.key} is true{self.supported}")
         return {}
 
     def write(self, config: Any) -> dict[str, Any]:
-        """The key, if it is written."""
+        """Returns the key, if it is written."""
         del config
         return {self.key: False} if self.written else {}
 
@@ -119,7 +120,7 @@ def _nothing(_: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Keys and fields that do not correspond one to one: a function and its inverse.
+    """An entry of keys and fields that do not correspond one to one: a function and its inverse.
 
     Attributes:
         read: Fields that the contents of a config.json describe; by default none.
@@ -137,12 +138,12 @@ class Fields:
     values: Mapping[str, Any]
 
     def read(self, values: Values) -> dict[str, Any]:
-        """The fields."""
+        """Returns the fields."""
         del values
         return dict(self.values)
 
     def write(self, config: Any) -> dict[str, Any]:
-        """No key; a configuration with other values is found when what was written is read back."""
+        """Returns no key; reading the written keys back finds a configuration with other values."""
         del config
         return {}
 
@@ -151,12 +152,12 @@ Table = tuple[Entry, ...]
 
 
 def read_table(table: Table, values: Values, types: Mapping[str, type]) -> Any:
-    """The configuration that a config.json describes.
+    """Reads the configuration that a config.json describes.
 
     Args:
         table: Its keys.
         values: Contents of config.json.
-        types: Type of the configuration, by "", and of those in it, by their paths.
+        types: Type of the configuration, by "", and types of the configurations within it, by their paths.
 
     Raises:
         ValueError: A key has a value that cannot be computed.
@@ -172,12 +173,12 @@ def read_table(table: Table, values: Values, types: Mapping[str, type]) -> Any:
 
 
 def write_table(table: Table, config: Any) -> dict[str, Any]:
-    """The keys of a configuration. Raises ValueError where the published architecture cannot compute it."""
+    """Writes the keys of a configuration. Raises ValueError where the published architecture cannot compute it."""
     return {key: value for entry in table for key, value in entry.write(config).items()}
 
 
 def field_of(config: Any, path: str) -> Any:
-    """The field of a configuration at a path."""
+    """Returns the field of a configuration at a path."""
     for name in path.split("."):
         config = getattr(config, name)
     return config

@@ -1,11 +1,12 @@
-"""Rules that say which tensors of a published checkpoint are which parameters of a model.
+"""Rules that match the tensors of a published checkpoint with the parameters of a model.
 
 The file of an architecture writes a handful of rules, such as
 
     Rule("model.layers.{layer}.self_attn.q_proj.weight", "blocks/attention/query/kernel", LINEAR)
 
-and gives them as a `PublishedArchitecture`. Tensor names are those of the module's own checkpoint; a checkpoint of
-several modules (LLaVA) has the rules of its modules under prefixed names (`with_prefix`).
+and declares them in a `PublishedArchitecture`. Rules have the tensor names of the module's own checkpoint; a checkpoint
+of several modules (LLaVA) has the rules of its modules under prefixed names (`with_prefix`).
+`mmjax.weights.published_checkpoint` applies them.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ class Rule:
     Attributes:
         tensors: Name of the tensor, or names; `{layer}` stands for the number of a layer of a stack.
         parameters: Path of the parameter in the module, `piece/path` without the layer, or several paths of one piece.
-        layout: How the tensors are converted to the parameters.
-        first_layer: What `{layer}` stands for in the first layer of the stack, where other pieces hold earlier layers.
+        layout: The conversion of the tensors to the parameters.
+        first_layer: Number for `{layer}` in the first layer of the stack, where other pieces hold earlier layers.
     """
 
     tensors: str | tuple[str, ...]
@@ -46,7 +47,7 @@ class Rule:
 
     @property
     def piece(self) -> str:
-        """The piece of the module that all parameters of the rule are in."""
+        """The piece of the module that contains all parameters of the rule."""
         (piece,) = {path.partition("/")[0] for path in self.parameter_paths}
         return piece
 
@@ -70,21 +71,21 @@ def _no_duplicates(config: Config) -> Mapping[str, str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedArchitecture:
-    """A published architecture: how its config.json and its tensors translate to a configuration and parameters.
+    """A published architecture: conversions of its config.json to a configuration, and of its tensors to parameters.
 
     Attributes:
         name: Name of the class that loads it, as in `architectures` of config.json, such as `LlamaForCausalLM`.
         model_types: Values of `model_type` in config.json (`_class_name` in diffusers' files, `architecture` in timm's)
-            that mean it; the first is the one that is written.
+            that mean it; the first is written.
         config_type: Type of the configuration: BackboneConfig, VisionConfig, ..., or ModelConfig.
         read_config: Configuration that a config.json describes. Raises ValueError, with the key and its value, where
             mmjax cannot compute it.
         write_config: The inverse: a dictionary for JSON, without `model_type`, `architectures` and `torch_dtype`.
             Raises ValueError where the published architecture cannot compute it.
-        rules: Rules of a configuration. Pieces that no rule names (a projector) are not part of the checkpoint.
+        rules: Rules of a configuration. Pieces that no rule names (a projector) are not in the checkpoint.
         ignored: Patterns (of `fnmatch`, such as `*.rotary_emb.inv_freq`) of tensors that have no parameter on purpose.
             A tensor that a rule names is not ignored. An export copies them from its original checkpoint.
-        duplicates: Tensors that some files hold as a copy of another tensor (tied heads), with the name of that tensor.
+        duplicates: Tensors that some files hold as a copy of another tensor (tied heads), with that tensor's name.
         aliases: Prefixes of tensor names in some files, with the prefix that `rules` and `ignored` have instead; the
             first that fits is replaced.
         file_stem: Stem of the file names: `model` in model.safetensors and model.safetensors.index.json.
@@ -111,14 +112,14 @@ def expand_numbers(name: str, field: str, count: int) -> tuple[str, ...]:
 
 
 def with_prefix(rules: Iterable[Rule], prefix: str) -> tuple[Rule, ...]:
-    """A module's rules with a prefix before the tensor names, as in a larger checkpoint that contains the module."""
+    """Adds a prefix to the tensor names of a module's rules, for a larger checkpoint that contains the module."""
     return tuple(
         dataclasses.replace(rule, tensors=tuple(prefix + name for name in rule.tensor_names)) for rule in rules
     )
 
 
 def with_first_layers(rules: Iterable[Rule], stack: str, pieces: Sequence[str]) -> tuple[Rule, ...]:
-    """Rules of a stack whose first layers are pieces of their own, such as those that take an encoder's features.
+    """Adapts rules to a stack whose first layers are pieces of their own, such as layers that take encoder features.
 
     Args:
         rules: Rules of a module all of whose layers are in the stack.
@@ -139,7 +140,7 @@ def with_first_layers(rules: Iterable[Rule], stack: str, pieces: Sequence[str]) 
 
 
 def with_runs(rules: Iterable[Rule], stack: str, runs: Iterable[tuple[str, int]]) -> tuple[Rule, ...]:
-    """Rules of a stack whose layers are several stacks: those of each of these, and all others once.
+    """Adapts rules to layers in several stacks: repeats the stack's rules for each of them, and keeps the others once.
 
     Args:
         rules: Rules of a module all of whose layers are in the stack.
@@ -158,13 +159,13 @@ def with_runs(rules: Iterable[Rule], stack: str, runs: Iterable[tuple[str, int]]
 
 
 def linear_rules(tensor: str, parameter: str, layout: TensorLayout, bias: bool) -> tuple[Rule, ...]:
-    """Rules of a projection or convolution: `weight` and, if any, `bias` become `kernel` and `bias`."""
+    """Makes rules of a projection or convolution: `weight` and, if any, `bias` become `kernel` and `bias`."""
     kernel = Rule(f"{tensor}.weight", f"{parameter}/kernel", layout)
     return (kernel, Rule(f"{tensor}.bias", f"{parameter}/bias")) if bias else (kernel,)
 
 
 def norm_rules(tensor: str, parameter: str, bias: bool) -> tuple[Rule, ...]:
-    """Rules of a norm: `weight` and, if any, `bias` become `scale` and `bias`."""
+    """Makes rules of a norm: `weight` and, if any, `bias` become `scale` and `bias`."""
     scale = Rule(f"{tensor}.weight", f"{parameter}/scale")
     return (scale, Rule(f"{tensor}.bias", f"{parameter}/bias")) if bias else (scale,)
 
@@ -177,7 +178,7 @@ class TensorMatch:
         tensor_names: Names of the tensors.
         parameter_paths: Whole paths of the parameters, `module/piece/layer/path`.
         parameter_shapes: Shapes of the parameters.
-        layout: How the tensors are converted to the parameters.
+        layout: The conversion of the tensors to the parameters.
     """
 
     tensor_names: tuple[str, ...]
@@ -187,7 +188,7 @@ class TensorMatch:
 
     @property
     def layer(self) -> tuple[str, str, str]:
-        """Module, piece and layer that all parameters are in."""
+        """Module, piece and layer that contain all parameters."""
         module, piece, layer, _ = self.parameter_paths[0].split("/", 3)
         return module, piece, layer
 
@@ -247,7 +248,7 @@ def _match_layer(rule: Rule, module: str, layer: str, shapes: Mapping[str, Shape
 
 
 def _match_problems(match: TensorMatch, shapes: Mapping[str, Shape]) -> list[str]:
-    """What is wrong with a match: parameters that do not exist, or a layout that does not fit."""
+    """Describes the problems of a match: parameters that do not exist, or a layout that does not fit."""
     missing = [path for path in match.parameter_paths if path not in shapes]
     if missing:
         return [f"there is no parameter {', '.join(missing)}"]
@@ -267,16 +268,16 @@ def _repeated(values: Iterable[str]) -> list[str]:
 
 
 def require_round_trip(config: Config, read_back: Config, except_fields: tuple[str, ...] = ()) -> None:
-    """Checks that a config.json describes the whole configuration that was written to it, but how it trains.
+    """Checks that a config.json describes the whole configuration written to it, except settings of training.
 
     Args:
         config: The configuration that was written.
-        read_back: What `read_config` makes of the config.json.
+        read_back: The configuration that `read_config` returns for the config.json.
         except_fields: Fields that config.json does not describe; the name is always one.
 
     Raises:
         ValueError: They differ, so that the published architecture cannot compute the configuration. All fields that
-            differ are listed with both values; those of nested dataclasses have their path.
+            differ are listed with both values; fields of nested dataclasses have their path.
     """
     config, read_back = without_training_choices(config), without_training_choices(read_back)
     differing = [
@@ -290,7 +291,7 @@ def require_round_trip(config: Config, read_back: Config, except_fields: tuple[s
 
 
 def _differences(name: str, value: Any, published: Any) -> Iterator[str]:
-    """Messages for the fields in which two values of a field differ: itself, or those of a nested dataclass."""
+    """Yields messages for the differing fields of two values: the field itself, or fields of a nested dataclass."""
     if dataclasses.is_dataclass(value) and type(value) is type(published):
         for field in dataclasses.fields(value):
             path = f"{name}.{field.name}"

@@ -8,7 +8,7 @@ from mmjax.weights.published.rules import Config, PublishedArchitecture, Rules, 
 
 
 def with_defaults(defaults: Mapping[str, Any]) -> Callable[[Values], Values]:
-    """Gives files the values of keys that they leave out."""
+    """Makes a function that adds the values of keys that files leave out."""
     return lambda values: {**defaults, **values}
 
 
@@ -23,16 +23,16 @@ def table_architecture(
     require_same: Callable[[Config, Config], None] = require_round_trip,
     **others: Any,
 ) -> PublishedArchitecture:
-    """The architecture of a table, which refuses a configuration that is another one when it is read back.
+    """Makes the architecture of a table, which refuses a configuration that changes when it is read back.
 
     Args:
         name: As in PublishedArchitecture.
-        model_types: Likewise.
-        types: Type of the configuration, by "", and of those in it, by their paths.
+        model_types: As in PublishedArchitecture.
+        types: Type of the configuration, by "", and types of the configurations within it, by their paths.
         table: The keys of its config.json.
         rules: As in PublishedArchitecture.
         prepare: Completes the contents of a config.json, by defaults or by the names of keys in earlier files.
-        require_same: Raises ValueError for a configuration and the one that is read back, if they differ.
+        require_same: Raises ValueError if a configuration and the configuration that is read back differ.
         **others: Other attributes of PublishedArchitecture.
     """
 

@@ -1,4 +1,4 @@
-"""How tensors of a published checkpoint are laid out in a model's parameters: invertible conversions of NumPy arrays.
+"""Layouts: invertible conversions of NumPy arrays between published tensors and a model's parameters.
 
 A layout converts a tuple of published tensors to a tuple of parameters and back, and gives the tensors' shapes from the
 parameters' shapes, so that shapes are checked before anything is read. Numbers are moved and never changed: converting
@@ -16,10 +16,10 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class TensorLayout:
-    """Base class of layouts; each subclass says how many tensors become how many parameters."""
+    """Base class of layouts; each subclass converts a fixed number of tensors to a number of parameters."""
 
     def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        """Shapes of the published tensors, given those of the parameters.
+        """Returns the shapes of the published tensors, given the shapes of the parameters.
 
         Raises:
             ValueError: No published tensors become such parameters.
@@ -35,7 +35,7 @@ class TensorLayout:
         raise NotImplementedError
 
     def published_slice(self, parameter_slice: tuple[slice, ...]) -> tuple[slice, ...] | None:
-        """The slice of the published tensor that becomes a slice of the parameter.
+        """Returns the slice of the published tensor that becomes a slice of the parameter.
 
         A slice that is read alone is converted like a whole tensor, with the shape of the slice.
 
@@ -84,7 +84,7 @@ class Transposed(TensorLayout):
 
 @dataclasses.dataclass(frozen=True)
 class Identity(TensorLayout):
-    """One tensor that is the parameter as it is."""
+    """One tensor that is the unchanged parameter."""
 
     def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """See `TensorLayout`."""
@@ -124,7 +124,7 @@ class ReorderedChannels(TensorLayout):
 
     Attributes:
         heads: Number of heads.
-        base_layout: Layout apart from that; the first dimension of the tensor is that of the channels.
+        base_layout: Layout besides the order; the first dimension of the tensor is the channels.
     """
 
     heads: int
@@ -151,7 +151,7 @@ class ReorderedChannels(TensorLayout):
         return (self.restore(tensor),)
 
     def reorder(self, tensor: np.ndarray) -> np.ndarray:
-        """The channels in the parameter's order."""
+        """Reorders the channels to the parameter's order."""
         raise NotImplementedError
 
     def restore(self, tensor: np.ndarray) -> np.ndarray:
@@ -164,7 +164,7 @@ class InterleavedRotary(ReorderedChannels):
     """Channels of heads with rotary positions: the tensor pairs neighbours (2i, 2i + 1), the parameter (i, i + e/2).
 
     Attributes:
-        rotated: Number e of the last channels of a head, those that are rotated; 0 for all.
+        rotated: Number e of the rotated channels, the last channels of a head; 0 for all.
     """
 
     rotated: int = 0
@@ -189,7 +189,7 @@ class InterleavedRotary(ReorderedChannels):
 
 
 class ColumnsFirst(ReorderedChannels):
-    """Channels of heads that rotate by columns before those that rotate by rows; the parameter has rows first.
+    """Channels of heads: in the tensor, channels that rotate by columns come first; in the parameter, by rows.
 
     The channels are pairs (i, i + e/2); where the tensor pairs neighbours, this is within `InterleavedRotary`.
     """
@@ -274,12 +274,12 @@ class PatchConvolution(TensorLayout):
 
 @dataclasses.dataclass(frozen=True)
 class ChannelsFirst(TensorLayout):
-    """Numbers of a patch along one dimension: in the tensor channel by channel, in the parameter pixel by pixel.
+    """The values of a patch along one dimension: in the tensor channel by channel, in the parameter pixel by pixel.
 
     Attributes:
         pixels: Pixels of a patch.
         axis: The dimension of the tensor.
-        base_layout: Layout apart from that.
+        base_layout: Layout besides this order.
     """
 
     pixels: int
@@ -315,9 +315,9 @@ class Fused(TensorLayout):
 
     Attributes:
         axis: The dimension of the tensor.
-        part_layout: Layout of every part, or of each part its own.
-        groups: Number of equal groups into which the dimension falls; every group holds a share of each part in turn.
-            1 for plain concatenation, the number of key-value heads for InternLM2's `wqkv`.
+        part_layout: Layout of all parameters, or one for each parameter.
+        groups: Number of equal groups into which the dimension is divided; every group holds a share of each parameter
+            in turn. 1 for plain concatenation, the number of key-value heads for InternLM2's `wqkv`.
     """
 
     axis: int = 0
@@ -328,7 +328,7 @@ class Fused(TensorLayout):
         return self.part_layout if isinstance(self.part_layout, tuple) else (self.part_layout,) * parts
 
     def _part_shapes(self, parameter_shapes: tuple[Shape, ...]) -> list[Shape]:
-        """Shapes of the parts in the tensor."""
+        """Returns the shapes of the parameters' slices of the tensor."""
         pairs = zip(self._part_layouts(len(parameter_shapes)), parameter_shapes, strict=True)
         return [layout.published_shapes((shape,))[0] for layout, shape in pairs]
 

@@ -1,4 +1,7 @@
-"""The variational autoencoder of latent diffusion (arXiv 2112.10752): pixels to latents and back."""
+"""The variational autoencoder of latent diffusion (arXiv 2112.10752): pixels to latents and back.
+
+`denoising.LatentSampler` encodes images by it, and sampling decodes latents.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -61,7 +64,7 @@ class MiddleBlock(nnx.Module):
 
 
 class LatentEncoder(nnx.Module):
-    """Pixels to means and log-variances of latents."""
+    """Encodes pixels to means and log-variances of latents."""
 
     def __init__(self, config: AutoencoderConfig, channels: int) -> None:
         """Creates the layers.
@@ -98,7 +101,7 @@ class LatentEncoder(nnx.Module):
 
 
 class LatentDecoder(nnx.Module):
-    """Latents to pixels."""
+    """Decodes latents to pixels."""
 
     def __init__(self, config: AutoencoderConfig, channels: int) -> None:
         """Creates the layers, which are named as in `LatentEncoder`; `grow` are the convolutions between levels."""
@@ -130,7 +133,7 @@ class LatentDecoder(nnx.Module):
 
 
 class Autoencoder(nnx.Module):
-    """Images to distributions of latents, and latents to images."""
+    """Encodes images to distributions of latents, and decodes latents to images."""
 
     def __init__(self, config: AutoencoderConfig, channels: int) -> None:
         """Creates encoder and decoder."""
@@ -140,14 +143,14 @@ class Autoencoder(nnx.Module):
 
     @jax.named_scope("autoencoder")
     def encode(self, images: FeatureMaps, axes: Axes) -> Posterior:
-        """Distribution of the latents of images in [-1, 1], in the scale that the generator works on."""
+        """Returns the distribution of the latents of images in [-1, 1], in the scale of the generator."""
         mean, log_variance = jnp.split(self.encoder(images, axes), 2, axis=-1)
         std = jnp.exp(0.5 * jnp.clip(log_variance, MIN_LOG_VARIANCE, MAX_LOG_VARIANCE))
         return Posterior(self.scaling_factor * (mean - self.shift), self.scaling_factor * std)
 
     @jax.named_scope("autoencoder")
     def decode(self, latents: FeatureMaps, axes: Axes) -> OutputMaps:
-        """Images of latents in the scale of `encode`; a few pixels may be slightly outside [-1, 1]."""
+        """Decodes latents in the scale of `encode` to images; a few pixels may be slightly outside [-1, 1]."""
         return self.decoder(latents / self.scaling_factor + self.shift, axes)
 
 

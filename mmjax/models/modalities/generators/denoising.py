@@ -1,4 +1,4 @@
-"""What generators that denoise have in common: latents of images, noisy images of a batch, and the loss."""
+"""Common code of U-Nets and diffusion transformers: latents of images, noisy images of a batch, and the loss."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class NoisyImages(NamedTuple):
         noise: Their noise.
         time: Their times.
         noisy: x_t = a_t x + s_t noise.
-        target: What the network is to predict.
+        target: Target of the network's prediction.
     """
 
     images: Images
@@ -70,7 +70,7 @@ class LatentSampler(PieceModule):
 
 
 def conditions_and_images(x: Conditions | ConditionedLatents, batch: ModuleInputs) -> tuple[jax.Array, Images]:
-    """Conditions `[b, q, k]` and what is denoised: latents, or the images of the batch."""
+    """Returns conditions `[b, q, k]` and what is denoised: latents, or the images of the batch."""
     if isinstance(x, ConditionedLatents):
         return flatten_rows(x.conditions), x.latents
     return flatten_rows(x), flatten_rows(batch["images"])
@@ -87,7 +87,7 @@ def noisy_images(config: DenoisingConfig, images: Images, batch: ModuleInputs) -
 def with_dropout(
     config: DenoisingConfig, conditions: Float[Array, "b q k"], batch: ModuleInputs
 ) -> Float[Array, "b q k"]:
-    """Conditions, of which a share of images has none, for guidance."""
+    """Drops the conditions of a share of the images, for classifier-free guidance."""
     if not config.condition_dropout:
         return conditions
     return drop_conditions(conditions, random_keys(batch, DROPOUT), config.condition_dropout)
@@ -96,7 +96,7 @@ def with_dropout(
 def denoising_output(
     config: DenoisingConfig, noisy: NoisyImages, predicted: Images, batch: ModuleInputs, axes: Axes
 ) -> ModuleOutput:
-    """The loss of predictions, by default their mean squared errors, summed with the images' weights.
+    """Computes the loss of predictions, by default their mean squared errors, summed with the images' weights.
 
     Args:
         config: The generator.

@@ -19,7 +19,7 @@ Keys = Array
 
 
 def sample_keys(seed_and_step: Int[Array, " 2"], samples: Int[Array, " b"], purpose: int) -> Keys:
-    """Keys that depend on seed, step, sample id and purpose alone, so that no layout changes what is drawn."""
+    """Makes keys that depend on seed, step, sample id and purpose alone, so that all layouts draw the same values."""
     step_key = jax.random.fold_in(jax.random.key(seed_and_step[0]), seed_and_step[1])
     return jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(step_key, sample), purpose))(samples)
 
@@ -86,7 +86,7 @@ def ddim_sample(
 def classifier_free_guidance(
     predict: Callable[[Images, Times, Conditions], Images], conditions: Conditions, scale: float
 ) -> Callable[[Images, Times], Images]:
-    """A guided prediction for `ddim_sample`: u + scale * (c - u), with c under the conditions and u without them.
+    """Makes a guided prediction for `ddim_sample`: u + scale * (c - u), with c under the conditions, u without them.
 
     Both predictions are computed in one batch.
 
@@ -114,6 +114,6 @@ def drop_conditions(conditions: Conditions, keys: Keys, rate: float) -> Conditio
 
 
 def _scales_per_image(schedule: NoiseSchedule, time: Times) -> tuple[Float[Array, "b 1 1 1"], Float[Array, "b 1 1 1"]]:
-    """Scales of signal and noise, shaped to multiply images."""
+    """Returns the scales of signal and noise, shaped to multiply images."""
     signal_scale, noise_scale = schedule.signal_and_noise(time)
     return signal_scale[:, None, None, None], noise_scale[:, None, None, None]

@@ -37,12 +37,12 @@ from mmjax.models.structure.module import ModuleInputs, ModuleOutput, Piece, Pie
 from sharding.axes import Axes
 
 TIME_WIDTH = 256  # channels of the sinusoidal embedding of time and guidance
-GUIDANCE_SCALE = 1000.0  # an embedded guidance scale counts as so many time steps
+GUIDANCE_SCALE = 1000.0  # time steps that correspond to a guidance scale of 1 in the embedding
 MAX_PERIOD = 10_000.0
 
 
 class DiTEmbedding(PieceModule):
-    """Embeds noisy patches, conditions and time; the output's positions are those of `ImageTokens`."""
+    """Embeds noisy patches, conditions and time; the output's positions are laid out as `ImageTokens`."""
 
     def __init__(self, config: DiTConfig) -> None:
         """Creates the projections of patches and conditions and the MLPs of the modulating embedding."""
@@ -99,7 +99,7 @@ class DiTEmbedding(PieceModule):
     def _modulating_embedding(
         self, time: Float[Array, " b"], conditions: Float[Array, "b q k"], axes: Axes
     ) -> Float[Array, "b d"]:
-        """The embedding of the time, of the guidance that a distilled model is told, and of the pooled conditions."""
+        """Embeds the time, the guidance scale that a distilled model reads, and the pooled conditions."""
         config, dtype = self.config, conditions.dtype
         embedding = self.time(timestep_embedding(time, TIME_WIDTH).astype(dtype), axes)
         if self.guidance is not None:
@@ -121,7 +121,7 @@ class DiTHead(PieceModule):
         self.leave = Linear(config.width, config.patch_channels, bias=True, zero=True)
 
     def __call__(self, x: Rows, batch: ModuleInputs, axes: Axes) -> ModuleOutput:
-        """The loss, and each image's error; noise and times are drawn again as in `DiTEmbedding`.
+        """Returns the loss, and each image's error; noise and times are drawn again as in `DiTEmbedding`.
 
         Args:
             x: Positions after the last block.
@@ -136,7 +136,7 @@ class DiTHead(PieceModule):
 
     @jax.named_scope("head")
     def predict(self, tokens: ImageTokens, axes: Axes) -> Images:
-        """The prediction for every image, float32."""
+        """Returns the prediction for every image, float32."""
         rows, columns = self.config.patch_grid
         scale, shift = self.modulation(tokens.embedding, axes)
         cells = self.leave(modulate(tokens.patches, shift, scale), axes)  # [b, n, c]
@@ -145,7 +145,7 @@ class DiTHead(PieceModule):
 
 
 def dit_pieces(config: DiTConfig) -> tuple[Piece, ...]:
-    """The transformer in pieces; every run of equal blocks is a stack."""
+    """Returns the pieces of the transformer; every run of equal blocks is a stack."""
     stacks = tuple(
         Piece(name=run.name, part=config.name, build=functools.partial(build_block, config, run), layers=run.count)
         for run in config.block_runs
@@ -161,7 +161,7 @@ def dit_prediction(
     time: Float[Array, " b"],
     conditions: Float[Array, "b q k"],
 ) -> Images:
-    """The prediction for noisy images or latents, float32, on one device.
+    """Computes the prediction for noisy images or latents, float32, on one device.
 
     Args:
         config: The generator.
@@ -195,7 +195,7 @@ def _waves(positions: Float[np.ndarray, " n"], width: int) -> Float[np.ndarray, 
 
 
 def _carry(latents: Images | None, images: int, dtype: Any, config: DiTConfig) -> Float[Array, "b m d"]:
-    """Latents as the numbers of whole positions, padded with zeros; zeros alone without latents."""
+    """Reshapes latents to whole positions, padded with zeros; zeros alone without latents."""
     shape = (images, config.carried_positions, config.width)
     if latents is None or not config.carried_positions:
         return jnp.zeros(shape, dtype)

@@ -53,14 +53,14 @@ class ImageTokens(NamedTuple):
 
     @classmethod
     def of_rows(cls, x: Rows, config: DiTConfig) -> "ImageTokens":
-        """Splits the positions of rows `[r, g p, d]` into those of images."""
+        """Splits rows `[r, g p, d]` into the positions of images, by their kind."""
         images = x.reshape(-1, config.positions_per_image, x.shape[-1])  # [r g, p, d]
         first_patch = 1 + config.conditions
         ends = (1, first_patch, first_patch + config.patches)
         return cls(*jnp.split(images, ends, axis=1))
 
     def rows(self, count: int) -> Rows:
-        """Joins the positions again, as those of so many rows."""
+        """Joins the positions of images to `count` rows again."""
         joined = jnp.concatenate(self, axis=1)  # [r g, p, d]
         return joined.reshape(count, -1, joined.shape[-1])
 
@@ -78,7 +78,7 @@ class Modulation(nnx.Module):
 
     @jax.named_scope("modulation")
     def __call__(self, embedding: Vector, axes: Axes) -> list[Vector]:
-        """The vectors in order."""
+        """Returns the shifts, scales and gates, in order."""
         x = jax.nn.silu(embedding)
         x = split_sequence(x, axes.tensor, axis=-1) if axes.tensor else x
         return jnp.split(self.projection(x, axes), self.vectors, axis=-1)
@@ -95,7 +95,7 @@ def modulate(x: Tokens, shift: Vector, scale: Vector) -> Tokens:
 
 
 def rotary_of_images(config: DiTConfig, images: int) -> Rotation | None:
-    """Rotation of conditions, at position (0, 0, 0), and of patches, at (0, row, column); None without rotation."""
+    """Returns the rotation of conditions, at (0, 0, 0), and of patches, at (0, row, column); None without rotation."""
     if config.positions != "rotary":
         return None
     rows, columns = config.patch_grid
@@ -128,7 +128,7 @@ def _mlp(config: DiTConfig) -> MLP:
 
 
 class DiTBlock(PieceModule):
-    """A block: positions of rows in and out; a kind of block says how conditions and patches are updated."""
+    """Base class of blocks, from rows to rows; kinds of blocks override `update` of conditions and patches."""
 
     batch_keys = ()
 
@@ -144,7 +144,7 @@ class DiTBlock(PieceModule):
         return tokens._replace(conditions=conditions, patches=patches).rows(len(x))
 
     def update(self, tokens: ImageTokens, rotary: Rotation | None, axes: Axes) -> Updated:
-        """New conditions and patches."""
+        """Returns the updated conditions and patches."""
         raise NotImplementedError
 
 
@@ -170,7 +170,7 @@ class SingleStreamBlock(DiTBlock):
     """Attention and a feed-forward layer side by side, over conditions and patches together (Flux.1)."""
 
     def __init__(self, config: DiTConfig) -> None:
-        """Creates the layers; the bias after both is that of the feed-forward layer."""
+        """Creates the layers; the bias after both is the feed-forward layer's bias."""
         super().__init__(config)
         self.modulation = Modulation(config.width, 3)
         self.attention, self.mlp = _attention(config, ("query", "key", "value")), _mlp(config)
@@ -185,7 +185,7 @@ class SingleStreamBlock(DiTBlock):
 
 
 class TokenStream(nnx.Module):
-    """What conditions or patches have of their own in a block with two streams."""
+    """The layers that conditions or patches have of their own in a block with two streams."""
 
     def __init__(self, config: DiTConfig, *, is_updated: bool = True, has_own_attention: bool = False) -> None:
         """Creates the layers.
@@ -236,7 +236,7 @@ class DoubleStreamBlock(DiTBlock):
     def _attend(
         self, conditions: ConditionTokens, patches: PatchTokens, rotary: Rotation | None, axes: Axes
     ) -> tuple[Float[Array, "b q h e"], Float[Array, "b n h e"]]:
-        """Attention of both streams to both, before the output projections."""
+        """Attends from both streams to both; returns the heads' outputs, before the output projections."""
         both = (self.conditions.attention, conditions), (self.patches.attention, patches)
         projected = [attention.project_query_key_value(x, None, axes) for attention, x in both]
         query, key, value = (jnp.concatenate(pair, axis=1) for pair in zip(*projected, strict=True))
@@ -246,19 +246,19 @@ class DoubleStreamBlock(DiTBlock):
 
 
 def _add_mlp(stream: TokenStream, x: Tokens, modulation: list[Vector], axes: Axes) -> Tokens:
-    """Adds the feed-forward layer of a stream that has one."""
+    """Adds the feed-forward layer's output, for a stream that has one."""
     assert stream.mlp is not None
     shift, scale, gate = modulation[3:6]
     return x + gate * stream.mlp(modulate(x, shift, scale), axes)
 
 
 def _split_conditions(x: jax.Array, config: DiTConfig) -> tuple[jax.Array, jax.Array]:
-    """Conditions and patches of `[b, q + n, ...]`."""
+    """Splits `[b, q + n, ...]` into conditions and patches."""
     return x[:, : config.conditions], x[:, config.conditions :]
 
 
 def build_block(config: DiTConfig, run: DiTBlockRun) -> DiTBlock:
-    """A block of a run."""
+    """Builds one block of a run of equal blocks."""
     if run.stream == "double":
         return DoubleStreamBlock(config, run)
     return SingleStreamBlock(config) if run.stream == "single" else PlainBlock(config)

@@ -1,4 +1,8 @@
-"""Generators: the projector of every kind, and the pieces and samplers of U-Nets and diffusion transformers."""
+"""Generators: the projector of every kind, and the pieces and samplers of U-Nets and diffusion transformers.
+
+`model.model_modules` builds them by `generator_module`; `mmjax.generation.image_generation` samples images by
+`generate_images`.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -39,7 +43,7 @@ class DiffusionLoss(PieceModule):
         self.batch_keys = ("weights", "samples", "seed_and_step", *(() if config.autoencoder else ("images",)))
 
     def __call__(self, x: Conditions | ConditionedLatents, batch: ModuleInputs, axes: Axes) -> ModuleOutput:
-        """The loss, and each image's error.
+        """Returns the loss, and each image's error.
 
         Args:
             x: Conditions, with latents where the generator has an autoencoder; else images are read from the batch.
@@ -61,12 +65,12 @@ def generator_module(config: GeneratorConfig, backbone: BackboneConfig) -> Modul
 
 
 def image_generator_module(config: GeneratorConfig, backbone: BackboneConfig, *pieces: Piece) -> Module:
-    """A generator of the pieces behind its output projector, whose outputs `[r, g, q, c]` enter the first of them.
+    """Builds a generator: its output projector, whose outputs `[r, g, q, c]` enter the first of the given pieces.
 
     Args:
         config: The generator.
         backbone: The language model whose hidden states are the conditions.
-        *pieces: The last of them returns a `ModuleOutput` with the loss.
+        *pieces: Pieces after the projector; the last returns a `ModuleOutput` with the loss.
     """
     projector = Piece(
         name="projector", part=f"{config.name}_projector", build=lambda: ConditionProjector(config, backbone)
@@ -76,19 +80,19 @@ def image_generator_module(config: GeneratorConfig, backbone: BackboneConfig, *p
 
 @generator_module.register
 def _unet_module(config: UNetConfig, backbone: BackboneConfig) -> Module:
-    """The autoencoder is a part of its own, `{name}_vae`, which trains only if `TrainConfig.trainable` names it."""
+    """Builds a U-Net's module; its autoencoder trains only if `TrainConfig.trainable` names the part `{name}_vae`."""
     unet = Piece(name="unet", part=config.name, build=lambda: DiffusionLoss(config))
     return image_generator_module(config, backbone, *autoencoder_pieces(config), unet)
 
 
 @generator_module.register
 def _dit_module(config: DiTConfig, backbone: BackboneConfig) -> Module:
-    """The runs of equal blocks are stacks, which a pipeline may cut."""
+    """Builds a diffusion transformer's module; the runs of equal blocks are stacks, which a pipeline may cut."""
     return image_generator_module(config, backbone, *autoencoder_pieces(config), *dit_pieces(config))
 
 
 def autoencoder_pieces(config: DenoisingConfig) -> tuple[Piece, ...]:
-    """The autoencoder as a piece of its own; none for a generator that denoises pixels."""
+    """Returns the piece of the autoencoder; none for a generator that denoises pixels."""
     if not config.autoencoder:
         return ()
     return (Piece(name="vae", part=f"{config.name}_vae", build=lambda: LatentSampler(config)),)
@@ -151,7 +155,7 @@ def denoising_prediction(
     time: Float[Array, " b"],
     conditions: Float[Array, "b q k"],
 ) -> Images:
-    """The network's prediction for noisy images or latents, float32, on one device.
+    """Computes the network's prediction for noisy images or latents, float32, on one device.
 
     Args:
         config: The generator.

@@ -16,7 +16,7 @@ from configs.architectures import CosineSchedule, RectifiedFlowSchedule, ScaledL
 Times = Float[Array, " b"]
 
 Prediction = Literal["velocity", "epsilon", "flow"]
-"""What a network predicts, of an image x and its noise n: a n - s x, n, or n - x."""
+"""Kind of a network's prediction, for an image x and its noise n: a n - s x, n, or n - x."""
 
 CONTINUOUS_TIMESTEPS = 1000  # of the schedules whose times need not be whole
 STEPS_OFFSET = 1  # the last DDIM step starts at this time, as in Stable Diffusion and AudioLDM
@@ -27,7 +27,7 @@ class NoiseSchedule(Protocol):
     """A noise schedule.
 
     Attributes:
-        prediction: What the network predicts.
+        prediction: Kind of the network's prediction.
     """
 
     prediction: Prediction
@@ -37,7 +37,7 @@ class NoiseSchedule(Protocol):
         ...
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """Scales a_t of the signal and s_t of the noise."""
+        """Returns the scales a_t of the signal and s_t of the noise."""
         ...
 
     def sampling_times(self, steps: int) -> Float[np.ndarray, " times"]:
@@ -55,12 +55,12 @@ class CosineNoiseSchedule:
         return CONTINUOUS_TIMESTEPS * jax.random.uniform(key)
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """Scales of signal and noise."""
+        """Returns the scales of signal and noise."""
         angle = time * (np.pi / 2 / CONTINUOUS_TIMESTEPS)
         return jnp.cos(angle), jnp.sin(angle)
 
     def sampling_times(self, steps: int) -> Float[np.ndarray, " times"]:
-        """Evenly spaced times."""
+        """Returns evenly spaced times."""
         return np.linspace(CONTINUOUS_TIMESTEPS, 0.0, steps + 1)
 
 
@@ -79,7 +79,7 @@ class ScaledLinearNoiseSchedule:
         return jax.random.randint(key, (), 0, self.timesteps).astype(jnp.float32)
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """Scales of signal and noise at whole times."""
+        """Returns the scales of signal and noise at whole times."""
         step = time.astype(jnp.int32)
         signal, noise = (
             np.sqrt(squared).astype(np.float32) for squared in (self.signal_squared, 1 - self.signal_squared)
@@ -114,7 +114,7 @@ class RectifiedFlowNoiseSchedule:
         return CONTINUOUS_TIMESTEPS * self._shifted(time)
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """Scales of signal and noise, which sum to 1."""
+        """Returns the scales of signal and noise, which sum to 1."""
         noise = time / CONTINUOUS_TIMESTEPS
         return 1.0 - noise, noise
 

@@ -1,4 +1,7 @@
-"""The conditional U-Net of latent diffusion (arXiv 2112.10752), for images and for spectrograms (2301.12503)."""
+"""The conditional U-Net of latent diffusion (arXiv 2112.10752), for images and for spectrograms (2301.12503).
+
+`generator.py` makes its piece and samples by it.
+"""
 
 import math
 

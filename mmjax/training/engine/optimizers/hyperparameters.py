@@ -15,17 +15,17 @@ from configs.optimizer import ConstantRate, CosineDecay, InverseSquareRootDecay,
 
 
 class Hyperparameters(NamedTuple):
-    """The numbers of the parts that share their settings, on the host or in a program.
+    """The hyperparameters of the parts that share their settings, as numbers on the host or in a program.
 
     Attributes:
         peak_rate: Learning rate after the warm-up.
         warmup_steps: Steps of linear warm-up from 0.
         decay_steps: Steps of the schedule, from the warm-up to the end of the run.
-        schedule: Which of `_FORMULAS` the schedule is.
+        schedule: Index of the schedule in `_FORMULAS`.
         first: First coefficient of its formula.
         second: Second coefficient; 0 where it has none.
         weight_decay: See `OptimizerConfig`.
-        selection_bias_rate: Likewise.
+        selection_bias_rate: See `OptimizerConfig`.
     """
 
     peak_rate: Any

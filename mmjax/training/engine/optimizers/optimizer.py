@@ -25,8 +25,8 @@ def layer_optimizer_shardings(
 ) -> OptimizerState:
     """Shardings of a layer's optimizer state.
 
-    What has a parameter's path and shape, such as a moment, is sharded like the parameter. All else is replicated:
-    step counts, and the row and column statistics of Adafactor.
+    State with a parameter's path and shape, such as a moment, is sharded like the parameter. All other state is
+    replicated: step counts, and the row and column statistics of Adafactor.
     """
     parameters = {
         path: (shape.shape, sharding)
@@ -85,7 +85,7 @@ def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
 def make_stage_update(
     optimizer: LayerOptimizer,
 ) -> Callable[[Tree, Tree, Tree, jax.Array, jax.Array], tuple[Tree, Tree]]:
-    """The update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
+    """Makes the update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
     If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
 

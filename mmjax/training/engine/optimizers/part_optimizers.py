@@ -1,6 +1,6 @@
-"""The optimizers of parts: which settings each part that trains has, and the learning rates that a run reports.
+"""The optimizers of trainable parts: the settings of each part that trains, and the learning rates that a run reports.
 
-The engine's building makes one optimizer for each; the training loop reports their rates.
+The engine's building makes one optimizer for each part; the training loop reports their rates.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class RunHyperparameters:
-    """The numbers of a run that its programs take as arguments.
+    """The hyperparameters of a run that its programs take as arguments.
 
     Attributes:
         max_grad_norm: Global norm above which gradients are scaled down; 0 turns clipping off.
-        by_piece: Hyperparameters of the updates, by `module/piece` of what trains.
+        by_piece: Hyperparameters of the updates, by `module/piece` of the pieces that train.
     """
 
     max_grad_norm: float
@@ -48,7 +48,7 @@ class PartOptimizers:
     steps: int
 
     def hyperparameters(self, modules: tuple[Module, ...]) -> RunHyperparameters:
-        """What updates of all parts that train take as arguments."""
+        """Returns the arguments of the updates of all parts that train."""
         by_piece = {
             f"{module.name}/{piece.name}": make_hyperparameters(self.by_part[piece.part], self.steps)
             for module in modules
@@ -60,8 +60,8 @@ class PartOptimizers:
     def learning_rates(self, step: int) -> dict[str, float]:
         """Learning rates of the update after `step` updates, by the names under which they are reported.
 
-        `learning_rate` is that of parts without settings of their own; a part whose learning rate is another one
-        during this run has `learning_rate/<part>`.
+        `learning_rate` is the learning rate of parts without settings of their own; a part with another learning rate
+        in this run has `learning_rate/<part>`.
         """
         schedules = {"learning_rate": self.default} | {
             f"learning_rate/{part}": config
@@ -80,7 +80,7 @@ class PartOptimizers:
 def make_part_optimizers(
     config: OptimizerConfig, graph: ModuleGraph, trained_parts: frozenset[str], steps: int
 ) -> PartOptimizers:
-    """The optimizers of the parts that train; warns of settings for a part that is frozen.
+    """Makes the optimizers of the parts that train; warns of settings for a part that is frozen.
 
     Raises:
         UserError: Settings are for no part, or two settings for one part.

@@ -25,7 +25,7 @@ ADAMW_RMS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class LayerOptimizer:
-    """The optimizer of one layer; clipping is left to others.
+    """The optimizer of one layer, without clipping, which `optimizer.py` applies.
 
     Attributes:
         algorithm: The algorithm of all parts, whose settings are constants of the program that updates.
@@ -40,7 +40,7 @@ class LayerOptimizer:
     def update(
         self, gradients: Tree, state: Any, parameters: Tree, hyperparameters: Hyperparameters
     ) -> tuple[Tree, Any]:
-        """The change of the parameters, and the state after it; the biases of selection change by their own rate."""
+        """Returns the change of the parameters, and the state after it; selection biases change by their own rate."""
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             changes, state = self._transformation(hyperparameters).update(gradients, state, parameters)
             return _with_selection_biases(changes, gradients, hyperparameters.selection_bias_rate), state
@@ -54,7 +54,7 @@ class LayerOptimizer:
 
 
 def _with_selection_biases(changes: Any, gradients: Tree, rate: Any) -> Tree:
-    """The changes, but for the biases by which experts are chosen, whose gradients are excess loads.
+    """Replaces the changes of the biases by which experts are chosen, whose gradients are excess loads.
 
     They change by the rate, against the sign of the load (arXiv 2408.15664, algorithm 1). An excess below a thousandth
     of the mean counts as none, because where loads are even rounding errors would decide.
@@ -81,7 +81,7 @@ def _is_decayed(parameters: Tree) -> Tree:
 
 @functools.singledispatch
 def update_direction(algorithm: Any) -> optax.GradientTransformation:
-    """From gradients to what is subtracted, before weight decay and learning rate."""
+    """Returns the transformation from gradients to the update direction, before weight decay and learning rate."""
     raise TypeError(f"no optimizer is known for {type(algorithm).__name__}")
 
 

@@ -1,1 +1,1 @@
-"""Published decoders: the backbone's part of a model."""
+"""Published decoders: the architectures of backbones."""

@@ -45,7 +45,7 @@ def rules(config: VisionConfig) -> Rules:
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """The norm after the last block, unused blocks, and what whole CLIP models have in addition to the tower."""
+    """The norm after the last block, unused blocks, and tensors of whole CLIP models outside the tower."""
     tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
     return (*tower, "text_model.*", "logit_scale", "*_projection.weight")
 

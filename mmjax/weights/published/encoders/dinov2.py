@@ -55,7 +55,7 @@ DEFAULTS = {
 REGISTER_DEFAULTS = {**DEFAULTS, "patch_size": 16, "num_register_tokens": 4}
 """Values that transformers assumes where a file leaves them out."""
 
-SWIGLU_MULTIPLE = 8  # of which the width of a gated feed-forward layer is one
+SWIGLU_MULTIPLE = 8  # the width of a gated feed-forward layer is a multiple of this
 
 
 def rules(config: VisionConfig) -> Rules:
@@ -103,13 +103,13 @@ def read_config(
 
 
 def _ffn(width: int, ratio: int | float, gated: bool) -> int:
-    """Width of the feed-forward layer; that of a gated one is two thirds of it, rounded up to a multiple of 8."""
+    """Returns the width of the feed-forward layer; two thirds of it, rounded up to a multiple of 8, for a gated one."""
     ffn = int(width * ratio)
     return ffn if not gated else -(-int(ffn * 2 / 3) // SWIGLU_MULTIPLE) * SWIGLU_MULTIPLE
 
 
 def _mlp_ratio(config: VisionConfig) -> int:
-    """The ratio of config.json, a whole number; one that gives no other width is found by the round trip."""
+    """Returns the whole-number ratio for config.json; the round trip finds a ratio that gives another width."""
     return max(1, round(config.ffn * (3 / 2 if config.gated else 1) / config.width))
 
 

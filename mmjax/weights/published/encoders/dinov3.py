@@ -1,6 +1,6 @@
 """DINOv3's vision transformers (arXiv 2508.10104), `DINOv3ViTModel` of transformers.
 
-Patches have no embedded positions: queries and keys rotate by where a patch is in its image, from -1 to 1.
+Patches have no embedded positions: queries and keys rotate by the patch's coordinates in its image, from -1 to 1.
 """
 
 from typing import Any

@@ -54,7 +54,7 @@ DEFAULTS = {
     "use_post_norm": False,
     "global_pool": "avg",
 }
-"""Arguments that timm assumes of a model that names none."""
+"""Arguments that timm assumes for a model that leaves them out."""
 
 REQUIRED_VALUES = {
     "attn_type": "eva",
@@ -124,7 +124,7 @@ def rules(config: VisionConfig) -> Rules:
 
 
 def _separate_attention_rules(config: VisionConfig) -> Iterator[Rule]:
-    """Models with gates: a tensor each for queries, keys and values, and rotary pairs of neighbouring channels."""
+    """Rules for models with gates: separate query, key and value tensors, and rotary pairs of neighbouring channels."""
     attention, bias = f"{BLOCK}.attn", "query" in config.biases
     yield Rule(f"{attention}.q_proj.weight", "blocks/attention/query/kernel", InterleavedRotary(config.heads))
     yield Rule(f"{attention}.k_proj.weight", "blocks/attention/key/kernel", InterleavedRotary(config.heads))
@@ -135,7 +135,7 @@ def _separate_attention_rules(config: VisionConfig) -> Iterator[Rule]:
 
 
 def _fused_attention_rules(config: VisionConfig) -> Iterator[Rule]:
-    """Models without gates: one tensor for queries, keys and values, and two biases."""
+    """Rules for models without gates: one tensor for queries, keys and values, and two biases."""
     kernels = tuple(f"blocks/attention/{name}/kernel" for name in ("query", "key", "value"))
     yield Rule(f"{BLOCK}.attn.qkv.weight", kernels, Fused())
     if "query" in config.biases:
@@ -144,7 +144,7 @@ def _fused_attention_rules(config: VisionConfig) -> Iterator[Rule]:
 
 
 def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads timm's config.json: the name of a model, and `model_args` that differ from what timm builds for it.
+    """Reads timm's config.json: the name of a model, and the `model_args` that differ from timm's for that name.
 
     Raises:
         ValueError: An argument has a value that cannot be computed.
@@ -201,7 +201,7 @@ def _square_side(key: str, sides: Any) -> int:
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes timm's config.json: the name of a model that timm builds so, or else the arguments that make it."""
+    """Writes timm's config.json: the name of a model that timm builds with this configuration, else its arguments."""
     for architecture, arguments in VARIANTS.items():
         values = {"architecture": architecture, "num_classes": 0, "global_pool": arguments["global_pool"]}
         if _is_described_by(config, values):

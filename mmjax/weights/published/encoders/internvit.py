@@ -129,7 +129,7 @@ def rules(config: VisionConfig) -> Rules:
 
 
 def _block_names(names: Mapping[str, str], config: VisionConfig) -> dict[str, str]:
-    """The names of the layers that a block has."""
+    """Returns the names of the layers that a block has."""
     return {path: name for path, name in names.items() if config.qk_norm != "none" or path not in QK_NORMS}
 
 
@@ -165,7 +165,7 @@ def read_config(values: Mapping[str, Any]) -> VisionConfig:
 
 
 def _read(values: Mapping[str, Any], final_norm: bool) -> VisionConfig:
-    """The configuration that transformers' keys describe."""
+    """Reads the configuration that transformers' keys describe."""
     if values["norm_type"] not in NORMS:
         raise ValueError(f"norm_type is {values['norm_type']!r}; choose one of {', '.join(NORMS)}")
     if values["use_qk_norm"] and values["norm_type"] != "rms_norm":
@@ -204,7 +204,7 @@ def write_config(config: VisionConfig) -> dict[str, Any]:
 
 
 def _write(config: VisionConfig) -> dict[str, Any]:
-    """The keys that `_read` reads."""
+    """Writes the keys that `_read` reads."""
     norm_types = {norm: norm_type for norm_type, norm in NORMS.items()}
     return {
         **write_encoder(config),

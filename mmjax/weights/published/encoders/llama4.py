@@ -1,7 +1,7 @@
 """Llama 4's vision tower, `Llama4VisionModel` of transformers, up to the norm after its blocks.
 
 The class token is the last position there and the first here; attention does not tell them apart. The adapter behind
-the tower is no part of it.
+the tower belongs to the projector (`multimodal/llama4.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,7 +54,7 @@ DEFAULTS = {
 """Values that transformers assumes where a file leaves them out."""
 
 FIXED = {"layer_norm_eps": 1e-5, "hidden_act": "gelu"}
-"""What the tower computes whatever config.json says."""
+"""Fields that the tower has whatever the contents of config.json."""
 
 
 def rules(config: VisionConfig) -> Rules:
@@ -75,7 +75,7 @@ def rules(config: VisionConfig) -> Rules:
 
 
 def _rotated_rules(config: VisionConfig) -> Iterator[Rule]:
-    """Queries and keys: pairs of neighbouring channels, those of columns first."""
+    """Rules of queries and keys: pairs of neighbouring channels, the channels of columns first."""
     for name, tensor in ROTATED.items():
         for kind, parameter, layout in (("weight", "kernel", LINEAR), ("bias", "bias", IDENTITY)):
             channels = InterleavedRotary(config.heads, ColumnsFirst(config.heads, layout))

@@ -43,7 +43,7 @@ DEFAULTS = {
 }
 """Values that transformers assumes where a file leaves them out."""
 
-NORM_EPSILON = 1e-5  # of all norms; config.json does not say it
+NORM_EPSILON = 1e-5  # of all norms; config.json does not have it
 ROPE_TYPE = "axial"
 ROPE_TYPES = (ROPE_TYPE, "default")  # the same rotation under two names
 

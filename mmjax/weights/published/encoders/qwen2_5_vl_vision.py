@@ -37,7 +37,7 @@ OWN_DEFAULTS = {
 
 
 def rules(config: VisionConfig) -> Rules:
-    """Rules of the tower, whose projector a whole model has."""
+    """Rules of the tower; a whole model has its projector."""
     return {config.name: tower_rules(config, GATED_MLP_NAMES, MERGER_NAMES)}
 
 
@@ -65,7 +65,7 @@ def read_config(values: Mapping[str, Any]) -> VisionConfig:
 
 
 def _read_windows(values: Mapping[str, Any]) -> AttentionWindows | None:
-    """The windows, which are whole cells of merged patches; None where no layer has any."""
+    """Reads the windows, which are whole cells of merged patches; None where no layer has any."""
     full = sorted({layer for layer in values["fullatt_block_indexes"] if layer < values["depth"]})
     if len(full) == values["depth"]:
         return None

@@ -22,7 +22,7 @@ OWN_DEFAULTS = {**DEFAULTS, "embed_dim": 1280, "mlp_ratio": 4, "hidden_act": "qu
 
 
 def rules(config: VisionConfig) -> Rules:
-    """Rules of the tower, whose projector a whole model has."""
+    """Rules of the tower; a whole model has its projector."""
     return {config.name: tower_rules(config, MLP_NAMES, MERGER_NAMES)}
 
 

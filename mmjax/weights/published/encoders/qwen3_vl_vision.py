@@ -40,7 +40,7 @@ TAP_PROJECTOR = MLPProjectorConfig(norm=True, activation="gelu", hidden="positio
 
 
 def rules(config: VisionConfig) -> Rules:
-    """Rules of the tower, whose projector a whole model has."""
+    """Rules of the tower; a whole model has its projector."""
     table = Rule("pos_embed.weight", "embed/table/table", Reshaped((config.grid**2, config.width)))
     return {config.name: (table, *tower_rules(config, QWEN3_MLP_NAMES, QWEN3_MERGER_NAMES))}
 

@@ -23,7 +23,7 @@ DEFAULTS = {
     "num_mel_bins": 128,
     "activation_function": "gelu",
 }
-"""Values that transformers assumes of both where a file leaves them out."""
+"""Values that transformers assumes for both encoders where a file leaves them out."""
 
 CHUNK = 100  # positions, of Qwen2.5-Omni where a file leaves it out
 

@@ -1,8 +1,8 @@
-"""What the vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL share.
+"""Common code of the vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-Patches of two frames without a class token, rotary positions by row and column, mostly one tensor for queries, keys and
-values, and a merger. That is a norm of every patch, here the encoder's final norm, and two matmuls over squares of
-patches, here the projector. A tower's own checkpoint describes no backbone, so that it gives no projector;
+They have patches of two frames without a class token, rotary positions by row and column, mostly one tensor for
+queries, keys and values, and a merger: a norm of every patch, here the encoder's final norm, and two matmuls over
+squares of patches, here the projector. A tower's own checkpoint describes no backbone, so that it has no projector;
 `merger_rules` are for whole models.
 """
 
@@ -33,7 +33,7 @@ ROPE_BASE = 10000.0
 PROJECTOR = MLPProjectorConfig(activation="gelu", hidden="positions")
 
 NAMES = {"attention_norm": "norm1", "attention/output": "attn.proj", "mlp_norm": "norm2"}
-"""Names in a block of all towers, by the path in a block here; those of the feed-forward layers differ."""
+"""Names in a block of all towers, by the path in a block here; the names of the feed-forward layers differ."""
 
 ATTENTION_NAMES = {"attention/query": "attn.q", "attention/key": "attn.k", "attention/value": "attn.v"}
 """Names of the projections where they are no single tensor (Qwen2.5-Omni)."""
@@ -50,7 +50,7 @@ DEFAULTS = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-"""Values that transformers assumes of these towers where a file leaves them out; each adds its own."""
+"""Values that transformers assumes for these towers where a file leaves them out; each tower adds its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MergerNames:
     Attributes:
         norm: The norm of every patch.
         up: The first matmul.
-        down: The second.
+        down: The second matmul.
     """
 
     norm: str
@@ -100,7 +100,7 @@ def _fused_attention_rules() -> tuple[Rule, ...]:
 
 
 def merger_rules(config: VisionConfig, merger: MergerNames) -> Iterator[Rule]:
-    """Rules of the projector, and of those of tapped layers; a whole model has them."""
+    """Rules of the projector, and of the projectors of tapped layers, for whole models."""
     last = "projector/last" if config.tapped_layers else "projector"
     yield from _mlp_rules(MERGER, f"{last}/mlp", merger)
     for number in range(len(config.tapped_layers)):
@@ -115,12 +115,12 @@ def _mlp_rules(tensor: str, path: str, merger: MergerNames) -> Iterator[Rule]:
 
 
 def merger_patterns(merger: MergerNames) -> tuple[str, ...]:
-    """Patterns of the tensors of mergers that are no part of a tower without its backbone."""
+    """Patterns of the merger tensors that a tower without its backbone does not have."""
     return (f"{MERGER}.{merger.up}.*", f"{MERGER}.{merger.down}.*", "deepstack_merger_list.*")
 
 
 def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Contents of config.json with defaults where it leaves values out.
+    """Returns the contents of config.json with defaults where it leaves values out.
 
     Raises:
         ValueError: A patch is no square.
@@ -133,7 +133,7 @@ def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 
 
 def read_tower(values: Mapping[str, Any], pixels: PixelNormalisation, **fields: Any) -> VisionConfig:
-    """The configuration that the keys which all towers have describe.
+    """Reads the configuration from the keys that all towers have.
 
     Args:
         values: Contents of config.json with its defaults; `image_mean` and `image_std` as preprocessor_config.json has
@@ -175,7 +175,7 @@ def _rope_base(parameters: Mapping[str, Any]) -> float:
 
 
 def write_tower(config: VisionConfig) -> dict[str, Any]:
-    """The keys that `read_tower` reads."""
+    """Writes the keys that `read_tower` reads."""
     return {
         "depth": config.depth,
         "num_heads": config.heads,
@@ -189,5 +189,5 @@ def write_tower(config: VisionConfig) -> dict[str, Any]:
 
 
 def require_tower_round_trip(config: VisionConfig, read_back: VisionConfig) -> None:
-    """As `require_round_trip`, but for what config.json does not describe."""
+    """As `require_round_trip`, without the fields that config.json does not describe."""
     require_round_trip(config, read_back, UNDESCRIBED_FIELDS)

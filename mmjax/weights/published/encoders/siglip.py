@@ -37,7 +37,7 @@ def rules(config: VisionConfig) -> Rules:
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """The pooling head, unused blocks, and what whole models have in addition to the tower."""
+    """The pooling head, unused blocks, and tensors of whole models outside the tower."""
     tower = (f"{TOWER}.head.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
     final_norm = () if config.final_norm else (f"{TOWER}.post_layernorm.*",)
     return (*tower, *final_norm, "text_model.*", "logit_scale", "logit_bias")

@@ -24,7 +24,7 @@ DEFAULTS = {**siglip.DEFAULTS, "num_patches": 256}
 
 
 def rules(config: VisionConfig) -> Rules:
-    """Rules of the encoder: SigLIP's, but for a projection of patches that is a matmul in the checkpoint too."""
+    """Rules of the encoder: SigLIP's, except that the projection of patches is a matmul in the checkpoint too."""
     pixels = Rule(f"{siglip.TOWER}.embeddings.patch_embedding.weight", PIXELS, LINEAR)
     others = (rule for rule in siglip.rules(config)[config.name] if rule.parameters != PIXELS)
     return {config.name: (pixels, *others)}

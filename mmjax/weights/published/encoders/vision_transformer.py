@@ -1,4 +1,4 @@
-"""What published vision transformers share: a patch embedding, a position table, and pre-norm blocks."""
+"""Common code of published vision transformers: a patch embedding, a position table, and pre-norm blocks."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -60,12 +60,12 @@ VIT_BASE_DEFAULTS = {
     "patch_size": 16,
     "num_channels": 3,
 }
-"""Values that transformers assumes of a vision transformer where a file leaves them out; each model adds its own."""
+"""Values that transformers assumes for vision transformers where a file leaves them out; each model adds its own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PixelNormalisation:
-    """Mean and standard deviation per channel of pixels in [0, 1], where a folder does not say them.
+    """Mean and standard deviation per channel of pixels in [0, 1], for folders without them.
 
     Attributes:
         mean: Mean of each channel.
@@ -111,7 +111,7 @@ def patch_embedding_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]
 
 
 def position_table_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...] = ()) -> Rule:
-    """The rule of the position table, in raster order after the class token's position.
+    """Makes the rule of the position table, in raster order after the class token's position.
 
     Args:
         tensor: Name of the tensor.
@@ -126,12 +126,12 @@ def position_table_rule(tensor: str, config: VisionConfig, leading: tuple[int, .
 
 
 def class_token_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...] = ()) -> Rule:
-    """The rule of the class token; `leading` are leading dimensions of 1 that the tensor has."""
+    """Makes the rule of the class token; `leading` are leading dimensions of 1 that the tensor has."""
     return Rule(tensor, "embed/class_token", Reshaped((*leading, config.width)) if leading else IDENTITY)
 
 
 def register_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]:
-    """The rule of the registers, `[1, n, d]` in the checkpoint; none if the encoder has none."""
+    """Makes the rule of the registers, `[1, n, d]` in the checkpoint; none if the encoder has none."""
     layout = Reshaped((1, config.registers, config.width))
     return (Rule(tensor, "embed/registers", layout),) if config.registers else ()
 
@@ -143,7 +143,7 @@ def unused_block_patterns(block: str, config: VisionConfig) -> tuple[str, ...]:
 
 
 def unused_block_count(key: str, layer: Any, depth: int) -> int:
-    """Number of blocks after the one whose outputs are used.
+    """Returns the number of blocks after the block whose outputs are used.
 
     Args:
         key: Key of config.json that names the block, for messages.
@@ -159,7 +159,7 @@ def unused_block_count(key: str, layer: Any, depth: int) -> int:
 
 
 def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **fields: Any) -> VisionConfig:
-    """The configuration that a config.json with transformers' keys for vision transformers describes.
+    """Reads the configuration from a config.json with transformers' keys for vision transformers.
 
     Args:
         values: Contents of config.json; `image_mean` and `image_std` as preprocessor_config.json has them.
@@ -173,7 +173,7 @@ def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **fields
 
 
 def read_encoder_fields(values: Mapping[str, Any], pixels: PixelNormalisation) -> dict[str, Any]:
-    """The fields of that configuration which these keys describe."""
+    """Reads the fields of the configuration that these keys describe."""
     for key in ("image_size", "patch_size"):
         if not isinstance(values[key], int):
             raise ValueError(f"{key} is {values[key]!r}; only one number, for a square, can be computed")
@@ -198,10 +198,10 @@ def read_encoder_fields(values: Mapping[str, Any], pixels: PixelNormalisation) -
 
 
 def read_layer_scale(key: str, value: Any) -> float:
-    """The initial value of layer scales, which is not 0: 0 stands for no layer scales here.
+    """Reads the initial value of layer scales, which is not 0, because 0 stands for no layer scales here.
 
     Raises:
-        ValueError: It is no number or 0.
+        ValueError: The value is 0 or no number.
     """
     if not isinstance(value, int | float) or not value:
         raise ValueError(f"{key} is {value!r}; only a number other than 0 can be computed")
@@ -209,9 +209,9 @@ def read_layer_scale(key: str, value: Any) -> float:
 
 
 def write_encoder(config: VisionConfig) -> dict[str, Any]:
-    """The keys that `read_encoder` reads.
+    """Writes the keys that `read_encoder` reads.
 
-    The image size is the one that the position table covers: 378 for a file that says 384 with patches of 14.
+    The image size is the one that the position table covers: 378 for a file with 384 and patches of 14.
     """
     return {
         "hidden_size": config.width,
@@ -227,20 +227,20 @@ def write_encoder(config: VisionConfig) -> dict[str, Any]:
 
 
 def published_activation(activation: str) -> str:
-    """Name of an activation in transformers."""
+    """Returns the name of an activation in transformers."""
     published_names = {name: published for published, name in reversed(ACTIVATIONS.items())}
     return published_names[activation]
 
 
 def require_encoder_round_trip(config: VisionConfig, read_back: VisionConfig) -> None:
-    """As `require_round_trip`, for a config.json that describes all blocks, the unused ones included.
+    """As `require_round_trip`, for a config.json that describes all blocks, including unused ones.
 
     Args:
         config: The configuration that was written.
-        read_back: What `read_config` makes of the config.json.
+        read_back: The configuration that `read_config` returns for the config.json.
 
     Raises:
-        ValueError: They differ in what config.json describes.
+        ValueError: They differ in fields that config.json describes.
     """
     complete = dataclasses.replace(config, depth=config.depth + config.unused_blocks, unused_blocks=0)
     if config.unused_blocks:  # the norm after the last block is unused with it
@@ -255,12 +255,12 @@ def encoder_architecture(
     keys: Table,
     **others: Any,
 ) -> PublishedArchitecture:
-    """A published vision transformer, by the table of the keys that `read_encoder` does not read.
+    """Makes a published vision transformer from the table of the keys that `read_encoder` does not read.
 
     Args:
         name: Name of the class that loads it.
         model_types: Its `model_type`s.
-        pixels: Normalisation of pixels where a folder does not say it.
+        pixels: Normalisation of pixels for folders without it.
         keys: The other keys, and the fields that no key describes.
         **others: Other arguments of `table_architecture`.
     """
@@ -276,7 +276,7 @@ def encoder_architecture(
 
 
 def of_whole_models(defaults: Mapping[str, Any]) -> Callable[[Values], Values]:
-    """Completes the config.json of a tower, or of a whole model that has the tower's in `vision_config`."""
+    """Completes the config.json of a tower, or of a whole model whose `vision_config` describes the tower."""
     return lambda values: {**defaults, **values, **values.get("vision_config", {})}
 
 

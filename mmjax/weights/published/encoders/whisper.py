@@ -1,4 +1,4 @@
-"""Whisper's encoder (arXiv 2212.04356), a part of `WhisperModel` of transformers; the decoder is ignored.
+"""Whisper's encoder (arXiv 2212.04356), in `WhisperModel` of transformers; the decoder is ignored.
 
 Its position table holds sinusoids, which are computed here for clips of any length; the table is copied and not read.
 transformers pads every clip to 30 s, mmjax does not: they agree on clips of 30 s, and on shorter ones differ by the
@@ -34,7 +34,7 @@ NAMES = {
 """Names in a block of the checkpoint, by the path in a block here."""
 
 BIASES = ("query", "value", "output", "mlp")
-POSITIONS = 1500  # of 30 s, the length of every clip in transformers
+POSITIONS = 1500  # positions of 30 s, the length of every clip in transformers
 DEFAULTS = {
     "d_model": 384,
     "encoder_layers": 4,
@@ -47,7 +47,7 @@ DEFAULTS = {
 
 
 def encoder_rules(config: AudioConfig, prefix: str, norm: str) -> tuple[Rule, ...]:
-    """Rules of an encoder of Whisper's kind: its tensors' prefix, and the name of its final norm."""
+    """Makes the rules of an encoder of Whisper's kind, given its tensors' prefix and the name of its final norm."""
     return (
         *linear_rules(f"{prefix}conv1", "embed/first", CONVOLUTION_1D, bias=True),
         *linear_rules(f"{prefix}conv2", "embed/second", CONVOLUTION_1D, bias=True),

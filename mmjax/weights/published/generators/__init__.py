@@ -1,1 +1,1 @@
-"""Published U-Nets and autoencoders of diffusion models."""
+"""Published U-Nets, diffusion transformers and autoencoders of diffusion models."""

@@ -1,6 +1,6 @@
 """The autoencoder of Stable Diffusion, AudioLDM (arXiv 2112.10752) and Flux.1, `AutoencoderKL` of diffusers.
 
-It is a part of a generator; its config.json is read as that of a generator whose U-Net is not described.
+It belongs to a generator; its config.json is read as the configuration of a generator whose U-Net is not described.
 """
 
 from collections.abc import Iterator, Mapping

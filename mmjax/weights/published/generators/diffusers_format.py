@@ -1,4 +1,4 @@
-"""What files of diffusers have in common: keys of config.json, residual blocks."""
+"""Common code for files of diffusers: keys of config.json, residual blocks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ DIFFUSERS_FILE_STEM = "diffusion_pytorch_model"
 
 
 def heads_per_level(values: Mapping[str, Any], levels: int) -> tuple[int, ...]:
-    """Attention heads of each level, which U-Nets of diffusers call `attention_head_dim` by mistake."""
+    """Reads the attention heads of each level, which U-Nets of diffusers call `attention_head_dim` by mistake."""
     heads = values.get("attention_head_dim", 8)
     return (heads,) * levels if isinstance(heads, int) else tuple(heads)
 

@@ -1,4 +1,4 @@
-"""Transformers of Stable Diffusion 3 and 3.5 (arXiv 2403.03206) and of Flux.1, as diffusers has them.
+"""Transformers of Stable Diffusion 3 and 3.5 (arXiv 2403.03206) and of Flux.1, in the format of diffusers.
 
 `DiTTransformer2DModel` is left out: every block of it has an embedding of class labels, which a generator that is
 conditioned on hidden states has no use for.
@@ -32,9 +32,9 @@ NOT_IN_CONFIG = (
 """Fields that a config.json of a transformer does not describe."""
 
 MLP_RATIO = 4
-FLUX_PATCH = 2  # of latents; diffusers' pipeline folds them into channels before the transformer
+FLUX_PATCH = 2  # side of a patch of latents, which diffusers' pipeline folds into channels before the transformer
 FLUX_DEV_GUIDANCE = 3.5
-FLUX_SHIFT = math.exp(1.15)  # of Flux.1 dev for images of 1024 pixels
+FLUX_SHIFT = math.exp(1.15)  # shift of Flux.1 dev for images of 1024 pixels
 
 STREAMS = {
     "patches": {

@@ -101,7 +101,7 @@ def read_config(values: Mapping[str, Any]) -> UNetConfig:
 
 
 def _second_attention(values: Mapping[str, Any], widths: tuple[int, ...]) -> tuple[str, int]:
-    """What the second attention attends to, and the width of the conditions; 0 if it does not attend to them."""
+    """Returns the source of the second attention, and the width of the conditions; 0 if it does not read them."""
     source = values["cross_attention_dim"]
     if isinstance(source, int):
         return "conditions", source
@@ -113,7 +113,7 @@ def _second_attention(values: Mapping[str, Any], widths: tuple[int, ...]) -> tup
 
 
 def _pooled(values: Mapping[str, Any]) -> tuple[str, int]:
-    """How the class embedding is combined with that of time, and the width of its inputs."""
+    """Returns how the class embedding is combined with the time embedding, and the width of its inputs."""
     kind = values.get("class_embed_type")
     if kind is None:
         return "none", 0

@@ -36,7 +36,7 @@ def projector_rules(norm: str, up: str, down: str) -> Callable[[VisionConfig], t
 def vision_language_model(
     tower: VisionConfig, backbone: BackboneConfig, downsample_ratio: float, unused_blocks: int, activation: str
 ) -> ModelConfig:
-    """The configuration of the whole model.
+    """Makes the configuration of the whole model.
 
     Args:
         tower: The encoder with all its blocks.

@@ -21,13 +21,13 @@ ADAPTER = {
     "vision_feature_select_strategy": "default",
     "multi_modal_projector_bias": False,
 }
-"""Keys of vision_config that the tower alone has not, with transformers' defaults."""
+"""Keys of vision_config that the tower alone does not have, with transformers' defaults."""
 
 WIDTHS = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
 
 
 def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the adapter's two matmuls and of the one behind it."""
+    """Rules of the adapter's two matmuls and of the matmul behind the adapter."""
     del encoder
     return tuple(
         rule

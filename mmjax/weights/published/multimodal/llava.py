@@ -24,7 +24,7 @@ from mmjax.weights.published.tensor_layouts import LINEAR
 
 PROJECTOR, NEWLINE = "multi_modal_projector", "image_newline"
 
-# What the files of LLaVA-1.5 leave out: the defaults of transformers for this architecture and for Llama.
+# Values that the files of LLaVA-1.5 leave out: the defaults of transformers for this architecture and for Llama.
 VISION_DEFAULTS = {
     "model_type": "clip_vision_model",
     "hidden_size": 1024,
@@ -50,11 +50,11 @@ MISTRAL_DEFAULTS = {
     "num_key_value_heads": 8,
     "intermediate_size": 14336,
 }
-"""What Pixtral's file leaves out of its decoder: transformers' defaults."""
+"""Values of the decoder that Pixtral's file leaves out: transformers' defaults."""
 
 NEXT_GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 ONE_VISION_GRIDS = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
-"""Rows and columns of tiles, of which an image's are chosen."""
+"""Grids of tiles, as rows and columns, from which the grid of an image is chosen."""
 
 
 def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
@@ -69,7 +69,7 @@ def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
 def tower_of(
     architectures: Mapping[str, PublishedArchitecture], defaults: Mapping[str, Any] | None = None
 ) -> PublishedEncoder:
-    """A tower of one of several architectures."""
+    """Makes the encoder of a tower that has one of several architectures."""
     return PublishedEncoder(
         prefix="vision_tower.", architectures=architectures, projector=projector_rules, defaults=defaults or {}
     )
@@ -83,8 +83,8 @@ class Llava:
         name: Name of transformers' class.
         model_type: `model_type` of config.json.
         format: Its modules and their names.
-        feature_layer: Number of the block whose outputs are used, from the end, where config.json does not say it.
-        strategy: `vision_feature_select_strategy` where config.json does not say it.
+        feature_layer: Number of the block whose outputs are used, from the end, where config.json leaves it out.
+        strategy: `vision_feature_select_strategy` where config.json leaves it out.
         grids: Grids of tiles that config.json lists, in pixels; empty where it lists none.
     """
 
@@ -146,7 +146,7 @@ class Llava:
 
 
 def select_strategy(encoder: VisionConfig) -> str:
-    """Which outputs of the tower become tokens: `default` leaves out the first one, `full` takes all."""
+    """Returns which outputs of the tower become tokens: `default` leaves out the first one, `full` takes all."""
     return "default" if encoder.class_token else "full"
 
 

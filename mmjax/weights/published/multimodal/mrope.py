@@ -7,13 +7,13 @@ from configs.architectures import BackboneConfig
 
 
 def read_sections(text: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The sections of a head, and the decoder's values with positions along the text alone.
+    """Reads the sections of a head; returns them and the decoder's values with positions along the text alone.
 
     Args:
         text: The decoder's values.
 
     Raises:
-        ValueError: They have no sections.
+        ValueError: The values have no sections.
     """
     rotary = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
     sections = rotary.pop("mrope_section", None)
@@ -25,7 +25,7 @@ def read_sections(text: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, A
 
 
 def write_sections(text: Mapping[str, Any], backbone: BackboneConfig) -> dict[str, Any]:
-    """The decoder's values with the sections of a backbone: the inverse."""
+    """Adds the sections of a backbone to the decoder's values; the inverse of `read_sections`."""
     text = dict(text)
     base = text.pop("rope_theta")
     scaling = {**text.pop("rope_scaling", {"rope_type": "default"}), "mrope_section": list(backbone.rope_sections)}

@@ -27,14 +27,14 @@ PIXEL_FIELDS = ("pixel_mean", "pixel_std")
 """Fields of an encoder that preprocessor_config.json describes, and not config.json."""
 
 Tying = Literal["model", "either", "decoder"]
-"""Whose `tie_word_embeddings` ties the head: that of the whole model, of either, or of its decoder."""
+"""The object whose `tie_word_embeddings` ties the head: the whole model, either of the two, or the decoder."""
 
 Architectures = Mapping[str, PublishedArchitecture]
 """Architectures by the `model_type` that config.json gives them within a whole model; the first name is written."""
 
 
 def by_model_type(*architectures: PublishedArchitecture) -> Architectures:
-    """Architectures by their own model types."""
+    """Returns architectures by their own model types."""
     return {name: architecture for architecture in architectures for name in architecture.model_types}
 
 
@@ -52,9 +52,9 @@ class PublishedEncoder:
         prefix: Prefix of its tensors.
         architectures: Architectures that it may have.
         projector: Rules of its projector, by the names in the whole checkpoint.
-        defaults: Values that a file may leave out under the key, where it leaves out `model_type` or has theirs.
-        ignored: Patterns of its tensors without a parameter, without the prefix; None for those of the architecture,
-            which count the projector among them where it lies within the encoder.
+        defaults: Values that a file may leave out under the key, if it leaves out `model_type` or has the defaults'.
+        ignored: Patterns of its tensors without a parameter, without the prefix; None for the architecture's patterns,
+            which include the projector where it lies within the encoder.
     """
 
     key: str = "vision_config"
@@ -71,20 +71,20 @@ class PublishedEncoder:
         return kind
 
     def read_config(self, values: Mapping[str, Any]) -> Any:
-        """The configuration of the encoder alone.
+        """Reads the configuration of the encoder alone.
 
         Args:
             values: The whole config.json.
 
         Raises:
-            ValueError: It is of none of the architectures, or a key has a value that cannot be computed.
+            ValueError: It has none of the architectures, or a key has a value that cannot be computed.
         """
         own = values.get(self.key, {}) if self.defaults else values[self.key]
         pixels = {key: values[key] for key in PIXEL_KEYS if key in values}
         return read_part(self.key, {**pixels, **with_defaults(own, self.defaults)}, self.architectures)
 
     def write_config(self, encoder: EncoderConfig) -> dict[str, Any]:
-        """The inverse: what config.json says under the key."""
+        """Writes the values under the key; the inverse of `read_config`."""
         model_type, architecture = first_matching(encoder, self.architectures)
         return {"model_type": model_type, **architecture.write_config(encoder)}
 
@@ -120,12 +120,12 @@ class MultimodalFormat:
         decoder_key: Key of config.json that describes the decoder.
         decoder_prefix: Prefix of its tensors.
         decoder_defaults: Values that a file may leave out under the key, as `PublishedEncoder.defaults`.
-        tying: Whose `tie_word_embeddings` ties the head.
-        tied_by_default: Its value where config.json leaves it out.
+        tying: The object whose `tie_word_embeddings` ties the head.
+        tied_by_default: Value of `tie_word_embeddings` where config.json leaves it out.
         prefix: Prefix of all tensors that have a parameter.
         newline: Name of the tensor of the backbone's newline vector; empty for a model without one.
         ignored_tensors: Patterns of tensors of no module.
-        own_aliases: Prefixes of tensors in some files besides those of the modules, as `PublishedArchitecture.aliases`.
+        own_aliases: Prefixes of tensors in some files besides the modules' prefixes (`PublishedArchitecture.aliases`).
     """
 
     encoders: tuple[PublishedEncoder, ...]
@@ -152,13 +152,13 @@ class MultimodalFormat:
             )
 
     def read_decoder_config(self, values: Mapping[str, Any]) -> BackboneConfig:
-        """The configuration of the decoder alone, with the head tied as in the whole model.
+        """Reads the configuration of the decoder alone, with the head tied as in the whole model.
 
         Args:
             values: The whole config.json.
 
         Raises:
-            ValueError: It is of none of the architectures, or a key has a value that cannot be computed.
+            ValueError: It has none of the architectures, or a key has a value that cannot be computed.
         """
         own = values.get(self.decoder_key, {}) if self.decoder_defaults else values[self.decoder_key]
         tied = {} if self.tying == "decoder" else {"tie_word_embeddings": self._tied(values, own)}
@@ -169,7 +169,7 @@ class MultimodalFormat:
         return tied or (self.tying == "either" and bool(own.get("tie_word_embeddings", False)))
 
     def write_decoder_config(self, backbone: BackboneConfig) -> dict[str, Any]:
-        """The inverse: what config.json says under the decoder's key."""
+        """Writes the values under the decoder's key; the inverse of `read_decoder_config`."""
         alone = decoder_alone(backbone)
         model_type, decoder = first_matching(alone, self.decoders)
         return {"architectures": [decoder.name], "model_type": model_type, **decoder.write_config(alone)}
@@ -227,14 +227,14 @@ class MultimodalFormat:
         read_config: Callable[[Mapping[str, Any]], ModelConfig],
         write_config: Callable[[ModelConfig], dict[str, Any]],
     ) -> PublishedArchitecture:
-        """The published architecture.
+        """Makes the published architecture.
 
         Args:
             name: See `PublishedArchitecture`.
             model_types: See `PublishedArchitecture`.
             read_config: See `PublishedArchitecture`.
-            write_config: As there, for a model with the modules of the format. That config.json describes the whole
-                model is checked here.
+            write_config: See `PublishedArchitecture`; for a model with the modules of the format. It is checked here
+                that config.json describes the whole model.
         """
 
         def write_checked(model: ModelConfig) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class MultimodalFormat:
 
 
 def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
-    """The backbone as the decoder's own architecture describes it: without what only tokens of images need."""
+    """Returns the backbone as the decoder's own architecture describes it, without fields for tokens of images."""
     return dataclasses.replace(
         backbone,
         rope_sections=(),
@@ -273,22 +273,22 @@ def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
 
 
 def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values with those that a file leaves out, unless it names another `model_type` than the defaults."""
+    """Adds the defaults that a file leaves out, unless it names another `model_type` than the defaults."""
     if values.get("model_type", defaults.get("model_type")) != defaults.get("model_type"):
         return values
     return {**defaults, **values}
 
 
 def read_part(key: str, values: Mapping[str, Any], architectures: Architectures) -> Any:
-    """The configuration of a part of a whole model.
+    """Reads the configuration of one module of a whole model.
 
     Args:
         key: Key of config.json that describes it, for messages.
-        values: Its value; a file that says no `model_type` means the first architecture.
-        architectures: Those that it may have.
+        values: Value of the key; a file without `model_type` means the first architecture.
+        architectures: Architectures that the module may have.
 
     Raises:
-        ValueError: It is of none of them, or a key has a value that cannot be computed.
+        ValueError: It has none of the architectures, or a key has a value that cannot be computed.
     """
     model_type = values.get("model_type", next(iter(architectures)))
     if model_type not in architectures:
@@ -297,10 +297,10 @@ def read_part(key: str, values: Mapping[str, Any], architectures: Architectures)
 
 
 def first_matching(config: Config, architectures: Architectures) -> tuple[str, PublishedArchitecture]:
-    """The first of several architectures that can compute a configuration, with its model type.
+    """Returns the first of several architectures that can compute a configuration, with its model type.
 
     Raises:
-        ValueError: None can; the message says why.
+        ValueError: No architecture can; the message says why.
     """
     reasons: dict[str, None] = {}
     for model_type, architecture in architectures.items():

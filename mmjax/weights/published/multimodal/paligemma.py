@@ -20,7 +20,7 @@ BOTH_WAYS = "use_bidirectional_attention"
 
 
 def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the matmul."""
+    """Rules of the projector's matmul."""
     del encoder
     return linear_rules(f"{PROJECTOR}.linear", "projector/linear", LINEAR, bias=True)
 

@@ -11,7 +11,7 @@ from mmjax.weights.published.rules import Rule
 
 PROJECTOR = "multi_modal_projector"
 
-# What the files of Qwen2-Audio-7B leave out: the defaults of transformers for Qwen2.
+# Values that the files of Qwen2-Audio-7B leave out: the defaults of transformers for Qwen2.
 TEXT_DEFAULTS = {
     "model_type": "qwen2",
     "vocab_size": 151936,

@@ -1,4 +1,4 @@
-"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631), of experts too.
+"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631), dense or with experts.
 
 They are vision towers with patch mergers, and Qwen2's, Qwen3's and Qwen3-MoE's decoders. Positions count time, rows and
 columns. Qwen3-VL adds features of several layers of the tower to the outputs of the decoder's first layers.
@@ -31,14 +31,14 @@ class QwenVL:
 
     Attributes:
         name: Name of transformers' class.
-        model_type: `model_type` of config.json, with `_text` that of its `text_config`.
+        model_type: `model_type` of config.json; with the suffix `_text`, `model_type` of its `text_config`.
         tower: The vision tower.
         merger: Names of the matmuls behind it.
         decoder: The decoder.
         other_decoder: The same decoder in files whose tensors have other shapes; None where there are none.
-        tying: Whose `tie_word_embeddings` ties the head.
+        tying: The object whose `tie_word_embeddings` ties the head.
         interleaved: Whether time, rows and columns take turns in the rotation of a head.
-        tokens_per_second: Positions along time of a second of video where `vision_config` says none; 0 for models
+        tokens_per_second: Positions along time of a second of video where `vision_config` has no value; 0 for models
             that count groups of frames.
         width_key: Key of `vision_config` for the decoder's width.
     """

@@ -2,7 +2,7 @@
 
 Norms scale by 1 + their parameter, token embeddings by the square root of the width, and the head is the embedding. The
 later two have norms on both sides, and local and global layers. Gemma 2 limits scores and logits by soft caps; Gemma 3
-norms queries and keys, and gives its local layers a rotary base of their own.
+has norms of queries and keys, and a rotary base of its own for local layers.
 """
 
 import math
@@ -35,7 +35,7 @@ DEFAULTS = {
     "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""What transformers assumes where a file leaves it out, in both later generations."""
+"""Values that transformers assumes where a file leaves them out, in both later generations."""
 
 GEMMA1_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 GEMMA1_ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")  # the latter means the former in its files
@@ -47,7 +47,7 @@ GELU_TANH = "gelu_pytorch_tanh"
 
 
 def read_gemma1_activation(values: Values) -> dict[str, Any]:
-    """No field; raises ValueError for another activation than the one that Gemma has."""
+    """Returns no field; raises ValueError for an activation that Gemma does not have."""
     activation = values.get("hidden_activation") or values.get("hidden_act") or GELU_TANH
     if activation not in GEMMA1_ACTIVATIONS:
         raise ValueError(f"hidden_act is {activation!r}; choose one of {', '.join(GEMMA1_ACTIVATIONS)}")
@@ -55,26 +55,26 @@ def read_gemma1_activation(values: Values) -> dict[str, Any]:
 
 
 def read_activation(values: Values) -> dict[str, Any]:
-    """Likewise for the later generations."""
+    """As `read_gemma1_activation`, for the later generations."""
     if values["hidden_activation"] != GELU_TANH:
         raise ValueError(f"hidden_activation is {values['hidden_activation']!r}; only {GELU_TANH!r} is known")
     return {}
 
 
 def write_score_scale(config: BackboneConfig) -> dict[str, Any]:
-    """The width of heads that gives the scale of scores."""
+    """Writes the width of heads that gives the scale of scores."""
     return {"query_pre_attn_scalar": round((config.score_scale or config.head_width**-0.5) ** -2)}
 
 
 def read_gemma3_rotary(values: Values) -> dict[str, Any]:
-    """Rotary positions; later versions of transformers have those of each kind of layer apart."""
+    """Reads rotary positions; later versions of transformers have separate ones for each kind of layer."""
     values, local = read_local_rotary(values)
     local_base = read_local_base(values, local or {"rope_theta": values["rope_local_base_freq"]})
     return {**read_rotary_fields(values), "local_rope_base": local_base}
 
 
 def write_local_base(config: BackboneConfig) -> dict[str, Any]:
-    """The base of local layers, in the key of versions before 5, which later versions read too."""
+    """Writes the base of local layers, under the key of versions before 5, which later versions read too."""
     return {"rope_local_base_freq": config.local_rope_base or config.rope_base}
 
 
@@ -87,12 +87,12 @@ EVERY_GENERATION: Table = (
 
 
 def softcap(key: str, field: str) -> Entry:
-    """The entry of a soft cap, which is null where there is none."""
+    """Makes the entry of a soft cap, which is null where there is none."""
     return Key(key, field, None, lambda value: float(value or 0.0), lambda value: value or None)
 
 
 def later_generation(rotary: Entry, kinds: Entry) -> Table:
-    """Keys of Gemma 2 and 3, given the entries of their rotary positions and of the kinds of their layers."""
+    """Makes the table of Gemma 2 or 3 from the entries of their rotary positions and of the kinds of their layers."""
     return (
         *SIZES,
         rotary,

@@ -44,7 +44,7 @@ def _query_key_value(parameter: str) -> tuple[str, ...]:
 
 
 def read_fixed(values: Values) -> dict[str, Any]:
-    """No field; raises ValueError where a key of REQUIRED_VALUES has another value."""
+    """Returns no field; raises ValueError where a key of REQUIRED_VALUES has another value."""
     for key, required in REQUIRED_VALUES.items():
         if values.get(key, required) is not required:
             raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
@@ -52,7 +52,7 @@ def read_fixed(values: Values) -> dict[str, Any]:
 
 
 def read_activation(values: Values) -> dict[str, Any]:
-    """The activation. Raises ValueError for one that is not known."""
+    """Reads the activation; raises ValueError for an unknown one."""
     activation = values.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation_function is {activation!r}; only {', '.join(ACTIVATIONS)} can be computed")
@@ -60,7 +60,7 @@ def read_activation(values: Values) -> dict[str, Any]:
 
 
 def write_activation(config: BackboneConfig) -> dict[str, Any]:
-    """The first of the names of the activation."""
+    """Writes the first of the names of the activation."""
     names = {activation: published for published, activation in reversed(ACTIVATIONS.items())}
     return {"activation_function": names.get(config.activation, config.activation)}
 

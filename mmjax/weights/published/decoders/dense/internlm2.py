@@ -34,7 +34,7 @@ def rules(config: BackboneConfig) -> Rules:
 
 
 def without_dynamic_scaling(values: Values) -> Values:
-    """Leaves out the dynamic scaling of rotary positions: it changes only sequences longer than those trained on."""
+    """Leaves out the dynamic scaling of rotary positions: it changes only sequences longer than in training."""
     scaling = values.get("rope_scaling") or {}
     is_dynamic = scaling.get("type", scaling.get("rope_type")) == "dynamic"
     return {**values, **({"rope_scaling": None} if is_dynamic else {})}

@@ -28,7 +28,7 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096}
 
 
 def read_attention(values: Values) -> dict[str, Any]:
-    """Kinds of layers and their rotary positions; files before transformers 5 scale those of global layers alone."""
+    """Reads kinds of layers and rotary positions; files before transformers 5 scale them for global layers alone."""
     values, local = read_local_rotary(values)
     found, kinds = read_rotary_fields(values), read_attention_types(values, THREE_LOCAL)
     if kinds:
@@ -37,7 +37,7 @@ def read_attention(values: Values) -> dict[str, Any]:
 
 
 def write_attention(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_attention` reads, with the rotary positions of each kind of layer apart."""
+    """Writes the keys that `read_attention` reads, with separate rotary positions for each kind of layer."""
     written = write_rotary(config)
     rotary = {"rope_theta": written["rope_theta"], **written.get("rope_scaling", {"rope_type": "default"})}
     local = {"rope_type": "default", "rope_theta": config.local_rope_base} if config.local_rope_base else rotary

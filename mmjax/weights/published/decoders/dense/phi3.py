@@ -1,7 +1,7 @@
 """Phi-3 (arXiv 2404.14219) and Phi-4 (2412.08905), `Phi3ForCausalLM`: Llama's blocks with fused projections.
 
-Phi-4-mini (2503.01743) rotates a part of every head. Models for long texts have LongRoPE; `LongRopeScaling.long` is not
-in config.json, which is read for texts of up to the original positions.
+Phi-4-mini (2503.01743) rotates only some channels of every head. Models for long texts have LongRoPE;
+`LongRopeScaling.long` is not in config.json, which is read for texts of up to the original positions.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from mmjax.weights.published.rules import Rule, Rules, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR, Fused
 
 EARLIER_NAMES = ("su", "yarn")
-"""LongRoPE in files of transformers before it had that name; no Phi has YaRN."""
+"""Name of LongRoPE in files of earlier versions of transformers; no Phi has YaRN."""
 
 
 def rules(config: BackboneConfig) -> Rules:
@@ -57,7 +57,7 @@ def prepare(values: Values) -> Values:
 
 
 def write_positions(config: BackboneConfig) -> dict[str, Any]:
-    """The numbers of positions that LongRoPE is computed from."""
+    """Writes the numbers of positions from which LongRoPE is computed."""
     scaling = config.rope_scaling
     if not isinstance(scaling, LongRopeScaling):
         return {}
@@ -69,7 +69,7 @@ def write_positions(config: BackboneConfig) -> dict[str, Any]:
 
 
 def for_short_texts(config: BackboneConfig) -> BackboneConfig:
-    """The configuration that config.json describes."""
+    """Returns the configuration that config.json describes, for texts of up to the original positions."""
     if not isinstance(config.rope_scaling, LongRopeScaling):
         return config
     return dataclasses.replace(config, rope_scaling=dataclasses.replace(config.rope_scaling, long=False))

@@ -17,7 +17,7 @@ QWEN3_KEYS = (
     FULL_ATTENTION,
     Fields({"qk_norm": "head"}),
 )
-"""Keys of Qwen3's decoders, of experts too."""
+"""Keys of Qwen3's decoders, dense and with experts."""
 
 DEFAULTS = {"head_dim": 128}
 

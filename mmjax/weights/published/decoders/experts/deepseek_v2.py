@@ -16,7 +16,7 @@ DEFAULTS = {
     "routed_scaling_factor": 1.0,
     "first_k_dense_replace": 0,
 }
-"""What transformers assumes where a file leaves it out."""
+"""Values that transformers assumes where a file leaves them out."""
 
 REQUIRED = {"scoring_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False}
 """Keys with the only values that can be computed."""
@@ -31,7 +31,7 @@ def prepare(values: Values) -> Values:
 
 
 def read_routing(values: Values) -> dict[str, Any]:
-    """The experts. Raises ValueError for a way to choose them that cannot be computed."""
+    """Reads the experts; raises ValueError for a way to choose them that cannot be computed."""
     method = values.get("topk_method", METHODS[0])
     if method not in METHODS:
         raise ValueError(f"topk_method is {method!r}; only {' and '.join(METHODS)} can be computed")
@@ -43,7 +43,7 @@ def read_routing(values: Values) -> dict[str, Any]:
 
 
 def write_groups(config: BackboneConfig) -> dict[str, Any]:
-    """The keys of experts in groups."""
+    """Writes the keys of experts in groups."""
     if not config.experts or config.experts.router.groups <= 1:
         return {}
     router = config.experts.router

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6 (arXiv 2508.06471), `Glm4MoeForCausalLM`: DeepSeek-V3's experts, and heads that rotate in part."""
+"""GLM-4.5 and 4.6 (arXiv 2508.06471), `Glm4MoeForCausalLM`: DeepSeek-V3's experts, and partial rotary positions."""
 
 from configs.architectures import BackboneConfig
 from mmjax.weights.published.decoders.shared.llama_like import (

@@ -1,7 +1,7 @@
 """gpt-oss (arXiv 2508.10925), `GptOssForCausalLM`: attention sinks, and experts with biases and a clamped gate.
 
 Layers attend locally and globally by turns. All experts of a layer are in one tensor for gate and up, whose columns
-alternate, and one for down. The authors' files hold them in 4 bits; what is read are the same in bfloat16 or float32.
+alternate, and one for down. The authors' files hold them in 4 bits; files with bfloat16 or float32 are read.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 
 BIASES = ("query", "key", "value", "output")
 ALTERNATING = ("sliding_attention", "full_attention")
-SWIGLU_ALPHA = 1.702  # that of `quick_gelu`
+SWIGLU_ALPHA = 1.702  # the constant of `quick_gelu`
 DEFAULTS = {"rope_theta": 150000.0, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}
 DEFAULT_SCALING = {
     "rope_type": "yarn",
@@ -36,7 +36,7 @@ DEFAULT_SCALING = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""How transformers scales rotary positions where a file leaves them out."""
+"""Scaling of rotary positions that transformers assumes where a file leaves it out."""
 
 
 def rules(config: BackboneConfig) -> Rules:
@@ -71,7 +71,7 @@ def prepare(values: Values) -> Values:
 
 
 def write_no_scaling(config: BackboneConfig) -> dict[str, Any]:
-    """Unscaled rotary positions, which a file must name."""
+    """Writes unscaled rotary positions, which a file must name."""
     if config.rope_scaling is not None:
         return {}
     return {"rope_scaling": {"rope_type": "default", "rope_theta": config.rope_base}}

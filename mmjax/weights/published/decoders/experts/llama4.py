@@ -1,4 +1,4 @@
-"""The text models of Llama 4, `Llama4ForCausalLM`: experts whose inputs are weighted, in all layers or in every few.
+"""The text models of Llama 4, `Llama4ForCausalLM`: experts with weighted inputs, in all layers or in every n-th.
 
 All experts of a layer are in one tensor for gate and up, one after the other, and one for down.
 """
@@ -62,10 +62,10 @@ def _routed_rules() -> tuple[Rule, ...]:
 
 
 def read_experts(values: Values) -> dict[str, Any]:
-    """The experts, if some layers have them.
+    """Reads the experts, if some layers have them.
 
     Raises:
-        ValueError: Other layers than one of every few have experts.
+        ValueError: The layers with experts are not every n-th layer.
     """
     step, depth = values["interleave_moe_layer_step"], values["num_hidden_layers"]
     layers = values.get("moe_layers")
@@ -90,14 +90,14 @@ def read_experts(values: Values) -> dict[str, Any]:
 
 
 def _places(layers: Sequence[int]) -> dict[str, Any]:
-    """The fields `dense_layers` and `interval` of ExpertsConfig, if these are the layers with experts."""
+    """Returns the fields `dense_layers` and `interval` of ExpertsConfig for these layers with experts."""
     first, *others = layers
     interval = others[0] - first if others else first + 1
     return {"dense_layers": first if first >= interval else 0, "interval": interval}
 
 
 def write_experts(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_experts` reads."""
+    """Writes the keys that `read_experts` reads."""
     layers = {"moe_layers": list(config.layers_with_experts)}
     experts = config.experts
     if experts is None:

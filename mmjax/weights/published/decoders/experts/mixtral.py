@@ -29,7 +29,7 @@ def rules(config: BackboneConfig) -> Rules:
 
 
 def require_no_window(values: Values) -> dict[str, Any]:
-    """No field; raises ValueError where attention is limited to a sliding window."""
+    """Returns no field; raises ValueError where attention is limited to a sliding window."""
     if values.get("sliding_window"):
         raise ValueError(
             f"sliding_window is {values['sliding_window']!r}; only attention to all earlier positions can be computed"

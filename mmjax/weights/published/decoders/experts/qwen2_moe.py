@@ -33,7 +33,7 @@ def rules(config: BackboneConfig) -> Rules:
 
 
 def require_shared_expert(config: BackboneConfig) -> dict[str, Any]:
-    """No key; raises ValueError where there is no shared expert."""
+    """Returns no key; raises ValueError where there is no shared expert."""
     if not require_experts(config).shared_ffn:
         raise ValueError("experts.shared_ffn is 0, but every block of the published architecture has a shared expert")
     return {}

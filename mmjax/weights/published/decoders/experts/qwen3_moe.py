@@ -28,7 +28,7 @@ KEYS = (
     *QWEN3_KEYS,
     Key("moe_intermediate_size", "experts.ffn", 768),
     Keys(
-        # The latter since version 5 of transformers.
+        # The second name since version 5 of transformers.
         lambda values: {"experts.count": values.get("num_experts", values.get("num_local_experts", 128))},
         lambda config: {"num_experts": config.experts.count},
     ),

@@ -1,1 +1,1 @@
-"""What name rules and configurations of several decoders have in common."""
+"""Name rules and entries of config.json that several decoders have in common."""

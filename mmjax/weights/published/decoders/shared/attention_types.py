@@ -11,7 +11,7 @@ _KINDS: dict[str, AttentionKind] = {"full_attention": "global", "sliding_attenti
 
 
 def read_attention_types(values: Mapping[str, Any], default: Sequence[str]) -> dict[str, Any]:
-    """The fields `attention_pattern` and `attention_window` of a BackboneConfig.
+    """Reads the fields `attention_pattern` and `attention_window` of a BackboneConfig.
 
     Args:
         values: Contents of config.json.
@@ -35,26 +35,26 @@ def read_attention_types(values: Mapping[str, Any], default: Sequence[str]) -> d
 
 
 def shortest_pattern(kinds: Sequence[AttentionKind]) -> tuple[AttentionKind, ...]:
-    """The shortest pattern that, repeated, gives the kinds of all layers."""
+    """Returns the shortest pattern that, repeated, gives the kinds of all layers."""
     depth = len(kinds)
     length = next(n for n in range(1, depth + 1) if all(kinds[i] == kinds[i % n] for i in range(depth)))
     return tuple(kinds[:length])
 
 
 def write_attention_types(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_attention_types` reads."""
+    """Writes the keys that `read_attention_types` reads."""
     names = {kind: name for name, kind in _KINDS.items()}
     kinds = [config.attention_kinds[number] for number in config.kind_of_layers]
     return {"layer_types": [names[kind] for kind in kinds], "sliding_window": config.attention_window or None}
 
 
 def attention_types(default: Sequence[str]) -> Entry:
-    """The entry of both keys; `default` is as in `read_attention_types`."""
+    """Makes the entry of both keys; `default` is as in `read_attention_types`."""
     return Keys(lambda values: read_attention_types(values, default), write_attention_types)
 
 
 def uniform_attention(model: str) -> Entry:
-    """The entry of decoders all of whose layers are of one kind, which files say by the window alone."""
+    """Makes the entry of decoders whose layers are all of one kind, which files describe by the window alone."""
 
     def write(config: BackboneConfig) -> dict[str, Any]:
         if len(config.attention_kinds) > 1:

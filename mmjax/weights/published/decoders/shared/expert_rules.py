@@ -1,4 +1,4 @@
-"""Rules of experts of which each has tensors of its own."""
+"""Name rules of experts where every expert has tensors of its own, and entries of their keys."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from mmjax.weights.published.rules import Rule, expand_numbers
 from mmjax.weights.published.tensor_layouts import Stacked
 
 DEFAULT_COEFFICIENT = 0.001
-"""That of files without one."""
+"""Weight of the load-balancing loss in files without one."""
 
 
 def require_experts(config: BackboneConfig) -> ExpertsConfig:
-    """The experts of a backbone; raises ValueError where it has none."""
+    """Returns the experts of a backbone; raises ValueError where it has none."""
     if config.experts is None:
         raise ValueError("experts is None, but every block of the published architecture has experts")
     return config.experts
@@ -24,11 +24,11 @@ def require_experts(config: BackboneConfig) -> ExpertsConfig:
 def expert_rules(
     config: BackboneConfig, experts: str, matrices: tuple[tuple[str, str], ...] = MLP_MATRICES
 ) -> tuple[Rule, ...]:
-    """Rules of the experts' matrices, of which every expert has tensors of its own.
+    """Makes rules of the experts' matrices, where every expert has tensors of its own.
 
     Args:
         config: The backbone.
-        experts: What comes before the number of an expert in the names of tensors.
+        experts: Prefix before the number of an expert in the names of tensors.
         matrices: (name of a matrix in the names of tensors, and here).
     """
     count = require_experts(config).count
@@ -39,18 +39,18 @@ def expert_rules(
 
 
 def read_balance_weight(values: Mapping[str, Any]) -> float:
-    """The weight of the load-balancing loss, which transformers adds only if a file has `output_router_logits`."""
+    """Reads the weight of the load-balancing loss, which transformers adds only with `output_router_logits`."""
     return float(values.get("router_aux_loss_coef", DEFAULT_COEFFICIENT)) if values.get("output_router_logits") else 0.0
 
 
 def write_balance_weight(experts: ExpertsConfig) -> dict[str, Any]:
-    """The keys that `read_balance_weight` reads."""
+    """Writes the keys that `read_balance_weight` reads."""
     weight = experts.balance_weight
     return {"router_aux_loss_coef": weight or DEFAULT_COEFFICIENT, "output_router_logits": weight > 0}
 
 
 def with_width_of_experts(config: BackboneConfig) -> BackboneConfig:
-    """The backbone as a config.json describes it that has one width for dense layers and experts."""
+    """Returns the backbone as a config.json with one width for dense layers and experts describes it."""
     return dataclasses.replace(config, ffn=require_experts(config).ffn)
 
 
@@ -58,4 +58,4 @@ BALANCE: Entry = Keys(
     lambda values: {"experts.balance_weight": read_balance_weight(values)},
     lambda config: write_balance_weight(config.experts),
 )
-"""The entry of both keys."""
+"""The entry of the keys of the load-balancing loss."""

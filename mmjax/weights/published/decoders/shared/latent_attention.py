@@ -48,7 +48,7 @@ def latent_attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
 
 
 def read_latent_attention(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields `latent_attention` and `score_scale` of a BackboneConfig.
+    """Reads the fields `latent_attention` and `score_scale` of a BackboneConfig.
 
     Raises:
         ValueError: A key has a value that cannot be computed.
@@ -65,7 +65,7 @@ def read_latent_attention(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_latent_attention(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_latent_attention` reads.
+    """Writes the keys that `read_latent_attention` reads.
 
     Raises:
         ValueError: The backbone has no latent attention.
@@ -83,7 +83,7 @@ def write_latent_attention(config: BackboneConfig) -> dict[str, Any]:
 
 
 def _score_scale(latent: LatentAttentionConfig, scaling: RopeScaling | None) -> float:
-    """YaRN's `mscale_all_dim` sharpens the scores of channels that are not rotated too; 0 for the usual scale."""
+    """Computes the scale of scores with YaRN's `mscale_all_dim`, also for unrotated channels; 0 for the usual scale."""
     if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim:
         return 0.0
     return yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2 / math.sqrt(latent.head_width)

@@ -1,4 +1,4 @@
-"""Attention of Llama 4's text models: to chunks, and in some layers to all of the text without positions."""
+"""Attention of Llama 4's text models: to chunks, and in some layers to the whole text without positions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ DEFAULTS = {
     "attn_scale": 0.1,
     "use_qk_norm": True,
 }
-"""What transformers assumes where a file leaves it out."""
+"""Values that transformers assumes where a file leaves them out."""
 
 _KINDS: dict[tuple[str, bool], AttentionKind] = {
     ("chunked_attention", True): "chunked",
     ("full_attention", True): "global",
     ("full_attention", False): "unrotated",
 }
-"""By an entry of `layer_types`, and whether the layer rotates queries and keys."""
+"""Kind of attention by the layer's entry in `layer_types`, and whether it rotates queries and keys."""
 
 
 def llama4_attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
@@ -43,7 +43,7 @@ def llama4_attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
 
 
 def read_llama4_attention(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a BackboneConfig that say how its layers attend.
+    """Reads the fields of a BackboneConfig for the attention of its layers.
 
     Raises:
         ValueError: A key has a value that cannot be computed.
@@ -82,10 +82,10 @@ def _read_kinds(values: Mapping[str, Any]) -> list[AttentionKind]:
 
 
 def write_llama4_attention(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_llama4_attention` reads.
+    """Writes the keys that `read_llama4_attention` reads.
 
     Raises:
-        ValueError: A layer attends in another way.
+        ValueError: A layer has attention of another kind.
     """
     pairs = {kind: pair for pair, kind in _KINDS.items()}
     kinds = [config.attention_kinds[number] for number in config.kind_of_layers]

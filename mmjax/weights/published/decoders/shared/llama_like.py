@@ -1,4 +1,4 @@
-"""What most published decoders share: Llama's tensor names, and the keys of its config.json."""
+"""Common code of most published decoders: Llama's tensor names, and the keys of its config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ NORMS_OF_BLOCKS = {
         ("post_feedforward_layernorm", "mlp_output_norm"),
     ),
 }
-"""By `TransformerConfig.norms`: names of a block's norms, and their paths here."""
+"""Names of a block's norms, with their paths here, by `TransformerConfig.norms`."""
 
 QUERY_KEY_NORMS = (("q_norm", "query_norm"), ("k_norm", "key_norm"))
 
@@ -95,7 +95,7 @@ def gated_mlp_rules(
     """Rules of a gated feed-forward layer, such as a shared expert.
 
     Args:
-        tensor: What comes before the matrix in the names of tensors.
+        tensor: Prefix before the matrix in the names of tensors.
         parameter: The path that holds the matrices.
         matrices: (name of a matrix in the names of tensors, and here).
         bias: Whether the matrices have biases.
@@ -108,7 +108,7 @@ def gated_mlp_rules(
 
 
 def read_heads(values: Values) -> dict[str, Any]:
-    """The number of heads and of keys' heads, and their width where it does not follow from that of the model."""
+    """Reads the number of heads and key-value heads, and their width where it does not follow from the model width."""
     heads = values["num_attention_heads"]
     width = heads * (values.get("head_dim") or values["hidden_size"] // heads)
     return {
@@ -133,7 +133,7 @@ def _read_silu(values: Values) -> dict[str, Any]:
 
 
 def biases(names: Mapping[str, tuple[str, ...]], default: bool = False) -> Entry:
-    """The entry of keys that say which projections have biases.
+    """Makes the entry of keys that say which projections have biases.
 
     Args:
         names: Names of the projections in `BackboneConfig.biases`, by the key.
@@ -160,10 +160,10 @@ TYING_AND_EPSILON: Table = (
     Key("rms_norm_eps", "norm_epsilon", 1e-6, float),
 )
 LLAMA_KEYS: Table = (*SIZES, SILU, ROTARY, *TYING_AND_EPSILON)
-"""What most decoders have; some have another entry in the place of one of these."""
+"""Entries of most decoders; some decoders replace one of these."""
 
 HEAD_WIDTH: Entry = Keys(write=lambda config: {"head_dim": config.head_width})
-"""The width of heads, written also where it follows from that of the model."""
+"""The width of heads, written also where it follows from the model width."""
 
 
 def ignored_buffers(config: BackboneConfig) -> tuple[str, ...]:
@@ -191,13 +191,13 @@ def decoder_architecture(
     as_written: Callable[[BackboneConfig], BackboneConfig] = lambda config: config,
     **others: Any,
 ) -> PublishedArchitecture:
-    """A published decoder, dense or of experts, by the table of its keys.
+    """Makes a published decoder, dense or with experts, from the table of its keys.
 
     Args:
         name: Name of the class that loads it.
         model_type: Its `model_type`.
         table: The keys of its config.json.
-        as_written: A configuration without what config.json does not describe.
+        as_written: Replaces fields that config.json does not describe by the values with which it is read.
         **others: Other arguments of `table_architecture`; where they are left out, the tensors have Llama's names.
     """
     has_experts = any(isinstance(entry, Key) and entry.field.startswith("experts.") for entry in table)

@@ -6,7 +6,7 @@ from typing import Any
 from configs.backbone import BackboneConfig
 from configs.rope import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 
-# By `rope_type`: the type of the scaling, and the keys of config.json by the fields of that type.
+# The type of the scaling, and the keys of config.json by the fields of the type, by `rope_type`.
 _SCALINGS = {
     "linear": (LinearScaling, {"factor": "factor"}),
     "llama3": (
@@ -51,7 +51,7 @@ _UNWRITTEN = {"attention_factor": 0.0, "truncate": True, "mscale": 0.0, "mscale_
 
 
 def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary frequencies and their scaling.
+    """Reads the base of the rotary frequencies and their scaling.
 
     Files of transformers before version 5 have `rope_theta` and `rope_scaling`, later ones `rope_parameters`.
 
@@ -80,20 +80,20 @@ def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tup
             raise ValueError(f"{key} of the rotary positions is {value!r}; only {required!r} can be computed")
     fields = {field: _as_tuple(parameters.get(key)) for field, key in keys.items()}
     if "original_positions" in fields:
-        outside = values.get("original_max_position_embeddings")  # counts more, as in transformers
+        outside = values.get("original_max_position_embeddings")  # takes precedence, as in transformers
         fields["original_positions"] = outside or fields["original_positions"] or values["max_position_embeddings"]
         fields["factor"] = fields["factor"] or values["max_position_embeddings"] / fields["original_positions"]
     return base, scaling(**{field: value for field, value in fields.items() if value is not None})
 
 
 def read_rotary_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a BackboneConfig that `read_rotary` reads, by their names."""
+    """Returns the fields of a BackboneConfig that `read_rotary` reads, by their names."""
     base, scaling = read_rotary(values)
     return {"rope_base": base, "rope_scaling": scaling}
 
 
 def read_partial_rotary_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Likewise, and `rope_width`, of a file in which a part of every head may rotate."""
+    """As `read_rotary_fields`, with `rope_width`, of a file in which only some channels of a head may rotate."""
     values, width = read_partial_rotary(values)
     return {**read_rotary_fields(values), "rope_width": width}
 
@@ -103,10 +103,11 @@ def _as_tuple(value: Any) -> Any:
 
 
 def read_local_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Contents of a config.json with the rotary positions of global layers alone, and those of local layers.
+    """Separates the rotary positions of global and of local layers in the contents of a config.json.
 
     Returns:
-        The latter are None where the file does not have the two apart.
+        The contents with the positions of global layers, and the positions of local layers; the latter are None where
+        the file has one set for both.
     """
     by_type = values.get("rope_parameters") or {}
     if "full_attention" not in by_type:
@@ -115,7 +116,7 @@ def read_local_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], Map
 
 
 def read_local_base(values: Mapping[str, Any], local: Mapping[str, Any]) -> float:
-    """`BackboneConfig.local_rope_base`, given both results of `read_local_rotary`.
+    """Reads `BackboneConfig.local_rope_base`, given both results of `read_local_rotary`.
 
     Raises:
         ValueError: Local layers have a scaling of their own.
@@ -129,7 +130,7 @@ def read_local_base(values: Mapping[str, Any], local: Mapping[str, Any]) -> floa
 
 
 def read_partial_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Contents of a config.json without `partial_rotary_factor`, and `BackboneConfig.rope_width`."""
+    """Returns the contents of a config.json without `partial_rotary_factor`, and `BackboneConfig.rope_width`."""
     key = "partial_rotary_factor"
     nested = [name for name in ("rope_parameters", "rope_scaling") if values.get(name)]
     places = [values[name] for name in nested] + [values]
@@ -141,12 +142,12 @@ def read_partial_rotary(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], i
 
 
 def write_rotated_part(config: BackboneConfig) -> dict[str, Any]:
-    """The key of the part of a head that rotates."""
+    """Writes the key for the share of a head's channels that rotates."""
     return {"partial_rotary_factor": config.rotary_width / config.head_width}
 
 
 def write_rotary(config: BackboneConfig) -> dict[str, Any]:
-    """The keys of transformers before version 5, which later versions read too."""
+    """Writes the keys of transformers before version 5, which later versions read too."""
     scaling = config.rope_scaling
     if scaling is None:
         return {"rope_theta": config.rope_base}

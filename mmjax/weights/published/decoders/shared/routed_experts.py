@@ -14,11 +14,11 @@ from mmjax.weights.published.tensor_layouts import LINEAR
 REQUIRED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 """Keys of the authors' files, with the only values that can be computed."""
 
-DIGITS = 12  # of the balancing loss, whose weight is divided by the number of chosen experts
+DIGITS = 12  # decimal places of the weight of the balancing loss, which is divided by the number of chosen experts
 
 
 def routed_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Rules of the router, the experts, and the one of all tokens; none where all layers are dense."""
+    """Rules of the router, the experts and the shared expert; none where all layers are dense."""
     if config.experts is None:
         return ()
     has_bias = config.experts.router.selection_bias
@@ -31,7 +31,7 @@ def routed_rules(config: BackboneConfig) -> tuple[Rule, ...]:
 
 
 def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
-    """The experts that a config.json with DeepSeek-V3's keys describes; None where all layers are dense.
+    """Reads the experts that a config.json with DeepSeek-V3's keys describes; None where all layers are dense.
 
     Raises:
         ValueError: A key has a value that cannot be computed.
@@ -49,7 +49,7 @@ def read_routed_experts(values: Mapping[str, Any]) -> ExpertsConfig | None:
 
 
 def read_experts(values: Mapping[str, Any], router: RouterConfig) -> ExpertsConfig | None:
-    """The experts that the keys of all DeepSeeks describe, with a router; None where all layers are dense."""
+    """Reads the experts from the keys that all DeepSeeks have, with a router; None where all layers are dense."""
     if values["first_k_dense_replace"] >= values["num_hidden_layers"]:
         return None
     top_k, ffn = values["num_experts_per_tok"], values["moe_intermediate_size"]
@@ -61,14 +61,14 @@ def read_experts(values: Mapping[str, Any], router: RouterConfig) -> ExpertsConf
         shared_ffn=ffn * values["n_shared_experts"],
         shared_gate=False,
         dense_layers=values["first_k_dense_replace"],
-        # The authors' loss; transformers has none. That here is as many times theirs as a token has experts
+        # The authors' loss; transformers has none. mmjax's loss is theirs times the number of experts of a token
         # (`load_balancing_loss`).
         balance_weight=round((values.get("aux_loss_alpha") or 0.0) / top_k, DIGITS),
     )
 
 
 def write_routed_experts(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_routed_experts` reads."""
+    """Writes the keys that `read_routed_experts` reads."""
     if config.experts is None:
         return write_experts(config)
     router = config.experts.router
@@ -77,7 +77,7 @@ def write_routed_experts(config: BackboneConfig) -> dict[str, Any]:
 
 
 def write_experts(config: BackboneConfig) -> dict[str, Any]:
-    """The keys that `read_experts` reads, and the factor of the router's weights."""
+    """Writes the keys that `read_experts` reads, and the factor of the router's weights."""
     experts = config.experts
     if experts is None:
         return {"first_k_dense_replace": config.depth}

@@ -16,13 +16,13 @@ def block_rules(
     routed: Iterable[Rule],
     dense: Iterable[Rule] | None = None,
 ) -> tuple[Rule, ...]:
-    """Rules of all pieces, given those of blocks as if all were in one stack.
+    """Makes the rules of all pieces from the rules of blocks, written as if all blocks were in one stack.
 
     Args:
         config: The backbone.
-        everywhere: Rules of what all blocks have, and of other pieces.
+        everywhere: Rules of the layers that all blocks have, and of other pieces.
         routed: Rules of experts and their router.
-        dense: Rules of feed-forward layers; None for those with Llama's names.
+        dense: Rules of feed-forward layers; None for rules with Llama's names.
     """
     runs = config.block_runs()
     dense = mlp_rules(config) if dense is None else dense
