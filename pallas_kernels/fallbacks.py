@@ -1,4 +1,7 @@
-"""Warnings about implementations that were not taken: each is logged once, with the reason."""
+"""Warnings about implementations that were not taken: each is logged once, with the reason.
+
+Attention and collective matmuls call it where they fall back to another implementation.
+"""
 
 import functools
 

@@ -5,7 +5,8 @@ XLA's CPU compiler makes a copy of cotangent^T, removes the outer transpose by e
 a product over the first dimension of x and the last of the copy, for which its runtime has only slow code: up to twice
 the processor time of the forward. Written as x^T cotangent it copies x^T and runs the forward's code. A GPU's matmul
 takes operands in either order. (x flattened to rows, with JAX's own wgrad, is as fast in float32 and slower in
-bfloat16, but the flattened x would be saved beside the x that others save, once for each layer that reads it.)
+bfloat16, but the flattened x would be saved beside the x that others save, once for each layer that reads it.) Dense
+layers of models and the collective matmuls use it.
 """
 
 import jax

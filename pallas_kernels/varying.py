@@ -1,4 +1,4 @@
-"""Mesh axes inside `jax.shard_map`: how many ranks they have, which of them a value varies over, how to change that."""
+"""Mesh axes inside `jax.shard_map`: their number of ranks, the axes that a value varies over, and marking values."""
 
 from typing import Any
 

@@ -72,7 +72,7 @@ def all_gather_matmul(
         tiling: How a rank's positions are divided; by default the fastest one measured on such a device, else whole
             shards on one ring.
         transposed: Whether the weights are `[f_i, d]`. (Given w.T instead, its copy would be a residual.)
-        dtype: Precision of the results; by default that of x.
+        dtype: Precision of the results; by default the precision of x.
 
     Returns:
         `[..., s, f_i]` for every weight.
@@ -217,7 +217,7 @@ def _matmul_shape(x: jax.Array, weights: Sequence[jax.Array], ranks: int, shard_
 
 
 def _check_tiling(tiling: CollectiveTiling | None, shape: MatmulShape) -> CollectiveTiling:
-    """The tiling, or the default one. Raises ValueError if its parts do not divide a rank's positions."""
+    """The tiling, or the default one. Raises ValueError if its pieces do not divide a rank's positions."""
     tiling = tiling or choose_tiling(shape, device_kind())
     if not tiling_fits(shape, tiling):
         raise ValueError(

@@ -103,7 +103,7 @@ def _falls_back(
 
 
 def _merge_rows(x: jax.Array) -> jax.Array:
-    """[..., s / n, d] -> [m, d]."""
+    """Merges leading dimensions and positions into rows: [..., s / n, d] -> [m, d]."""
     return x.reshape(-1, x.shape[-1])
 
 

@@ -213,7 +213,7 @@ class _Gather(_Port):
 class _Scatter(_Port):
     """Multiplies a chunk straight into the slot of the rank that sums it."""
 
-    notifiers = COMPUTE_WARPGROUPS  # each writes its own part of the product
+    notifiers = COMPUTE_WARPGROUPS  # each writes its own tile of the product
 
     def __init__(self, peers, config, counters, x, w, partials) -> None:
         super().__init__(peers, config, counters)
@@ -280,7 +280,7 @@ def _multiprocessors() -> int:
 
 
 def _varying(results: Any, arguments: Any, axes: tuple[str, ...]) -> Any:
-    """Marks outputs, which a kernel returns without varying axes, with those of its arguments and of its exchange."""
+    """Marks a kernel's outputs, returned without varying axes, with the axes of its arguments and of its exchange."""
     varying = set(axes).union(*(varying_axes(leaf) for leaf in jax.tree.leaves(arguments)))
     return make_varying(results, tuple(sorted(varying)))
 

@@ -21,7 +21,7 @@ PIPELINE_DEPTH = 4  # tiles in flight: as many as fit, next to the results, into
 
 @dataclasses.dataclass(frozen=True)
 class WarpgroupTiles:
-    """What a block computes at a time, with two warpgroups.
+    """The tile of the product that a block of two warpgroups computes at a time.
 
     Attributes:
         rows, columns: Size of a warpgroup's tile of the product.
@@ -115,7 +115,7 @@ def unsupported_placement_reason(
 
 
 def unsupported_traced_mesh_reason(mesh: jax.sharding.AbstractMesh, axes: tuple[str, ...]) -> str:
-    """The same as far as it is known inside `jax.shard_map`, where devices have kinds but no ids."""
+    """Why the kernels cannot run, as far as it is known in `jax.shard_map`, where devices have kinds but no ids."""
     if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
         return automatic_axes_reason(automatic)
     device = mesh.abstract_device

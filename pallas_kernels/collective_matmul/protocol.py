@@ -40,11 +40,11 @@ class ProtocolStep:
 
 @dataclasses.dataclass(frozen=True)
 class ProtocolProgram:
-    """What every rank does.
+    """The steps of every rank.
 
     Attributes:
         ranks: Number of ranks.
-        steps: In order.
+        steps: The steps in order.
         awaited: Slots to wait for after the steps, as offsets in ranks.
     """
 
@@ -85,7 +85,7 @@ class ProtocolPort(Protocol):
         """Multiplies `chunk` and fills `slot` of the rank `target`, if that is not None."""
 
     def notify(self, target: Any, slot: Any) -> None:
-        """Increments the counter of `slot` at the rank `target`, after this block's part has arrived there."""
+        """Increments the counter of `slot` at the rank `target`, after this block's piece has arrived there."""
 
 
 def run_protocol(program: ProtocolProgram, port: ProtocolPort) -> None:

@@ -17,12 +17,12 @@ def matmul_float32(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def sum_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
-    """The sum of some arrays, in order."""
+    """Returns the sum of some arrays, added in order."""
     return sum(arrays[1:], start=arrays[0])
 
 
 def all_gather_positions(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """[..., s / n, d] -> [..., s, d]."""
+    """All-gathers the positions: [..., s / n, d] -> [..., s, d]."""
     return lax.all_gather(x, axes, axis=x.ndim - 2, tiled=True)
 
 

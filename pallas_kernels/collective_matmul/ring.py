@@ -24,14 +24,14 @@ from pallas_kernels.varying import make_varying, rank_count, varying_axes
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The ranks along some mesh axes, and the parts of shards that they send each other.
+    """The ranks along some mesh axes, and the pieces of shards that they send each other.
 
-    With one ring all parts of a shard are sent to the next lower rank; with two (bidirectional) the odd parts are sent
-    to the next higher rank.
+    With one ring all pieces of a shard are sent to the next lower rank; with two (bidirectional) the odd pieces are
+    sent to the next higher rank.
 
     Attributes:
         axes: Mesh axes.
-        parts: Parts of a shard.
+        parts: Number of pieces of a shard.
         rings: 1 or 2.
         shard_size: Positions of a shard.
     """
@@ -48,30 +48,30 @@ class Ring:
 
     @property
     def part_size(self) -> int:
-        """Positions of a part."""
+        """Number of positions of a piece."""
         return self.shard_size // self.parts
 
     def direction(self, part: int) -> int:
-        """1 if a rank receives the part from the next higher rank, -1 if from the next lower."""
+        """1 if a rank receives the piece from the next higher rank, -1 if from the next lower."""
         return -1 if self.rings == 2 and part % 2 else 1
 
     def receive_shard(self, x: jax.Array, part: int) -> jax.Array:
-        """The neighbour's part, which this rank multiplies next."""
+        """Receives the neighbour's piece, which this rank multiplies next."""
         return self._permute(x, -self.direction(part))
 
     def receive_sum(self, total: jax.Array, part: int) -> jax.Array:
-        """The neighbour's partial sum: sent in the opposite direction to the shards, so both directions are used."""
+        """Receives the neighbour's partial sum, sent in the opposite direction to the shards, so both are used."""
         return self._permute(total, self.direction(part))
 
     def _permute(self, x: jax.Array, offset: int) -> jax.Array:
         return lax.ppermute(x, self.axes, [(rank, (rank + offset) % self.ranks) for rank in range(self.ranks)])
 
     def shard_start(self, step: int, part: int) -> jax.Array:
-        """Global start position of the part that this rank multiplies at a step."""
+        """Global start position of the piece that this rank multiplies at a step."""
         return self._start(step * self.direction(part), part)
 
     def sum_start(self, step: int, part: int) -> jax.Array:
-        """Global start position of the part whose sum this rank adds to at a step: at the last, of its own shard."""
+        """Global start position of the piece whose sum this rank adds to at a step: at the last, of its own shard."""
         return self._start(-(step + 1) * self.direction(part), part)
 
     def _start(self, ranks_ahead: int, part: int) -> jax.Array:
@@ -79,11 +79,11 @@ class Ring:
         return owner * self.shard_size + part * self.part_size
 
     def slice_part(self, x: jax.Array, start: jax.Array) -> jax.Array:
-        """One part of all positions: [..., s, d] -> [..., s / n / parts, d]."""
+        """Slices one piece out of all positions: [..., s, d] -> [..., s / n / parts, d]."""
         return lax.dynamic_slice_in_dim(x, start, self.part_size, axis=x.ndim - 2)
 
     def split_shard(self, x: jax.Array) -> list[jax.Array]:
-        """The parts of a shard."""
+        """Splits a shard into its pieces."""
         return jnp.split(x, self.parts, axis=-2)
 
 
@@ -127,7 +127,8 @@ def gather_matmul_backward(
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
             shard_cotangents = [ring.slice_part(y, ring.shard_start(step, part)) for y in cotangents]
             wgrads = tuple(wgrad + weight_gradient(shard, y) for wgrad, y in zip(wgrads, shard_cotangents, strict=True))
-            # XLA runs one collective at a time: the shard is sent during the products above, the sum during those below
+            # XLA runs one collective at a time: the shard is sent during the products above, the sum during the
+            # products below
             shards[part], dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrad, wgrads, weights))
             received = ring.receive_sum(dgrad, part) if step else None
             sum_cotangents = [ring.slice_part(y, ring.sum_start(step, part)) for y in cotangents]

@@ -12,7 +12,7 @@ from pallas_kernels.varying import rank_count
 def gather_sequence(x: jax.Array, axes: tuple[str, ...], axis: int) -> jax.Array:
     """All positions, the same on all ranks: [..., s / n, ...] -> [..., s, ...].
 
-    Its gradient is this rank's part of the cotangent, which is the same on all ranks too, so no collective is needed.
+    Its gradient is this rank's shard of the cotangent, which is the same on all ranks too, so no collective is needed.
 
     Args:
         x: This rank's positions.

@@ -1,7 +1,7 @@
-"""Into how many parts the collective of a matmul is divided, and on how many rings they are sent.
+"""Into how many pieces the collective of a matmul is divided, and on how many rings they are sent.
 
-A part is what one permute carries while one matmul runs. Of a rank's shard of the positions, `chunks` parts follow each
-other on every ring; two rings run in opposite directions, each with half of the shard.
+A piece is what one permute carries while one matmul runs. Of a rank's shard of the positions, `chunks` pieces follow
+each other on every ring; two rings run in opposite directions, each with half of the shard.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ class CollectiveTiling:
     """How a collective is divided.
 
     Attributes:
-        chunks: Parts of a rank's shard on each ring.
+        chunks: Pieces of a rank's shard on each ring.
         rings: 1 or 2.
     """
 
@@ -29,7 +29,7 @@ class CollectiveTiling:
 
     @property
     def parts(self) -> int:
-        """Parts of a rank's shard."""
+        """Number of pieces of a rank's shard."""
         return self.chunks * self.rings
 
 
@@ -41,7 +41,7 @@ class MatmulShape:
         rows: Positions of a rank's shard times all leading dimensions.
         inner, columns: The weight's shape on this rank.
         ranks: Ranks of the ring.
-        shard_positions: Positions of a shard in one row of the batch, which the parts must divide.
+        shard_positions: Positions of a shard in one row of the batch, which the number of pieces must divide.
     """
 
     rows: int
@@ -83,7 +83,7 @@ def shape_distance(shape: MatmulShape, other: MatmulShape) -> float:
 
 
 def tiling_fits(shape: MatmulShape, tiling: CollectiveTiling) -> bool:
-    """Whether the parts divide a shard."""
+    """Whether the number of pieces divides a shard's positions."""
     return shape.shard_positions % tiling.parts == 0
 
 

@@ -1,4 +1,7 @@
-"""Packed attention as callers use it; it chooses the implementation."""
+"""Packed attention as callers use it; it chooses the implementation.
+
+The attention layers of models and the KV cache of generation call it.
+"""
 
 import contextlib
 import contextvars
@@ -66,10 +69,10 @@ def packed_attention(
         softcap: Scores are softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118); 0 for no limit.
         sinks: `[h]`, the score of each head for attending to nothing, which joins the softmax's denominator (gpt-oss,
             arXiv 2508.10925); None for none.
-        implementation: `dense` computes the scores of every pair; `blocked` those of blocks that overlap, in memory
-            linear in the sequence; `cudnn` is cuDNN's, on NVIDIA GPUs. By default `cudnn` on GPUs, where it takes the
-            arrays (if not, a warning says why, once); otherwise `dense` for short rows and `blocked` for rows of more
-            pairs than `MAX_DENSE_PAIRS`. A ring is always `blocked`.
+        implementation: `dense` computes the scores of every pair; `blocked` the scores of blocks that overlap, in
+            memory linear in the sequence; `cudnn` is cuDNN's, on NVIDIA GPUs. By default `cudnn` on GPUs, where it
+            takes the arrays (if not, a warning says why, once); otherwise `dense` for short rows and `blocked` for rows
+            of more pairs than `MAX_DENSE_PAIRS`. A ring is always `blocked`.
 
     Returns:
         `[r, s, h, u]`.

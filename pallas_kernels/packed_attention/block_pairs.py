@@ -41,7 +41,7 @@ def default_block_size(length: int) -> int:
 def find_block_pairs(
     queries: TokenIds, keys: TokenIds, first_visible: Int[Array, "r s"] | None, blocks: tuple[int, int]
 ) -> BlockPairs:
-    """The pairs of blocks that overlap; the arguments are those of `blocks_overlap`."""
+    """Returns the pairs of blocks that overlap; takes the arguments of `blocks_overlap`."""
     overlap = blocks_overlap(queries, keys, first_visible, blocks).reshape(-1)  # [r * m * n]
     numbers = jnp.arange(overlap.size, dtype=jnp.int32)
     pair_indices = lax.sort(jnp.where(overlap, numbers, overlap.size))
@@ -58,8 +58,8 @@ def blocks_overlap(
     blocks.
 
     Args:
-        queries: Of the queries, each `[r, s]`.
-        keys: Of the keys, each `[r, t]`.
+        queries: Ids of the queries, each `[r, s]`.
+        keys: Ids of the keys, each `[r, t]`.
         first_visible: Place in the row before which a query attends to nothing; None without a window.
         blocks: Positions of a block of queries and of a block of keys.
     """
@@ -87,11 +87,11 @@ class _BlockRanges:
         self._is_real = split_into_blocks(ids.segments, block) > 0  # [r, m, block]
 
     def of(self, ids: Int[Array, "r s"]) -> tuple[Int[Array, "r m"], Int[Array, "r m"]]:
-        """Of the ids of all tokens but padding."""
+        """Returns the ranges of the ids of all tokens but padding."""
         return _value_range(split_into_blocks(ids, self._block), self._is_real)
 
     def of_positive(self, ids: Int[Array, "r s"]) -> tuple[Int[Array, "r m"], Int[Array, "r m"]]:
-        """Of the ids above 0."""
+        """Returns the ranges of the ids above 0."""
         split = split_into_blocks(ids, self._block)
         return _value_range(split, split > 0)
 

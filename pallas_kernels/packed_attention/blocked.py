@@ -186,11 +186,11 @@ class _Blocks:
         )
 
     def split_queries(self, x: Float[Array, "r s h e"]) -> Float[Array, "rm k gq e"]:
-        """Into blocks; the query heads that share a key head are concatenated along the positions."""
+        """Splits queries into blocks; query heads that share a key head are concatenated along the positions."""
         return _split(x, self._sizes[0], self._group)
 
     def split_keys(self, x: Float[Array, "r t k e"]) -> Float[Array, "rn k p e"]:
-        """Into blocks."""
+        """Splits keys or values into blocks."""
         return _split(x, self._sizes[1], 1)
 
     def join_queries(self, x: Float[Array, "rm k gq e"]) -> Float[Array, "r s h e"]:
@@ -202,11 +202,11 @@ class _Blocks:
         return _join(x, self._shapes[1], self._sizes[1], 1)
 
     def per_query(self, x: Float[Array, " h"]) -> Float[Array, "1 k gq"]:
-        """A number of each head for each of its queries in a block."""
+        """Repeats a number of each head for each of its queries in a block."""
         return jnp.repeat(x.reshape(1, -1, self._group), self._sizes[0], axis=2)
 
     def sum_per_head(self, x: Float[Array, "rm k gq"]) -> Float[Array, " h"]:
-        """Sum over all queries of each head."""
+        """Sums over all queries of each head."""
         return jnp.sum(x.reshape(*x.shape[:2], self._group, -1), axis=(0, 3)).reshape(-1)
 
     def pair(self, number: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, ""]]:
@@ -237,7 +237,7 @@ class _Blocks:
 
 
 def _send_on(arrays: tuple[Float[Array, "rn k p _"], ...], axes: tuple[str, ...]) -> tuple[jax.Array, ...]:
-    """The arrays of the rank before this one; those of this rank go to the one after it.
+    """Receives the arrays of the rank before this one; this rank's arrays go to the one after it.
 
     They are joined to one array, because XLA lets one permute run at a time.
     """
@@ -252,7 +252,7 @@ def _send_on(arrays: tuple[Float[Array, "rn k p _"], ...], axes: tuple[str, ...]
 
 
 def _with_elements_of(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The same bits as elements of another type along the last dimension."""
+    """Reinterprets the bits as elements of another type along the last dimension."""
     if x.dtype.itemsize < dtype.itemsize:
         x = x.reshape(*x.shape[:-1], -1, dtype.itemsize // x.dtype.itemsize)
     bits = lax.bitcast_convert_type(x, dtype)

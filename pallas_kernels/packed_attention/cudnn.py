@@ -1,8 +1,8 @@
 """cuDNN's flash attention through jax's public function: scores stay on the chip, and the mask is passed as a bias.
 
-Its cost is that of the square (half of it where causal), and the bias is quadratic in the row, though not in the heads.
-cuDNN has a layout for packed segments, which jax keeps private (jax pull request 29731 would publish it); that layout
-has no branches either.
+It computes the whole square of scores (half of it where causal), and the bias is quadratic in the row, though not in
+the heads. cuDNN has a layout for packed segments, which jax keeps private (jax pull request 29731 would publish it);
+that layout has no branches either.
 """
 
 import jax

@@ -18,8 +18,8 @@ class RingMask:
     """Which keys each of this rank's queries attends to, where ranks divide the positions of a row.
 
     Attributes:
-        steps: By step of the ring the mask with the keys that are here then: first this rank's own, then those of the
-            rank before it, and so on.
+        steps: By step of the ring the mask with the keys that are here then: first this rank's own, then the keys of
+            the rank before it, and so on.
         axes: Mesh axes of the ranks.
     """
 
@@ -41,12 +41,12 @@ jax.tree_util.register_dataclass(RingMask, ["steps"], ["axes"])
 
 
 def make_ring_mask(mask: SegmentMask, axes: tuple[str, ...], block: int | None = None) -> RingMask:
-    """The masks of a rank, given that of whole rows.
+    """Returns the masks of a rank, given the mask of whole rows.
 
     Every rank knows the ids of the whole row, 4 bytes each, so that only keys and values are sent around the ring.
 
     Args:
-        mask: Of whole rows, the same on all ranks, without pairs of blocks.
+        mask: The mask of whole rows, the same on all ranks, without pairs of blocks.
         axes: Mesh axes of the ranks.
         block: Positions of a block; by default the size that was fastest for rows of a rank's length.
 

@@ -38,7 +38,7 @@ class SegmentMask:
 
     @property
     def is_causal(self) -> bool:
-        """Whether a position attends only to itself, the positions before it, and those of its block."""
+        """Whether a position attends only to itself, the positions before it, and the positions of its block."""
         return self.queries.order is not None
 
 
@@ -59,9 +59,9 @@ def make_segment_mask(
 ) -> SegmentMask:
     """The mask of packed rows.
 
-    A position attends to the positions of its own segment; with `causal` only to those up to itself and, with `blocks`,
-    to all of its own block (of an image, say, in a text); with `branches` only to the trunk (branch 0) and to its own
-    branch; with a `window`, outside of its block, only to those fewer than `window` positions before it. Padding,
+    A position attends to the positions of its own segment; with `causal` only to the positions up to itself and, with
+    `blocks`, to all of its own block (of an image, say, in a text); with `branches` only to the trunk (branch 0) and to
+    its own branch; with a `window`, outside of its block, only to positions fewer than `window` before it. Padding,
     segment 0, attends to nothing, and nothing attends to it.
 
     Args:
@@ -69,19 +69,19 @@ def make_segment_mask(
             segments are in ascending order; padding may be anywhere.
         keys: `[r, t]`, the segments of the keys where these are not the queries'; without branches, and not causal.
         branches: `[r, s]`, whole numbers.
-        causal: Whether a position attends only to itself, the positions before it, and those of its block.
+        causal: Whether a position attends only to itself, the positions before it, and the positions of its block.
         blocks: `[r, s]`, whole numbers: positions of a segment with one number above 0 attend to each other both ways,
             as far as branches allow and whatever the window; needs `causal`.
         positions: `[r, s]`, the position of each token in its segment, from 0 on, where a branch continues from the end
             of the trunk; for a window.
         window: How many positions, itself included, a position attends to; needs `positions` and `causal`.
         ordered: Whether segments are in ascending order and their positions adjacent. If not, more blocks are computed,
-            those between the least and the greatest segment of a block.
+            the segments between the least and the greatest one of a block.
         block: Positions of a block; by default the size that was fastest where it was measured.
 
     Raises:
         ValueError: The shapes or types do not fit, or segments are out of order. The latter is checked only for arrays
-            whose values are known, those of NumPy and those outside `jit`; it costs time but changes no result.
+            whose values are known, NumPy arrays and arrays outside `jit`; it costs time but changes no result.
     """
     key_segments = segments if keys is None else keys
     _check_ids("segments", segments, segments)

@@ -1,4 +1,4 @@
-"""What decides whether a query attends to a key: ids of the tokens on both sides."""
+"""Ids of tokens that decide whether a query attends to a key, read by masks, lists of block pairs and kernels."""
 
 from typing import Any, NamedTuple
 
@@ -8,14 +8,14 @@ from jaxtyping import Array, Bool, Int
 
 
 class TokenIds(NamedTuple):
-    """What decides whether a query attends to a key, of the queries or of the keys.
+    """The ids of queries or of keys, which decide whether a query attends to a key.
 
     Attributes:
         segments: Segment of each token, 0 for padding.
-        branches: Branch of each within its segment, 0 for the trunk; None where there are none.
-        order: Place in the row of each; None where attention is not causal.
-        blocks: Block of each within its segment, 0 for none; None where there are none.
-        positions: Position in its segment of each; None without a window.
+        branches: Branch of each token within its segment, 0 for the trunk; None where there are none.
+        order: Place in the row of each token; None where attention is not causal.
+        blocks: Block of each token within its segment, 0 for none; None where there are none.
+        positions: Position of each token in its segment; None without a window.
     """
 
     segments: Any
@@ -29,8 +29,8 @@ def visibility(queries: TokenIds, keys: TokenIds, window: Int[Array, ""] | None)
     """Which keys each query attends to.
 
     Args:
-        queries: Of the queries, each `[*r, s]`.
-        keys: Of the keys, each `[*r, t]`.
+        queries: Ids of the queries, each `[*r, s]`.
+        keys: Ids of the keys, each `[*r, t]`.
         window: See `SegmentMask`.
     """
     query, key = (

@@ -1,10 +1,11 @@
 """How the positions of a row are divided over the ranks of ring attention, so that all have as much to compute.
 
-In causal attention a position attends to all before it, so that the last of contiguous parts costs most. A row is
+In causal attention a position attends to all before it, so that the last of contiguous chunks costs most. A row is
 therefore cut into chunks, which go to the ranks in ascending and descending order by turns: of 4 ranks, chunks 0 to 7
 go to ranks 0 1 2 3 3 2 1 0, and so on. Megatron-LM has two chunks for each rank. Here a chunk is as small as a block of
 attention: the segments of a packed row then reach all ranks, and what these compute is as even as causal attention over
-the whole row would be (`python -m benchmarks.context_parallel`).
+the whole row would be (`python -m benchmarks.context_parallel`). Models with context-parallel ranks divide and gather
+their rows by it.
 """
 
 import functools
@@ -21,7 +22,7 @@ from pallas_kernels.varying import rank_count
 
 
 def chunk_size(length: int, ranks: int) -> int:
-    """Positions of a chunk of a row: the fewest that are not below those of a block; at most half of a rank's.
+    """Positions of a chunk of a row: the fewest that are not fewer than a block's; at most half of a rank's.
 
     Raises:
         ValueError: Two chunks for each of the ranks do not divide the positions.
@@ -58,7 +59,7 @@ def from_zigzag(x: jax.Array, ranks: int, axis: int = 1) -> jax.Array:
 
 
 def _reorder(x: jax.Array, ranks: int, axis: int, *, inverse: bool) -> jax.Array:
-    """Moves whole chunks."""
+    """Reorders an array by whole chunks."""
     length = x.shape[axis]
     chunk = chunk_size(length, ranks)
     chunks = zigzag_order(length, ranks)[::chunk] // chunk
@@ -87,7 +88,7 @@ def gather_zigzag(x: jax.Array, axes: tuple[str, ...], inner: tuple[str, ...] = 
 
 
 def place_on_ranks(places: jax.Array, length: int, axes: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
-    """Where this rank has the positions at some places of a row: whether it has them, and their index if so.
+    """For some places of a row, whether this rank has the position there, and its index on the rank if so.
 
     Args:
         places: Places in the row, of any shape.

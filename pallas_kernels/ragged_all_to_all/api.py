@@ -1,4 +1,7 @@
-"""The differentiable ragged all-to-all; its gradient is the exchange that brings every row back."""
+"""The differentiable ragged all-to-all; its gradient is the exchange that brings every row back.
+
+Exchange hops and the dispatch of tokens to experts call it.
+"""
 
 import functools
 from collections.abc import Callable
@@ -37,8 +40,8 @@ def ragged_all_to_all(
     """Sends rows of each rank of a mesh axis to each other rank; runs inside `jax.shard_map`.
 
     Args:
-        x: This rank's rows `[n, ...]`: first those for rank 0, then those for rank 1, and so on; rows after them are
-            not sent. The sum of `send_sizes` may not exceed n: the caller has to ensure that, because only the host
+        x: This rank's rows `[n, ...]`: first the rows for rank 0, then the rows for rank 1, and so on; rows after them
+            are not sent. The sum of `send_sizes` may not exceed n: the caller has to ensure that, because only the host
             knows the sizes.
         send_sizes: How many rows go to each rank.
         rows: Rows of the result; at least as many as any rank receives, which the caller has to ensure too.
@@ -76,7 +79,7 @@ def exchange_rows(
         sizes: How many rows go from each rank to each rank, the same in all ranks.
         rows: Rows of the result.
         axis: The mesh axis, or several.
-        implementation: As there.
+        implementation: As in `ragged_all_to_all`.
     """
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation is {implementation!r}; choose one of {', '.join(IMPLEMENTATIONS)}")
@@ -105,7 +108,7 @@ def _forward(x: jax.Array, sizes: jax.Array, rows: int, axis: MeshAxis, implemen
 
 
 def _backward(rows: int, axis: MeshAxis, implementation: str | None, residuals: tuple, cotangent: jax.Array) -> tuple:
-    """What came from a rank goes back to it, in the order in which it was sent."""
+    """Sends the cotangents of the rows from each rank back to it, in the order in which the rows were sent."""
     shape_of_x, sizes = residuals
     gradient = _exchange(cotangent, sizes.T, shape_of_x.shape[0], axis, implementation)
     return gradient, np.zeros(sizes.shape, jax.dtypes.float0)

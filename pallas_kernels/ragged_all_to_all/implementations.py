@@ -64,7 +64,7 @@ def _exclusive_cumsum(sizes: Int[Array, "d d"], axis: int) -> Int[Array, "d d"]:
 
 
 def exchange_ragged(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
-    """By `lax.ragged_all_to_all`, which sends only the rows there are; XLA has it on GPUs and TPUs, not on CPUs."""
+    """Exchanges by `lax.ragged_all_to_all`, which sends only existing rows; XLA has it on GPUs and TPUs, not CPUs."""
     # Zeros that vary over the same mesh axes as x, so that the result has its type.
     zero_row = jnp.where(jnp.zeros((), jnp.bool_), x[:1], jnp.zeros((), x.dtype))
     output = jnp.broadcast_to(zero_row, (rows, *x.shape[1:]))
@@ -80,7 +80,7 @@ def exchange_by_platform(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: Me
 
 
 def exchange_padded(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
-    """By one all-to-all of blocks padded to the most that two ranks could exchange, so that nothing is dropped."""
+    """Exchanges by one all-to-all of blocks padded to the most that two ranks could exchange: nothing is dropped."""
     block_rows = min(x.shape[0], rows)
     position = jnp.arange(block_rows, dtype=sizes.send_sizes.dtype)
     index = jnp.clip(sizes.input_offsets[:, None] + position[None, :], 0, x.shape[0] - 1)  # [d, block_rows]
@@ -91,7 +91,7 @@ def exchange_padded(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxi
 
 
 def exchange_gather(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
-    """By an all-gather, of which every rank picks its rows: runs everywhere, for ranks that share a host's memory."""
+    """Exchanges by an all-gather, from which every rank picks its rows; runs everywhere, for ranks sharing memory."""
     everything = lax.all_gather(x, axis)  # [d, n, ...]
     source, position, is_row = _sources(sizes, rows)
     index = jnp.clip(sizes.source_offsets[source] + position, 0, x.shape[0] - 1)
