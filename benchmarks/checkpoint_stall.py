@@ -34,7 +34,7 @@ def main(arguments: CheckpointStallArguments) -> int:
 
 
 def measure(config, rounds: int, steps: int) -> dict:
-    """Seconds of windows with and without a save, and what they say of a save."""
+    """Seconds of windows with and without a save, and the seconds of a save that follow from them."""
     from mmjax.training.trainer import Trainer
 
     config = dataclasses.replace(config, steps=10 + 2 * rounds * steps)

@@ -63,7 +63,7 @@ def measure(dtype: str, length: int, segment: int, rounds: int) -> dict:
 
 
 def blocks(rounds: int) -> list[dict]:
-    """Seconds by the size of the blocks, over those with blocks of 64, in turns."""
+    """Seconds by the size of the blocks, over the seconds with blocks of 64, timed in turns."""
     import numpy as np
 
     found = []

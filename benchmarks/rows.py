@@ -1,4 +1,4 @@
-"""What a benchmark measured, as rows: the table of them, whether every goal is met, and the versions of packages.
+"""Rows of measurements, which all benchmarks print: their table, whether every goal is met, versions of packages.
 
 A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure or a note to compare with.
 """
@@ -31,7 +31,7 @@ def print_table(rows: Sequence[Row], comparison_key: str, digits: int) -> None:
     """Prints the rows as a table.
 
     Args:
-        rows: In order.
+        rows: The rows in order.
         comparison_key: Key of the figure or note printed after each value.
         digits: Significant digits of every figure.
     """
@@ -63,8 +63,8 @@ def report(rows: Sequence[Row], comparison_key: str, digits: int, as_json: bool)
     """Prints the rows, as a table or with the versions of packages as JSON; the exit status, 1 if a goal is missed.
 
     Args:
-        rows: In order.
-        comparison_key, digits: As of `print_table`.
+        rows: The rows in order.
+        comparison_key, digits: As in `print_table`.
         as_json: Whether to print JSON.
     """
     if as_json:

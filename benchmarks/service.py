@@ -48,7 +48,7 @@ def main(arguments: cli.JsonArguments) -> None:
 
 
 def measure(megabytes: int) -> list[dict[str, Any]]:
-    """The transports for one size."""
+    """Measures all transports for one size of batches."""
     found = []
     ways = {"in process": _in_process, "flight": _by_flight}
     if importlib.util.find_spec("grpc"):

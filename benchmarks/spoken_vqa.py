@@ -36,7 +36,7 @@ def main(arguments: SpokenVQAArguments) -> int:
     workdir = pathlib.Path(arguments.workdir)
     config = cli.run_config(workdir, arguments)
     print(f"{'commonest answer to each question':<36}{commonest_answer_accuracy():.1%}", flush=True)
-    # Other questions may be longer than those of any sample.
+    # Other questions may be longer than the question of any sample.
     longer = dataclasses.replace(config.data, frames=2 * config.data.frames)
     score = make_scorer(config, workdir, jax.devices()[:1], longer)
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,7 +100,7 @@ def deranged(items: Sequence[Item]) -> list[Item]:
 
 
 def make_scorer(config, workdir: pathlib.Path, devices, data):
-    """What scores a source by the newest checkpoint, on one device, in rows of a data configuration."""
+    """Makes a function that scores a source by the newest checkpoint, on one device, in a configuration's rows."""
     from data.packing.pipeline import evaluation_batches
     from mmjax.training.checkpoints.manager import CheckpointManager
     from mmjax.training.engine.engine import Engine

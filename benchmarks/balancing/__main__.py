@@ -10,7 +10,7 @@ from mmjax import cli
 
 
 def main(arguments: cli.JsonArguments) -> int:
-    """0 if every goal is met, else 1."""
+    """Prints the rows. Returns 0 if every goal is met, else 1."""
     from benchmarks.balancing import grouping, postbalancing, reordering
 
     rows = [row for part in (grouping, postbalancing, reordering) for row in part.measure()]

@@ -55,7 +55,7 @@ def internvl(count: int = 1_200_000) -> VisionTextSizes:
 
 
 def lognormal(random: np.random.Generator, mean: float, sigma: float, count: int) -> Float[np.ndarray, " n"]:
-    """Log-normal numbers with that mean."""
+    """Draws log-normal numbers with the given mean."""
     return random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
 
 
@@ -65,7 +65,7 @@ def with_image_tokens(tiles: Float[np.ndarray, " n"], text: Float[np.ndarray, " 
 
 
 def measure() -> list[Row]:
-    """All rows of this part."""
+    """Returns all rows of this section."""
     data_sets = (("llava", llava), ("internvl", internvl))
     rows = []
     for name, draw in data_sets:

@@ -1,6 +1,6 @@
 """How fast and how level post-balancing and node-wise placement are, compared with the papers' algorithms.
 
-The figures are those of OrchMLLM (arXiv 2503.23830). Lengths are whole tokens; max / mean is the largest sum of lengths
+The figures are OrchMLLM's (arXiv 2503.23830). Lengths are whole tokens; max / mean is the largest sum of lengths
 of a replica over the mean sum (objective of 5.1, without padding). For node-wise placement every replica has 60
 samples, which balancing has divided into as many batches as there are replicas; measured is the most that any replica
 sends to other nodes (equation 5), over the mean of what replicas have, or over a lower bound of the optimum. Placing
@@ -33,7 +33,7 @@ def draw_lengths(items: int) -> np.ndarray:
 
 
 def measure() -> list[Row]:
-    """All rows of this part."""
+    """Returns all rows of this section."""
     rows = []
     for items, replicas, goal in ((153_600, 2560, 90.0), (4096, 64, 2.0)):
         rows += balancing_rows(items, replicas, goal)
@@ -44,7 +44,7 @@ def measure() -> list[Row]:
 
 
 def balancing_rows(items: int, replicas: int, goal: float) -> list[Row]:
-    """With free and with equal counts: milliseconds, and the largest sum over the mean."""
+    """Rows with free and with equal counts: milliseconds, and the largest sum over the mean."""
     lengths = draw_lengths(items)
     listed = lengths.tolist()
     title = f"{items:,} lengths over {replicas:,}"
@@ -137,6 +137,6 @@ def best_of(call: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, Any
 
 
 def row(name: str, value: float | None, goal: float | None, reference: float | None) -> Row:
-    """One row; without a goal `met` is None."""
+    """Makes a row of the table; without a goal `met` is None."""
     met = None if goal is None else value is not None and value <= goal
     return {"name": name, "value": value, "goal": goal, "met": met, "reference": reference}

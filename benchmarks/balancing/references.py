@@ -1,4 +1,4 @@
-"""What balancing is compared with: the papers' and public code's algorithms as they are usually written, in Python."""
+"""References of the balancing benchmarks: algorithms of papers and public code as usually written, in Python."""
 
 import heapq
 import itertools

@@ -1,6 +1,6 @@
 """How much of the time lost to uneven rows each reordering of a batch wins back on DistTrain's models, simulated.
 
-The lost time is that of a step less that of a step whose rows are all the mean row. An order may win back more: with
+The lost time is a step's time less the time of a step whose rows are all the mean row. An order may win back more: with
 small microbatches first and last, a pipeline fills and drains faster than with equal ones. The given order is the one
 in which rows are drawn. The reference of the search is DistTrain's two algorithms together.
 """
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 
 def measure() -> list[Row]:
-    """All rows of this part."""
+    """Returns all rows of this section."""
     rows = []
     for model, devices, batch in CASES:
         problem, plan = plan_published_model(model, devices, batch)
@@ -131,7 +131,7 @@ def time_reordering(reorderer: RowReorderer, rows: dict[str, np.ndarray]) -> flo
 
 
 def row(name: str, value: Any, goal: Any = None, reference: Any = None, most: bool = True) -> Row:
-    """One row; a goal is the most that a value may be, or the least."""
+    """Makes a row of the table; a goal is the most that a value may be, or the least."""
     met = None if goal is None else bool(value <= goal if most else value >= goal)
     figures = {"value": value, "goal": goal, "reference": reference}
     return {"name": name, "met": met} | {

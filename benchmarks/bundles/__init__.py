@@ -1,1 +1,1 @@
-"""What bundles of a colocated encoder's and backbone's programs hide, compiled for H100s without one."""
+"""Communication that bundles of an encoder's and a backbone's programs hide, compiled for H100s without one."""

@@ -31,17 +31,17 @@ from sharding.specs.modules import module_graph
 
 ATTENTION = "cudnn"
 TOKENS, PATCHES = 8192, 4112
-"""Of a row: 16 images of ViT-22B, 257 patches each."""
+"""Backbone tokens and patches of a row: 16 images of ViT-22B, 257 patches each."""
 
 BACKBONE_LAYERS, ENCODER_LAYERS = 2, 4
-"""Of a virtual stage of the backbone, and of a slice of the encoder."""
+"""Layers of a virtual stage of the backbone, and of a slice of the encoder."""
 
 Unit = Literal["vision", "backbone"]
 Kind = Literal["gather", "forward", "backward", "reduce"]
 
 
 def colocated_model() -> ModelConfig:
-    """ViT-22B and Llama3-70B."""
+    """The configuration of ViT-22B with Llama3-70B."""
     cli.parse_gin(("models/internvit_6b_llama3_70b.gin",))
     backbone = cli.configured(ModelConfig).backbone
     cli.parse_gin(("models/vit_22b_llama_70b.gin",))

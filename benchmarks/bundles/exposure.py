@@ -42,16 +42,16 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramExposure:
-    """What one program exchanges, with every iteration of its loops.
+    """The communication of one program, with every iteration of its loops.
 
     Attributes:
         exchanged_bytes: Bytes of all collectives.
-        exposed_bytes: Bytes of those beside which no matmul runs.
-        exposed_seconds: What sending takes longer than the matmuls beside it, by the data sheet of an H100; attention
-            kernels, of which the program says no shapes, count as nothing.
+        exposed_bytes: Bytes of the collectives beside which no matmul runs.
+        exposed_seconds: Seconds that sending takes longer than the matmuls beside it, by the data sheet of an H100;
+            attention kernels, of which the program says no shapes, count as nothing.
         flops: Floating-point operations of its matmuls.
         temporary_bytes: Bytes that a device needs in addition to arguments and results.
-        collectives: Its collectives in order; those of a loop once.
+        collectives: Its collectives in order; the collectives of a loop once.
     """
 
     exchanged_bytes: int
@@ -76,7 +76,7 @@ def _exposure(compiled: Any) -> ProgramExposure:
 
 
 def _exposed_seconds(collective: Collective) -> float:
-    """Of a ring: a device sends all but its own part of what is gathered or scattered, and both for a sum."""
+    """Seconds not hidden by matmuls; as in a ring, gathers and scatters send all but a device's own shard."""
     sent = 2 * collective.size if collective.kind == "all-reduce" else collective.size - collective.smaller
     link = H100.intra_node
     return max(0.0, sent / link.bandwidth + link.latency - seconds_at_peak(collective.flops))
@@ -84,7 +84,7 @@ def _exposed_seconds(collective: Collective) -> float:
 
 @functools.cache
 def exposure_alone(case: BundleCase, gemms: str) -> tuple[ProgramExposure, ProgramExposure]:
-    """That of the two programs, one after the other.
+    """Exposure of the two programs, one after the other.
 
     Args:
         case: The ops.
@@ -97,7 +97,7 @@ def exposure_alone(case: BundleCase, gemms: str) -> tuple[ProgramExposure, Progr
 
 @functools.cache
 def exposure_in_bundle(case: BundleCase, gemms: str) -> ProgramExposure:
-    """That of the bundle."""
+    """Exposure of the bundle."""
     calls = op_calls(case.tp)
     bundle = BundledPrograms().bundle(calls[case.first], calls[case.second])
     return _exposure(compile_call(bundle, GEMMS[gemms]))

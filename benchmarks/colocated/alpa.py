@@ -6,8 +6,8 @@ the slowest stage is as fast as possible, and the shortest simulated step that f
 What differs from Alpa: all stages have one (dp, tp), while each of Alpa's has a submesh of its own; tensor ranks
 all-reduce around pairs of split matmuls, while Alpa chooses a sharding for each operator by an integer program; layers
 recompute the least that fits, while Alpa's recompute from its layer boundaries; the optimizer's state is divided over
-replicas. Its kernels, compilation and the dispatch of its runtime are not modelled: the kernels are those of the other
-systems. So this is what its space of plans allows at least, and not how fast the program ran.
+replicas. Its kernels, compilation and the dispatch of its runtime are not modelled: the kernels are the same as the
+other systems'. So this is what its space of plans allows at least, and not how fast the program ran.
 """
 
 import dataclasses

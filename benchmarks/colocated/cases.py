@@ -39,7 +39,7 @@ class OptimusCase:
 
     @functools.cached_property
     def backbone_alone(self) -> "OptimusCase":
-        """The same without encoders."""
+        """The problem without encoders."""
         return OptimusCase(self.setting, dataclasses.replace(self.model, encoders=()))
 
     def problem_with(self, samples: int) -> PlanningProblem:

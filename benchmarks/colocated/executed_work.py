@@ -1,4 +1,4 @@
-"""`python -m benchmarks.colocated.executed_work`: FLOPs of a colocated step over those of separate submeshes.
+"""`python -m benchmarks.colocated.executed_work`: FLOPs of a colocated step over the FLOPs on separate submeshes.
 
 A small model on eight devices, which JAX emulates on a CPU; the forwards and backwards of both plans are compiled, and
 their FLOPs counted by XLA, times how often the step runs them and on how many devices. Every stage has one layer, as
@@ -11,7 +11,7 @@ from benchmarks.rows import paper_row, report
 from mmjax import cli
 
 GOAL = 1.05
-"""The most that a colocated step may compute over what the same model on separate submeshes does."""
+"""Most FLOPs of a colocated step over the FLOPs of the same model on separate submeshes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The rows of a setting: every system's step, and what hiding all encoders behind the backbone could gain at most."""
+"""The rows of a setting: every system's step, and the most that hiding all encoders behind the backbone could gain."""
 
 import statistics
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from sharding.planners.policies.auto import SimulatedPlan
 Row = dict[str, Any]
 
 GOALS: Mapping[str, float] = {MEGATRON_BALANCED: 1.0}
-"""Least throughput over that of the first system, by system."""
+"""Least throughput over the first system's throughput, by system."""
 
 COLOCATED_GOAL = 1.20
 """Least throughput of `colocated` over Megatron-LM with ViT-22B and GPT-175B, in the strong scaling."""
@@ -83,7 +83,7 @@ def _step_rows(case: OptimusCase, name: str, step: SimulatedPlan) -> list[Row]:
 
 
 def bubble_rows(case: OptimusCase, name: str, step: SimulatedPlan) -> list[Row]:
-    """Idle shares of a step by cause, beside those of the paper's own task."""
+    """Idle shares of a step by cause, beside the shares of the paper's own task."""
     shares = {cause: seconds / step.timeline.step for cause, seconds in step.timeline.idle.items()}
     title = f"{case.setting.title}, {name}: share of the step idle"
     difference = sum(abs(shares[cause] - paper) for cause, paper in settings.PAPER_BUBBLES.items())
@@ -113,7 +113,7 @@ def _gain_name(setting: OptimusSetting, over: str) -> str:
 
 
 def _paper_gain(setting: OptimusSetting, over: str) -> float | None:
-    """What Optimus gains there."""
+    """The published gain of Optimus in a setting."""
     if setting is settings.SMALL:
         return {ALPA: settings.PAPER_OVER_ALPA, FSDP: settings.PAPER_OVER_FSDP}.get(over)
     is_baseline = over in (MEGATRON, MEGATRON_BALANCED)

@@ -2,7 +2,7 @@
 
 The plan is the paper's for ViT-22B with GPT-175B: the backbone on DP x PP 8 x TP 8, and a pipeline replica of the
 encoder on the devices of each pipeline rank. Tensor ranks gather and scatter around split matmuls without overlapping
-that with these matmuls, as in Megatron-LM: those collectives are a part of the paper's bubbles.
+that with these matmuls, as in Megatron-LM: the paper counts these collectives among its bubbles.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ With 12, idle time is mostly within the backbone's layers, and a slice of one la
 """
 
 RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
-"""In the order in which they are tried, of all layers: the first with which the plan fits is taken."""
+"""Recomputation policies of all layers, in the order in which they are tried until the plan fits."""
 
 SCHEDULER_SECONDS_GOAL, SCHEDULER_RUNS = 2.0, 3
 
 FEW_MICROBATCHES, FEW_COPIES = 6, 3
-"""So few that all divisions of the microbatches can be tried."""
+"""Microbatches and pipeline replicas, so few that all divisions of the microbatches can be tried."""
 
 
 def scheduling_rows(case: OptimusCase) -> list[Row]:
@@ -69,7 +69,7 @@ def scheduling_rows(case: OptimusCase) -> list[Row]:
 
 
 def increase_rows(rows: list[Row]) -> list[Row]:
-    """What is hidden with fewer microbatches, less what is with most of them: a goal of at least 0."""
+    """Hidden share with fewer microbatches, less the hidden share with most of them: a goal of at least 0."""
     values = {row["name"]: row["value"] for row in rows}
     found = []
     for chunks in SLICES:
@@ -201,7 +201,7 @@ def enumeration_row() -> Row:
 
 
 def _divisions() -> Iterator[tuple[int, ...]]:
-    """All that give every pipeline replica a microbatch."""
+    """All divisions that give every pipeline replica a microbatch."""
     of_all = itertools.product(range(FEW_COPIES), repeat=FEW_MICROBATCHES)
     return (division for division in of_all if len(set(division)) == FEW_COPIES)
 

@@ -58,7 +58,7 @@ class OptimusSetting:
 
     @property
     def title(self) -> str:
-        """What rows are named after."""
+        """The setting in words, by which rows are named."""
         few = "" if self.patches == PATCHES else f", {self.patches} patches a sample"
         return f"{self.experiment}, {self.model}, {self.devices:,} devices{few}"
 
@@ -79,7 +79,7 @@ def _weak(model: str, devices: int, batch: int, ranks: MegatronRanks) -> Optimus
 
 
 def _two_encoders(model: str) -> OptimusSetting:
-    ranks = MegatronRanks(8, 8, 8, 12)  # the paper has no balanced baseline here, so V is that of model D
+    ranks = MegatronRanks(8, 8, 8, 12)  # the paper has no balanced baseline here, so V is model D's
     return OptimusSetting(experiment="two encoders", model=model, devices=512, batch=256, ranks=ranks)
 
 
@@ -95,7 +95,7 @@ STRONG_SCALING = (_strong(1536, 24), _strong(2048, 32), _strong(3072, 48))
 """Model D (table 12): 32, 24 and 16 microbatches."""
 
 FEW_PATCHES_SCALING = (_strong(1536, 24, FEW_PATCHES), _strong(2048, 32, FEW_PATCHES), _strong(3072, 48, FEW_PATCHES))
-"""The same with few patches."""
+"""Strong scaling with few patches."""
 
 TWO_ENCODERS = tuple(
     map(_two_encoders, ("vit_11b_vit_5b_gpt_175b", "vit_22b_vit_5b_gpt_175b", "vit_22b_vit_11b_gpt_175b"))
@@ -114,10 +114,10 @@ PAPER_OVER_MEGATRON = 1.205
 """The least of "20.5%-21.3% with ViT-22B and GPT-175B over 3072 GPUs compared to baselines" (abstract), on LARGEST."""
 
 PAPER_MEAN_OVER_BASELINES = 1.203
-"""On average (introduction)."""
+"""Mean throughput of Optimus over the baselines (introduction)."""
 
 PAPER_OVER_ALPA, PAPER_OVER_FSDP = 3.09, 1.151
-"""Of the small model (section 5.2.2)."""
+"""Throughput of Optimus over Alpa and over FSDP on the small model (section 5.2.2)."""
 
 PAPER_BUBBLES = {
     "gather": 0.033,
@@ -129,12 +129,12 @@ PAPER_BUBBLES = {
 }
 """Shares of a step by `sharding.simulation.idle_time.IDLE_CAUSES` (table 1; `dependency` has its "other" PP bubbles).
 
-They are those of Megatron-LM with a ViT and a GPT of more than 100B on more than 3,000 GPUs, in a step of 5.12 s whose
-batch and layout the paper does not give.
+They were measured with Megatron-LM on a ViT and a GPT of more than 100B on more than 3,000 GPUs, in a step of 5.12 s
+whose batch and layout the paper does not give.
 """
 
 PAPER_SCHEDULER_SECONDS = 322.0
-"""Of the bubble scheduler at 1,536 devices, on one core (section 5.3)."""
+"""Seconds of the bubble scheduler at 1,536 devices, on one core (section 5.3)."""
 
 PAPER_FINE_SHARE = 0.58
 """Share of the encoders' work in bubbles at 32 microbatches, about (section 5.3.2)."""

@@ -33,7 +33,7 @@ def small_configuration() -> tuple[TrainConfig, BatchSpec]:
 
 
 def colocated_plan(config: TrainConfig) -> Plan:
-    """Two pipeline ranks of the backbone on all devices, and a pipeline replica of the encoder on those of each."""
+    """Two pipeline ranks of the backbone on all devices, and a pipeline replica of the encoder on each rank."""
     backbone, encoder = _units(config.model, range(DEVICES), range(DEVICES), pipeline_replicas=2)
     return Plan((encoder, backbone), MICROBATCHES, "colocated")
 
@@ -98,5 +98,5 @@ def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
 
 
 def _flops(call: ProgramCall) -> float:
-    """On one device."""
+    """FLOPs of a compiled program on one device."""
     return float(call.program.lower(*call.arguments).compile().cost_analysis()["flops"])

@@ -24,7 +24,7 @@ COLOCATED = "colocated"
 BACKBONE = "backbone alone"
 
 SAMPLES = (1, MICROBATCH)
-"""Samples of a row, of which searched plans take what is faster."""
+"""Numbers of samples of a row, of which searched plans take the faster one."""
 
 
 def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
@@ -59,20 +59,20 @@ def _megatron(partition: megatron.ChainPartition, chunks: int | None, case: Opti
 
 
 def _megatron_balanced(choose: Callable[..., SimulatedPlan], case: OptimusCase) -> SimulatedPlan:
-    """Of the two ends of the equal partitions, the one with the shortest step (min) or the longest (max)."""
+    """Simulates both ends of the equal partitions; takes the one with the shorter step (min) or the longer (max)."""
     partitions = (megatron.balanced, megatron.balanced_from_first)
     return choose((_megatron(each, None, case) for each in partitions), key=_seconds)
 
 
 def _backbone(collectives: CollectivesName, case: OptimusCase) -> SimulatedPlan:
-    """The backbone in the setting's layout, as if encoders took no time: what colocated encoders are hidden behind."""
+    """The backbone in the setting's layout, as if encoders took no time: colocated encoders are hidden behind it."""
     ranks = case.setting.ranks
     assert ranks is not None
     return megatron.simulate_chain(case.backbone_alone.problem, ranks, megatron.first_stage, collectives)
 
 
 def _searched_backbone(case: OptimusCase) -> SimulatedPlan:
-    """The same in the best layout of the policies that put all modules on the same devices."""
+    """The backbone alone in the best layout of the policies that put all modules on the same devices."""
     return _shortest(_by_policy(policy, case.backbone_alone) for policy in ("balanced", FSDP))
 
 
@@ -91,7 +91,7 @@ def _by_policy(policy: str, case: OptimusCase) -> SimulatedPlan:
 
 
 def _colocated(case: OptimusCase) -> SimulatedPlan:
-    """With rows of as many samples as the paper's microbatches; of few devices with either number."""
+    """Plans with rows of as many samples as the paper's microbatches; on few devices with either number."""
     if case.setting.ranks is None:
         return _by_policy(COLOCATED, case)
     result = run_policy(case.problem, COLOCATED)  # with rows of one sample, planning takes minutes

@@ -1,1 +1,1 @@
-"""Context parallelism: how even the work of its ranks is, and what they hold."""
+"""Context parallelism: how even the work of its ranks is, and how many bytes they hold."""

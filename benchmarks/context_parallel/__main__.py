@@ -1,6 +1,6 @@
 """`python -m benchmarks.context_parallel`: how even the work of context-parallel ranks is, and what they hold.
 
-The first part deals packed rows like LLaVA's to ranks and counts blocks of attention. The second compiles layers of
+The first section deals packed rows like LLaVA's to ranks and counts blocks of attention. The second compiles layers of
 Llama3-8B on long rows for this machine's CPU, or for H100s (`pip install -e '.[aot]'`); nothing runs.
 """
 
@@ -21,7 +21,7 @@ class ContextParallelArguments(cli.JsonArguments):
 
 
 def main(arguments: ContextParallelArguments) -> int:
-    """0 if every goal is met, else 1."""
+    """Prints the rows. Returns 0 if every goal is met, else 1."""
     from benchmarks.context_parallel import blocks, memory
     from benchmarks.rows import report
 

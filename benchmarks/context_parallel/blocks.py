@@ -35,18 +35,18 @@ def packed_rows(count: int, length: int) -> Int[np.ndarray, "n s"]:
 
 
 def contiguous(length: int, ranks: int) -> Places:
-    """One part of the row for each rank."""
+    """Splits the row into one contiguous shard for each rank."""
     return np.arange(length).reshape(ranks, -1)
 
 
 def two_chunks(length: int, ranks: int) -> Places:
-    """Two chunks for each rank, the first and the last to the first."""
+    """Two chunks for each rank: the first and the last for the first rank, and so on inwards."""
     chunks = np.arange(length).reshape(2 * ranks, -1)
     return np.concatenate([chunks[:ranks], chunks[: ranks - 1 : -1]], axis=1)
 
 
 def small_chunks(length: int, ranks: int) -> Places:
-    """What the trainer does."""
+    """The places that the trainer gives to ranks: the zigzag order of small chunks."""
     return zigzag_order(length, ranks).reshape(ranks, -1)
 
 
@@ -78,7 +78,7 @@ def blocks_of_ranks(segments: Int[np.ndarray, "n s"], places: Places) -> Int[np.
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Blocks of the rank with most, and of the slowest rank at each step, over an equal share of those needed."""
+    """Blocks of the rank with most, and of the slowest rank at each step, over an equal share of the blocks needed."""
     segments = packed_rows(ROWS, TOKENS)
     needed = blocks_of_ranks(segments, contiguous(TOKENS, RANKS)).sum(axis=(1, 2))
     for name, cut in CUTS.items():

@@ -21,10 +21,10 @@ GOAL = 1.1
 
 
 def measure(h100: bool) -> Iterator[dict[str, Any]]:
-    """What a microbatch saves and what a pass needs besides, times cp over that of cp 1.
+    """Yields the bytes that a microbatch saves and that a pass needs besides, times cp over the bytes with cp 1.
 
-    What a pass needs has a part that does not depend on rows, such as gradients of weights before they are added to
-    those of earlier microbatches. It is left out: that of a short row is subtracted.
+    Some of a pass's bytes do not depend on rows, such as gradients of weights before they are added to the gradients of
+    earlier microbatches. They are left out: the bytes of a short row are subtracted.
     """
     config, devices = _model(), _devices(h100)
     where = "H100" if h100 else "CPU"

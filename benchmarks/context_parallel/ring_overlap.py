@@ -7,7 +7,7 @@ from sharding.runtime.stages.programs import StagePrograms
 
 
 def ring_permutes(programs: StagePrograms, attention: str) -> dict[str, tuple[int, int]]:
-    """Of forward and backward, the permutes with a loop over pairs of blocks issued meanwhile, and all of them."""
+    """By pass, the number of permutes with a loop over pairs of blocks issued meanwhile, and of all permutes."""
     found = {}
     with use_attention_implementation(attention):
         *_, forward, backward = stage_calls((programs,)).calls

@@ -1,1 +1,1 @@
-"""What post-balancing of every phase gains on OrchMLLM's models, simulated."""
+"""Gains of post-balancing every phase on OrchMLLM's models, simulated."""

@@ -1,4 +1,4 @@
-"""Which replica computes what of a step in every phase, under each way of balancing, and what is sent for that.
+"""The replica that computes each item of a step in every phase, under each way of balancing, and the data sent.
 
 Every phase is balanced by the algorithms of `sharding/balancing/postbalancing`, then placed node-wise; encoder outputs
 go from where the encoder ran to where the backbone runs, by the composed rearrangement (section 6).
@@ -24,7 +24,7 @@ Rule = Literal["drawn", "backbone", "unpadded", "padded"]
 
 ELEMENT_BYTES = 2
 TEXT_BYTES = 8
-"""Of a text token: its id and its label, 4 each."""
+"""Bytes of a text token: its id and its label, 4 each."""
 _FRAMES_PER_POSITION = 2  # of audio
 
 
@@ -65,7 +65,7 @@ class Exchange(NamedTuple):
     Attributes:
         name: What is sent.
         sizes: Bytes of the items.
-        source: The replica that has each.
+        source: The replica that has each item.
         target: The replica to which it is sent.
         passes: 2 where gradients return the same way.
     """
@@ -82,7 +82,7 @@ class Arrangement(NamedTuple):
 
     Attributes:
         computed_by: By module, the replica that computes each sample's item.
-        exchanges: What is sent within the step.
+        exchanges: The exchanges within the step.
     """
 
     computed_by: Mapping[str, Int[np.ndarray, " n"]]
@@ -94,7 +94,7 @@ def arrange(samples: StepSamples, balancing: Balancing, per_node: int) -> Arrang
 
     Args:
         samples: The samples.
-        balancing: How.
+        balancing: The way of balancing.
         per_node: Replicas of a node.
     """
     drawn_by, backbone, encoders = samples.drawn_by, samples.model.backbone.name, samples.model.encoders
@@ -165,7 +165,7 @@ def _input_bytes(encoder: EncoderConfig) -> int:
 
 
 def replica_loads(samples: StepSamples, module: str, arrangement: Arrangement, padded: bool) -> Loads:
-    """What every replica computes of a module, padding included, [replicas, 3]."""
+    """Loads that every replica computes of a module, padding included, [replicas, 3]."""
     loads, computed_by = samples.loads[module], arrangement.computed_by[module]
     if not padded:
         return np.stack([_sums(column, computed_by, samples.replicas) for column in loads.T], axis=1)

@@ -1,7 +1,8 @@
 """Megatron-LM's layout with all encoders in the backbone's first stage, for the same samples.
 
 Nothing is balanced, and nothing padded, which favours this baseline. The encoders have as many tensor ranks as the
-backbone: replicated over them, those of MLLM-84B alone would take more than a device's memory. Where 8 ranks do not
+backbone: replicated over them, the encoders of MLLM-84B alone would take more than a device's memory. Where 8 ranks do
+    not
 divide an encoder's heads, it has another number of heads of the same total width: 16 for Whisper large's 20, 32 for
 InternViT-6B's 25.
 """
@@ -41,7 +42,7 @@ class MegatronStep:
 
 
 def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatron, devices: int) -> MegatronStep:
-    """The step of Megatron-LM's layout; where nothing fits, that which comes nearest.
+    """Returns the step of Megatron-LM's layout; where none fits, the one that comes nearest.
 
     Args:
         samples: At least as many samples as a global batch has.

@@ -50,7 +50,7 @@ def cluster_rows(
     Args:
         name: The model.
         setting: Its batches and layouts.
-        samples: Of the balanced step on 2,560 devices; the others take the first of them.
+        samples: Samples of the balanced step on 2,560 devices; the other steps take the first of them.
         data: Their description.
     """
     title = f"{name}, {DEVICES:,} devices"

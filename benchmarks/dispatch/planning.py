@@ -24,7 +24,7 @@ def planning_rows(samples: StepSamples) -> list[dict[str, Any]]:
 
 
 def _milliseconds(samples: StepSamples, node_wise: bool) -> float:
-    """The median processor time, which is that of one core."""
+    """The median processor time of one core, in milliseconds."""
     found = []
     for _ in range(REPEATS):
         start = time.process_time()

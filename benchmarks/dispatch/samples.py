@@ -1,4 +1,4 @@
-"""The samples of a step as replicas draw them: what each brings to every phase."""
+"""The samples of a step as replicas draw them, with the load of each on every phase."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class StepSamples:
     Attributes:
         model: The model that reads them.
         replicas: Number of replicas, each of which drew equally many.
-        loads: By module, of every sample, [n, 3]. A sample has at most one item for each encoder.
+        loads: By module, the loads of every sample, [n, 3]. A sample has at most one item for each encoder.
     """
 
     model: ModelConfig
@@ -33,7 +33,7 @@ class StepSamples:
 
     @property
     def mini_batch(self) -> int:
-        """Samples of a replica."""
+        """Number of samples of a replica."""
         return len(self.loads[self.model.backbone.name]) // self.replicas
 
     @property
@@ -99,5 +99,5 @@ def _bounded(side: Lognormal, bound: int) -> Lognormal:
 
 
 def draw_step(model: ModelConfig, data: SyntheticData, replicas: int, mini_batch: int) -> StepSamples:
-    """Samples drawn at random."""
+    """Draws the samples of a step at random."""
     return StepSamples(model, replicas, draw_sample_loads(data, model, replicas * mini_batch).loads)

@@ -7,9 +7,9 @@ class MiniBatches(NamedTuple):
     """Samples of a replica.
 
     Attributes:
-        balanced: On 2,560 devices, with balance.
-        unbalanced: There, without.
-        ablation: On 128 devices, with and without.
+        balanced: Samples on 2,560 devices, with balancing.
+        unbalanced: Samples on 2,560 devices, without balancing.
+        ablation: Samples on 128 devices, with and without balancing.
     """
 
     balanced: int
@@ -30,7 +30,7 @@ class Megatron(NamedTuple):
 
 
 class ModelSetting(NamedTuple):
-    """What the paper trains a model with.
+    """The settings with which the paper trains a model.
 
     Attributes:
         image_bound: The longest side of an image in pixels.
@@ -48,13 +48,13 @@ SETTINGS = {
     "mllm_18b": ModelSetting(672, MiniBatches(60, 40, 50), Megatron(4, 5120)),
     "mllm_84b": ModelSetting(896, MiniBatches(30, 15, 25), Megatron(10, 2560)),
 }
-"""By model of configs/models."""
+"""Settings by model of configs/models."""
 
 DEVICES, ABLATION_DEVICES = 2560, 128
 GROUP = 256
 """Devices of a hybrid group, which divide the weights; all, where there are fewer."""
 TENSOR_RANKS = 8
-"""Of Megatron-LM's layouts."""
+"""Tensor ranks of Megatron-LM's layouts."""
 
 NATIVE_SIDE = 554.0
 """Side in pixels of a square with as many pixels as COCO's images, 640 x 480, for the bounds that do not shrink it."""

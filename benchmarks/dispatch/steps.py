@@ -41,13 +41,13 @@ class Step:
     """A simulated step.
 
     Attributes:
-        seconds: Of the step, exchanges included.
-        exchange: Of the exchanges.
+        seconds: Seconds of the step, exchanges included.
+        exchange: Seconds of the exchanges.
         memory: Share of a device's memory; above 1 it does not fit.
         plan: The plan.
-        flops: What the samples need, without padding and recomputation.
-        masked: The other half of causal attention's squares.
-        tokens: The backbone's.
+        flops: FLOPs that the samples need, without padding and recomputation.
+        masked: FLOPs of the other half of causal attention's squares.
+        tokens: Tokens of the backbone.
     """
 
     seconds: float
@@ -60,12 +60,12 @@ class Step:
 
     @property
     def mfu(self) -> float:
-        """Of causal attention, half of the squares counts."""
+        """Model FLOPs utilisation; of causal attention, half of the squares counts."""
         return self.flops / self._possible_flops
 
     @property
     def mfu_whole_squares(self) -> float:
-        """All squares count."""
+        """Model FLOPs utilisation where all squares of causal attention count."""
         return (self.flops + self.masked) / self._possible_flops
 
     @property
@@ -101,7 +101,7 @@ def simulate_balanced(
         data: Their description.
         balancing: How they are balanced.
         arrangement: Where they are computed.
-        exchange_seconds: Seconds of the exchanges; by default, those of all-to-alls.
+        exchange_seconds: Seconds of the exchanges; by default, of all-to-alls.
         waits_for: Consecutive replicas that compute each phase as slowly as the slowest; by default a hybrid group, or
             all replicas where there are exchanges.
         choices: Recomputation policies to choose from, from the least to the most.

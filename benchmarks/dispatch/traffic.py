@@ -1,4 +1,4 @@
-"""What a step's exchanges send between nodes and inside them, and the seconds that they take; nothing hides them."""
+"""Bytes of a step's exchanges between nodes and inside them, and the seconds that they take; nothing hides them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(exchange: Exchange, replicas: int, per_node: int) -> Traffic:
-    """What an all-to-all sends once."""
+    """Bytes that an all-to-all sends once."""
     source, target = exchange.source, exchange.target
     between = source // per_node != target // per_node
     inside = ~between & (source != target)

@@ -1,1 +1,1 @@
-"""What the executor costs, against one `jit` of the same work."""
+"""The overhead of the executor, against one `jit` of the same work."""

@@ -100,7 +100,7 @@ def engine_run(engine: Engine) -> Run:
 
 
 def plain_run(one: OneJit) -> Run:
-    """Makes the same function for the one program."""
+    """Makes a function that runs one step of the one program, from arrays on the host to a new state."""
     state = one.initial_state()
 
     def run(batch: HostBatch, step: int) -> tuple[Any, Any, Any]:
@@ -158,7 +158,7 @@ def summary(times: dict[str, list[StepTiming]]) -> dict[str, Any]:
 
 
 def format_comparison(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Formats the result for people."""
     lines = [f"{'milliseconds':30}{'step':>10}{'dispatch':>10}{'processor':>10}"]
     for name, of in result["seconds"].items():
         lines.append(f"{name:30}" + "".join(f"{of[part] * 1e3:10.1f}" for part in ("whole", "dispatch", "cpu")))

@@ -35,12 +35,12 @@ MICROBATCHES = 2
 
 @dataclasses.dataclass
 class OpTimes:
-    """Seconds of processor time of the dispatching thread, of all ops of a kind: those of each step together.
+    """Seconds of processor time that the dispatching thread spends on all ops of a kind, summed over each step.
 
     Attributes:
         ops: Ops of the kind in a step.
-        all: All of it, by step.
-        calls: What the calls of programs took of it, by step.
+        all: Seconds of all ops, by step.
+        calls: Seconds among them of the calls of programs, by step.
         arrays: Arguments and results of these calls in a step.
     """
 
@@ -79,7 +79,7 @@ def measure_dispatch(config: TrainConfig, batches: Sequence[HostBatch], steps: i
     Args:
         config: The run; its plan is not used.
         batches: Arrays of global batches, used in turn.
-        steps: Steps to time, after those that warm up.
+        steps: Steps to time, after the warm-up steps.
     """
     settings = EngineSettings(config.optimizer, config.steps, config.seed, transport=config.transport)
     engine = Engine(config.model, dispatch_plan(config.model), batches[0], settings)
@@ -108,7 +108,7 @@ def measure_dispatch(config: TrainConfig, batches: Sequence[HostBatch], steps: i
 def _run_steps(
     engine: Engine, batches: Sequence[HostBatch], steps: int, calls: "list[tuple[float, int]] | None" = None
 ) -> Iterator[tuple[float, dict[str, OpTimes]]]:
-    """Seconds of every step, and the times of its ops and those before, which are taken if the calls are given."""
+    """Seconds of every step, and the times of its ops and of earlier steps, which are taken if the calls are given."""
     state, by_kind = engine.initial_state(), collections.defaultdict[str, OpTimes](OpTimes)
     for step in range(WARM_UP + steps):
         batch = jax.block_until_ready(engine.place_batch(batches[step % len(batches)], step))
@@ -170,7 +170,7 @@ def _timed_programs(executor: Executor) -> Iterator[list[tuple[float, int]]]:
 
 
 def format_dispatch(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Formats the result for people."""
     columns = ("ops", "us an op", "of it calls", "arrays an op")
     lines = ["".join([f"{'':12}", *(f"{name:>14}" for name in columns)])]
     for kind, of in result["kinds"].items():

@@ -64,7 +64,7 @@ def measure_pipelines(steps: int) -> dict[str, Any]:
     """Times all cases step by step in turns.
 
     Args:
-        steps: Steps to time, after those that warm up.
+        steps: Steps to time, after the warm-up steps.
 
     Raises:
         DifferentResultsError: Losses or norms differ.
@@ -119,7 +119,7 @@ def check_same_work(times: dict[str, list[StepTiming]]) -> None:
 
 
 def format_pipelines(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Formats the result for people."""
     columns = ("dispatches", "programs", "compile s", "step ms", "dispatch ms", "processor ms")
     lines = [f"{'':24}" + "".join(f"{name:>14}" for name in columns)]
     for name, of in result["cases"].items():

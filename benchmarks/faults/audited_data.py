@@ -85,7 +85,7 @@ class AuditedImages:
 
     Args:
         split: `train` or `test`.
-        folder: Folder of the images; those of the test split follow those of the training split.
+        folder: Folder of the images; the images of the test split follow the images of the training split.
         count: Images of the training split.
         held_out: Images of the test split.
     """
@@ -98,7 +98,7 @@ class AuditedImages:
         self.prompt_format = self._whole.prompt_format
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
-        """The samples; those of the training split are noted when they are loaded."""
+        """The samples; samples of the training split are noted when they are loaded."""
         kinds = self._whole.samples_by_kind(sample_format)
         return {kind: _NotedSamples(samples) for kind, samples in kinds.items()} if self._is_noted else kinds
 
@@ -147,7 +147,7 @@ class SampleWriters:
     rows: int
 
     def __call__(self, start: RunStart) -> SampleWriter:
-        """The writer of this start of the run."""
+        """Makes the writer for this start of the run."""
         return SampleWriter(self.rows, start)
 
 

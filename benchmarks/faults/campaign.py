@@ -1,4 +1,4 @@
-"""All runs of the benchmark: the undisturbed ones, and those that faults hit."""
+"""All runs of the benchmark: the undisturbed ones, and the ones that faults hit."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ DAMAGED_STEPS = (37, 39)
 """The first image of each of these steps may be damaged."""
 
 READ_AHEAD = 8
-"""Steps before the one that needs it, at most, in which a sample is loaded; those in flight count too."""
+"""Steps before the one that needs it, at most, in which a sample is loaded; steps in flight count too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class RunOutcome:
     Attributes:
         processes: Processes that it began with.
         with_producers: Whether producers made its batches.
-        faults: What came of its faults.
-        ending: What it did after its last fault.
-        comparison: Its end state against that of the undisturbed run; None if it did not finish.
+        faults: The outcomes of its faults.
+        ending: How it ended after its last fault.
+        comparison: Its end state against the undisturbed run's; None if it did not finish.
     """
 
     processes: int
@@ -42,7 +42,7 @@ class Campaign:
     """Runs everything in a folder.
 
     Args:
-        folder: Where all files go; those of a run that ended as it should are removed.
+        folder: Where all files go; the files of a run that ended as it should are removed.
         report: Called with each disturbed run.
     """
 
@@ -52,7 +52,7 @@ class Campaign:
         self._count = 0
 
     def run(self, count: int, seed: int) -> list[RunOutcome]:
-        """Lets so many faults hit runs; further runs take those that were too late for theirs."""
+        """Lets so many faults hit runs; further runs take the faults that were too late for theirs."""
         outcomes: list[RunOutcome] = []
         waiting = draw_runs(count, seed)
         while waiting:

@@ -32,7 +32,7 @@ DAMAGES: dict[str, Callable[[pathlib.Path, random.Random], None]] = {
     "a byte flipped": flip_a_byte,
     "a file removed": remove,
 }
-"""Ways to damage a file, by what is done."""
+"""Ways to damage a file, by a description in words."""
 
 HALF_WRITTEN = "half-written"
 
@@ -40,8 +40,7 @@ HALF_WRITTEN = "half-written"
 def tear_checkpoint(checkpoint: pathlib.Path, chance: random.Random) -> str:
     """Damages one of the files of a checkpoint, or leaves it as a save that was interrupted does.
 
-    Returns:
-        What was done.
+    Returns: A description of the damage.
     """
     listed = [checkpoint / name for name in sorted(read_json_file(checkpoint / FILE_LIST)["files"])]
     files = [file for file in (*listed, checkpoint / FILE_LIST) if file.stat().st_size]

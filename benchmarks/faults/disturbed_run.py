@@ -1,4 +1,4 @@
-"""A run as faults find it: its launcher, its producers, and what has been damaged for good."""
+"""A run that faults hit: its launcher, its producers, and the files that are damaged for good."""
 
 import contextlib
 import dataclasses
@@ -35,14 +35,14 @@ class Producer:
 
     @classmethod
     def start(cls, gin: pathlib.Path, port: int) -> "Producer":
-        """Starts one; it listens some seconds later."""
+        """Starts a producer; it listens some seconds later."""
         command = [sys.executable, "-m", "mmjax.serve_data", f"--gin_file={gin}", f"--port={port}"]
         log = gin.with_name(f"producer-{port}.log").open("ab")
         with log:
             return cls(gin, port, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
     def kill(self) -> None:
-        """Ends it by SIGKILL."""
+        """Ends the producer by SIGKILL."""
         self.process.kill()
         self.process.wait()
 
@@ -84,7 +84,7 @@ class DisturbedRun:
 
     @property
     def steps_done(self) -> int:
-        """Steps that its metrics have."""
+        """Number of steps in the run's metrics."""
         with contextlib.suppress(FileNotFoundError):
             return max((line["step"] for line in read_metrics(self.folder.workdir)), default=0)
         return 0
@@ -111,7 +111,7 @@ class DisturbedRun:
         return self.run.exit_code() == 0 and self.steps_done == STEPS
 
     def close(self) -> None:
-        """Ends what is left of it."""
+        """Ends all processes that are left of the run."""
         self.run.kill()
         for producer in self.producers:
             producer.kill()

@@ -38,7 +38,7 @@ class DrawnRun:
     Attributes:
         processes: Processes that it begins with.
         with_producers: Whether producers make its batches.
-        faults: What hits it.
+        faults: The faults that hit it.
     """
 
     processes: int

@@ -1,4 +1,4 @@
-"""What a run leaves, compared with what the undisturbed run leaves: losses, samples, last checkpoint, refusals."""
+"""The end state of a run, compared with the undisturbed run's: losses, samples, last checkpoint, refusals."""
 
 import collections
 import dataclasses
@@ -23,14 +23,14 @@ _OPTIMIZER_FIELD = re.compile(r"\[\d+\]\['(\w+)'\]")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EndState:
-    """What a finished run leaves.
+    """The results that a finished run leaves.
 
     Attributes:
         losses: By step: losses and the gradient's norm.
         samples: By step: ids of its samples; empty where producers loaded them.
-        parameters: Those of the last checkpoint, by path.
+        parameters: The parameters of the last checkpoint, by path.
         optimizer: The optimizer state of the last checkpoint, by path.
-        data: What that checkpoint says of the data: which samples are next.
+        data: The data state of that checkpoint: which samples are next.
         refused: Numbers of the images that were refused.
     """
 
@@ -51,9 +51,9 @@ class Comparison:
         repeated: Samples of the epoch that steps had more than once, each counted as often as it was too much.
         differing_steps: Steps that are missing, or have other samples or losses.
         difference: Norm of the difference of all parameters over their norm; 0 only if all are the same bit for bit.
-            Not by array: where the true gradient is zero, as that of the bias of keys, an adaptive optimizer makes of
+            Not by array: where the true gradient is zero, as for the bias of keys, an adaptive optimizer makes of
             rounding what is as large as any update.
-        optimizer_difference: The same of the optimizer state; the largest of its fields, such as `mu` and `nu`.
+        optimizer_difference: This difference of the optimizer state; the largest of its fields, such as `mu` and `nu`.
         data_differs: Whether other samples would be next.
         refused_wrongly: Images that are refused and not damaged, or damaged and not refused.
         equal: Whether the end state is the same: bit for bit, or to `TOLERANCE` where the plan changed.
@@ -111,8 +111,8 @@ def compare(found: EndState, undisturbed: EndState, exact: bool, by_id: bool, da
     """Compares a run with the undisturbed one.
 
     Args:
-        found: What it left.
-        undisturbed: What the undisturbed run left, with the same damaged images from its beginning.
+        found: The end state of the run.
+        undisturbed: The end state of the undisturbed run, with the same damaged images from its beginning.
         exact: Whether every bit must be the same: the plan and the number of processes never changed.
         by_id: Whether the ids of the samples of each step are known.
         damaged: Images that were damaged.

@@ -15,10 +15,10 @@ DETECTION_BOUND = 60.0
 """Seconds within which a fault leads to a restart, or is known to a run that goes on."""
 
 START_BOUND = 75.0
-"""The same until the first program is compiled: before data are open, JAX's own heartbeat needs 60 seconds."""
+"""This bound until the first program is compiled: before data are open, JAX's own heartbeat needs 60 seconds."""
 
 RESUMPTION_BOUND = 180.0
-"""Seconds from there to the next step."""
+"""Seconds from the detection of a fault to the next step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,13 @@ class FaultOutcome:
 
     Attributes:
         kind: Name of its kind.
-        phase: What the run did.
-        what: What was done to it.
+        phase: The phase of the run.
+        what: A description of the fault.
         detection: Seconds until the run knew of it, or had ended its processes; None if it did not within the bound.
         resumption: Seconds from there to the next step; None if it did not come within the bound, or where the next
             fault hit before.
         hang: What did not happen within its bound, with the last output; empty if all did.
-        exit_code: That of the launcher, if the fault ended it; None if the run went on by itself.
+        exit_code: The launcher's exit code, if the fault ended it; None if the run went on by itself.
         failed_last_save: Whether the launcher ended because the last save of the run failed, as it must.
     """
 
@@ -49,12 +49,12 @@ class FaultOutcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunEnding:
-    """What a run did after its last fault.
+    """How a run ended after its last fault.
 
     Attributes:
-        hang: As that of `FaultOutcome`, if the run did not end within its bound.
-        exit_code: That of the launcher, if it ended with an error and was started once more.
-        failed_last_save: As that of `FaultOutcome`.
+        hang: As in `FaultOutcome`, if the run did not end within its bound.
+        exit_code: The launcher's exit code, if it ended with an error and was started once more.
+        failed_last_save: As in `FaultOutcome`.
     """
 
     hang: str = ""
@@ -65,9 +65,8 @@ class RunEnding:
 def disturb(disturbed: DisturbedRun, faults: Sequence[Fault]) -> tuple[list[FaultOutcome], list[Fault], RunEnding]:
     """Lets the faults hit a run in order, and the run end.
 
-    Returns:
-        What came of each fault; the faults for which it was too late: the run was finished, or past what they damage;
-        and how the run ended.
+    Returns: The outcome of each fault; the faults for which it was too late: the run was finished, or past what they
+        damage; and how the run ended.
     """
     outcomes: list[FaultOutcome] = []
     too_late: list[Fault] = []

@@ -36,7 +36,7 @@ class Injection:
     """A fault that has happened.
 
     Attributes:
-        what: What was done.
+        what: A description of the fault.
         noticed: Whether the run has noticed it, as seen from outside; None where there is nothing to notice yet, or
             nobody is left to notice it.
         repair: Ends the cause, once the run has noticed it: the disk has room again, the producer is back.
@@ -56,10 +56,10 @@ class FaultKind:
     """A kind of fault.
 
     Attributes:
-        name: In words.
+        name: The kind in words.
         weight: How many of 100 faults are of this kind.
-        phases: When it can hit.
-        inject: Does it.
+        phases: Phases of a run in which it can hit.
+        inject: Does the fault to a run.
     """
 
     name: str

@@ -84,17 +84,17 @@ class LaunchedRun:
         return found
 
     def expect_start(self) -> None:
-        """Takes the output so far as that of former starts."""
+        """Takes the output so far as the output of former starts."""
         self._former = len(self.lines)
 
     @property
     def last_start(self) -> int:
-        """Number of the first line of the start that is expected or under way; that of the next line before it."""
+        """Number of the first line of the start that is expected or under way; before the start, of the next line."""
         return self._last(START_LINE)
 
     @property
     def last_step(self) -> int:
-        """Number of the last line of a step of this start; that of the next line before the first."""
+        """Number of the last line of a step of this start; before the first step, of the next line."""
         return self._last(STEP_LINE)
 
     def _last(self, pattern: re.Pattern[str]) -> int:

@@ -22,7 +22,7 @@ class Moment:
     """When a fault hits.
 
     Attributes:
-        phase: What the run does then.
+        phase: The phase of the run.
         after_steps: Steps that the run does before, since its last start; for phases after the first step.
         delay: Seconds after the beginning of the phase.
     """
@@ -44,7 +44,7 @@ _DELAYS: dict[Phase, float] = {
 
 
 def draw_moment(phase: Phase, chance: random.Random) -> Moment:
-    """A random moment of a phase."""
+    """Draws a random moment of a phase."""
     return Moment(phase, 0 if phase in START_PHASES else chance.randrange(1, 6), chance.uniform(0, _DELAYS[phase]))
 
 

@@ -11,7 +11,7 @@ from benchmarks.rows import Row
 
 
 def goal_rows(outcomes: Sequence[RunOutcome], count: int) -> list[Row]:
-    """What must be 0, or all: one row each."""
+    """Rows of the figures that must be 0, or all."""
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     parts = [*faults, *(outcome.ending for outcome in outcomes)]
     last_saves = sum(part.failed_last_save for part in parts)
@@ -43,7 +43,7 @@ def _row(name: str, value: int, goal: int, note: str) -> Row:
 
 
 def kind_rows(faults: Sequence[FaultOutcome]) -> list[dict[str, Any]]:
-    """By kind of fault: how many, hangs, ends of the launcher, and seconds to detect and to resume."""
+    """Figures by kind of fault: how many, hangs, ends of the launcher, and seconds to detect and to resume."""
     rows = []
     for kind in KINDS:
         of_kind = [fault for fault in faults if fault.kind == kind.name]
@@ -80,7 +80,7 @@ def kind_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def describe_run(outcome: RunOutcome) -> str:
-    """What happened to a run, a line for each fault."""
+    """Describes a run, with a line for each fault."""
     producers = ", batches from producers" if outcome.with_producers else ""
     lines = [f"run of {outcome.processes} processes{producers}"]
     for fault in outcome.faults:

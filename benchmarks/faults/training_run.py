@@ -101,11 +101,11 @@ class RunFolder:
 
     @property
     def gin(self) -> pathlib.Path:
-        """The configuration."""
+        """File of the configuration."""
         return self.path / "run.gin"
 
     def plan(self, processes: int) -> pathlib.Path:
-        """The plan for so many processes."""
+        """File of the plan for so many processes."""
         return self.path / f"plan-{processes}.json"
 
     @property

@@ -32,7 +32,7 @@ ATTENTION = "cudnn"
 
 @dataclasses.dataclass(frozen=True)
 class StageSchedule:
-    """What the schedule of one program of a stage shows.
+    """The collectives of one program of a stage, as scheduled.
 
     Attributes:
         recompute: The recomputation policy of its layers.
@@ -40,7 +40,7 @@ class StageSchedule:
         options: Name of the compiler options.
         temporary_bytes: Bytes that a device needs in addition to arguments and results.
         of_layer: The collectives of one iteration of the loop over the layers.
-        around: Those before and after the loop.
+        around: The collectives before and after the loop.
     """
 
     recompute: RecomputePolicy

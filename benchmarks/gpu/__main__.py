@@ -2,12 +2,12 @@
 
 Correctness of every kernel there; a training step of a ViT-L and a 1.5 B backbone in tokens/s and MFU, against the same
 model in PyTorch; attention against PyTorch's SDPA and cuDNN; tiles of collective matmuls against cuBLAS. It needs jax
-with CUDA (the extra `cuda13`) and, for PyTorch's part, torch with CUDA and transformers (`parity`); without these it
-goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs and nothing else;
-with `--size=medium` a model of 40 M parameters, whose steps both frameworks time in seconds of the processors.
+with CUDA (the extra `cuda13`) and, for PyTorch's sections, torch with CUDA and transformers (`parity`); without these
+it goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs and nothing
+else; with `--size=medium` a model of 40 M parameters, whose steps both frameworks time in seconds of the processors.
 
-Each part is a process of its own, so that one framework's memory pool is gone before another's begins. Parts run in the
-order of importance; what the time does not suffice for says so in the table.
+Each section is a process of its own, so that one framework's memory pool is gone before another's begins. Sections run
+in the order of importance; what the time does not suffice for says so in the table.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from benchmarks.rows import every_goal_met, print_table
 from mmjax import cli
 
 SECONDS = 465.0
-"""Of eight minutes, less what starting and the table take."""
+"""Seconds for all sections: eight minutes, less the time of starting and of the table."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class GpuArguments(cli.JsonArguments):
 
 
 def main(arguments: GpuArguments) -> int:
-    """Runs the parts and prints the table. Returns 0 if every checked goal is met and no part failed, else 1."""
+    """Runs the sections and prints the table. Returns 0 if every checked goal is met and no section failed, else 1."""
     from benchmarks.gpu.batches import draw_steps, save_steps
     from benchmarks.gpu.sizes import DRY_RUN_SIZES, FULL
     from configs.errors import UserError
@@ -89,11 +89,11 @@ def _device() -> tuple[dict[str, str], str]:
 
 
 def run_part(name: str, folder: pathlib.Path, end: float, size: str) -> list[dict]:
-    """A part's rows. If it was cut for time or failed, the rows it made before, and a row that says so.
+    """Returns a section's rows. If it was cut for time or failed, the rows it made before, and a row that says so.
 
     Args:
         name: One of `PARTS`.
-        folder: The folder that the parts share.
+        folder: The folder that the sections share.
         end: When the command has to be done, on the clock of `time.monotonic`.
         size: "full", or a name of `DRY_RUN_SIZES`.
     """
@@ -114,7 +114,7 @@ def run_part(name: str, folder: pathlib.Path, end: float, size: str) -> list[dic
 
 
 def _run(name: str, part: BenchmarkPart, folder: pathlib.Path, seconds: float, size: str) -> int | None:
-    """The exit status of the part's process; None where it had to be ended."""
+    """Returns the exit status of the section's process; None where it had to be ended."""
     command = [sys.executable, "-m", "benchmarks.gpu.parts", name, str(folder), str(seconds - 5), size]
     with (folder / f"{name}.log").open("w") as log:
         child = subprocess.Popen(

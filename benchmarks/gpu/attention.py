@@ -21,7 +21,7 @@ from benchmarks.timing import TimedRun, in_turns, medians, timed_jax
 from pallas_kernels.packed_attention import IMPLEMENTATIONS, SegmentMask, packed_attention
 
 MAX_RELATIVE_DIFFERENCE = 3e-2
-"""Between implementations in bfloat16."""
+"""Largest relative difference between implementations in bfloat16."""
 MAX_DENSE_LENGTH = 4096
 """Beyond it the mask of all pairs does not fit in memory together with the others."""
 

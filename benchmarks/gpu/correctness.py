@@ -26,7 +26,7 @@ SHAPE = (256, 512, 256)  # rows of all ranks, contracted size, columns
 
 def rows(part: PartRun) -> Iterator[dict[str, Any]]:
     """The largest error of output and gradients of each kernel."""
-    checks = [*_attention(part), *_collectives(), *_exchanges(), *_hopper(part)]  # last those that could hang
+    checks = [*_attention(part), *_collectives(), *_exchanges(), *_hopper(part)]  # last the checks that could hang
     for name, dtype, check in checks:
         if part.seconds_left < 2:
             yield part.row(f"correct: {name}", None, note="cut for time")

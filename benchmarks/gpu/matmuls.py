@@ -2,7 +2,7 @@
 
 The kernels run with n virtual ranks on one GPU. Each rank computes its own product of the gathered x, so that together
 they compute n matmuls, which the plain product gives to cuBLAS in one call. What is sent between ranks passes through
-this GPU's memory; that is part of the kernels' time and not of cuBLAS's.
+this GPU's memory; that belongs to the kernels' time and not to cuBLAS's.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PLAIN = "jnp.matmul (cuBLAS)"
 
 
 def rows(part: PartRun) -> Iterator[dict[str, Any]]:
-    """TFLOP/s of each, and the speed of the kernels as a share of cuBLAS's."""
+    """TFLOP/s of each implementation, and the speed of the kernels as a share of cuBLAS's."""
     ranks = part.sizes.ranks
     for name, shape in part.sizes.matmuls:
         if part.seconds_left < 6:

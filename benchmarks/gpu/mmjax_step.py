@@ -2,7 +2,7 @@
 
 Batches are on the device before the clock starts, for every framework: how fast they can be made is another question.
 The backbone's share of a step is timed op by op in a few extra steps, waiting for each op: it includes its casts to
-bfloat16, its part of the optimizer step, and the cost of waiting. Which microbatches and recomputation fit the device
+bfloat16, its share of the optimizer step, and the cost of waiting. Which microbatches and recomputation fit the device
 is estimated before anything is compiled.
 """
 
@@ -111,9 +111,9 @@ def mfu_row(
     """A row with the median MFU of some steps; without a value where the device's peak is not known.
 
     Args:
-        part, name, goal, note: Of the row.
-        flops: By module, of the batches that the steps use in turn.
-        seconds: Of each step.
+        part, name, goal, note: The row's fields.
+        flops: FLOPs by module, of the batches that the steps use in turn.
+        seconds: Seconds of each step.
         kind: The device kind.
     """
     peak = peak_flops(kind)
@@ -147,10 +147,10 @@ def _load_sample(
 
 
 def fitting_engines(sizes: BenchmarkSizes, example: HostBatch, memory: float) -> Iterator[tuple[Engine, str]]:
-    """Engines from the quickest to the most frugal, without those that will not fit, and each in words.
+    """Engines from the quickest to the most frugal, without engines that will not fit, and each in words.
 
     Args:
-        sizes: Of the model and its rows.
+        sizes: The sizes of the model and its rows.
         example: Arrays of a global batch.
         memory: Bytes of the device.
     """

@@ -19,7 +19,7 @@ RANKS = (2, 4, 8)
 SIZES = ((256, 512, 512), (512, 1024, 768), (128, 4096, 256))
 """Rows of a chunk, contracted size and columns, of a rank."""
 TOLERANCES = {"products": 4e-3, "gathered": 0.0, "sums": 8e-3}
-"""Norm of the difference from float64 over the norm: bfloat16 rounds by up to 2^-8, a sum of rounded parts likewise."""
+"""Norm of the difference from float64 over the norm: bfloat16 rounds by up to 2^-8, a sum of rounded terms likewise."""
 
 
 def unsupported_reason() -> str:
@@ -58,7 +58,7 @@ def worst_errors(ranks: int, rows: int, depth: int, width: int, rounds: int) -> 
 
 
 def exactly(x: jax.Array) -> np.ndarray:
-    """The same numbers as float64."""
+    """Converts numbers to float64, exactly."""
     return np.asarray(x, np.float64)
 
 

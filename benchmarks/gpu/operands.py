@@ -18,7 +18,7 @@ def random_heads(rows: int, length: int, heads: AttentionHeads, dtype: str) -> l
 
 @functools.lru_cache(maxsize=1)
 def normal_heads(rows: int, length: int, heads: AttentionHeads) -> list[np.ndarray]:
-    """The same as NumPy arrays in float32."""
+    """The arrays of `random_heads` as NumPy arrays in float32."""
     random = np.random.default_rng(0)
     counts = (heads.query, heads.key, heads.key, heads.query)
     return [random.standard_normal((rows, length, count, heads.width), np.float32) for count in counts]
@@ -38,7 +38,7 @@ def all_gather_operands(ranks: int, shape: tuple[int, int, int]) -> tuple[jax.Ar
 
 
 def reduce_scatter_operands(ranks: int, shape: tuple[int, int, int]) -> tuple[jax.Array, jax.Array]:
-    """For a matmul reduce-scatter: each rank's part of all rows `[n, n, m / n, d]`, rows of the weight `[n, d, f]`."""
+    """For a matmul reduce-scatter: each rank's shard of all rows `[n, n, m / n, d]`, rows of the weight `[n, d, f]`."""
     m, d, f = shape
     return _normal((ranks, ranks, m // ranks, d)), _normal((ranks, d, f))
 

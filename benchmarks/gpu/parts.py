@@ -1,6 +1,6 @@
-"""One part of `benchmarks.gpu` in a process of its own: `python -m benchmarks.gpu.parts PART FOLDER SECONDS SIZES`.
+"""One section of `benchmarks.gpu` in a process of its own: `python -m benchmarks.gpu.parts PART FOLDER SECONDS SIZES`.
 
-A part is a function that yields rows. Each row is written as soon as it comes, so that what was measured before
+A section is a function that yields rows. Each row is written as soon as it comes, so that what was measured before
 the time was up is kept.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.gpu.sizes import DRY_RUN_SIZES, FULL, BenchmarkSizes
 
 BATCHES, WEIGHTS, TRAINED = "batches.json", "weights", "mmjax.json"
-"""In the folder that the parts share: what they train on, from what, and what mmjax reached."""
+"""Files of the folder that the sections share: batches, initial weights, and the figures that mmjax reached."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkPart:
-    """One of the command's parts, in the order of importance.
+    """One of the command's sections, in the order of importance.
 
     Attributes:
         module: The module whose function `rows` makes its rows.
@@ -52,11 +52,11 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class PartRun:
-    """What a part is given.
+    """The arguments of a section.
 
     Attributes:
-        sizes: Full, or of a dry run.
-        folder: Shared by the parts.
+        sizes: The full sizes, or the sizes of a dry run.
+        folder: Folder that the sections share.
         deadline: When it has to be done, on the clock of `time.monotonic`.
         check_speed: Whether speeds are held to their goals. False in a dry run.
     """
@@ -77,7 +77,7 @@ class PartRun:
 
     @property
     def clock_note(self) -> str:
-        """What `clock` counts, for the note of a row; empty for wall time."""
+        """The note of a row about `clock`; empty for wall time."""
         return "" if self.check_speed else "; of processor time"
 
     def row(
@@ -93,10 +93,10 @@ class PartRun:
         """A row of the table.
 
         Args:
-            name: With its unit.
+            name: The name of the figure, with its unit.
             value: None where there is none; the note says why.
-            goal: What the value has to reach, or None where there is no goal.
-            note: For people.
+            goal: The value to reach, or None where there is no goal.
+            note: A note for people.
             at_most: The goal is the most the value may be, not the least.
             always: The value is held to the goal in a dry run too.
         """
@@ -120,18 +120,18 @@ def installed(name: str) -> bool:
 
 
 def short_reason(error: BaseException) -> str:
-    """An error in one short line."""
+    """Formats an error as one short line."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
     return f"{type(error).__name__}: {first}"[:160]
 
 
 def rows_of(name: str, task: PartRun) -> Iterator[dict[str, Any]]:
-    """The rows of a part, made in this process."""
+    """Yields the rows of a section, made in this process."""
     yield from importlib.import_module(PARTS[name].module).rows(task)
 
 
 def main() -> None:
-    """Writes a part's rows, one a line, to `FOLDER/PART.jsonl`."""
+    """Writes a section's rows, one a line, to `FOLDER/PART.jsonl`."""
     name, folder, seconds, sizes = sys.argv[1:]
     dry_run = DRY_RUN_SIZES.get(sizes)
     deadline = time.monotonic() + float(seconds)

@@ -61,13 +61,13 @@ PYTORCH_ATTENTION: dict[str, tuple[bool, Callable[[tuple[int, ...]], Attend]]] =
     "SDPA packed with a mask": (True, _masked),
     "varlen_attn": (True, _varlen),
 }
-"""By name: whether segments are packed, and what makes the function of `[b, h, s, e]` from their lengths."""
+"""By name, (whether segments are packed, function that makes attention of `[b, h, s, e]` from their lengths)."""
 
 
 def attention_candidate(
     form: str, heads: AttentionHeads, segments: tuple[int, ...], dtype: str
 ) -> tuple[TimedRun, Callable[[], np.ndarray]]:
-    """What is timed, forward and backward, and the output at the segments' positions."""
+    """Makes the timed function, forward and backward, and the output at the segments' positions."""
     packed, make = PYTORCH_ATTENTION[form]
     attend = make(segments)
     arrays = [array[0] for array in normal_heads(1, sum(segments), heads)]

@@ -104,7 +104,7 @@ def _timed(
 
 
 def _compared(task: PartRun, found: dict[PyTorchVariant, float], ours: dict) -> Iterator[dict]:
-    """Tokens per second of mmjax over those of the fastest PyTorch variant, packed and padded."""
+    """Tokens per second of mmjax over the fastest PyTorch variant's, packed and padded."""
     for kind, goal in GOALS.items():
         of_kind = {variant: rate for variant, rate in found.items() if variant.packed == (kind == "packed")}
         best = max(of_kind, key=of_kind.__getitem__, default=None)

@@ -18,7 +18,7 @@ class AttentionHeads:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkSizes:
-    """Everything that is chosen.
+    """All sizes of a run.
 
     Attributes:
         model: One vision encoder and a backbone that transformers can hold as LLaVA.
@@ -26,7 +26,7 @@ class BenchmarkSizes:
         text: Text tokens of a sample.
         pictures: Probabilities of no picture and of one.
         tokens, rows: Tokens of a packed row, and rows of a step.
-        microbatches: Of a step, with memory to spare and without; both divide the rows.
+        microbatches: Microbatches of a step, with memory to spare and without; both divide the rows.
         batches: Steps that differ; they are used in turn.
         steps: Steps that are timed.
         attention: Heads, and lengths of the segments of a row by name of the mix.
@@ -160,6 +160,6 @@ MEDIUM = dataclasses.replace(
     microbatches=(1, 2),
     steps=4,
 )
-"""40 M parameters: on a CPU its step is matmuls for the most part, and takes seconds."""
+"""40 M parameters: on a CPU its step takes seconds, most of them in matmuls."""
 
 DRY_RUN_SIZES = {"tiny": TINY, "medium": MEDIUM}

@@ -1,1 +1,1 @@
-"""What XLA's schedule for H100s overlaps, compiled without an H100."""
+"""Overlap of collectives and matmuls in XLA's schedule for H100s, compiled without an H100."""

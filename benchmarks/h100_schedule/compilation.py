@@ -1,7 +1,7 @@
 """Compiles for eight H100s of one host on a machine that has none (`pip install -e '.[aot]'`).
 
 XLA's GPU compiler needs a description of the device (`h100_target.txt`), not the device: the schedule and the memory
-are those that it would use there. Nothing runs, and no matmul is tuned by trying.
+are the ones that it would use there. Nothing runs, and no matmul is tuned by trying.
 """
 
 import dataclasses

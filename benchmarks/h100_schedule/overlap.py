@@ -203,7 +203,7 @@ def _matmul(program: ScheduledProgram, computation: Computation, instruction: In
 def _products(
     program: ScheduledProgram, computation: Computation, instruction: Instruction
 ) -> tuple[MatmulProduct, ...] | None:
-    """What an instruction and all that it calls compute; None if that has no matmul."""
+    """The matmuls of an instruction and of all that it calls; None if there is none."""
     if instruction.opcode == "dot":
         return (_product(computation, instruction),)
     if instruction.opcode == "custom-call":

@@ -1,4 +1,4 @@
-"""What the schedule compiled for H100s says, in tables: which matmuls hide which collectives of a layer."""
+"""Tables of the schedule compiled for H100s: which matmuls hide which collectives of a layer."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ _SENT = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleReport:
-    """What the schedule of one compiled program shows."""
+    """The schedule of one compiled program: its collectives and matmuls."""
 
     case: ProgramCase
     gemms: str
@@ -62,7 +62,7 @@ def make_report(case: ProgramCase, gemms: str) -> ScheduleReport:
 
 
 def bytes_sent(collective: Collective, ranks: int) -> float:
-    """Bytes that a device sends. A permute sends all its bytes, another collective those of an optimal ring."""
+    """Bytes that a device sends. A permute sends all its bytes, another collective the bytes of an optimal ring."""
     if collective.kind == "collective-permute":
         return float(collective.size)
     return _SENT[collective.kind] * collective.size * (ranks - 1) / ranks

@@ -1,1 +1,1 @@
-"""What a plan's stages hold as the planner counts it, beside what XLA allocates for their programs on H100s."""
+"""Bytes of a plan's stages as the planner counts them, beside what XLA allocates for their programs on H100s."""

@@ -95,7 +95,7 @@ class MemoryCase:
         return empty_batch_spec(config, self.fsdp, BACKBONE_TOKENS, {"patches": self.patches} if self.patches else {})
 
     def predicted(self, config: ModelConfig, plan: Plan) -> dict[StageId, StageCosts]:
-        """What the planner counts, for full rows."""
+        """Bytes that the planner counts, for full rows."""
         graph = module_graph(config)
         loads = {module.name: make_loads() for module in graph.modules}
         loads[graph.backbone.name] = make_loads(BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1)
@@ -126,10 +126,10 @@ class Comparison(NamedTuple):
     """Bytes of one stage on a device, as the planner counts them and as XLA allocates them.
 
     Attributes:
-        case, stage, recompute: What was compiled.
-        saved, compiled_saved: What a microbatch saves on the device.
-        offloaded, compiled_offloaded: What it saves in host memory.
-        total, compiled_total: All of the device with one microbatch in flight.
+        case, stage, recompute: The compiled case.
+        saved, compiled_saved: Bytes that a microbatch saves on the device.
+        offloaded, compiled_offloaded: Bytes that it saves in host memory.
+        total, compiled_total: All bytes of the device with one microbatch in flight.
     """
 
     case: str
@@ -144,7 +144,7 @@ class Comparison(NamedTuple):
 
     @property
     def saved_error(self) -> float:
-        """Relative error of what is saved, host memory included."""
+        """Relative error of the saved bytes, host memory included."""
         return (self.saved + self.offloaded) / (self.compiled_saved + self.compiled_offloaded) - 1
 
     @property

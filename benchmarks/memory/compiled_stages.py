@@ -29,10 +29,10 @@ class StageBytes(NamedTuple):
     """Bytes on one device of a stage with one microbatch in flight.
 
     Attributes:
-        state: Weights, accumulated gradients and optimizer state.
-        saved: What the forward saves for the backward, on the device.
-        offloaded: The same in host memory.
-        workspace: What the forward or the backward needs besides: temporaries.
+        state: Bytes of weights, accumulated gradients and optimizer state.
+        saved: Bytes that the forward saves for the backward, on the device.
+        offloaded: Bytes that it saves in host memory.
+        workspace: Bytes that the forward or the backward needs besides: temporaries.
     """
 
     state: float
@@ -42,7 +42,7 @@ class StageBytes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Bytes of the device."""
+        """All bytes on the device."""
         return self.state + self.saved + self.workspace
 
 

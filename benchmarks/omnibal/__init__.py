@@ -1,1 +1,1 @@
-"""What balancing data, stages and memory gains on OmniBal's models, simulated."""
+"""Gains of balancing data, stages and memory on OmniBal's models, simulated."""

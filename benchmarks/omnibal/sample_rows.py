@@ -1,6 +1,6 @@
 """Rows of InternVL-like samples: drawn at random and padded, or grouped by ISF and packed.
 
-The load of a row is what is computed of it, padding included.
+The load of a row counts what is computed for it, padding included.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Rows:
     """Loads of rows, in the order in which microbatches take them.
 
     Attributes:
-        loads: By module, of every row.
+        loads: By module, the loads of every row.
         samples: Mean number of samples of a row.
         padding: Share of the backbone's positions that hold no token.
     """
@@ -36,7 +36,7 @@ class Rows:
     padding: float
 
     def first(self, count: int) -> LoadsByModule:
-        """Loads of the first rows."""
+        """Returns the loads of the first rows."""
         return {module: loads[:count] for module, loads in self.loads.items()}
 
 

@@ -29,7 +29,7 @@ LAYOUTS = {
     "internvit_6b_llama3_70b": Layout(4, 8, 2),
     "internvit_6b_qwen1_5_110b": Layout(8, 8, 1),
 }
-"""By model of configs/models: the (tp, pp, dp) of the paper's experiments."""
+"""Layouts (tp, pp, dp) of the paper's experiments, by model of configs/models."""
 
 
 class GpuDays(NamedTuple):
@@ -43,7 +43,7 @@ PAPER_GPU_DAYS = {
     "internvit_6b_internlm2_20b": GpuDays(61.8, 21.3),
     "internvit_6b_yi_34b": GpuDays(75.4, 30.5),
 }
-"""Those of the paper's introduction."""
+"""GPU-days of the paper's introduction, by model."""
 
 OVERALL_GOAL = 2.5
 """Times as few GPU-days after all three steps, for the models of `PAPER_GPU_DAYS`."""
@@ -52,4 +52,4 @@ SAMPLES = 1_200_000
 """Samples of an epoch (section 5.1)."""
 
 GLOBAL_BATCH, PADDED_SAMPLES = 1024, 4
-"""Samples of a step, and of a padded microbatch: those of InternVL-Chat-1.5's published script for fine-tuning."""
+"""Samples of a step, and of a padded microbatch, as in InternVL-Chat-1.5's published script for fine-tuning."""

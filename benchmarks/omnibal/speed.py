@@ -1,4 +1,4 @@
-"""In what time, and how near to the optimum, a long chain is partitioned with the recomputation of every layer."""
+"""Time of partitioning a long chain with the recomputation of every layer, and the distance from the optimum."""
 
 import time
 from typing import Any

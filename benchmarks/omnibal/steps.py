@@ -39,7 +39,7 @@ Row = dict[str, Any]
 SECONDS_PER_DAY = 86_400
 DRAWN = 60_000
 RADIUS, BEST = 2, 8
-"""Of the paper's search: by how many layers boundaries move, and how many candidates are timed."""
+"""By how many layers the boundaries of the paper's search move, and how many candidates are timed."""
 
 
 class Simulated(NamedTuple):
@@ -71,7 +71,7 @@ class Setting:
     samples: float
 
     def simulate(self, stages: ChainStages) -> "Simulated":
-        """An epoch of such steps."""
+        """Simulates an epoch of such steps."""
         timeline = self.problem.simulate(stages.plan(self.chain, self.layout), rows=self.problem.data.loads)
         gpu_days = timeline.step / self.samples * SAMPLES * self.problem.devices / SECONDS_PER_DAY
         return Simulated(gpu_days, self.problem.memory_fraction(timeline))
@@ -87,7 +87,7 @@ def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows
     Args:
         model: The model.
         cluster: The devices.
-        ranks: Of the chain.
+        ranks: The ranks of the chain.
         rows: The rows.
         rows_each: Rows of a microbatch on each replica of the backbone.
     """
@@ -172,7 +172,7 @@ def _with_full_recomputation(chain: LayerChain) -> LayerChain:
 
 
 def _step_rows(name: str, epochs: Sequence[Simulated]) -> list[Row]:
-    """GPU-days and memory after each step, each step's gain over the one before, and that of all."""
+    """GPU-days and memory after each step, each step's gain over the one before, and the gain of all."""
     labels = ("padded at random, by parameters, full recomputation", "+ data", "+ stages", "+ memory")
     paper = PAPER_GPU_DAYS.get(name)
     papers = (paper.before, None, None, paper.after) if paper else (None,) * 4
@@ -197,7 +197,7 @@ def _spread_rows(name: str, even: Setting, recomputed: ChainStages, filled: Chai
 
 
 def _search_rows(name: str, even: Setting, filled: ChainStages) -> list[Row]:
-    """How many candidates of the paper's search fit, and the slowest stage of the best over that of the exact optimum.
+    """How many candidates of the paper's search fit, and the slowest stage of the best over the exact optimum's.
 
     Each has its best recomputation.
     """

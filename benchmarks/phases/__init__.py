@@ -1,1 +1,1 @@
-"""What rows of their own cost and save: on the host, in executed work, and in steps on devices."""
+"""Costs and savings of modules' own rows: on the host, in executed work, and in steps on devices."""

@@ -56,7 +56,7 @@ def balanced_rows(config: TrainConfig, plan: Plan, steps: int) -> list[Row]:
 
 
 def rows_as_drawn(step: StepPlan, random: np.random.Generator) -> StepPlan:
-    """The same samples in random order, as many in each row."""
+    """Puts the samples of a step into rows in random order, as many in each row."""
     samples = random.permutation([sample for row in step.rows for sample in row])
     rows = tuple(tuple(part.tolist()) for part in np.array_split(samples, len(step.rows)))
     return dataclasses.replace(step, rows=rows)
@@ -67,7 +67,7 @@ def _pipeline(config: TrainConfig) -> BatchPipeline:
 
 
 def with_fitting_rows(config: TrainConfig, steps: Sequence[StepPlan]) -> TrainConfig:
-    """The configuration whose rows hold just what the fullest of these does of each quantity."""
+    """The configuration whose rows hold just as much of each quantity as the fullest of these rows."""
     rows = [[step.sizes[sample].row_units for sample in row] for step in steps for row in step.rows]
     most = {
         name: max(1, *(sum(units.get(name, 0) for units in row) for row in rows)) if capacity else 0

@@ -1,4 +1,4 @@
-"""Executed work: FLOPs that devices compute in the rows of all modules, padding included, over those of the samples.
+"""Executed work: FLOPs computed in the rows of all modules, padding included, over the FLOPs of the samples.
 
 Counted exactly from the sizes of planned steps, without attention: with rows shared by all modules, with rows of their
 own, and what grouping, reordering and post-balancing make of these. Capacities are chosen for these very steps.
@@ -115,7 +115,7 @@ class Work:
         )
 
     def needs(self, module: str, is_dealt: bool) -> list[int]:
-        """Cells that a row must hold in each microbatch: items dealt over the replicas, or rows as they are."""
+        """Values that a row must hold in each microbatch: items dealt over the replicas, or rows as they are."""
         if is_dealt:
             return [needed_capacity(items[:, -1], self._units[module].parallelism.dp) for items in self._tables[module]]
         return [int(np.bincount(items[:, 1], items[:, -1]).max(initial=0)) for items in self._tables[module]]
@@ -154,7 +154,7 @@ class Work:
         return sum(self._flops[module] * count for module, count in values.items())
 
     def ratio(self, capacities: int | None, *, is_dealt: bool) -> float:
-        """FLOPs computed over those needed; the arguments are those of `computed`."""
+        """FLOPs computed over FLOPs needed; takes the arguments of `computed`."""
         return self.flops(self.computed(capacities, is_dealt=is_dealt)) / self.flops(self.needed())
 
     def plan_of_own_rows(self, capacities: int) -> Plan:

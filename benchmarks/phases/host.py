@@ -1,4 +1,4 @@
-"""On the host: dealing the images of a large step, and making the tables of its exchanges."""
+"""Time on the host: dealing the images of a large step, and making the tables of its exchanges."""
 
 import functools
 import time

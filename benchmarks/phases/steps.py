@@ -1,4 +1,4 @@
-"""On the devices: a step of a configuration whose modules share rows, and with rows of their own, in turns."""
+"""Time on the devices: steps of a configuration whose modules share rows, and with rows of their own, in turns."""
 
 import statistics
 import time

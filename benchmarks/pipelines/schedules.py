@@ -1,10 +1,11 @@
 """A pipeline as one program and as dispatched programs, compiled for eight H100s: memory, and what hides its permutes.
 
 The model is Llama3-8B on rows of 8,192 tokens, eight microbatches of one row. Weights, their gradients and the batch
-are not counted. Of one program, a device's bytes are its temporaries; of two, those of the one that has more, and what
-the second takes of the first and of the generator. Of dispatched programs they are those of the stage that needs most:
-what its forwards save and their inputs, times the microbatches that 1F1B has in flight there, and the temporaries of a
-forward with its output, or of a backward with the gradients that it gets and sends, whichever are more.
+are not counted. Of one program, a device's bytes are its temporaries; of two, the temporaries of the one that has more,
+and what the second takes of the first and of the generator. Of dispatched programs they are the bytes of the stage that
+needs most: what its forwards save and their inputs, times the microbatches that 1F1B has in flight there, and the
+temporaries of a forward with its output, or of a backward with the gradients that it gets and sends, whichever are
+more.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ EXECUTORS: tuple[tuple[ExecutorName, str, bool], ...] = (
     ("dispatched", "1f1b", True),
     ("compiled", "1f1b", True),
 )
-"""With schedules, and whether the backbone feeds a generator."""
+"""Cases by schedule, and by whether the backbone feeds a generator."""
 RECOMPUTE: tuple[RecomputePolicy, ...] = ("full", "none")
 
 
@@ -88,7 +89,7 @@ class Send(NamedTuple):
     Attributes:
         forward: Whether it sends activations, not gradients.
         ticks: How many ticks of a step issue it.
-        collective: It, with the matmuls issued while it runs.
+        collective: The permute, with the matmuls issued while it runs.
         written: Bytes that other kernels issued meanwhile write.
     """
 
@@ -104,7 +105,7 @@ class Send(NamedTuple):
 
 
 class PipelineBytes(NamedTuple):
-    """What a pipeline takes on a device.
+    """Bytes of a pipeline on a device.
 
     Attributes:
         stage: The stage that needs most, of dispatched programs; of one program -1.
@@ -120,7 +121,7 @@ class PipelineBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All but the state."""
+        """Bytes of a device without the state."""
         return self.saved + self.temporary
 
 
@@ -153,7 +154,7 @@ def _measure(config: ModelConfig, case: PipelineCase, devices: list[Any]) -> Pip
     calls = {stage: stage_calls((of,)).calls for (unit, stage), of in programs.items() if unit == "backbone"}
     if case.executor == "compiled":
         return _of_two_programs(case, *calls[0]) if case.generator else _of_one_program(case, *calls[0])
-    different = (0, 1, case.ranks - 1)  # those between are like the second, with fewer microbatches in flight
+    different = (0, 1, case.ranks - 1)  # the stages between are like the second, with fewer microbatches in flight
     found = [_of_stage(case, stage, *calls[stage][-2:]) for stage in different]
     return PipelineReport(case, max(found, key=lambda of: of.total), [])
 
@@ -207,14 +208,14 @@ def find_sends(program: ScheduledProgram) -> list[Send]:
 
 
 def _goes_up(program: ScheduledProgram, of: Collective) -> bool:
-    """Whether it sends to devices of higher numbers, which are those of later stages."""
+    """Whether it sends to devices of higher numbers, which belong to later stages."""
     _, pairs = program.computations[of.computation][of.name].rest.split("source_target_pairs={{")
     source, target = pairs.split("}")[0].split(",")
     return int(source) < int(target)
 
 
 def _written_beside(program: ScheduledProgram, of: Collective) -> int:
-    """Bytes of the results of fusions from its start to its done, but of those that write into an array in place."""
+    """Bytes of the results of fusions from its start to its done, without fusions that write into an array in place."""
     if of.synchronous:
         return 0
     instructions = program.computations[of.computation].instructions
@@ -260,7 +261,7 @@ def _mib(size: int) -> str:
 
 
 def _counts(sends: list[Send]) -> list[str]:
-    """Of the permutes of a step: how many, of what size, and how many are beside what."""
+    """Counts the permutes of a step: their number, size, and how many run beside matmuls or writes."""
     kinds = (lambda of: True, lambda of: of.collective.hidden, lambda of: of.beside_writes)
     step, *beside = (str(sum(of.ticks for of in sends if kind(of))) for kind in kinds)
     synchronous = str(sum(of.ticks for of in sends if of.collective.synchronous))

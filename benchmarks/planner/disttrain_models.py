@@ -36,13 +36,13 @@ DATA_SHEET_NVLINK = Link(200e9, 3e-6)
 PAPER_MFU, PAPER_RATIO = 0.547, 2.2
 MFU_GOALS = {"mllm_9b": 0.47, "mllm_15b": 0.47, "mllm_72b": 0.509}
 FROZEN_SLACK = 0.02
-"""By how much the MFU may be below its goal where parts are frozen."""
+"""Difference by which the MFU may be below its goal where parts are frozen."""
 WHOLE_SQUARES_GOALS = {"mllm_72b": 0.543}
-"""Where everything trains."""
+"""Goals of the MFU with whole squares, where everything trains."""
 
 
 def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Returns the rows of a model."""
     rows = []
     for setting, trainable in SETTINGS.items():
         config = Workload(model, data, BATCH, trainable)

@@ -27,7 +27,7 @@ GOAL = 1.10
 
 
 def measure_interleaving(model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
-    """Rows of the table."""
+    """Returns the rows of the interleaved backbone."""
     config = Workload(model, data, BATCH)
     drawn = make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), 10_000)
     mean = {name: drawn.data.mean_load(name)[None] for name in drawn.graph.names}

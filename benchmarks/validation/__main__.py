@@ -54,7 +54,7 @@ def main(arguments: ValidationArguments) -> int:
 
 
 def _trend(widths: Sequence[int], errors: Sequence[float]) -> dict[str, Any]:
-    """By how much the error grows where the width is four times as large (least squares over its logarithm)."""
+    """Growth of the error where the width is four times as large (least squares over the width's logarithm)."""
     import numpy as np
 
     slope = 2 * float(np.polyfit(np.log2(widths), errors, 1)[0])

@@ -17,7 +17,7 @@ _COSTS = AttentionRecomputed(A100)
 
 
 def gpt(width: int, depth: int, heads: int, vocabulary: int = 51200) -> BackboneConfig:
-    """GPT-3's blocks."""
+    """A language model of GPT-3's blocks."""
     return BackboneConfig(
         width=width,
         depth=depth,

@@ -1,4 +1,4 @@
-"""A published measurement, and what the simulator gives for its setting."""
+"""A published measurement, and the simulated seconds at its setting."""
 
 import dataclasses
 from collections.abc import Callable
