@@ -1,4 +1,7 @@
-"""The names of the mesh axes that a module is given; no module writes an axis name of its own."""
+"""The names of the mesh axes that a module is given; no module writes an axis name of its own.
+
+`stage_axes` of `sharding/plans/stage_axes.py` makes the axes of each module of a unit, and models read them.
+"""
 
 import dataclasses
 from typing import Literal
@@ -24,7 +27,7 @@ class Axes:
         expert_transfer: How tokens get to these ranks.
         fsdp: Axes of `data` over which weights are divided until a layer computes, and gradients from then on (fully
             sharded data parallelism, arXiv 1910.02054, stage 3); none where each replica holds all weights. They
-            include those of `expert`.
+            include the axes of `expert`.
         context: Axes over which the positions of a row are divided in all layers of a stack (context parallelism).
         context_transfer: How attention reaches the positions of other ranks along them.
         sequence: Axes over which the positions of a row are divided between split matmuls: none, or all of `tensor`.

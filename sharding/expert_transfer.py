@@ -1,7 +1,7 @@
-"""How tokens get to the ranks that hold their experts, and back: what each form moves, and which of them is cheaper.
+"""How tokens get to the ranks that hold their experts, and back: the traffic of each form, and the cheaper form.
 
 An all-gather brings every token to every expert rank, and a reduce-scatter brings the sums back. An all-to-all sends a
-token to those ranks alone that hold at least one of its experts, once to each.
+token only to the ranks that hold at least one of its experts, once to each.
 """
 
 import fractions
@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 
 ExpertTransfer = Literal["gather", "all_to_all"]
 ExpertTransferChoice = Literal["auto", "gather", "all_to_all"]
-"""What a plan says of it (`Parallelism.expert_transfer`): a form, or whichever is cheaper."""
+"""The values of `Parallelism.expert_transfer`: a form of the transfer, or whichever is cheaper."""
 
 
 class Routing(NamedTuple):
-    """What a router chooses from.
+    """The experts of a layer, and how many of them a router chooses for each token.
 
     Attributes:
         experts: Number E of experts, which the ranks divide evenly.
@@ -43,11 +43,11 @@ class Routing(NamedTuple):
 
 
 class TokensMoved(NamedTuple):
-    """What one rank receives before the experts, and sends after them, in units of one rank's tokens.
+    """Tokens that one rank receives before the experts, and sends after them, in units of one rank's tokens.
 
     Attributes:
-        between: From ranks of other nodes, through one device's network card.
-        inside: From ranks of its own node.
+        between: Tokens from ranks of other nodes, through one device's network card.
+        inside: Tokens from ranks of its own node.
     """
 
     between: fractions.Fraction
@@ -55,25 +55,25 @@ class TokensMoved(NamedTuple):
 
 
 def ranks_of_node(ranks: int, nodes: int) -> int:
-    """Ranks of a node that has as many as any."""
+    """The most ranks that a node has."""
     return -(-ranks // nodes)
 
 
 def tokens_gathered(ranks: int, nodes: int) -> TokensMoved:
-    """What an all-gather moves: every token enters a node once, by one of its cards, and is then handed round."""
+    """Traffic of an all-gather: every token enters a node once, by one of its cards, and is then handed round."""
     together = ranks_of_node(ranks, nodes)
     return TokensMoved(fractions.Fraction(nodes - 1), fractions.Fraction((together - 1) * nodes))
 
 
 @functools.cache
 def tokens_exchanged(routing: Routing, ranks: int, nodes: int) -> TokensMoved:
-    """What the all-to-all is expected to move: a token enters a node once for each rank there that it needs."""
+    """Expected traffic of the all-to-all: a token enters a node once for each rank there that it needs."""
     together, chance = ranks_of_node(ranks, nodes), routing.chance_of_rank(ranks)
     return TokensMoved(chance * (ranks - together), chance * (together - 1))
 
 
 def chosen_transfer(choice: ExpertTransferChoice, routing: Routing, ranks: int, nodes: int) -> ExpertTransfer:
-    """The form that a plan's choice means; the other arguments are those of `cheaper_transfer`."""
+    """Returns the form that a plan's choice means; the other arguments are as in `cheaper_transfer`."""
     return cheaper_transfer(routing, ranks, nodes) if choice == "auto" else choice
 
 

@@ -1,4 +1,7 @@
-"""Tables as pandas frames. pandas is optional and imported when the first frame is made."""
+"""Tables as pandas frames. pandas is optional and imported when the first frame is made.
+
+Timelines, comparisons of plans and reports make their frames here.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

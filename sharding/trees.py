@@ -7,20 +7,20 @@ Tree = dict[str, Any]
 
 
 def get_leaf(tree: Mapping[str, Any], path: str) -> Any:
-    """Leaf (or subtree) at a path."""
+    """Returns the leaf (or subtree) at a path."""
     for key in path.split("/"):
         tree = tree[key]
     return tree
 
 
 def set_leaf(tree: Mapping[str, Any], path: str, leaf: Any) -> Tree:
-    """A copy of the tree with one leaf added or replaced."""
+    """Returns a copy of the tree with one leaf added or replaced."""
     head, _, rest = path.partition("/")
     return {**tree, head: set_leaf(tree.get(head, {}), rest, leaf) if rest else leaf}
 
 
 def drop_leaf(tree: Mapping[str, Any], path: str) -> Tree:
-    """A copy of the tree without one leaf."""
+    """Returns a copy of the tree without one leaf."""
     head, _, rest = path.partition("/")
     if rest:
         return {**tree, head: drop_leaf(tree[head], rest)}
@@ -28,7 +28,7 @@ def drop_leaf(tree: Mapping[str, Any], path: str) -> Tree:
 
 
 def keep_leaves(tree: Mapping[str, Any], wanted: Callable[[str], bool], before: str = "") -> Tree:
-    """A copy of the tree with the leaves whose paths are wanted, and no empty branches."""
+    """Returns a copy of the tree with the leaves whose paths are wanted, and no empty branches."""
     kept: Tree = {}
     for key, below in tree.items():
         path = f"{before}{key}"

@@ -1,4 +1,4 @@
-"""Buckets: the few sizes to which lengths are padded with the least padding, found exactly."""
+"""Buckets: the few sizes to which lengths are padded with the least padding, found exactly; reports suggest them."""
 
 import dataclasses
 

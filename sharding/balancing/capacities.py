@@ -1,4 +1,7 @@
-"""Capacities of the rows of a phase: the few sizes with the least padding, from what microbatches need."""
+"""Capacities of the rows of a phase: the few sizes with the least padding, from what microbatches need.
+
+Planners choose the capacities of units with rows of their own by it, and the report on a data set advises by it.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +13,7 @@ from sharding.balancing.postbalancing.greedy import largest_first
 
 
 def needed_capacity(lengths: Int[np.ndarray, " k"], rows: int) -> int:
-    """What each of some rows must hold, so that items of these lengths fit, dealt longest first; 0 without items."""
+    """Returns the capacity of rows in which items of these lengths fit, dealt longest first; 0 without items."""
     _, sums = largest_first(np.sort(lengths)[::-1], np.zeros(rows, np.int64))
     return int(sums.max(initial=0))
 
@@ -21,7 +24,7 @@ def least_padding_capacities(needs: Sequence[int], count: int, multiple: int = 1
     A microbatch runs with the smallest capacity that holds what it needs, and one without items not at all.
 
     Args:
-        needs: What a row must hold in each of some microbatches; 0 for one without items.
+        needs: The capacity that a row needs in each of some microbatches; 0 for one without items.
         count: Most capacities.
         multiple: Capacities are whole multiples of this.
 

@@ -1,8 +1,9 @@
 """Dealing items to the rows of a phase: which row of which replica computes an item, and where in it.
 
 A phase has rows of its own, as many in every replica, which have one of a few capacities. Items are dealt so that rows
-get even sums of lengths, or even costs, where the cost of an item has a quadratic part. Everything is decided from
-lengths, so that every host decides the same.
+get even sums of lengths, or even costs, where the cost of an item has a quadratic term. Everything is decided from
+lengths, so that every host decides the same. The packing pipeline calls `deal_items` for every step of a phase with
+rows of its own.
 """
 
 import dataclasses
@@ -32,11 +33,11 @@ class DealingError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class DealtItems:
-    """Where items lie.
+    """The rows and positions of dealt items.
 
     Attributes:
         rows: Row of each item.
-        places: Where it begins in its row.
+        places: Position in its row at which each item begins.
     """
 
     rows: Int[np.ndarray, " k"]
@@ -51,16 +52,16 @@ def deal_items(
     Where a row would hold more than it can then, or would need a larger capacity than it has to, rows are filled
     first-fit, longest first. The items of a row lie side by side, in the order given.
 
-    With a square weight w, items are also dealt to the row with the least cost, the sum of l + w l^2, of those with
-    room for them within the same capacity. The dealing whose costliest row costs less is taken.
+    With a square weight w, items are also dealt to the row with the least cost, the sum of l + w l^2, among the rows
+    with room for them within the same capacity. The dealing whose costliest row costs less is taken.
 
     Args:
         lengths: Lengths of the items.
         rows: Rows of the phase.
         capacities: Sums of the lengths that a row may hold, ascending. No row holds more than the smallest of them
             with which the items fit in either way.
-        quadratic_cost_weight: Cost of the square of a length over that of the length; 0 for costs that are linear in
-            it.
+        quadratic_cost_weight: Cost of the square of a length over the cost of the length; 0 for costs that are linear
+            in it.
 
     Raises:
         DealingError: The items do not fit with the largest capacity.
@@ -98,8 +99,8 @@ def largest_cost(lengths: Int[np.ndarray, " k"], row_of: Int[np.ndarray, " k"], 
 
     Args:
         lengths: Lengths of the items.
-        row_of: Row of each.
-        quadratic_cost_weight: Cost of the square of a length over that of the length, w.
+        row_of: Row of each item.
+        quadratic_cost_weight: Cost of the square of a length over the cost of the length, w.
     """
     float_lengths = lengths.astype(np.float64)
     costs = float_lengths + quadratic_cost_weight * float_lengths**2
@@ -113,7 +114,7 @@ def _deal_costs(
     capacity: int,
     quadratic_cost_weight: float,
 ) -> Int[np.ndarray, " k"] | None:
-    """The row of each item: costliest first, to the row with the least cost of those with room.
+    """Returns the row of each item: items go costliest first to the cheapest row with room for them.
 
     None if an item finds no room. Longer items cost more, so that the costliest first are the longest first.
     """
@@ -138,7 +139,7 @@ def _whole_costs(lengths: Int[np.ndarray, " n"], rows: int, quadratic_cost_weigh
     """The cost of every item, l + w l^2, as a whole number: scaled so that sums over them cannot overflow.
 
     Args:
-        lengths: Of all items.
+        lengths: Lengths of all items.
         rows: Number of rows to divide them among.
         quadratic_cost_weight: w; lambda = beta / alpha of OrchMLLM (Algorithm 4).
     """

@@ -1,1 +1,1 @@
-"""Seconds and bytes: the interface of cost models, two cost models, what layers hold; `stages/` for a plan."""
+"""Seconds and bytes: the interface of cost models, two cost models, bytes of layers; `stages/` for a plan."""

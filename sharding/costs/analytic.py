@@ -1,4 +1,4 @@
-"""An analytic cost model: what kernels take by their shapes, and links of a cluster's data sheet."""
+"""An analytic cost model: seconds of kernels by their shapes, and of transfers by a cluster's data sheet."""
 
 import dataclasses
 import functools
@@ -48,15 +48,16 @@ _BACKWARD_RINGS = 2.0  # keys and values go around the ring once more, and their
 class AnalyticCostModel:
     """Each kernel takes the longer of its arithmetic, by its shape, and its memory traffic, and a launch.
 
-    Context-parallel ranks divide every segment evenly, as the zigzag order of its parts makes them do. While attention
-    computes with one rank's keys and values, those of the next rank are sent; the device waits for the time by which
-    sending takes longer than computing. Routers are assumed to send every expert rank equally many tokens.
+    Context-parallel ranks divide every segment evenly, as the zigzag order of its chunks makes them do. While attention
+    computes with one rank's keys and values, the keys and values of the next rank are sent; the device waits for the
+    time by which sending takes longer than computing. Routers are assumed to send every expert rank equally many
+    tokens.
 
     Attributes:
         cluster: The devices.
         efficiency: The share of their data sheet that they reach.
         element_bytes: Bytes of an element in compute precision.
-        collectives: What a planner's tensor ranks do around split matmuls (`Parallelism.collectives`).
+        collectives: The collectives of a planner's tensor ranks around split matmuls (`Parallelism.collectives`).
     """
 
     cluster: ClusterConfig
@@ -135,7 +136,7 @@ class AnalyticCostModel:
         Args:
             layer: The layer.
             loads: Loads of a context-parallel rank.
-            ranks: Who computes the layer.
+            ranks: The ranks that compute the layer.
             seconds: Seconds of each kernel in this pass.
             runs: Which kernels run; all by default.
             rings: How many times keys and values go around the context-parallel ranks.
@@ -174,9 +175,9 @@ class AnalyticCostModel:
         return ring_seconds(size * ranks.cp, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
     def _head_exchange(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
-        """Seconds in which queries, keys and values are traded for those of some heads, and the output is traded back.
+        """Seconds of the all-to-alls that give each rank some heads of all positions, and that return the output.
 
-        As much is sent in the backward: the output's gradient, and those of queries, keys and values.
+        As much is sent in the backward: the gradients of the output and of queries, keys and values.
         """
         size = self.element_bytes * kernel.activations.evaluate(loads) / (ranks.tp if kernel.split else 1)
         return ring_seconds(size, ranks.cp, self._link_over(ranks.tp * ranks.cp))

@@ -1,4 +1,7 @@
-"""Seconds of fused attention by head width and segment length, forward and backward apart."""
+"""Seconds of fused attention by head width and segment length, forward and backward apart.
+
+`KernelCosts` calls it for the kernels of kind `attention`.
+"""
 
 import numpy as np
 from jaxtyping import Float

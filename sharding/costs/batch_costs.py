@@ -1,4 +1,7 @@
-"""What layers take for the rows of a global batch: equal loads and equal layers are costed once, for all plans."""
+"""Costs of layers for the rows of a global batch: equal loads and equal layers are costed once, for all plans.
+
+`plan_costs` reads these costs for the rows of a step.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -50,9 +53,9 @@ class ReplicaLoads(NamedTuple):
     """The loads of a module's replicas.
 
     Attributes:
-        distinct: Those that differ: what is computed.
-        useful: What of each is no padding.
-        index: Which of them each replica has in each microbatch.
+        distinct: The loads that differ, padding included.
+        useful: Each of them without padding.
+        index: The number of the distinct load that each replica has in each microbatch.
     """
 
     distinct: Float[np.ndarray, "d 4"]
@@ -61,7 +64,7 @@ class ReplicaLoads(NamedTuple):
 
 
 def distinct_loads(loads: Float[np.ndarray, "n c"]) -> tuple[Float[np.ndarray, "d c"], Int[np.ndarray, " n"]]:
-    """The loads that differ, and which of them each one is."""
+    """Returns the loads that differ, and for each load the number of the equal one among them."""
     order = np.lexsort(loads.T)
     ordered = loads[order]
     is_new = np.ones(len(loads), bool)
@@ -94,7 +97,7 @@ class LayerCosts(NamedTuple):
 class BatchCosts:
     """Costs of layers for the rows of a global batch.
 
-    Planners cost tens of plans for the same rows. Which rows a replica takes depends only on how many parts all
+    Planners cost tens of plans for the same rows. Which rows a replica takes depends only on how many shares all
     microbatches and replicas divide the batch into, so plans that agree in that share what their layers take.
 
     Args:

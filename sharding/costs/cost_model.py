@@ -1,4 +1,4 @@
-"""The interface of cost models: what layers, collectives and hops take."""
+"""The interface of cost models, which gives seconds of layers, collectives and hops; plans are costed through it."""
 
 import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -32,7 +32,7 @@ class LayerSeconds(NamedTuple):
 
     @property
     def total(self) -> Times:
-        """Seconds of both."""
+        """Seconds of kernels and of waiting together."""
         return self.compute + self.communication
 
 
@@ -48,7 +48,7 @@ class LayerParallelism:
         expert_transfer: How tokens get to them (`Parallelism.expert_transfer`).
         dp: Replicas that compute at once.
         fsdp: Replicas that divide all weights.
-        collectives: What the tensor ranks do around split matmuls (`Parallelism.collectives`).
+        collectives: The collectives of the tensor ranks around split matmuls (`Parallelism.collectives`).
     """
 
     tp: int = 1
@@ -68,7 +68,7 @@ class LayerParallelism:
 
     @property
     def context_steps(self) -> int:
-        """Steps of attention over context-parallel ranks: those of a ring, or one."""
+        """Steps of attention over context-parallel ranks: as many as a ring has, or one."""
         return self.cp if self.context_transfer == "ring" else 1
 
     @property
@@ -81,13 +81,13 @@ class LayerParallelism:
         return self if layer.sequence_parallel else dataclasses.replace(self, collectives="all_reduce")
 
     def group_size(self, kernel: Kernel) -> int:
-        """Number of ranks that take part in a collective."""
+        """Number of ranks of a collective."""
         return self.tp if kernel.rank_group == "tensor" else self.ep
 
 
 @runtime_checkable
 class CostModel(Protocol):
-    """What plans' costs are computed from."""
+    """Seconds of layers, collectives, hops and the optimizer, from which the costs of plans are computed."""
 
     @property
     def element_bytes(self) -> int:
@@ -96,7 +96,7 @@ class CostModel(Protocol):
 
     @property
     def collectives(self) -> CollectivesName:
-        """What a planner's tensor ranks do around split matmuls (`Parallelism.collectives`)."""
+        """The collectives of a planner's tensor ranks around split matmuls (`Parallelism.collectives`)."""
         ...
 
     @property
@@ -145,7 +145,7 @@ class CostModel(Protocol):
         ...
 
     def reduce_gradients(self, parameters: float, ranks: NodePlacement) -> float:
-        """The reduce-scatter of float32 gradients; the arguments are those of `gather_weights`."""
+        """Seconds of the reduce-scatter of float32 gradients; takes the arguments of `gather_weights`."""
         ...
 
     def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
@@ -155,13 +155,13 @@ class CostModel(Protocol):
 
         Args:
             size: Bytes of what is gathered.
-            ranks: Devices that each have a part of it.
+            ranks: Devices that each have a shard of it.
             devices: Consecutive devices among which they are.
         """
         ...
 
     def gradient_norm(self, stages: int) -> float:
-        """What all devices wait for between reductions and updates: the norm over the gradients of all stages."""
+        """Seconds that all devices wait, between reductions and updates, for the norm of all gradients."""
         ...
 
     def optimizer_update(self, parameters: float, dp: int) -> float:
@@ -203,7 +203,7 @@ def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]
 
 
 def masked_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], gradients: tuple[Gradient, ...]) -> float:
-    """What `useful_flops` leaves out of causal attention's squares, for one load."""
+    """FLOPs of causal attention's masked half squares, which `useful_flops` leaves out, for one load."""
     return float(sum(kernel.masked_flops.evaluate(load) * _passes(kernel, gradients) for kernel in layer.kernels))
 
 
@@ -234,7 +234,7 @@ def collective_seconds(size: Times, placement: NodePlacement, intra_node: Link, 
 
     In the latter every rank of a node exchanges its share of the array with other nodes over a network card of its own,
     then the ranks of a node exchange what each of them has. The node with the fewest ranks has the fewest cards. Both
-    parts are assumed to follow each other, and ranks with other parameters to have links of their own.
+    exchanges are assumed to follow each other, and ranks with other parameters to have links of their own.
 
     Args:
         size: Bytes of the whole array.

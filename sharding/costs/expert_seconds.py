@@ -1,4 +1,7 @@
-"""Seconds in which tokens get to the ranks that hold their experts, or the sums back."""
+"""Seconds in which tokens get to the ranks that hold their experts, or the sums back.
+
+The analytic cost model adds these seconds to a layer with experts.
+"""
 
 from configs.clusters import Link
 from sharding.costs.cost_model import LayerParallelism, Times, collective_seconds
@@ -7,7 +10,7 @@ from sharding.expert_transfer import ExpertTransfer, Routing, ranks_of_node, tok
 
 
 def expert_nodes(ranks: LayerParallelism, devices_per_node: int) -> int:
-    """Nodes that the expert ranks are on: those of consecutive replicas, from the first device of a node on."""
+    """Number of nodes with expert ranks, which are consecutive replicas from the first device of a node on."""
     return min(ranks.ep, -(-ranks.ep * ranks.tp * ranks.cp // devices_per_node))
 
 

@@ -1,4 +1,7 @@
-"""Seconds of every kernel of a layer on one device: its forward, and the two gradients of its backward."""
+"""Seconds of every kernel of a layer on one device: its forward, and the two gradients of its backward.
+
+The analytic cost model sums these seconds over a layer.
+"""
 
 import dataclasses
 import itertools
@@ -14,8 +17,8 @@ from sharding.costs.matmul_seconds import MatmulSizes, matmul_seconds
 from sharding.specs.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec, Loads
 
 # What a kernel's dgrad moves in units of its forward. The backward of a norm or an activation function reads what its
-# forward read, and the gradient; that of attention reads queries, keys, values, output and its gradient, and writes the
-# gradients of the first three.
+# forward read, and the gradient; the backward of attention reads queries, keys, values, output and its gradient, and
+# writes the gradients of the first three.
 _BACKWARD_TRAFFIC = {"memory": 1.5, "attention": 2.0}
 _KEPT = 256  # answers of `KernelCosts.passes`
 
@@ -32,9 +35,9 @@ class PassSeconds(NamedTuple):
     """Seconds of every kernel for every load, 0 for collectives.
 
     Attributes:
-        forward: Of the forward.
-        dgrad: Of the gradients of the inputs; of attention, of all its backward.
-        wgrad: Of the gradients of the weights.
+        forward: Seconds of the forward.
+        dgrad: Seconds of the gradients of the inputs; of attention, of all its backward.
+        wgrad: Seconds of the gradients of the weights.
     """
 
     forward: Float[np.ndarray, "*shape k"]
@@ -67,7 +70,7 @@ class KernelCosts:
         Args:
             layer: The layer.
             loads: Loads of a context-parallel rank.
-            ranks: Who computes the layer.
+            ranks: The ranks that compute the layer.
         """
         steps = ranks.context_steps
         key = (id(layer), ranks.tp, steps, ranks.ep, ranks.collectives, loads.shape, loads.tobytes())
@@ -119,7 +122,7 @@ class KernelCosts:
         """Seconds of matmuls of these numbers: forward, dgrad and wgrad, by the sizes of each.
 
         With x [rows, inner] and w [inner, outer], dgrad is dy wᵀ and wgrad is xᵀ dy. Beside a ring collective each is
-        as many matmuls as there are ranks, of that part of the rows.
+        as many matmuls as there are ranks, each of that share of the rows.
         """
         kernels = [layer.kernels[number] for number in numbers]
         inner, outer, groups, split = np.ones((4, len(kernels)))
@@ -142,7 +145,7 @@ class KernelCosts:
         return parts * matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth)
 
     def _parts(self, layer: LayerSpec, ranks: LayerParallelism) -> Float[np.ndarray, " k"]:
-        """As how many kernels each runs, one after the other."""
+        """Returns the number of launches of each kernel: a matmul beside a ring runs in as many as there are ranks."""
         parts = np.ones(len(layer.kernels))
         if ranks.overlaps_collectives:
             for number, kernel in enumerate(layer.kernels):

@@ -1,4 +1,7 @@
-"""Seconds of a matmul by its shape: output tiles, waves over the multiprocessors, split-k, and the fill of the loop."""
+"""Seconds of a matmul by its shape: output tiles, waves over the multiprocessors, split-k, and the fill of the loop.
+
+`KernelCosts` calls it for matmuls and convolutions.
+"""
 
 import functools
 from typing import NamedTuple
@@ -9,8 +12,8 @@ from jaxtyping import Float
 from configs.clusters import ClusterConfig
 from configs.device_generations import DeviceGeneration
 
-_SPLITS = (1, 2, 4, 8)  # parts of the inner dimension that are summed apart (split-k)
-_SUM_BYTES = 4  # parts of a sum are float32
+_SPLITS = (1, 2, 4, 8)  # slices of the inner dimension that are summed apart (split-k)
+_SUM_BYTES = 4  # partial sums are float32
 _ROUNDING = 1e-9  # sizes are quotients of floats: what is above a whole number by less is that number
 
 
@@ -18,10 +21,10 @@ class MatmulSizes(NamedTuple):
     """Sizes of matmuls `[rows, inner] @ [inner, outer]`; the arrays broadcast against each other.
 
     Attributes:
-        rows: Rows of each.
-        outer: Columns of the output of each.
-        inner: Products of each sum.
-        count: How many equal ones run as one kernel.
+        rows: Rows of each matmul.
+        outer: Columns of its output.
+        inner: Products of each of its sums.
+        count: How many equal matmuls run as one kernel.
     """
 
     rows: Float[np.ndarray, "*#shape"]
@@ -36,7 +39,7 @@ class _Variants(NamedTuple):
     Attributes:
         rows: Rows of the output tile.
         columns: Its columns.
-        split: Parts of the inner dimension.
+        split: Slices of the inner dimension.
         step: Seconds of `inner_step` products of every element of the tile.
         fill: Seconds until the first of them, and after the last one.
         epilogue: Seconds of writing the tile.
@@ -73,11 +76,11 @@ def matmul_seconds(
         fill = two latencies and the loads of the first step
         tile = fill + loop + epilogue, or max(loop, epilogue) where tiles overlap
         waves = ceil(count * ceil(rows / tile rows) * ceil(outer / tile columns) * split / multiprocessors)
-        at_peak_clock = waves * tile + what summing the parts of a split moves
+        at_peak_clock = waves * tile + what adding the partial sums of a split moves
 
     of the best tile and split, as a library's heuristic would choose. Power grows with the share of the time in which
     products are computed, and with the third power of the clock (frequency times squared voltage). So the clock falls
-    where the share is above that at the power limit, `DeviceGeneration.power_share`:
+    where the share is above the share at the power limit, `DeviceGeneration.power_share`:
 
         share = FLOPs / at_peak_clock / peak FLOP/s
         seconds = at_peak_clock * max(1, (share / power_share)^(1/3))

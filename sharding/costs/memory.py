@@ -1,4 +1,7 @@
-"""Bytes on a device: weights and optimizer state, and what a microbatch saves for its backward."""
+"""Bytes on a device: weights and optimizer state, and what a microbatch saves for its backward.
+
+`BatchCosts` and `plan_costs` sum these bytes; peak memory follows from them and the schedule.
+"""
 
 from typing import NamedTuple
 
@@ -25,7 +28,7 @@ def saved_activation_bytes(
     Args:
         layer: The layer.
         loads: Loads of a replica.
-        ranks: Who computes the layer.
+        ranks: The ranks that compute the layer.
         recompute: The recomputation policy.
         costs: Gives the compute precision.
     """
@@ -54,9 +57,7 @@ def wgrad_operand_bytes(
     """Bytes that one layer saves from its backward to its wgrad, where that runs later.
 
     These are the gradients of the outputs of its matmuls with weights, and their inputs as far as the backward has
-    computed them again.
-
-    The arguments are those of `saved_activation_bytes`.
+    computed them again. Takes the arguments of `saved_activation_bytes`.
     """
     elements = np.zeros(loads.shape[:-1])
     for kernel in layer.kernels:
@@ -73,10 +74,7 @@ def wgrad_operand_bytes(
 def workspace_bytes(
     layer: LayerSpec, loads: Loads, ranks: LayerParallelism, recompute: RecomputePolicy, costs: CostModel
 ) -> Times:
-    """Bytes that are there while a layer runs alone: what it recomputes, and the buffers of its experts' tokens.
-
-    The arguments are those of `saved_activation_bytes`.
-    """
+    """Bytes that are there while a layer runs alone: what it recomputes, and the buffers of its experts' tokens."""
     buffers = _expert_buffers(layer, loads, ranks, costs)
     return buffers if recompute == "none" else buffers + saved_activation_bytes(layer, loads, ranks, "none", costs)
 
@@ -94,12 +92,12 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
 
 
 class TrainState(NamedTuple):
-    """Bytes of what a step keeps of its parameters.
+    """Bytes that a device holds for its parameters during a step.
 
     Attributes:
-        weights: Of weights in compute precision.
-        gradients: Of gradients in float32, and of a microbatch's in compute precision.
-        optimizer: Of master weights and Adam's moments in float32.
+        weights: Bytes of weights in compute precision.
+        gradients: Bytes of gradients in float32, and of a microbatch's in compute precision.
+        optimizer: Bytes of master weights and Adam's moments in float32.
     """
 
     weights: Times
@@ -114,12 +112,13 @@ def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: Co
         gradients  (gradient + compute) * trained
         optimizer  (master * parameters + moments * trained) / dp
 
-    A backward makes the gradients of its microbatch in compute precision before it adds them to those in float32.
+    A backward makes the gradients of its microbatch in compute precision before it adds them to the sums in float32.
 
     Args:
         parameters: Elements of the parameters on a device.
-        trained: Elements of those that train.
-        dp: Data and context-parallel ranks that hold the same parameters; of experts, those that hold the same experts.
+        trained: Elements of the parameters that train.
+        dp: Data and context-parallel ranks that hold the same parameters; of experts, the ranks that hold the same
+            experts.
         costs: Gives the compute precision.
     """
     return TrainState(
@@ -130,6 +129,6 @@ def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: Co
 
 
 def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
-    """Bytes of all of `train_state`."""
+    """Bytes of weights, gradients and optimizer state together; takes the arguments of `train_state`."""
     state = train_state(parameters, trained, dp, costs)
     return state.weights + state.gradients + state.optimizer

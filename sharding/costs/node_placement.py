@@ -1,4 +1,7 @@
-"""How the ranks that hold the same parameters, or parts of the same, lie on nodes."""
+"""How the ranks that hold the same parameters, or shards of the same, lie on nodes.
+
+Cost models choose by it which links a gather of weights or a reduction of gradients passes.
+"""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -25,7 +28,7 @@ class NodePlacement(NamedTuple):
 
     @classmethod
     def on_one_node(cls, ranks: int) -> "NodePlacement":
-        """All ranks on one node."""
+        """The placement of all ranks on one node."""
         return cls(ranks, 1, ranks, ranks)
 
 
@@ -36,7 +39,8 @@ class ParameterRanks(NamedTuple):
 
     Attributes:
         same: Ranks that hold the same parameters between layers' uses, and exchange them once a step.
-        parts: Ranks that hold parts of the same, and exchange them whenever a layer computes (`Parallelism.fsdp`).
+        parts: Ranks that hold shards of the same parameters, and gather them whenever a layer computes
+            (`Parallelism.fsdp`).
     """
 
     same: tuple[NodePlacement, NodePlacement]
@@ -49,11 +53,11 @@ def parameter_ranks(
     """The ranks of a stage that exchange parameters of a module.
 
     Args:
-        devices: The devices of the stage, of all copies of its unit: by copy, then by data, context-parallel and tensor
-            rank.
+        devices: The devices of the stage, of all pipeline replicas of its unit: by pipeline replica, then by data,
+            context-parallel and tensor rank.
         devices_per_node: Devices of a node; device numbers run through one node before the next.
-        dp, cp, tp, ep, fsdp: Ranks of each kind, `dp` counting the replicas of all copies; `ep` consecutive replicas
-            divide the experts, `fsdp` all weights.
+        dp, cp, tp, ep, fsdp: Ranks of each kind, `dp` counting the replicas of all pipeline replicas; `ep` consecutive
+            replicas divide the experts, `fsdp` all weights.
     """
     sizes = (dp, cp, tp, ep, fsdp)
     if tuple(devices) == tuple(range(devices[0], devices[0] + len(devices))):
@@ -69,9 +73,9 @@ def _of_consecutive_devices(
 
 
 def _placements(of_devices: Int[np.ndarray, " n"], dp: int, cp: int, tp: int, ep: int, fsdp: int) -> ParameterRanks:
-    """The ranks by the nodes of the devices."""
+    """Returns the placement of a stage's ranks, given the node of each device."""
     group = max(fsdp, ep)
-    nodes = of_devices.reshape(dp // group, group // ep, ep, cp, tp)  # copies, parts, expert ranks, ...
+    nodes = of_devices.reshape(dp // group, group // ep, ep, cp, tp)  # whole weights, shards, expert ranks, ...
     of_tensor = [nodes[..., tensor] for tensor in range(tp)]
     of_experts = [each[:, :, expert] for each in of_tensor for expert in range(ep)]
     if fsdp == 1:
@@ -85,7 +89,7 @@ def _placements(of_devices: Int[np.ndarray, " n"], dp: int, cp: int, tp: int, ep
 
 
 def _farthest_apart(groups: Iterable[Int[np.ndarray, "..."]]) -> NodePlacement:
-    """Of groups of ranks that work at the same time, the one on the most nodes with the fewest ranks on one of them."""
+    """Selects, of groups that work at the same time, the one on the most nodes with the fewest ranks on one of them."""
     return max(map(_placement, groups), key=lambda of: (of.nodes, -of.fewest, of.most))
 
 

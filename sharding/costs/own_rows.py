@@ -1,4 +1,7 @@
-"""Loads of the replicas of a unit with rows of its own: its items, and what it computes for them, padding included."""
+"""Loads of the replicas of a unit with rows of its own: its items, and what it computes for them, padding included.
+
+`BatchCosts` divides the rows of such units by it.
+"""
 
 from typing import NamedTuple
 
@@ -10,14 +13,14 @@ from sharding.specs.module_spec import ModuleSpec
 
 
 class OwnRows(NamedTuple):
-    """The rows of a unit's own and what they hold, as in `UnitPlan`."""
+    """The number of a unit's own rows and their capacities, as in `UnitPlan`."""
 
     rows: int
     capacities: tuple[int, ...] = ()
 
 
 def dealt_items(items: Float[np.ndarray, " m"], parts: int) -> Float[np.ndarray, "m i"]:
-    """Items of every part where each has equally many but for one; of a mean row, items may be fractions."""
+    """Returns the items of every share, which differ by at most one; the items of a mean row may be fractions."""
     each, rest = np.divmod(items[:, None], parts)
     return each + np.clip(rest - np.arange(parts), 0, 1)
 
@@ -33,7 +36,7 @@ def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 4"]:
 
 
 def executed_loads(microbatches: Loads, own: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 4"]:
-    """What `dp` replicas compute: rows of the smallest capacity that holds the microbatch, the same on all of them.
+    """Loads that `dp` replicas compute: rows of the smallest capacity that holds the microbatch, alike on all of them.
 
     Padding counts as items of the microbatch's mean size would. A microbatch without an item is not computed; one that
     fits into no capacity, which a run refuses, counts as if there were one of its size. Without capacities the items
@@ -63,13 +66,13 @@ def _capacity_numbers(microbatches: Loads, own: OwnRows, module: ModuleSpec) -> 
 
 
 def item_values(microbatches: Loads, module: ModuleSpec) -> Float[np.ndarray, " m"]:
-    """What the items of microbatches take of rows, in what capacities are counted in: patches, frames or images."""
+    """Returns the size of the items of microbatches in the unit of capacities: patches, frames or images."""
     tokens, items = (microbatches[:, column] for column in (LoadColumn.TOKENS, LoadColumn.ITEMS))
     return tokens * module.values_per_position if tokens.any() else items
 
 
 def fullest_row(microbatches: Loads, rows: int, module: ModuleSpec) -> Float[np.ndarray, " m"]:
-    """What the fullest row of every microbatch holds, if its items are of equal size."""
+    """Returns the values in the fullest row of every microbatch, if its items are of equal size."""
     items = microbatches[:, LoadColumn.ITEMS]
     fullest = dealt_items(items, rows)[:, 0] / np.maximum(items, 1e-9)
     return item_values(microbatches, module) * np.where(items > 0, fullest, 1 / rows)

@@ -38,7 +38,7 @@ class TimedRanks(NamedTuple):
 
     @classmethod
     def of(cls, ranks: LayerParallelism) -> "TimedRanks":
-        """Those of a layer's ranks."""
+        """Returns the tensor and context-parallel ranks among the ranks of a layer."""
         return cls(ranks.tp, ranks.cp, ranks.context_transfer if ranks.cp > 1 else "ring")
 
     @property
@@ -48,7 +48,7 @@ class TimedRanks(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Such as `tp 2, cp 4 (ring)`."""
+        """The ranks in words, such as `tp 2, cp 4 (ring)`."""
         return f"tp {self.tp}" + (f", cp {self.cp} ({self.context_transfer})" if self.cp > 1 else "")
 
     @property
@@ -107,7 +107,7 @@ class LayerProfile:
         context_transfer: How these reach each other's positions (`Parallelism.context_transfer`).
         gradients: Gradients that the backward computed.
         recompute: Recomputation policy of the backward.
-        sizes: Measured sizes in tokens, or in items for a layer that has no tokens; ascending. They are those of a
+        sizes: Measured sizes in tokens, or in items for a layer that has no tokens; ascending. They count a whole
             replica, all of its ranks together.
         forward: Times of the forward at each size.
         backward: Times of the backward at each size.
@@ -145,7 +145,7 @@ class LinearFit:
 
     Attributes:
         fixed: Seconds that it takes in any case.
-        per_participant: Seconds for each device, replica or stage that takes part.
+        per_participant: Seconds for each participating device, replica or stage.
         rate: Seconds per byte or per parameter.
     """
 
@@ -231,7 +231,7 @@ class ProfiledCostModel:
     """A profile as a cost model (`CostModel`).
 
     Times between measured sizes are interpolated linearly, times beyond are extrapolated from the nearest two. The time
-    in which the ranks of a replica wait for each other is part of the measured times and not reported apart.
+    in which the ranks of a replica wait for each other is contained in the measured times and not reported apart.
 
     Args:
         profile: The measurements.
@@ -280,7 +280,8 @@ class ProfiledCostModel:
     ) -> LayerSeconds:
         """See `CostModel.backward`.
 
-        What a backward takes without its wgrad is estimated by its share of the FLOPs where only both are measured.
+        Where only dgrad and wgrad together are measured, the seconds without the wgrad are estimated by their share of
+        the FLOPs.
         """
         _check_measured(ranks)
         key, timed = f"{layer.part}/{layer.name}", TimedRanks.of(ranks)

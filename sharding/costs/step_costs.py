@@ -1,4 +1,7 @@
-"""What every op of one step takes, in seconds and bytes: all that the simulator knows of a model and a cluster."""
+"""Seconds and bytes of every op of one step: all that the simulator knows of a model and a cluster.
+
+`plan_costs` makes these records.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,11 +17,11 @@ from sharding.specs.recomputed_kernels import RecomputedFlops
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WgradCosts:
-    """What the gradients of weights take where they are an op of their own; arrays as in `StageCosts`.
+    """Costs of the gradients of weights where they are an op of their own; arrays as in `StageCosts`.
 
     Attributes:
-        seconds: The part of the backward's seconds.
-        saved_bytes: Bytes on each device from the backward to the wgrad, besides those saved since the forward.
+        seconds: Its share of the backward's seconds.
+        saved_bytes: Bytes on each device from the backward to the wgrad, besides the bytes saved since the forward.
     """
 
     seconds: Float[np.ndarray, "m i"]
@@ -30,13 +33,13 @@ class StaticBytes(NamedTuple):
 
     Attributes:
         weights: Weights in compute precision.
-        gradients: Gradients in float32, and those of a microbatch in compute precision.
+        gradients: Gradients in float32, and the gradients of a microbatch in compute precision.
         optimizer: Master weights and moments of the optimizer.
         gathered: Whole weights and gradients of the layers that are gathered at a time, of fully sharded units.
-        workspace: What one layer needs while it runs: what it recomputes, and the buffers of its experts' tokens.
-        exchanged: What a stage exchanges with others where rows of a microbatch lie elsewhere.
-        reserved: Room for activations that is held throughout: what a microbatch of the largest capacity has beyond
-            those of this step, and what layers around the stack of a unit that is one program save.
+        workspace: Bytes that one layer needs while it runs: what it recomputes, and the buffers of its experts' tokens.
+        exchanged: Bytes that a stage exchanges with others where rows of a microbatch lie elsewhere.
+        reserved: Room for activations that is held throughout: what a microbatch of the largest capacity has beyond the
+            microbatches of this step, and what layers around the stack of a unit that is one program save.
     """
 
     weights: float = 0.0
@@ -49,7 +52,7 @@ class StaticBytes(NamedTuple):
 
 
 class ShardedPasses(NamedTuple):
-    """What a fully sharded stage exchanges in the passes of a microbatch, and what hides it, in seconds.
+    """Seconds of a fully sharded stage's collectives in the passes of a microbatch, and of the computation beside them.
 
     All are means over microbatches and replicas.
 
@@ -59,8 +62,8 @@ class ShardedPasses(NamedTuple):
         scatter: Reductions of gradients in the backward, which scatter them.
         forward: Computation of the forward.
         backward: Computation of the backward.
-        exposed_forward: What of `gather` the forward's computation does not hide.
-        exposed_backward: What of `gather_again` and `scatter` the backward's computation does not hide.
+        exposed_forward: Seconds of `gather` that the forward's computation does not hide.
+        exposed_backward: Seconds of `gather_again` and `scatter` that the backward's computation does not hide.
     """
 
     gather: float = 0.0
@@ -87,7 +90,7 @@ class ShardedPasses(NamedTuple):
         return 1 - self.exposed / self.collectives if self.collectives else None
 
     def plus(self, *others: "ShardedPasses") -> "ShardedPasses":
-        """The sum with others, field by field."""
+        """Returns the sum with other passes, field by field."""
         return ShardedPasses(*map(sum, zip(self, *others, strict=True)))
 
 
@@ -95,16 +98,17 @@ class ShardedPasses(NamedTuple):
 class StageCosts:
     """Costs of one stage of a plan; arrays are [microbatches m, data-parallel replicas i].
 
-    Of a unit with several pipeline replicas, the replicas are those of one, whichever takes the microbatch.
+    Where a unit has several pipeline replicas, i counts the replicas of one of them, whichever takes the microbatch.
 
-    Bytes may be those of equal consecutive parts of each replica's devices, [m, i * parts]: modules of unlike
-    tensor-parallel sizes have several replicas of their own in each.
+    Bytes may be given for equal consecutive groups of each replica's devices, [m, i * parts]: modules of unlike
+    tensor-parallel sizes have several replicas of their own in each replica of the stage.
 
     Attributes:
         forward: Seconds of the forward of a microbatch, waiting for other ranks of the unit included.
         backward: Seconds of its backward, recomputation and wgrad included; 0 without a backward.
-        forward_communication: Part of `forward` in which the device waits for tensor, context-parallel or expert ranks.
-        backward_communication: The same part of `backward`.
+        forward_communication: Seconds of `forward` in which the device waits for tensor, context-parallel or expert
+            ranks.
+        backward_communication: The seconds of `backward` in the same collectives.
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
         saved_bytes: Bytes on each device from a microbatch's forward to its backward, or its wgrad.
         offloaded_bytes: Bytes in each device's host memory from its forward to its backward.
@@ -112,9 +116,9 @@ class StageCosts:
         reduce: Seconds of the gradients' reduction over the replicas of all pipeline replicas.
         update: Seconds of the optimizer.
         static: Bytes on each device at all times.
-        wgrad: What is an op of its own of the backward; None where nothing is.
-        sharded: What it exchanges of its weights in every pass, which `forward` and `backward` hold as far as it is
-            exposed; None where replicas have whole weights.
+        wgrad: Costs of the gradients of weights where they are an op of their own; else None.
+        sharded: Collectives of its weights in every pass, whose exposed seconds `forward` and `backward` include; None
+            where replicas have whole weights.
     """
 
     forward: Float[np.ndarray, "m i"]
@@ -166,7 +170,7 @@ class StageCosts:
 
     @property
     def parts(self) -> int:
-        """Parts of each replica's devices whose bytes differ."""
+        """Number of groups of each replica's devices whose bytes differ."""
         return self.saved_bytes.shape[1] // max(1, self.forward.shape[1])
 
 
@@ -182,7 +186,7 @@ PER_MICROBATCH = (
 """Fields of `StageCosts` that are arrays by microbatch and replica."""
 
 HELD = ("saved_bytes", "offloaded_bytes")
-"""Those of bytes, which may be of parts of each replica's devices."""
+"""Fields of bytes, which may be given for groups of each replica's devices."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -193,12 +197,13 @@ class StepCosts:
         stages: Costs of every stage.
         hops: For every edge of the stage graph, seconds until a microbatch's activations are complete on each replica
             of the target.
-        gradient_hops: For every edge on which gradients return, the same for the replicas of the source.
+        gradient_hops: For every edge on which gradients return, seconds until they are complete on each replica of the
+            source.
         peak_flops: Peak FLOP/s of one device.
         tokens: Backbone tokens of the step, without padding.
         global_norm: Seconds that all devices wait for the norm of the gradients.
-        masked_flops: What the stages' `flops` leave out of causal attention's squares.
-        recomputed: What the step computes a second time.
+        masked_flops: FLOPs of causal attention's squares that the stages' `flops` leave out.
+        recomputed: Forward FLOPs that the step computes a second time.
     """
 
     stages: Mapping[StageId, StageCosts]
@@ -217,15 +222,15 @@ class StepCosts:
 
 
 class StageWork(NamedTuple):
-    """What bounds a step from below of one stage.
+    """Lower bounds of the seconds of one stage's ops in a step.
 
     Attributes:
         forward: Seconds of all its forwards on each replica of every pipeline replica, by pipeline replica.
-        backward: The same of its backwards.
+        backward: Seconds of all its backwards, likewise.
         computing: Seconds of both without waiting for tensor, context-parallel or expert ranks, as far as a bound goes.
         slowest: Seconds of each microbatch's forward and backward on the replica that takes longest for them.
         least_forward: Seconds that no forward of a microbatch takes less than.
-        least_backward: The same of its backwards.
+        least_backward: Seconds that no backward of a microbatch takes less than.
         gather: As in `StageCosts`.
         reduce: As in `StageCosts`.
         update: As in `StageCosts`.
@@ -243,17 +248,17 @@ class StageWork(NamedTuple):
 
     @property
     def work(self) -> Float[np.ndarray, " i"]:
-        """Seconds of both on each replica."""
+        """Seconds of all forwards and backwards on each replica."""
         return self.forward + self.backward
 
 
 class StepWork(NamedTuple):
-    """What bounds a step from below of all stages, and seconds that no hop takes less than.
+    """Lower bounds of the seconds of all stages' ops and of hops in a step.
 
     Attributes:
-        stages: Of every stage.
-        hops: For every edge of the stage graph, of its activations.
-        gradient_hops: For every edge, of its gradients, whether these return or not.
+        stages: The work of every stage.
+        hops: For every edge of the stage graph, least seconds of a hop of its activations.
+        gradient_hops: For every edge, least seconds of a hop of its gradients, whether these return or not.
         global_norm: As in `StepCosts`.
     """
 

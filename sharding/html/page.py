@@ -14,7 +14,7 @@ def page(title: str, *body: str | Iterable[str], style: str = "") -> str:
     Args:
         title: Its title, which is also its heading.
         body: What follows the heading; text that is not `Html` is escaped.
-        style: CSS in addition to that of all pages (`page.css`).
+        style: CSS in addition to the style sheet of all pages (`page.css`).
     """
     sheet = Html(_STYLE.read_text(encoding="utf-8") + style)
     head = element(

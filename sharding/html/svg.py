@@ -24,7 +24,7 @@ class Scale:
     end: Number
 
     def __call__(self, value: Number) -> float:
-        """The pixel of a value."""
+        """Returns the pixel of a value."""
         if self.high == self.low:
             return self.start
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
@@ -62,7 +62,7 @@ def text(x: Number, y: Number, words: str, anchor: str = "start", faint: bool = 
 
 
 def text_width(words: str, size: Number = FONT_SIZE) -> float:
-    """Pixels that a text takes at most, as a rule."""
+    """An upper estimate of a text's width in pixels."""
     return len(words) * size * _CHARACTER
 
 
@@ -91,7 +91,7 @@ def bottom_axis(scale: Scale, y: Number, unit: str = "", most: int = 8) -> Html:
     The outermost labels may extend beyond the line by half their width.
 
     Args:
-        scale: Values to pixels; its start and end are those of the line.
+        scale: Values to pixels; its start and end are the ends of the line.
         y: Where the line is; labels take the 16 pixels below, the unit 16 more.
         unit: What the labels count.
         most: Most steps between ticks.

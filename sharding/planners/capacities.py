@@ -1,9 +1,9 @@
 """Capacities of the rows that planned units have of their own: few sizes, with which the least padding is computed.
 
-What the fullest row of a microbatch holds is counted on microbatches drawn from the statistics; the sizes are those
+What the fullest row of a microbatch holds is counted on microbatches drawn from the statistics; the sizes are the ones
 with the least padding for them. A microbatch that fits into no size would end a run, so there is a larger one: what
 rows of the global batch need as wholes, where a row's capacity is known; else so much that a microbatch of rows like
-those drawn needs more with a probability of at most `OVERFLOW`.
+the drawn ones needs more with a probability of at most `OVERFLOW`.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
 
 
 def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
-    """What capacities are whole multiples of.
+    """Returns the size of which capacities are whole multiples.
 
     A token slot, or one for each tensor rank where these divide the positions; of rows that hold many blocks of
     positions, which kernels compute at a time, whole blocks.
@@ -69,14 +69,14 @@ def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
 
 
 def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 4"]:
-    """Loads of microbatches of so many rows: those of several global batches, if one has few."""
+    """Returns the loads of drawn microbatches of so many rows, from several global batches if one has few."""
     batches = -(-_DRAWN * rows // problem.rows)
     drawn = [problem.data.sample_batch(problem.rows, problem.seed + number)[module] for number in range(batches)]
     return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 
 
 def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int, multiple: int) -> int:
-    """A capacity that holds any microbatch, or hardly any that it does not."""
+    """Returns a capacity that holds any microbatch, or all but very few."""
     of_row = problem.row_capacities.get(module.name)
     if of_row is not None:
         return of_row * -(-rows // own_rows)
@@ -88,7 +88,7 @@ def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_row
 
 
 def sum_bound(values: Float[np.ndarray, " n"], count: int, probability: float) -> float:
-    """What a sum of `count` independent draws of these values exceeds with at most this probability.
+    """Returns a bound that a sum of `count` independent draws of these values exceeds with at most this probability.
 
     Bernstein's inequality: P(sum - mean > t) <= exp(-t^2 / (2 (count variance + range t / 3))), and never more than
     `count` times the largest.

@@ -1,4 +1,4 @@
-"""A planning problem as one of a chain: its layouts, what they take at least, and their layers as arrays."""
+"""A planning problem as one of a chain, for the policy `balanced`: layouts, their lower bounds, layers as arrays."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ class ChainProblem:
 
     Attributes:
         problem: The problem.
-        sizes: What its layouts are enumerated from.
+        sizes: The sizes that its layouts are enumerated from.
 
     Raises:
         PlanError: The modules are no chain, or their fixed ranks cannot share a stage.
@@ -57,7 +57,7 @@ class ChainProblem:
         return layer_chain(problem.sampled_costs, problem.trained_parts, layout, problem.recompute_choices, int(most))
 
     def least_seconds(self, layout: ChainLayout) -> float:
-        """What a step would take if the work of its microbatches could be divided at will, without recomputation."""
+        """Seconds of a step if the work of its microbatches could be divided at will, without recomputation."""
         work = 0.0
         for name in layout.modules:
             rows = self.problem.rows / layout.microbatches / layout.replicas_of(name)
@@ -110,7 +110,7 @@ def _check_chain(problem: PlanningProblem) -> None:
 
 
 def _shared_tensor_sizes(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:
-    """For each tensor-parallel size of the backbone, those of all modules: the largest that divide it.
+    """For each tensor-parallel size of the backbone, returns the sizes of all modules: the largest that divide it.
 
     Unlike ones are left out where context-parallel ranks or the costs do not allow them.
     """
@@ -133,7 +133,7 @@ def _shared_tensor_sizes(problem: PlanningProblem) -> tuple[tuple[int, ...], ...
 
 
 def _collectives(problem: PlanningProblem, sizes: tuple[int, ...]) -> CollectivesName:
-    """What the tensor ranks of all modules can do around split matmuls."""
+    """The collectives that the tensor ranks of all modules can use around split matmuls."""
     own: list[CollectivesName] = [
         problem.collectives_of(name, tp) for name, tp in zip(problem.graph.names, sizes, strict=True) if tp > 1
     ]

@@ -1,4 +1,7 @@
-"""How context-parallel ranks of a plan reach each other's positions: for each unit the form with the shorter step."""
+"""Chooses for each unit of a plan how context-parallel ranks reach each other's positions, by the simulated step.
+
+`policies/auto.py` applies it to the best plan of a policy.
+"""
 
 import contextlib
 import dataclasses

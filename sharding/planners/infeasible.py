@@ -105,7 +105,7 @@ def min_chain_layout(chain: ChainProblem) -> ChainLayout | None:
 
 
 def _peak_bytes(chain: ChainProblem, layout: ChainLayout, enough: float = np.inf) -> float:
-    """The fewest bytes that the fullest device needs; where weights and optimizer state exceed `enough`, only those."""
+    """The fewest bytes that the fullest device needs; if weights and optimizer state exceed `enough`, only theirs."""
     state = chain.least_bytes(layout)
     return state if state > enough else least_peak_bytes(chain.layers(layout, 0), layout)
 

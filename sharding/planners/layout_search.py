@@ -29,7 +29,7 @@ MAX_SIMILAR = 200
 
 
 class ModuleChoice(NamedTuple):
-    """How one module is laid out.
+    """A module's candidate, replicas and devices in a layout.
 
     Attributes:
         candidate: Number of the candidate in the module's table.
@@ -53,7 +53,7 @@ class DisjointLayout:
     Attributes:
         seconds: The objective: fill latency and steady phase of a step.
         microbatches: Microbatches of a step.
-        choices: By module.
+        choices: The choice of each module.
     """
 
     seconds: float
@@ -103,7 +103,8 @@ def similar_layouts(
 ) -> list[DisjointLayout]:
     """Layouts with the same (dp, tp, chunks) of the backbone, best first: at most `MAX_SIMILAR`.
 
-    Hardly any takes longer than another on as many or fewer devices; of more, those with the fewest device-seconds.
+    Hardly any takes longer than another on as many or fewer devices; of more than `count`, the layouts with the fewest
+    device-seconds are kept.
 
     Args:
         problem: The problem.
@@ -150,7 +151,7 @@ def _backbone_sizes(problem: PlanningProblem, optima: RelaxedOptima) -> list[tup
 class _BackboneSearch:
     """Searches all layouts with one data-parallel size, tensor-parallel size and number of chunks of the backbone.
 
-    `known` has candidates that other searches need too: those of encoders and generators depend on `dp` alone.
+    `known` has candidates that other searches need too: the candidates of encoders and generators depend on `dp` alone.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class _BackboneSearch:
         return [self._layout(total, int(index)) for index in front[np.argsort(seconds[front], kind="stable")]]
 
     def _best_within(self, target: float) -> DisjointLayout | None:
-        """The best layout of at most `target` seconds; of equal ones that on the fewest devices."""
+        """Returns the best layout of at most `target` seconds; of equal layouts the one on the fewest devices."""
         total = self._all_within(target)
         if total is None:
             return None
@@ -227,7 +228,7 @@ class _BackboneSearch:
         return self._layout(total, int(shortest[total.devices[shortest].argmin()]))
 
     def _layout(self, total: ParetoFront, index: int) -> DisjointLayout:
-        """One of the combinations of candidates."""
+        """Returns the layout of one of the combinations of candidates."""
         choices = {
             name: self._choice(name, *chosen)
             for name, chosen in zip(self._names, total.choices[index].tolist(), strict=True)
@@ -268,7 +269,7 @@ class _BackboneSearch:
         return front.fill + (self._microbatches - 1) * front.stage
 
     def _promising(self, target: float) -> dict[str, ParetoFront] | None:
-        """By module, the Pareto front of candidates that fit and could be part of a layout of `target` seconds."""
+        """By module, the Pareto front of candidates that fit and could occur in a layout of `target` seconds."""
         fronts = {
             name: front._replace(stage=np.maximum(front.stage, self._balanced_seconds))
             for name, front in self._candidates.items()
@@ -282,7 +283,7 @@ class _BackboneSearch:
         return {name: front.pareto_optimal() for name, front in self._with_needed_memory(fronts).items()}
 
     def _with_needed_memory(self, fronts: dict[str, ParetoFront]) -> dict[str, ParetoFront]:
-        """The same without regard to memory for more stages than any candidates put downstream."""
+        """Clips the memory for downstream stages at the most stages that any candidates put downstream."""
         backbone = self._problem.graph.backbone.name
         deepest = max(float(front.downstream_stages.max()) for front in fronts.values())
         most = float(self._downstream_stages(fronts[backbone], deepest).max())
@@ -343,7 +344,7 @@ class _BackboneSearch:
     def _more(self, table: ModuleTable, candidates: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Microbatches beyond the schedule's limits for which candidates have to leave memory.
 
-        The backbone's are those beside generators of one stage; more stages allow more (`extra_microbatches`).
+        The backbone's number is for generators of one stage; more stages allow more (`extra_microbatches`).
         """
         if table.module.is_backbone:
             return most_extra_in_flight(table, candidates, int(self._problem.has_generators), self._extra)

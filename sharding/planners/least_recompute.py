@@ -16,12 +16,12 @@ _LEAST_STEP = 1 / 64  # by which the next share is larger at least, as shares ar
 
 
 class LayerPolicies(NamedTuple):
-    """How the layers of every module recompute.
+    """The recomputation policies of the layers of every module.
 
     Attributes:
         recompute: The recomputation policy of the layers.
-        first: That of a share of the layers of each module, its first ones.
-        share: The share.
+        first: The recomputation policy of the first layers of each module, instead.
+        share: The share of its layers that these are, from 0 to 1.
     """
 
     recompute: RecomputePolicy
@@ -45,11 +45,11 @@ class SimulatedMemory(NamedTuple):
 
 
 class FittingPlans(NamedTuple):
-    """What `least_recompute` finds.
+    """The plans that `least_recompute` finds.
 
     Attributes:
         fitting: The plans that fit.
-        nearest: Of those whose layers all recompute alike, that which takes the least memory.
+        nearest: Of the plans whose layers all recompute alike, the one that takes the least memory.
     """
 
     fitting: tuple[SimulatedMemory, ...]

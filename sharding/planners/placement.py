@@ -1,4 +1,7 @@
-"""Units and plans on consecutive devices."""
+"""Units and plans on consecutive devices.
+
+Most policies make their plans by these functions.
+"""
 
 import dataclasses
 from collections.abc import Sequence

@@ -54,14 +54,14 @@ class PlanningProblem:
         trained_parts: Parts that train.
         recompute_choices: Recomputation policies that a planner may choose.
         chunk_choices: Numbers of virtual stages per pipeline rank of the backbone that a planner may choose.
-        tensor_sizes: Tensor-parallel sizes that a planner may choose; those larger than a node are left out.
+        tensor_sizes: Tensor-parallel sizes that a planner may choose; sizes larger than a node are left out.
         fixed_ranks: Context-parallel and expert ranks by module, which planners do not choose; one of each by default.
         seed: Seed of the rows that plans are simulated with.
         row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
             tensor ranks do not divide them.
-        row_capacities: What a row of the global batch holds by encoder or generator, where it is known: patches, frames
-            or target images.
-        configuration: What it was read from, which its plans name.
+        row_capacities: Capacity of a row of the global batch by encoder or generator, where it is known: patches,
+            frames or target images.
+        configuration: The configuration that it was read from, which its plans name.
         rendezvous: Whether hops occupy the devices of both their ends, as they do between processes.
     """
 
@@ -93,7 +93,7 @@ class PlanningProblem:
 
     @functools.cached_property
     def purpose(self) -> PlanPurpose:
-        """What its plans are made for."""
+        """The model, rows and cluster that its plans are made for."""
         return PlanPurpose(
             configuration=self.configuration,
             model=module_sizes(self.graph),
@@ -123,7 +123,7 @@ class PlanningProblem:
         return self.fixed_ranks.get(module, SINGLE_RANKS)
 
     def collectives_of(self, module: str, tp: int) -> CollectivesName:
-        """What `tp` tensor ranks of a module do around split matmuls: as the cost model has it, where that can be."""
+        """Collectives of `tp` tensor ranks of a module around split matmuls: the cost model's, if possible."""
         return "all_reduce" if tp == 1 or self.row_positions.get(module, 0) % tp else self.costs.collectives
 
     @functools.cached_property
@@ -147,7 +147,7 @@ class PlanningProblem:
 
     @functools.cached_property
     def module_tables(self) -> dict[str, ModuleTable]:
-        """What every module takes under every candidate; computed once, from the mean row."""
+        """Seconds and bytes of every module under every candidate; computed once, from the mean row."""
         required = RequiredGradients(self.graph, self.trained_parts)
         tensor_sizes = tuple(tp for tp in self.tensor_sizes if tp <= self.cluster.devices_per_node)
         return {
@@ -178,7 +178,7 @@ class PlanningProblem:
         return replica_sharing(self.sampled_rows[name], per_row, self.row_divisors, ep, self.devices)
 
     def replica_shares(self, module: str, dp: int) -> ReplicaShares:
-        """What falls to a module's replicas beside a backbone of `dp` replicas."""
+        """Shares of a microbatch of a module's replicas beside a backbone of `dp` replicas."""
         if (module, dp) not in self._shares:
             self._shares[module, dp] = self.sharing[module].shares(dp)
         return self._shares[module, dp]
@@ -226,14 +226,14 @@ class PlanningProblem:
         return dataclasses.replace(timeline, purpose=self.purpose, device_memory=self.cluster.memory)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
-        """What every op of a plan's step takes, with `sampled_rows` by default."""
+        """Seconds and bytes of every op of a plan's step, with `sampled_rows` by default."""
         return self._step_costs(self.resolve(plan), rows)
 
     def _step_costs(self, resolved: ResolvedPlan, rows: LoadsByModule | None) -> StepCosts:
         return plan_costs(resolved, self._batch_costs(rows) if rows else self.sampled_costs)
 
     def resolve(self, plan: Plan) -> ResolvedPlan:
-        """A plan laid out for the problem's model; whether it can run is not checked."""
+        """Resolves a plan for the problem's model; whether it can run is not checked."""
         return ResolvedPlan(plan, self.graph, self.trained_parts)
 
     def _schedule(self, resolved: ResolvedPlan) -> Schedule:
@@ -257,7 +257,7 @@ class PlanningProblem:
         return least_step_seconds(op_graph, plan_work(resolved, self.sampled_costs))
 
     def mean_microbatch_costs(self, plan: Plan) -> dict[StageId, StageCosts]:
-        """What the stages of a plan take for one microbatch of mean rows, on any pipeline replica of a unit."""
+        """Costs of the stages of a plan for one microbatch of mean rows, on any pipeline replica of a unit."""
         count = self.rows // plan.microbatches
         if count not in self._mean_costs:
             rows = {name: np.tile(self.data.mean_load(name), (count, 1)) for name in self.graph.names}
@@ -270,11 +270,11 @@ class PlanningProblem:
 
     @functools.cached_property
     def _mean_costs(self) -> dict[int, BatchCosts]:
-        """By rows of a microbatch."""
+        """Costs of layers for one microbatch of mean rows, by the rows of the microbatch."""
         return {}
 
     def unit_work(self, unit: UnitPlan, microbatches: int) -> tuple[StageWork, ...]:
-        """What bounds a step from below of every stage of a unit, on the rows that plans are simulated with."""
+        """Lower bounds of every stage of a unit, on the rows that plans are simulated with."""
         return unit_work(unit, microbatches, self.sampled_costs, self.trained_parts)
 
     def memory_fraction(self, timeline: Timeline) -> float:
@@ -285,6 +285,6 @@ class PlanningProblem:
 
 
 def _order_key(unit: UnitPlan) -> tuple:
-    """What of a unit on devices of its own decides the order of its ops: not how its stages divide their work."""
+    """Returns a key that is equal for units on their own devices whose ops have the same order."""
     pipeline = Parallelism(chunks=unit.parallelism.chunks, pipeline_replicas=unit.parallelism.pipeline_replicas)
     return unit.name, unit.modules, unit.layers, pipeline, unit.executor, unit.schedule_hints

@@ -26,8 +26,8 @@ class RelaxedProblems:
 
     Attributes:
         device_seconds: Device-seconds of a microbatch, forward and backward.
-        fill: Seconds times devices of the part of the pipeline fill that more devices shorten.
-        constant_fill: Seconds of the part of the pipeline fill that they do not shorten.
+        fill: Seconds times devices of the share of the pipeline fill that more devices shorten.
+        constant_fill: Seconds of the share of the pipeline fill that they do not shorten.
         steady_microbatches: Microbatches after the first.
         min_devices: Devices that a module needs.
         min_stage_seconds: Seconds that some stage takes in any case.
@@ -134,7 +134,7 @@ def solve_relaxations(problem: PlanningProblem, chunks: int | None = None) -> Re
 
 
 def relaxed_problems(problem: PlanningProblem, chunks: int | None = None) -> tuple[SizeGrid, RelaxedProblems]:
-    """All combinations of sizes, and their convex problems; the arguments are those of `solve_relaxations`."""
+    """Returns all combinations of sizes, and their convex problems; takes the arguments of `solve_relaxations`."""
     names = problem.graph.names
     possible = np.unique(problem.module_tables[problem.graph.backbone.name].chunks)
     axes = [np.arange(len(problem.row_divisors)), possible[(possible == chunks) | (chunks is None)]]

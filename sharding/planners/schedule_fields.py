@@ -1,4 +1,4 @@
-"""What a planner adds to a layout: microbatches in flight for which memory is left, seconds of stages, capacities."""
+"""Fields that planners add to a layout's plan: microbatches in flight that fit, seconds of stages, capacities."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def extra_microbatches(problem: PlanningProblem, layout: DisjointLayout) -> dict
 
 
 def generator_stages(problem: PlanningProblem, layout: DisjointLayout) -> int:
-    """Stages downstream of the backbone: those of the generator that has the most; 0 without generators."""
+    """Number of stages downstream of the backbone, the most that a generator has; 0 without generators."""
     tables = problem.module_tables
     depths = (
         int(tables[name].pp[choice.candidate]) for name, choice in layout.choices.items() if problem.is_generator(name)

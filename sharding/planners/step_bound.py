@@ -1,4 +1,7 @@
-"""A lower bound of a simulated step from its costs alone, without a schedule."""
+"""A lower bound of a simulated step from its costs alone, without a schedule.
+
+Policies order plans by it, and leave out the simulation of plans that cannot be the best.
+"""
 
 from collections.abc import Sequence
 
@@ -15,7 +18,7 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
 
         max_rank(arrival + work + return) + norm + max_rank(update)
 
-    `work` is all forwards and backwards of a pipeline rank, one of a single copy of its unit, on the slowest of its
+    `work` is all forwards and backwards of a pipeline rank of one pipeline replica, on the slowest of its
     replicas. Before them or between them its devices gather all its weights, and no earlier than the shortest
     microbatch has arrived through the stages before it (`arrival`) do they start. After its last op the shortest
     microbatch still returns through these stages, and the rank reduces all its gradients, meanwhile or before
@@ -25,7 +28,7 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
 
     Args:
         op_graph: The ops of a step.
-        work: What they take.
+        work: Seconds of the ops (`StepWork`).
     """
     bound, ranks = _StepBound(op_graph, work), op_graph.stage_graph.stages_of
     updates = max(bound.once_per_step(rank, "update") for rank in ranks)
@@ -66,16 +69,16 @@ class _StepBound:
         return self._arrival[source] + self._work.stages[source].least_forward + self._work.hops[source, target]
 
     def _go_back(self, source: StageId, target: StageId) -> float:
-        """What follows the last backward of the target of an edge."""
+        """Seconds that follow the last backward of the target of an edge."""
         return self._work.gradient_hops[source, target] + self._least_backward(source) + self._return[source]
 
     def _go_on(self, source: StageId, target: StageId) -> float:
-        """What follows the last forward of the source of an edge, where it runs no backward."""
+        """Seconds that follow the last forward of the source of an edge, where it runs no backward."""
         forward = self._work.stages[target].least_forward
         return self._work.hops[source, target] + forward + self._least_backward(target) + self._return[target]
 
     def _least_backward(self, stage: StageId) -> float:
-        """What the shortest backward of a stage takes; of one that leaves its wgrad for later, nothing is known."""
+        """Seconds of a stage's shortest backward; 0 if it leaves its wgrad for later, as its share is not known."""
         is_whole = stage in self._op_graph.backward_stages - self._op_graph.split_stages
         return self._work.stages[stage].least_backward if is_whole else 0.0
 
@@ -93,7 +96,7 @@ class _StepBound:
         return start + float(work.max()) + max(self._return_from(rank), self.once_per_step(rank, "reduce"))
 
     def end_of_ranks(self, ranks: Sequence[PipelineRank], count: int) -> float:
-        """The same of ranks that share devices, each being on some of them or on all `count`."""
+        """When the norm can start as far as ranks are concerned that share devices, each on some or on all `count`."""
         devices = self._graph.rank_devices
         on_all = [self._rank_seconds(rank, "computing") for rank in ranks if len(devices[rank]) == count]
         on_some = sum(

@@ -4,7 +4,7 @@
 
 `work` is all forwards and backwards of a module's slowest pipeline rank on the slowest of its replicas, with the rows
 that plans are simulated with. `path` is one microbatch through all stages and back, behind gathers of weights and
-before reductions of gradients, as far as other stages do not hide them. With chunks a microbatch passes a rank's part
+before reductions of gradients, as far as other stages do not hide them. With chunks a microbatch passes a rank's share
 of the path in pieces, so for this rank the path through its own unit counts once for all chunks; other modules wait for
 all.
 
@@ -27,7 +27,7 @@ WINDOW = 3
 
 
 class _ModuleSeconds(NamedTuple):
-    """What one module's choice takes in a step.
+    """Seconds of one module's choice in a step.
 
     Attributes:
         slowest_rank: Seconds of all forwards and backwards of the slowest replica of its slowest pipeline rank.
@@ -36,7 +36,7 @@ class _ModuleSeconds(NamedTuple):
         chunks: Virtual stages per pipeline rank.
         forward: Mean seconds of a microbatch's forward through all its stages; on the slowest replica if its items are
             dealt.
-        backward: The same of its backward.
+        backward: Mean seconds of a microbatch's backward, likewise.
         gather: Seconds in which its first pipeline rank gathers weights.
         reduce: Seconds in which its first pipeline rank, which runs the last backward, reduces gradients.
         update: Seconds of the optimizer on the slowest rank.
@@ -54,7 +54,7 @@ class _ModuleSeconds(NamedTuple):
 
 
 class StepEstimate:
-    """Estimates the steps of layouts of one problem; what a choice of a module takes is computed once.
+    """Estimates the steps of layouts of one problem; the seconds of a choice of a module are computed once.
 
     Args:
         problem: The problem.
@@ -102,12 +102,12 @@ class StepEstimate:
         What comes after the module runs while it works on other microbatches.
 
         Args:
-            of: What every module takes.
+            of: Seconds of every module.
             bottleneck: The module.
         """
         after_forward: dict[str, float] = {}
         after_backward: dict[str, float] = {}  # from the end of a module's backward to the last reduction
-        for module in self._problem.graph.modules:  # each after those that feed it
+        for module in self._problem.graph.modules:  # each after the modules that feed it
             own, name = of[module.name], module.name
             arrival = max((after_forward[source] for source in module.inputs), default=0.0)
             rest = max((of[source].backward + after_backward[source] for source in module.inputs), default=0.0)

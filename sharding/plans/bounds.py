@@ -27,11 +27,11 @@ LARGEST: dict[str, float] = {
     "forward_seconds": 1e9,
     "backward_seconds": 1e9,
 }
-"""By key of a unit. Those that multiply devices, such as `dp`, are bounded by how many it lists."""
+"""Largest numbers by key of a unit. Numbers that multiply devices, such as `dp`, are bounded by how many it lists."""
 
 
 def excess(key: str, value: int | tuple[int, ...] | tuple[float, ...]) -> str:
-    """What is wrong with a number of a unit, or the largest of several; empty if nothing is."""
+    """Says what is wrong with a number of a unit, or with the largest of several; empty if nothing is."""
     largest = max(value, default=0) if isinstance(value, tuple) else value
     if largest > LARGEST[key]:
         return f"{key} has {largest:g}; it may be at most {LARGEST[key]:g}"
@@ -39,7 +39,7 @@ def excess(key: str, value: int | tuple[int, ...] | tuple[float, ...]) -> str:
 
 
 def name_fault(name: str) -> str:
-    """What is wrong with a name; empty if nothing is."""
+    """Says what is wrong with a name; empty if nothing is."""
     if name.isprintable() and len(name) <= MAX_NAME:
         return ""
     return f"{reprlib.repr(name)} is not a name; use at most {MAX_NAME} printable characters"

@@ -1,4 +1,4 @@
-"""Which units can run a step as one program, or two (`UnitPlan.executor`), and what is wrong with others."""
+"""Checks whether a unit can run a step as one program, or two (`UnitPlan.executor`); `check_layout` calls it."""
 
 from configs.short_repr import shown_fields
 from sharding.plans.plan_error import PlanError

@@ -1,4 +1,7 @@
-"""Devices by stage and replica, with devices that always work alike as one group; and which replicas feed which."""
+"""Devices by stage and replica, with devices that always work alike as one group; and which replicas feed which.
+
+The recurrence of a schedule and timelines compute on these groups.
+"""
 
 import dataclasses
 import functools
@@ -103,13 +106,13 @@ def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[
 def replicas_of_microbatch(
     pipeline_replicas: Mapping[str, PipelineReplicas], unit: str, microbatch: int, table: Shaped[np.ndarray, "r ..."]
 ) -> Shaped[np.ndarray, "i ..."]:
-    """Of a table of all pipeline replicas of a unit, the replicas of the pipeline replica that takes a microbatch.
+    """Selects from a table of all pipeline replicas of a unit the rows of the pipeline replica that takes a microbatch.
 
     Args:
-        pipeline_replicas: Of units with several pipeline replicas (`StageGraph.pipeline_replicas`).
+        pipeline_replicas: Pipeline replicas of the units that have several (`StageGraph.pipeline_replicas`).
         unit: The unit.
         microbatch: The microbatch; -1 for all pipeline replicas, as in ops that run once per step.
-        table: Something of every replica of all pipeline replicas, by pipeline replica.
+        table: One entry for every replica of all pipeline replicas, by pipeline replica.
     """
     if microbatch < 0 or unit not in pipeline_replicas:
         return table

@@ -1,7 +1,8 @@
 """JSON objects read into frozen dataclasses; an error names the key, its value and what it must be.
 
 msgspec and cattrs were tried instead: msgspec ignores unknown keys of a dataclass and does not print the offending
-value; cattrs takes the string "x" for a list of strings and `true` for 1.
+value; cattrs takes the string "x" for a list of strings and `true` for 1. Plans, units and measured profiles are read
+by it.
 """
 
 import dataclasses
@@ -70,7 +71,7 @@ def read_record(document: object, record: type[T], where: str, error: type[UserE
 
 
 def read_file(path: str | os.PathLike[str], parse: Callable[[bytes], T], error: type[UserError]) -> T:
-    """Reads a file; errors, also those of the parser, name it.
+    """Reads a file; errors, the parser's too, name it.
 
     Args:
         path: The file.
@@ -118,7 +119,7 @@ def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserEr
 
 
 def _present(kind: Any) -> Any:
-    """The type of a value that is there, of a field that may be None where its key is left out."""
+    """Returns the type of a field's value without None, which stands for a key that is left out."""
     if typing.get_origin(kind) is types.UnionType:
         (kind,) = (choice for choice in typing.get_args(kind) if choice is not type(None))
     return kind

@@ -1,4 +1,7 @@
-"""JSON as people write it: what is short stands on one line, and what is long has one entry a line."""
+"""JSON as people write it: what is short stands on one line, and what is long has one entry a line.
+
+`Plan.to_json` writes plan files in this form.
+"""
 
 import json
 from typing import Any

@@ -14,7 +14,7 @@ CollectivesName = Literal["all_reduce", "sequence_parallel", "ring", "mosaic"]
 
 
 class TensorCollectives(NamedTuple):
-    """What the tensor ranks do around split matmuls.
+    """The collectives of tensor ranks around split matmuls.
 
     Attributes:
         sequence_parallel: Whether they divide the positions of a row between split matmuls.
@@ -31,7 +31,7 @@ TENSOR_COLLECTIVES: dict[CollectivesName, TensorCollectives] = {
     "ring": TensorCollectives(True, "ring"),
     "mosaic": TensorCollectives(True, "mosaic"),
 }
-"""By the name that a plan gives (`Parallelism.collectives`)."""
+"""Collectives by the name that a plan gives (`Parallelism.collectives`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,16 @@ class Parallelism:
             parallelism, ZeRO-3): a layer's weights are gathered whenever it computes, and its gradients scattered. 1:
             every replica holds whole weights for a step (ZeRO-1). Below dp, each group has a copy of the weights, and
             groups sum their gradients once a step. A multiple of `ep`, if above 1.
-        chunks: Virtual stages on the devices of each pipeline rank; virtual stage v is placed on those of rank v % pp
-            (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
+        chunks: Virtual stages on the devices of each pipeline rank; virtual stage v is placed on the devices of rank v
+            % pp (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
         pipeline_replicas: Replicas of the whole pipeline, each on devices of its own and with all weights, that take
             whole microbatches by turns (the encoder pipelines of Optimus, arXiv 2408.03505, section 4.1). Gradients
             are summed over all of them once a step; master weights and optimizer state are divided over them too.
-        collectives: What the tensor ranks do around split matmuls. `all_reduce`: every rank has all positions, and
-            sums are all-reduced. `sequence_parallel`: ranks divide the positions (arXiv 2205.05198), which are gathered
-            before a matmul and scattered after one. `ring`: the same, in pieces that are sent while others are
-            multiplied. `mosaic`: the same by Hopper kernels where the unit has all devices of one process, else `ring`.
+        collectives: The collectives of the tensor ranks around split matmuls. `all_reduce`: every rank has all
+            positions, and sums are all-reduced. `sequence_parallel`: ranks divide the positions (arXiv 2205.05198),
+            which are gathered before a matmul and scattered after one. `ring`: the same, in pieces that are sent while
+            others are multiplied. `mosaic`: the same by Hopper kernels where the unit has all devices of one process,
+            else `ring`.
     """
 
     dp: int = 1

@@ -137,7 +137,7 @@ def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
-    """A plan, or that of a plan file."""
+    """Returns a plan as it is, or reads the plan of a plan file."""
     return plan if isinstance(plan, Plan) else Plan.load(plan)
 
 

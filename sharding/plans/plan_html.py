@@ -1,4 +1,7 @@
-"""A plan as HTML, without a script or style sheet: a table of its units and a drawing of modules over devices."""
+"""A plan as HTML, without a script or style sheet: a table of its units and a drawing of modules over devices.
+
+`Plan` shows itself by it in notebooks.
+"""
 
 from collections.abc import Sequence
 
@@ -17,7 +20,7 @@ def plan_html(units: Sequence[UnitPlan], rows: Sequence[dict[str, str]], schedul
 
     Args:
         units: The units.
-        rows: What the table says of them (`Plan.table`).
+        rows: Rows of the table of units (`Plan.table`).
         schedule: Name of the schedule.
         microbatches: Microbatches of a step.
     """

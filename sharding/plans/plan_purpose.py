@@ -1,4 +1,7 @@
-"""What a plan was made for: a model, the rows of a step, their data and a cluster; and where another step differs."""
+"""The purpose of a plan: a model, the rows of a step, their data and a cluster; and where another step differs.
+
+Planners write it into plans, and commands warn where a run or a simulation differs from it.
+"""
 
 import dataclasses
 import math
@@ -16,7 +19,7 @@ from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 LOAD_TOLERANCE = 0.05
-"""Share by which mean loads may differ without a word: those of other samples of the same data do."""
+"""Share by which mean loads may differ without a warning: the loads of other samples of the same data do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class ModuleSize:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanLoad:
-    """What the mean row brings to a module (`LoadColumn`)."""
+    """The load of the mean row on a module (`LoadColumn`)."""
 
     module: str
     tokens: float = 0.0
@@ -70,10 +73,10 @@ class MeanLoad:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanPurpose:
-    """What a plan was made for. A plan made by hand may leave out any of it.
+    """The model, rows, data and cluster that a plan was made for. A plan made by hand may leave out any of them.
 
     Attributes:
-        configuration: What it was read from.
+        configuration: The configuration that it was read from.
         model: Its modules.
         mean_row: The mean load of its rows.
         rows: Rows of the global batch.
@@ -112,7 +115,7 @@ class PlanPurpose:
                     raise PlanError(f"the plan's made_for: {key} has {reprlib.repr(text)}; use printable characters")
 
     def document(self) -> dict[str, Any]:
-        """It as JSON values, without what is left out."""
+        """The purpose as JSON values, without fields that are left out."""
         return _without_defaults(self)
 
 
@@ -156,7 +159,7 @@ def differences(made_for: PlanPurpose, here: PlanPurpose) -> list[str]:
 
 
 def _words(purpose: PlanPurpose) -> dict[str, str]:
-    """What is compared exactly, by what it is."""
+    """Values that are compared exactly, by their description in words."""
     sizes = {
         f"{name} of {module.module}": f"{getattr(module, name):,}"
         for module in purpose.model
@@ -172,13 +175,13 @@ def _words(purpose: PlanPurpose) -> dict[str, str]:
 
 
 def _cluster_figures(purpose: PlanPurpose) -> dict[str, str]:
-    """Figures of the cluster, by what they are; none of a cluster that is not known."""
+    """Figures of the cluster, by their description in words; none for a cluster that is not known."""
     cluster = purpose.described_cluster or CLUSTERS.get(purpose.cluster)
     return _figures(dataclasses.asdict(cluster), f"cluster {cluster.name}") if cluster else {}
 
 
 def _figures(values: Mapping[str, Any], of: str) -> dict[str, str]:
-    """Numbers of a record and of the records in it, by what they are."""
+    """Numbers of a record and of the records in it, by their description in words."""
     figures: dict[str, str] = {}
     for name, value in values.items():
         what = f"{name} of {of}"
@@ -187,7 +190,7 @@ def _figures(values: Mapping[str, Any], of: str) -> dict[str, str]:
 
 
 def _loads(purpose: PlanPurpose) -> dict[str, float]:
-    """Means of a row, by what they are."""
+    """Mean loads of a row, by their description in words."""
     return {
         f"{name.replace('_', ' ')} of {load.module} in the mean row": getattr(load, name)
         for load in purpose.mean_row

@@ -1,4 +1,7 @@
-"""A plan as a table for people: a row for each unit."""
+"""A plan as a table for people: a row for each unit.
+
+`Plan.table` makes it.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ _UNIT_OPTIONS = {"phase_rows": 0, "capacities": (), "executor": "dispatched"}
 _PARALLELISM = {
     field.name: field.default for field in dataclasses.fields(Parallelism) if field.name not in _ALWAYS_SHOWN
 }
-"""Sizes and collectives that are left out where all units have their default, as are `_UNIT_OPTIONS`."""
+"""Defaults of sizes and collectives; a column whose units all have it is left out, like `_UNIT_OPTIONS`."""
 
 
 class PlanTable(list[dict[str, str]]):

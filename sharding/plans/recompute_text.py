@@ -1,4 +1,7 @@
-"""Activation recomputation of a stage's layers as text: `full` for all of them, or `3 full, 5 none` in layer order."""
+"""Activation recomputation of a stage's layers as text: `full` for all of them, or `3 full, 5 none` in layer order.
+
+It is the form of `UnitPlan.recompute` in plan files.
+"""
 
 import itertools
 import re
@@ -38,7 +41,7 @@ def read_recompute(text: str, layers: int) -> list[tuple[RecomputePolicy, int]]:
 
 
 def layer_policies(text: str, layers: int) -> tuple[RecomputePolicy, ...]:
-    """The policy of each of a stage's layers; the arguments and the error are those of `read_recompute`."""
+    """Returns the policy of each of a stage's layers; takes the arguments of `read_recompute` and raises its error."""
     return tuple(policy for policy, count in read_recompute(text, layers) for _ in range(count))
 
 

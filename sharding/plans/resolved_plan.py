@@ -1,4 +1,4 @@
-"""A plan laid out for a model: what follows from both, derived here alone, and read by all that works on a plan.
+"""A plan laid out for a model: its layers, stages, devices and gradients, derived here alone for all that reads plans.
 
 `resolve_plan` refuses a plan that cannot run. Costs, schedules, reorderings, planners and engines take what it returns.
 """
@@ -33,7 +33,7 @@ class ResolvedPlan:
     trained_parts: frozenset[str] = frozenset()
 
     def with_plan(self, plan: Plan) -> "ResolvedPlan":
-        """Another plan for the same model."""
+        """Returns another plan laid out for the same model."""
         return dataclasses.replace(self, plan=plan)
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class ResolvedPlan:
 def resolve_plan(
     plan: Plan, graph: ModuleGraph, devices: int, rows: int | None = None, trained_parts: frozenset[str] = frozenset()
 ) -> ResolvedPlan:
-    """A plan laid out for a model.
+    """Resolves a plan for a model, and refuses a plan that cannot run.
 
     Args:
         plan: The plan.

@@ -1,4 +1,4 @@
-"""What a planner tells the schedule about a unit; nothing of it changes what a step computes."""
+"""Hints of a planner to the schedule about a unit; they change the order of ops, and not what a step computes."""
 
 import dataclasses
 import math
@@ -15,13 +15,13 @@ class ScheduleHints:
     Attributes:
         extra_microbatches: How many microbatches each pipeline rank may hold at once beyond what the schedule needs;
             one that is in several of its chunks counts in each.
-        forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` and `colocated`
+        forward_seconds: Seconds of a microbatch's forward on each virtual stage, by which `interleaved` and `colocated`
             order ops; only the proportions between stages matter. Empty: as long as any other op.
-        backward_seconds: The same for the backward.
+        backward_seconds: Seconds of a microbatch's backward on each virtual stage, likewise.
         forward_communication: Seconds among `forward_seconds` in which a virtual stage's devices only wait for
             collectives. Where they are given, `colocated` runs ops of other units in one program with the stage's, so
             that these compute meanwhile. Empty: none.
-        backward_communication: The same for the backward.
+        backward_communication: Seconds among `backward_seconds`, likewise.
         replica_of_microbatch: Which pipeline replica takes each microbatch of a step. Empty: microbatch i goes to
             replica i % pipeline_replicas.
     """

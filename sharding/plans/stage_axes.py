@@ -16,12 +16,12 @@ from sharding.plans.unit_plan import UnitPlan
 STAGE_AXES = Axes(data=("data", "fsdp", "expert"), tensor=("tensor",), expert=("expert",))
 """The axes of a stage whose modules all have one tensor-parallel size and whole weights on every replica.
 
-Consecutive data ranks split the experts; fully sharded weights are divided over these ranks and those of "fsdp".
+Consecutive data ranks split the experts; fully sharded weights are divided over these ranks and the ranks along "fsdp".
 """
 
 
 def tensor_axes(sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
-    """Sizes of tensor axes by the modules that use them, of which none is 1; those of few modules come first.
+    """Returns sizes of tensor axes by the modules that use them; none is 1, and axes of few modules come first.
 
     Args:
         sizes: Tensor-parallel ranks of each module.
@@ -103,7 +103,7 @@ def _data_sizes(unit: UnitPlan, replicas: int) -> dict[str, int]:
 
 
 def _axis_name(users: frozenset[str], modules: Sequence[str]) -> str:
-    """Such as `tensor` of an axis that all modules use, and `tensor/vision` of one for a module alone."""
+    """The name of a tensor axis: `tensor` if all modules use it, `tensor/vision` if a module alone does."""
     own = [module for module in modules if module in users]
     return "tensor" if len(own) == len(modules) else f"tensor/{'+'.join(own)}"
 
@@ -121,7 +121,7 @@ class RowReshard(NamedTuple):
 
 
 def row_reshard(sender: Axes, receiver: Axes) -> RowReshard:
-    """The axes over which rows are gathered and split again: those of each from the first that is not both's."""
+    """Returns the axes over which rows are gathered and split again: each end's axes from the first that differs."""
     common = 0
     while sender.data[common : common + 1] == receiver.data[common : common + 1] != ():
         common += 1

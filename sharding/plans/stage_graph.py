@@ -15,7 +15,7 @@ StageId = tuple[str, int]
 """A stage: (unit, number of the stage in it). In a unit with chunks it is a virtual stage, in chain order."""
 
 StageReplica = tuple[StageId, int]
-"""A stage in one copy of its unit's pipeline: (stage, copy)."""
+"""A stage in one pipeline replica of its unit: (stage, pipeline replica)."""
 
 PipelineRank = tuple[str, int]
 """(unit, pipeline_replica * pp + number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
@@ -25,7 +25,7 @@ StageEdge = tuple[StageId, StageId]
 
 @dataclasses.dataclass(frozen=True)
 class PipelineReplicas:
-    """The pipeline replicas of a unit's pipeline (`Parallelism.pipeline_replicas`).
+    """The pipeline replicas of a unit (`Parallelism.pipeline_replicas`).
 
     Attributes:
         rank_devices: Devices of every pipeline rank, by pipeline_replica * pp + stage % pp.
@@ -42,7 +42,7 @@ class PipelineReplicas:
 
     @functools.cached_property
     def positions(self) -> tuple[int, ...]:
-        """The position of each microbatch among those that its pipeline replica takes."""
+        """The position of each microbatch among the microbatches that its pipeline replica takes."""
         return tuple(
             self.of_microbatch[:number].count(pipeline_replica)
             for number, pipeline_replica in enumerate(self.of_microbatch)
@@ -58,7 +58,7 @@ class StageGraph:
         edges: Pairs (feeding stage, fed stage).
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
         exchanges: The edges between stages whose rows hold different items (`UnitPlan.phase_rows`).
-        pipeline_replicas: Of units with several pipeline replicas of their pipeline.
+        pipeline_replicas: The pipeline replicas of the units that have several.
         compiled: Stages that are a whole unit, of which one program runs all forwards and backwards of a step, or one
             all forwards and another all backwards: they need the inputs of all microbatches (`UnitPlan.executor`).
     """
@@ -98,7 +98,7 @@ class StageGraph:
 
     @functools.cached_property
     def stages(self) -> tuple[StageId, ...]:
-        """All stages, each after those that feed it."""
+        """All stages, each after the stages that feed it."""
         return tuple(self.devices)
 
     def is_exchange(self, one: StageId, other: StageId) -> bool:
@@ -126,7 +126,7 @@ class StageGraph:
         return {stage: tuple(target for source, target in self.edges if source == stage) for stage in self.devices}
 
     def pipeline_replica_count(self, unit: str) -> int:
-        """Number of pipeline replicas of a unit's pipeline."""
+        """Number of pipeline replicas of a unit."""
         return self.pipeline_replicas[unit].count if unit in self.pipeline_replicas else 1
 
     def pipeline_replica_of_microbatch(self, unit: str, microbatch: int) -> int:
@@ -134,11 +134,11 @@ class StageGraph:
         return self.pipeline_replicas[unit].of_microbatch[microbatch] if unit in self.pipeline_replicas else 0
 
     def position_at(self, unit: str, microbatch: int) -> int:
-        """The position of a microbatch among those that the same pipeline replica of a unit takes."""
+        """The position of a microbatch among the microbatches that the same pipeline replica of a unit takes."""
         return self.pipeline_replicas[unit].positions[microbatch] if unit in self.pipeline_replicas else microbatch
 
     def microbatches_of(self, unit: str, pipeline_replica: int, microbatches: int) -> tuple[int, ...]:
-        """Those of a step's microbatches that a pipeline replica of a unit takes, ascending."""
+        """The microbatches of a step that a pipeline replica of a unit takes, ascending."""
         return tuple(
             number
             for number in range(microbatches)
@@ -147,7 +147,7 @@ class StageGraph:
 
     @functools.cached_property
     def ranks_of(self) -> Mapping[StageId, tuple[PipelineRank, ...]]:
-        """For every stage, its pipeline rank in each copy of its unit."""
+        """For every stage, its pipeline rank in each pipeline replica of its unit."""
         counts: dict[str, int] = {}
         for unit, _ in self.stages:
             counts[unit] = counts.get(unit, 0) + 1
@@ -284,7 +284,7 @@ def stage_graph(plan: Plan, graph: ModuleGraph, layers: Mapping[StageId, tuple[L
 
 
 def _topological_order(stages: tuple[StageId, ...], edges: list[StageEdge]) -> list[StageId]:
-    """Each stage after those that feed it; otherwise in the order given."""
+    """Returns the stages, each after the stages that feed it; otherwise in the order given."""
     position = {stage: number for number, stage in enumerate(stages)}
     sorter = graphlib.TopologicalSorter(dict.fromkeys(stages, ()))
     for source, target in edges:

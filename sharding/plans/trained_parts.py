@@ -13,7 +13,7 @@ Gradient = Literal["dgrad", "wgrad"]
 
 
 def parts_by_name(graph: ModuleGraph) -> dict[str, tuple[str, ...]]:
-    """The parts that a name stands for: `all` but those that are frozen by default, `projectors`, or a part itself."""
+    """Maps `all` to the parts not frozen by default, `projectors` to the projectors, and every part to itself."""
     parts = tuple(part for module in graph.modules for part in module.trainable_parts)
     frozen = {part for module in graph.modules for part in module.frozen_by_default}
     return {
@@ -55,8 +55,8 @@ class LayerGradients(NamedTuple):
 
     Attributes:
         layer: The layer.
-        count: How many of it.
-        gradients: What its backward computes; empty where it has none.
+        count: Number of such layers.
+        gradients: The gradients that its backward computes; empty where it has none.
     """
 
     layer: LayerSpec
@@ -87,8 +87,8 @@ class RequiredGradients:
         runs = []
         for layer, count in spec.layers_between(first, last):
             trains = layer.part in self.trained_parts
-            # Of equal layers that train, all but perhaps the first compute dgrad; so do those within a layer that is
-            # frozen by default, whose own input needs no gradient.
+            # Of equal layers that train, all but perhaps the first compute dgrad. A layer that is frozen by default
+            # computes it within itself if it trains, though its input needs no gradient.
             needs_dgrad = trains if layer.frozen_by_default else trains_before or (trains and count > 1)
             gradients: tuple[Gradient, ...] = (*(("dgrad",) if needs_dgrad else ()), *(("wgrad",) if trains else ()))
             runs.append(LayerGradients(layer, count, gradients))

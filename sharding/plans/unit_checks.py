@@ -1,4 +1,7 @@
-"""Whether a model fits a unit: its devices, its chain of modules, its layers, and what its ranks divide."""
+"""Checks whether a model fits a unit: its devices, chain of modules, layers, and the sizes that its ranks divide.
+
+`check_layout` calls these checks, and planners and commands call some of them.
+"""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +29,7 @@ def check_row_chunks(where: str, cp: int, module: str, positions: int, source: s
         cp: Context-parallel ranks of a replica.
         module: The module.
         positions: Positions of its rows.
-        source: What sets these.
+        source: The field that sets these positions, for messages.
     """
     if positions % (chunks := row_chunks(cp)):
         raise PlanError(
@@ -39,7 +42,7 @@ def check_positions(units: Iterable[UnitPlan], positions: Mapping[str, int]) -> 
     """Raises PlanError if context-parallel ranks cannot divide the rows of a global batch.
 
     Args:
-        units: A plan's units; those with rows of their own, which are of other sizes, are left out.
+        units: A plan's units; units with rows of their own, which are of other sizes, are left out.
         positions: Positions of a row by module, where they are known.
     """
     for unit in units:

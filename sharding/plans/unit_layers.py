@@ -1,4 +1,7 @@
-"""Which layers of which modules each stage of a unit owns."""
+"""Which layers of which modules each stage of a unit owns.
+
+Costs, checks and the trainer's engine read these runs.
+"""
 
 import itertools
 from typing import NamedTuple

@@ -18,7 +18,7 @@ from sharding.plans.schedule_hints import ScheduleHints
 from sharding.specs.layer import RecomputePolicy
 
 MOST_CAPACITIES = 4
-"""Of a unit with rows of its own: as many programs are compiled for each of its stages."""
+"""Most capacities of a unit with rows of its own: as many programs are compiled for each of its stages."""
 
 ExecutorName = Literal["dispatched", "compiled"]
 
@@ -36,17 +36,18 @@ class UnitPlan:
         parallelism: How its devices divide the work of every stage.
         recompute: Activation recomputation of the layers of each virtual stage: a policy (`none`, `selective`,
             `offload` or `full`), or counts of consecutive layers, such as `3 full, 5 none`; one entry is for all
-            stages. What precedes a module's stack has the policy of its first layer, what follows that of its last.
+            stages. What precedes a module's stack has the policy of its first layer, and what follows has the policy of
+            its last.
         phase_rows: Rows of a microbatch in this unit, over which its items are dealt anew: of an encoder or generator
             in a unit of its own. 0 for the rows of the global batch, and samples stay in theirs.
-        capacities: What such a row holds, ascending: patches, frames or target images. A microbatch runs with the
+        capacities: Capacities of such a row, ascending, in patches, frames or target images. A microbatch runs with the
             smallest that holds its items, all replicas alike, and one without items not at all. Empty for one that
             suffices for every batch: rows of the global batch fit as wholes.
         executor: How a step of the unit runs. `dispatched`: a program for each stage, microbatch, and forward or
             backward, in the order of the plan's schedule. `compiled`: one program a step, in which all pipeline ranks
             run in lockstep (`sharding.schedules.lockstep`), or one of forwards and one of backwards where generators
             come between; of a backbone alone, whose stages must be equal (`sharding.plans.compiled_units`).
-        schedule_hints: What a planner tells the schedule about the unit.
+        schedule_hints: Hints of a planner to the schedule about the unit.
     """
 
     name: str

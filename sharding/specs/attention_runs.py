@@ -1,4 +1,7 @@
-"""Blocks whose attention is global and blocks whose attention is local, as runs of equal layers."""
+"""Blocks whose attention is global and blocks whose attention is local, as runs of equal layers.
+
+The specs of encoders and backbones with local attention in some layers are built from these runs.
+"""
 
 import dataclasses
 import itertools
@@ -13,7 +16,7 @@ def attention_runs(
 ) -> tuple[tuple[LayerSpec, int], ...]:
     """The runs of equal layers among blocks that differ in their attention alone: pairs (layer, count).
 
-    All are one stack of the module, and have its name; those unlike its first block have a longer one.
+    All are one stack of the module, and have its name; runs of blocks unlike its first block have a longer one.
 
     Args:
         block: A block with global attention.

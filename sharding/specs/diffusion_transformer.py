@@ -32,7 +32,7 @@ def dit_head(config: DiTConfig) -> LayerSpec:
 
 
 def dit_splits(config: DiTConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides: pairs (name, size)."""
+    """The sizes that tensor parallelism divides: pairs (name, size)."""
     autoencoder = (("autoencoder.groups", config.autoencoder.groups),) if config.autoencoder else ()
     return (("heads", config.heads), ("ffn", config.ffn), *autoencoder)
 

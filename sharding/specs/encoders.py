@@ -1,4 +1,7 @@
-"""Encoders as layers, from the configurations that their Flax modules are built from."""
+"""Encoders as layers, from the configurations that their Flax modules are built from.
+
+`module_graph` makes the spec of every encoder by them.
+"""
 
 import dataclasses
 import functools

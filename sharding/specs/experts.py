@@ -1,4 +1,7 @@
-"""A transformer block with a mixture of experts: the plain block's spec with its feed-forward layer replaced."""
+"""A transformer block with a mixture of experts: the plain block's spec with its feed-forward layer replaced.
+
+`transformer.py` makes blocks with experts by it.
+"""
 
 import dataclasses
 
@@ -23,7 +26,7 @@ _FEED_FORWARD = ("up", "activation", "down")  # a block with experts has no inne
 
 
 def expert_splits(config: BackboneConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides in feed-forward layers and experts: pairs (name, size)."""
+    """The sizes that tensor parallelism divides in feed-forward layers and experts: pairs (name, size)."""
     experts = config.experts
     if experts is None:
         return (("ffn", config.ffn),)
@@ -69,7 +72,7 @@ def _replicated(width: int, experts: ExpertsConfig) -> int:
 
 
 def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
-    """From the norm to the sum over tensor ranks: the router, the routed experts, and the shared expert."""
+    """Kernels from the norm to the sum over tensor ranks: the router, the routed experts, and the shared expert."""
     count, top_k, ffn = experts.count, experts.top_k, experts.ffn
     return (
         matmul("router", width, count, split=False),
@@ -101,14 +104,14 @@ def _shared_expert(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
 def _saved(
     policy: RecomputePolicy, block: SavedActivations, config: BackboneConfig, experts: ExpertsConfig
 ) -> SavedActivations:
-    """What the block saves of a replica's tokens, and of each pair of a token and an expert.
+    """Activations that the block saves for a replica's tokens, and for each pair of a token and an expert.
 
     A rank has room for the pairs of all tokens that its peers may send, and saves it whole.
     """
     if policy in ("offload", "full"):
         return block
     width, selective = config.width, policy == "selective"
-    hidden, matrices = (2, 1) if selective else (3, 2)  # of each pair: f-wide ones, and those as wide as the model
+    hidden, matrices = (2, 1) if selective else (3, 2)  # of each pair: f-wide activations, and d-wide ones
     matrices -= experts.router.weighted == "inputs"  # of what enters a sum nothing is saved
     shared_output = (width + 1) * _has_shared_gate(experts)  # and the gate's
     return SavedActivations(

@@ -1,4 +1,7 @@
-"""Generators as layers, from the configurations that their Flax modules are built from, counted per image."""
+"""Generators as layers, from the configurations that their Flax modules are built from, counted per image.
+
+`module_graph` makes the spec of every generator by them.
+"""
 
 import functools
 import math
@@ -41,7 +44,7 @@ def image_generator_spec(
         backbone: The language model, from whose width the projector maps.
         layer: The generator with its loss.
         before: Layers between projector and generator.
-        tensor_splits: What tensor parallelism divides besides the projector: pairs (name, size).
+        tensor_splits: The sizes that tensor parallelism divides besides the projector: pairs (name, size).
     """
     return ModuleSpec(
         config.name,

@@ -1,4 +1,4 @@
-"""Kernels over feature maps of an image, counted per image: what U-Nets and autoencoders consist of."""
+"""Kernels over feature maps of an image, counted per image, of which U-Nets and autoencoders consist."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from sharding.specs.layer import (
 
 @dataclasses.dataclass(frozen=True)
 class ImageKernel:
-    """A kernel with what it holds and saves.
+    """A kernel with its parameters and the activations that it saves.
 
     Attributes:
         kernel: The kernel; FLOPs and activations are per image.

@@ -1,4 +1,7 @@
-"""A transformer block with latent attention: the plain block's spec with its attention replaced."""
+"""A transformer block with latent attention: the plain block's spec with its attention replaced.
+
+`transformer.py` makes blocks with latent attention by it.
+"""
 
 import dataclasses
 
@@ -36,7 +39,7 @@ def with_latent_attention(block: LayerSpec, config: BackboneConfig, latent: Late
         memory_bound("latent_norm", 2 * latent.kv_rank, split=False),
         all_gather(compressed),
         matmul("key_value", latent.kv_rank, expanded),
-        memory_bound("rotary", 4 * query_width),  # and joining the parts of queries and keys
+        memory_bound("rotary", 4 * query_width),  # and joining the two pieces of queries and of keys
         _attention(attention, query_width, value_width),
         matmul("output", value_width, width, split_by="rows"),
     )
@@ -63,7 +66,7 @@ def _query_kernels(width: int, query_width: int, latent: LatentAttentionConfig) 
 
 
 def _attention(attention: Kernel, query_width: int, value_width: int) -> Kernel:
-    """The kernel with values of another width than keys'; half of its FLOPs are those of the values."""
+    """The kernel with values of another width than keys'; half of its FLOPs are spent on the values."""
 
     def narrower(flops: PerLoad) -> PerLoad:
         return PerLoad(*(amount * (query_width + value_width) // (2 * query_width) for amount in flops.columns))
@@ -78,7 +81,7 @@ def _attention(attention: Kernel, query_width: int, value_width: int) -> Kernel:
 
 
 def _parameters(width: int, query_width: int, expanded: int, latent: LatentAttentionConfig) -> tuple[int, int]:
-    """Elements of the projections before attention and their norms: those that tensor ranks divide, and the others."""
+    """Elements of the projections before attention and their norms: (divided by tensor ranks, the others)."""
     rank = latent.query_rank
     split = (rank or width) * query_width + latent.kv_rank * expanded
     return split, width * (rank + latent.kv_rank + latent.rope_width) + rank + latent.kv_rank
@@ -87,7 +90,7 @@ def _parameters(width: int, query_width: int, expanded: int, latent: LatentAtten
 def _saved(
     policy: RecomputePolicy, block: SavedActivations, config: BackboneConfig, latent: LatentAttentionConfig
 ) -> SavedActivations:
-    """What the block saves instead of queries, keys and values that are all as wide, and of the latent vectors."""
+    """Activations that the block saves: queries, keys and values of their own widths, and the latent vectors."""
     if policy in ("offload", "full"):
         return block
     query_width, value_width = config.query_width, config.heads * latent.value_width

@@ -1,4 +1,4 @@
-"""A layer as its kernels: what it computes, moves, saves and sends, as functions of the load it is given.
+"""A layer as its kernels: FLOPs, memory traffic, saved and sent elements, as functions of the load it is given.
 
 A load is an array [..., 4] of what a microbatch brings to a module, with the columns of `LoadColumn`. Attention is
 counted per segment, so that neither padding nor packing adds to it.
@@ -99,12 +99,12 @@ class Kernel:
         flops: FLOPs of all tensor ranks together. Every expert rank receives as many tokens as it sends away, so that
             experts compute on a replica's tokens, top-k times.
         activations: Elements of activations read and written. Of a collective over tensor ranks, the elements of the
-            whole array; over expert ranks, those of one replica's tokens on their way to the experts (dispatch) and
-            back (combine), by the transfer that `sharding.expert_transfer` chooses.
+            whole array; over expert ranks, the elements of one replica's tokens on their way to the experts (dispatch)
+            and back (combine), by the transfer that `sharding.expert_transfer` chooses.
         weights: Elements of parameters read.
         split: Whether the tensor ranks divide the kernel. If not, each rank runs all of it, or its share of the tokens
             where tensor ranks divide the sequence.
-        rank_group: Of a collective, the ranks that take part; of a matmul, `expert` if expert ranks also divide its
+        rank_group: Of a collective, the ranks that it joins; of a matmul, `expert` if expert ranks also divide its
             weights.
         ring_elements: Elements of keys and values that context-parallel ranks send around the ring meanwhile; attention
             only.
@@ -112,7 +112,7 @@ class Kernel:
         inner: Of a matmul or a convolution, elements of each product's sum: rows of the weights.
         outer: Elements of each row of its output: columns of the weights.
         groups: Equal matmuls with weights of their own, which divide the rows: experts.
-        split_by: What of a matmul the tensor ranks divide: columns of the weights, rows, or the groups.
+        split_by: The dimension of a matmul that the tensor ranks divide: columns of the weights, rows, or the groups.
         head_width: Width of a head; attention only.
     """
 
@@ -168,7 +168,7 @@ class SavedActivations:
         split: Elements that the tensor ranks divide.
         replicated: Elements that every tensor rank saves.
         pair_split: Elements for each (token, expert) pair that a rank has room for; tensor ranks divide them.
-        pair_replicated: The same of those that every tensor rank saves.
+        pair_replicated: Elements for each such pair that every tensor rank saves.
     """
 
     split: PerLoad = ZERO
@@ -177,12 +177,12 @@ class SavedActivations:
     pair_replicated: PerLoad = ZERO
 
     def plus(self, other: "SavedActivations") -> "SavedActivations":
-        """What both save."""
+        """The sum of two records of saved activations."""
         fields = [field.name for field in dataclasses.fields(self)]
         return SavedActivations(*(getattr(self, name) + getattr(other, name) for name in fields))
 
     def minus(self, other: "SavedActivations") -> "SavedActivations":
-        """What is saved here and not there."""
+        """The elements saved here beyond the ones saved in another record."""
         fields = [field.name for field in dataclasses.fields(self)]
         return SavedActivations(*(getattr(self, name) + getattr(other, name) * -1 for name in fields))
 
@@ -198,7 +198,7 @@ class LayerSpec:
         parameters: Elements of parameters that the tensor ranks divide.
         replicated_parameters: Elements of parameters that each tensor rank holds.
         expert_parameters: Elements of parameters that the expert ranks and the tensor ranks divide.
-        routing: What the router of its experts chooses from; None without experts.
+        routing: The experts that its router chooses from; None without experts.
         saved: Activations saved on the devices under each recomputation policy.
         output_elements: Elements handed to the next layer or module.
         frozen_by_default: Whether the layer trains only if its part is named. Such a layer reads the batch alone, so
@@ -245,7 +245,7 @@ class LayerSpec:
 
     @property
     def offloaded(self) -> SavedActivations:
-        """What recomputation `offload` saves in host memory: what `selective` saves besides the layer's input."""
+        """Activations that `offload` saves in host memory: all that `selective` saves but the layer's input."""
         return self.saved["selective"].minus(self.saved["offload"])
 
     @property
@@ -263,14 +263,14 @@ def matmul(
     split: bool = True,
     split_by: SplitSide = "columns",
 ) -> Kernel:
-    """`[tokens * rows_per_token, inputs] @ [inputs, outputs]`."""
+    """The kernel of `[tokens * rows_per_token, inputs] @ [inputs, outputs]`."""
     return matmul_of_rows(name, inputs, outputs, PerLoad(rows_per_token), split=split, split_by=split_by)
 
 
 def matmul_of_rows(
     name: str, inputs: int, outputs: int, rows: PerLoad, *, split: bool = True, split_by: SplitSide = "columns"
 ) -> Kernel:
-    """`[rows, inputs] @ [inputs, outputs]`."""
+    """The kernel of `[rows, inputs] @ [inputs, outputs]`."""
     return Kernel(
         name,
         "matmul",
@@ -294,7 +294,7 @@ def expert_matmul(
     split: bool = True,
     split_by: SplitSide = "columns",
 ) -> Kernel:
-    """`[tokens * top_k, inputs] @ [inputs, outputs]`, with the weights of `experts` experts."""
+    """The kernel of `[tokens * top_k, inputs] @ [inputs, outputs]`, with the weights of `experts` experts."""
     one_expert = matmul(name, inputs, outputs, top_k, split=split, split_by=split_by)
     return dataclasses.replace(one_expert, weights=experts * one_expert.weights, rank_group="expert", groups=experts)
 
@@ -305,7 +305,7 @@ def memory_bound(name: str, elements_per_token: Number, *, split: bool = True) -
 
 
 def all_gather(width: Number) -> Kernel:
-    """Every tensor rank gets the whole activation before a matmul split by columns (g of arXiv 2205.05198)."""
+    """The all-gather of the activation over tensor ranks before a matmul split by columns (g of arXiv 2205.05198)."""
     return Kernel("gather", "all_gather", activations=PerLoad(width))
 
 
@@ -315,16 +315,16 @@ def reduce_scatter(width: Number) -> Kernel:
 
 
 def expert_dispatch(width: Number, top_k: Number) -> Kernel:
-    """Before the experts: tokens go to their ranks, each with the numbers and weights of its experts, in 4 bytes."""
+    """The collective before the experts: tokens go to their ranks, with 4-byte numbers and weights of experts."""
     elements = width + 2 * (2 * top_k)  # twice the bytes of an element in compute precision
     return Kernel("expert_dispatch", "dispatch", activations=PerLoad(elements), split=False, rank_group="expert")
 
 
 def expert_combine(width: Number) -> Kernel:
-    """After the experts: every replica gets the sums for its own tokens."""
+    """The collective after the experts: every replica gets the sums for its own tokens."""
     return Kernel("expert_combine", "combine", activations=PerLoad(width), split=False, rank_group="expert")
 
 
 def saved_by_policy(saved: SavedActivations, inputs: SavedActivations) -> dict[RecomputePolicy, SavedActivations]:
-    """What a layer saves under each policy, if it has nothing that `selective` would recompute."""
+    """Activations that a layer saves under each policy, if it has nothing that `selective` would recompute."""
     return {"none": saved, "selective": saved, "offload": inputs, "full": inputs}

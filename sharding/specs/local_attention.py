@@ -1,4 +1,4 @@
-"""Attention of a layer to a part of an item: how many pairs of a query and a key it computes."""
+"""Attention of a layer to some positions of an item: how many pairs of a query and a key it computes."""
 
 import dataclasses
 from typing import Literal
@@ -16,8 +16,8 @@ class LocalAttention:
     """Attention to a window or a chunk of an item.
 
     Attributes:
-        kind: `window`, of the last positions before each, itself included; `chunk`, equal parts that an item is cut
-            into; `causal_chunk`, to itself and those before it in its part; or `square`, windows of an image.
+        kind: `window`, of the last positions before each, itself included; `chunk`, equal chunks that an item is cut
+            into; `causal_chunk`, to itself and the positions before it in its chunk; or `square`, windows of an image.
         size: Positions of a window or a chunk, or of a square's side.
     """
 
@@ -41,13 +41,13 @@ class LocalAttention:
         return np.asarray((squares + length) / 2 if self.kind == "causal_chunk" else squares)
 
     def _squares(self, length: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-        """Sum of the squared lengths of the parts of `size` that a length is cut into."""
+        """Sum of the squared lengths of the chunks of `size` that a length is cut into."""
         whole, rest = np.divmod(length, self.size)
         return np.asarray(whole * self.size**2 + rest**2)
 
 
 def local_attention(config: EncoderConfig | BackboneConfig) -> LocalAttention | None:
-    """What local layers of a module attend to; None where all layers attend to whole items."""
+    """The local attention of a module's local layers; None where all layers attend to whole items."""
     if isinstance(config, BackboneConfig) and "local" in config.attention_kinds:
         return LocalAttention("window", config.attention_window)
     if isinstance(config, BackboneConfig) and "chunked" in config.attention_kinds:

@@ -1,4 +1,7 @@
-"""Low-rank adapters (LoRA) as layers in addition to those that they adapt."""
+"""Low-rank adapters (LoRA) as layers in addition to the layers that they adapt.
+
+`module_graph` adds them to the specs of adapted modules.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ from sharding.specs.generator import transformer_blocks
 from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, matmul_of_rows, saved_by_policy
 
 FEED_FORWARD_PROJECTIONS = ("gate", "up", "down")
-"""Those of a feed-forward layer among `configs.lora.TARGETS`."""
+"""The projections of a feed-forward layer among `configs.lora.TARGETS`."""
 
 
 class AdaptedProjection(NamedTuple):

@@ -27,19 +27,19 @@ class ModuleSpec:
         name: Name of the module, as in its configuration.
         layer_count: Number of layers of the stack, which pipeline stages divide among them.
         inputs: Names of the modules that feed it.
-        tensor_splits: What tensor parallelism divides: pairs (name, size).
+        tensor_splits: The sizes that tensor parallelism divides: pairs (name, size).
         divisible: Whether its layers may be divided among several stages.
         leading_layers: Layers on the stage of its first layer, before the stack.
         layer: Each layer of the stack, or of its first run.
         later_runs: Further runs of equal layers of the stack: pairs (layer, how many of `layer_count`).
         trailing_layers: Layers on the stage of its last layer, after the stack.
         values_per_position: Values of a row, as plans count capacities, that a position takes: frames, of audio two.
-        values_per_slot: Values of which a capacity is a multiple: those of a token of the backbone.
+        values_per_slot: Values of which a capacity is a multiple: the values of a token of the backbone.
         extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
         is_backbone: Whether it is the language model, whose tokens count as throughput.
         adapters: Adapters of each layer of every run of the stack, in the order of the runs; empty for none.
         expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
-        local: What the attention of its local layers reads; None without such layers.
+        local: The attention of its local layers; None without such layers.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Modules and what feeds each: built from the dataclasses in `configs` from which the Flax modules are built too."""
+"""Modules and what feeds each: built from the dataclasses in `configs` from which the Flax modules are built too.
+
+Planners, costs and the engine read modules and edges from it.
+"""
 
 import dataclasses
 
@@ -17,7 +20,7 @@ ModuleConfig = EncoderConfig | BackboneConfig | GeneratorConfig
 
 @dataclasses.dataclass(frozen=True)
 class ModuleGraph:
-    """All modules, each after those that feed it."""
+    """All modules, each after the modules that feed it."""
 
     modules: tuple[ModuleSpec, ...]
 

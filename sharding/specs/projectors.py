@@ -1,4 +1,7 @@
-"""Projectors between encoders and the backbone as layers."""
+"""Projectors between encoders and the backbone as layers.
+
+`encoders.py` puts one behind every encoder.
+"""
 
 import dataclasses
 import functools
@@ -22,7 +25,7 @@ from sharding.specs.layer import (
 
 
 def projector_with_taps(encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
-    """The layer of an encoder's projector, and of those of its tapped layers: one token has the channels of all."""
+    """The layer of the projectors of an encoder and of its tapped layers: one token has the channels of all."""
     layer = projector_layer(encoder.projector, encoder, backbone)
     for number in range(len(encoder.tapped_layers)):
         tap = projector_layer(encoder.tap_projector, encoder, backbone)
@@ -160,7 +163,7 @@ def _adapter(config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: B
 
 @functools.singledispatch
 def projector_splits(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides in a projector: pairs (name, size); nothing by default."""
+    """The sizes that tensor parallelism divides in a projector: pairs (name, size); none by default."""
     return ()
 
 

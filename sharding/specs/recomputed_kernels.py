@@ -1,6 +1,7 @@
 """Which kernels of a layer each recomputation policy runs again before the backward, and their FLOPs.
 
-MFU leaves these FLOPs out, and hardware FLOPs utilisation counts them.
+MFU leaves these FLOPs out, and hardware FLOPs utilisation counts them. Cost models time a backward by them, and
+timelines report the FLOPs.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
     "offload": ("attention", "memory", "dispatch"),
     "full": (*get_args(ComputeKind), *COLLECTIVE_KINDS),
 }
-"""None, all but matmuls with weights (arXiv 2205.05198, section 5), all.
+"""Kinds of kernels that run again, by policy: none, all but matmuls with weights (arXiv 2205.05198, section 5), or all.
 
 The tokens that experts compute are not saved but sent again, unless all that is computed from them is saved.
 """
@@ -27,8 +28,8 @@ class RecomputedFlops(NamedTuple):
     """Forward FLOPs that are computed again.
 
     Attributes:
-        flops: Those of real tokens, without padding; of causal attention, half of the squares.
-        masked: What `flops` leave out of causal attention's squares.
+        flops: FLOPs of real tokens, without padding; of causal attention, half of the squares.
+        masked: FLOPs of causal attention's squares that `flops` leaves out.
     """
 
     flops: float = 0.0
@@ -36,7 +37,7 @@ class RecomputedFlops(NamedTuple):
 
 
 def recomputed_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], recompute: RecomputePolicy) -> RecomputedFlops:
-    """What the backward of a layer computes again under a policy, over all devices of a replica."""
+    """Forward FLOPs that the backward of a layer computes again under a policy, over all devices of a replica."""
     kernels = [kernel for kernel in layer.kernels if kernel.kind in RECOMPUTED_KERNELS[recompute]]
     return RecomputedFlops(
         float(sum(kernel.flops.evaluate(load) for kernel in kernels)),

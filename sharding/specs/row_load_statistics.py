@@ -1,4 +1,7 @@
-"""The loads that rows of a global batch bring to each module: drawn from a description of data, or measured."""
+"""The loads that rows of a global batch bring to each module: drawn from a description of data, or measured.
+
+Planners and simulations draw the rows of a step from these statistics.
+"""
 
 import bisect
 import dataclasses
@@ -102,8 +105,8 @@ def _draw_loads(
 def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
     """Fills one row as a packer with a buffer does.
 
-    Samples are taken in random order; those that do not fit are left for other rows, until MAX_MISSES have not fitted.
-    A sample longer than a row is truncated to it.
+    Samples are taken in random order; samples that do not fit are left for other rows, until MAX_MISSES have not
+    fitted. A sample longer than a row is truncated to it.
     """
     loads = _no_loads(model)
     backbone, misses = model.backbone.name, 0
@@ -188,7 +191,7 @@ def _draw(size: Lognormal, random: np.random.Generator) -> float:
 
 
 class DrawnItems(NamedTuple):
-    """What was drawn for a sample.
+    """The items drawn for a sample.
 
     Attributes:
         sides: Side of every image in pixels.
@@ -202,7 +205,7 @@ class DrawnItems(NamedTuple):
 
 
 class ItemSize(NamedTuple):
-    """What one item takes of an encoder and of the backbone.
+    """The positions of one item in an encoder, and its tokens in the backbone.
 
     Attributes:
         positions: Positions of the encoder's row.
@@ -217,7 +220,7 @@ class ItemSize(NamedTuple):
 
 @functools.singledispatch
 def encoder_items(encoder: EncoderConfig, kind: SampleKind, drawn: DrawnItems) -> list[ItemSize]:
-    """The items that an encoder reads of a sample of a kind; by default those drawn for its field."""
+    """The items that an encoder reads of a sample of a kind; by default the items drawn for its field."""
     lengths = (int(length) // encoder.positions_per_token for length in drawn.others.get(encoder.field, ()))
     return [_item_size(max(1, tokens), encoder) for tokens in lengths]
 

@@ -1,4 +1,7 @@
-"""Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from."""
+"""Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from.
+
+Encoders and `module_graph` make their blocks by it.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -29,7 +32,7 @@ class BackboneLayers(NamedTuple):
     """The layers of a backbone.
 
     Attributes:
-        leading: The embedding, and the first blocks that are no part of the stack.
+        leading: The embedding, and the first blocks that do not belong to the stack.
         runs: The runs of equal blocks of the stack: pairs (layer, count).
         trailing: The norm with the head.
     """
@@ -76,7 +79,7 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
 
     Args:
         config: The architecture.
-        causal: Whether a position attends only to those before it, which halves the FLOPs of attention.
+        causal: Whether a position attends only to the positions before it, which halves the FLOPs of attention.
         rotary: Whether queries and keys are rotated by their positions.
     """
     width, query_width, kv_width, ffn = config.width, config.query_width, config.kv_width, config.ffn
@@ -116,7 +119,7 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
     normed = (query_width + kv_width) * (config.qk_norm != "none")
     normed += query_width * len(attention_norm) + ffn * len(mlp_norm)
     norms, scales = 1 if config.parallel_block else 2, 2 * (config.layer_scale != 0)
-    output_norms = 2 * (config.norms == "both")  # besides those that are counted as norms before
+    output_norms = 2 * (config.norms == "both")  # besides the norms that are counted before
     replicated, split = _vector_parameters(config)
     return LayerSpec(
         name="blocks",
@@ -156,7 +159,7 @@ def _qk_norm(config: TransformerConfig) -> tuple[Kernel, ...]:
 
 
 def _inner_norms(config: TransformerConfig) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """The inner norm of attention, and that of the feed-forward layer; empty where there is none."""
+    """The inner norms of attention and of the feed-forward layer; empty where there is none."""
     attention, mlp = (
         (memory_bound(f"{layer}_inner_norm", 2 * width),) if layer in config.inner_norms else ()
         for layer, width in (("attention", config.query_width), ("mlp", config.ffn))
@@ -165,12 +168,12 @@ def _inner_norms(config: TransformerConfig) -> tuple[tuple[Kernel, ...], tuple[K
 
 
 def norm_parameters(config: TransformerConfig, width: int) -> int:
-    """Elements of a norm's parameters."""
+    """Number of elements of a norm's parameters."""
     return width * (1 + (config.norm == "layernorm" and config.norm_bias))
 
 
 def _vector_parameters(config: TransformerConfig) -> tuple[int, int]:
-    """Elements of norms, biases and scales: those that each tensor rank holds, and those that tensor ranks divide."""
+    """Elements of norms, biases and scales: (held by each tensor rank, divided by tensor ranks)."""
     width, query_width, kv_width = config.width, config.query_width, config.kv_width
     up = (1 + config.gated) * config.ffn
     norms = 1 if config.parallel_block else 4 if config.norms == "both" else 2

@@ -9,7 +9,7 @@ _PACKED_LIMIT = 1 << 63
 
 
 def stable_order(keys: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """The order that sorts keys of at least 0, equal ones as they were: `np.argsort(keys, kind="stable")`.
+    """Returns the stable sorting order of keys of at least 0, as `np.argsort(keys, kind="stable")` does.
 
     Where key and position fit into one number, such numbers are sorted: sorting values takes a third of the time of
     sorting an order.

@@ -9,9 +9,10 @@ def largest_first(
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " d"]]:
     """Assigns every item, longest first, to the replica with the least sum: the LPT rule (Graham 1969; Algorithm 1).
 
-    The result is that of the rule item by item, computed for many items at a time: with the replicas sorted by sum, the
-    next items go one each to the first, second, ... replica, as long as no replica that has just taken one is lighter
-    than the next in line. That holds for nearly all of them nearly always, so there are few more than `n / d` rounds.
+    The result equals the rule applied item by item, but is computed for many items at a time: with the replicas sorted
+    by sum, the next items go one each to the first, second, ... replica, as long as no replica that has just taken one
+    is lighter than the next in line. That holds for nearly all of them nearly always, so there are few more than `n /
+    d` rounds.
 
     Args:
         descending: Lengths, longest first.

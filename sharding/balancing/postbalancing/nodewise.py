@@ -3,6 +3,7 @@
 Balancing decides which items form a batch, not where the batch is computed: permuting the batches changes no cost.
 Links within a node are many times faster than links between nodes, so the objective is what replica i sends to replicas
 of other nodes, and of that the largest over all i (equation 5, whose text says intra-node where it means inter-node).
+The packing pipeline calls `place_batches` where phases with rows of their own lie on several nodes.
 """
 
 import numpy as np
@@ -13,10 +14,10 @@ from sharding.balancing.postbalancing.array_sorting import stable_order
 MIN_PATIENCE = 16
 MAX_PATIENCE = 1200  # divided by the replicas: where a step is cheap, there is time for more of them
 ROUND_PART = 5  # of so many nodes one gets a batch in each of the first rounds
-MIN_ROUND = 4  # nodes that get one in those, if there are as many
+MIN_ROUND = 4  # nodes that get one of these batches, if there are as many
 TABU_SPREAD = 3  # steps by which the time differs for which a batch may not move
 UNPLACED = -1  # the node of a batch that is not placed yet
-MAX_CANDIDATES = 20  # batches that a swap considers: those to which a replica sends most
+MAX_CANDIDATES = 20  # batches that a swap considers: the batches to which a replica sends most
 
 
 def inter_node_volume(
@@ -25,10 +26,10 @@ def inter_node_volume(
     target: Int[np.ndarray, " n"],
     nodes: Int[np.ndarray, " d"],
 ) -> Int[np.ndarray, " d"]:
-    """What every replica sends to replicas of other nodes, in the unit of the lengths.
+    """Returns how much every replica sends to replicas of other nodes, in the unit of the lengths.
 
     Args:
-        lengths: Of the items.
+        lengths: Lengths of the items.
         source: The replica that has each item.
         target: The replica to which it is sent.
         nodes: The node of every replica.
@@ -54,7 +55,7 @@ def place_batches(
     (tabu search). The best placement is returned.
 
     Args:
-        lengths: Of the items.
+        lengths: Lengths of the items.
         source: The replica that has each item.
         batch: The batch of each item, from any balancing.
         replicas: Number of replicas, and of batches.
@@ -78,7 +79,7 @@ def _least_worst(
     totals: Int[np.ndarray, " d"],
     per_node: int,
 ) -> int:
-    """A lower bound of what the replica sends that sends most; one that has no more than that need not take part.
+    """A lower bound of the most that a replica sends; replicas that hold no more than it need not be considered.
 
     A replica keeps what it sends to at most `per_node` batches. That is computed for the replicas that have most.
     """
@@ -97,13 +98,14 @@ def _replicas_of(node_of: Int[np.ndarray, " d"]) -> Int[np.ndarray, " d"]:
 
 
 class SendVolumes:
-    """How much every replica sends to every batch, for the replicas that take part.
+    """How much every replica sends to every batch, for the replicas that are considered.
 
     Attributes:
         totals: Everything that each replica has.
         replica, batch, volume: One entry for each pair with a volume, by batch, then by replica.
         keys: batch * replicas + replica of every entry.
-        by_volume: Indices of the entries by replica, largest volume first; those of replica i begin at `begins[i]`.
+        by_volume: Indices of the entries by replica, largest volume first; the entries of replica i begin at
+            `begins[i]`.
         batch_begins: Where the entries of each batch begin.
     """
 
@@ -132,15 +134,15 @@ class SendVolumes:
         self.batch_begins = np.concatenate(([0], np.cumsum(np.bincount(self.batch, minlength=replicas))))
 
     def volumes_of(self, replica: int) -> Int[np.ndarray, " w"]:
-        """What a replica sends to each of these batches."""
+        """Returns how much a replica sends to each of these batches, in the unit of the lengths."""
         return self.volume[self.by_volume[self.begins[replica] : self.begins[replica + 1]]]
 
     def batches_of(self, replica: int) -> Int[np.ndarray, " w"]:
-        """The batches to which a replica sends something, largest volume first."""
+        """Returns the batches to which a replica sends something, largest volume first."""
         return self.batch[self.by_volume[self.begins[replica] : self.begins[replica + 1]]]
 
     def first_chosen(self, replicas: Int[np.ndarray, " r"], choosable: Bool[np.ndarray, " d"]) -> Int[np.ndarray, " r"]:
-        """Of the batches that can be chosen the one to which each replica sends most; -1 without one."""
+        """Returns for each replica the batch to which it sends most, of the ones that can be chosen; -1 without one."""
         entries, counts = _ranges(self.begins[replicas], self.begins[replicas + 1])
         batches = self.batch[self.by_volume[entries]]
         at = np.flatnonzero(choosable[batches])
@@ -152,7 +154,7 @@ class SendVolumes:
     def within_nodes(
         self, batches: Int[np.ndarray, " w"], nodes: Int[np.ndarray, " w"], per_node: int
     ) -> Int[np.ndarray, " e"]:
-        """The entries of what the replicas of a node each send to a batch."""
+        """Returns the entries for what each replica of a node sends to a batch."""
         begin = batches * len(self.totals) + nodes * per_node
         return _ranges(*np.searchsorted(self.keys, (begin, begin + per_node)))[0]
 
@@ -204,7 +206,7 @@ class PlacementSearch:
             step += 1
 
     def _place_round(self, count: int) -> bool:
-        """Gives `count` nodes, those with the worst replicas, the unplaced batch to which that replica sends most.
+        """Gives the `count` nodes with the worst replicas the unplaced batches to which these replicas send most.
 
         Of nodes that want the same batch the worst gets it. False if the worst of all gets none, because its node is
         full or all that it sends to is placed.

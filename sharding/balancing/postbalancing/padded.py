@@ -1,4 +1,7 @@
-"""Post-balancing with padding: every sequence costs as much as the longest of its batch (OrchMLLM 5.1, Algorithm 2)."""
+"""Post-balancing with padding: every sequence costs as much as the longest of its batch (OrchMLLM 5.1, Algorithm 2).
+
+Only benchmarks call it: phases of the trainer pack items into rows.
+"""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,10 +27,10 @@ def balance_padded(
     division consists of segments. There may be fewer segments than replicas; then some replicas get nothing.
 
     Args:
-        lengths: Of all replicas' items.
+        lengths: Lengths of all replicas' items.
         replicas: Number of replicas to divide them among.
         equal: Whether counts may differ by at most one; the longest are in the smaller batches.
-        quadratic_cost_weight: The paper's beta / alpha, for the part of the cost that grows with the square of a
+        quadratic_cost_weight: The paper's beta / alpha, for the term of the cost that grows with the square of a
             length.
 
     Raises:

@@ -21,7 +21,7 @@ class ReplicaItems:
     items of length 0 with the lowest numbers: swapping an item for a placeholder moves the item.
 
     Attributes:
-        lengths: Of every item, ascending.
+        lengths: Length of every item, ascending.
         items: Numbers of the items of every replica, ascending in each row.
         sums: Total length of every replica. It may include items that are not in `items` and stay where they are.
         placeholder_count: How many of the lowest numbers are placeholders.
@@ -38,7 +38,7 @@ class ReplicaItems:
     def from_assignment(
         cls, ascending: Int[np.ndarray, " n"], replica_of: Int[np.ndarray, " n"], replicas: int, equal: bool
     ) -> "ReplicaItems":
-        """From an assignment; of a replica with far more items than the mean only the shortest take part."""
+        """Builds the items of every replica from an assignment; of very full replicas only the shortest items."""
         counts = np.bincount(replica_of, minlength=replicas)
         width = min(int(counts.max()), 2 * -(-len(ascending) // replicas) + 8)
         placeholders_of = np.maximum(width - counts, 0)
@@ -125,7 +125,7 @@ def _swap_many(replica_items: ReplicaItems, heavy: Int[np.ndarray, " h"], light:
 def _swap_one(
     replica_items: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"], round_index: int
 ) -> int:
-    """In every pair the swap of two items that levels it best, if it lowers the heavier one; how many pairs swapped."""
+    """Makes in every pair the best levelling swap, if it lowers the heavier replica; returns how many pairs swapped."""
     heavy_items, light_items = replica_items.items[heavy], replica_items.items[light]
     stride = -(-heavy_items.shape[1] // MAX_TRIED_ITEMS)
     offset = round_index % stride

@@ -1,4 +1,8 @@
-"""To which replica every item is sent: what balancing decides and an exchange between replicas carries out."""
+"""Rearrangements: the replica to which every item is sent, which balancing decides and an exchange carries out.
+
+`benchmarks.dispatch` composes rearrangements; the trainer exchanges items by its own tables
+(`sharding/runtime/exchange/`).
+"""
 
 import dataclasses
 import functools
@@ -19,9 +23,9 @@ class Rearrangement:
 
     Attributes:
         before: How many items every replica has before.
-        after: How many it has afterwards.
+        after: How many items every replica has afterwards.
         target: The replica to which every item is sent.
-        target_position: Its position there.
+        target_position: The position of every item on that replica.
     """
 
     before: Int[np.ndarray, " d"]
@@ -55,17 +59,17 @@ class Rearrangement:
 
     @classmethod
     def identity(cls, counts: Int[np.ndarray, " d"]) -> "Rearrangement":
-        """Every item stays where it is."""
+        """The rearrangement that leaves every item where it is."""
         return cls.from_targets(np.repeat(np.arange(len(counts)), counts), counts)
 
     @classmethod
     def from_targets(
         cls, target: Int[np.ndarray, " n"], before: Int[np.ndarray, " d"], order: Int[np.ndarray, " n"] | None = None
     ) -> "Rearrangement":
-        """From the replica to which every item is sent, as the balancing functions return it.
+        """Builds a rearrangement from the replica to which every item is sent, as the balancing functions return it.
 
         Args:
-            target: Of every item, ordered by replica and position.
+            target: Target of every item, ordered by replica and position.
             before: How many items every replica has now.
             order: All items in the order that they shall have within their targets; by default their own.
         """
@@ -82,12 +86,12 @@ class Rearrangement:
 
     @property
     def source(self) -> Int[np.ndarray, " n"]:
-        """The replica of every item before."""
+        """The replica of every item before the rearrangement."""
         return np.repeat(np.arange(self.replicas), self.before)
 
     @property
     def source_position(self) -> Int[np.ndarray, " n"]:
-        """The position of every item there."""
+        """The position of every item on its replica before the rearrangement."""
         return _positions(self.before)
 
     @functools.cached_property
@@ -121,7 +125,7 @@ class Rearrangement:
         return Rearrangement(self.before, other.after, other.target[index], other.target_position[index])
 
     def apply(self, items: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """The items of every replica afterwards, given those before."""
+        """Returns the items of every replica after the rearrangement, given the items before it."""
         if [len(row) for row in items] != self.before.tolist():
             raise ValueError(
                 f"the replicas have {[len(row) for row in items]} items; {self.before.tolist()} are rearranged"
@@ -135,5 +139,5 @@ class Rearrangement:
 
 
 def _positions(counts: Int[np.ndarray, " d"]) -> Int[np.ndarray, " n"]:
-    """0, 1, ... within every replica."""
+    """Returns the position of every item within its replica: 0, 1, ... for each."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

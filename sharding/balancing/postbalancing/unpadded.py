@@ -1,4 +1,7 @@
-"""Post-balancing without padding: a replica costs the sum of its lengths (OrchMLLM 5.1, Algorithm 1)."""
+"""Post-balancing without padding: a replica costs the sum of its lengths (OrchMLLM 5.1, Algorithm 1).
+
+The grouping `post_balanced` of the data pipeline deals samples to rows by it.
+"""
 
 import numpy as np
 from jaxtyping import Int
@@ -19,8 +22,8 @@ def balance_unpadded(lengths: Int[np.ndarray, " n"], replicas: int, equal: bool 
     at the optimum, the mean rounded up. The same lengths give the same result everywhere.
 
     Args:
-        lengths: Of all replicas' items, in tokens or any other whole unit that adds up. Items of length 0 go where the
-            fewest items are.
+        lengths: Lengths of all replicas' items, in tokens or any other whole unit that adds up. Items of length 0 go
+            where the fewest items are.
         replicas: Number of replicas to divide them among.
         equal: Whether every replica gets equally many items; where they cannot be divided, counts differ by at most
             one.
@@ -64,7 +67,7 @@ def _balance_free_counts(ascending: Int[np.ndarray, " n"], replicas: int) -> Int
 def _level(
     ascending: Int[np.ndarray, " n"], replica_of: Int[np.ndarray, " n"], replicas: int, equal: bool
 ) -> Int[np.ndarray, " n"]:
-    """The assignment after swaps."""
+    """Returns the replica of every item after swaps have levelled the sums."""
     if len(ascending) <= replicas or replicas == 1:
         return replica_of
     replica_items = ReplicaItems.from_assignment(ascending, replica_of, replicas, equal)

@@ -22,10 +22,10 @@ class FillableInterval:
     """An interval that forwards of some positions fill: a run of forwards on the first stage, then a backward.
 
     Attributes:
-        begin: The first forward of the interval with what held its devices before, after which it begins.
-        end: The backward with the hops that it waits for.
+        begin: Nodes of the interval's first forward, which wait only for the earlier ops on its devices.
+        end: Nodes of the backward, which wait only for its hops.
         others: Indices of the seconds of the other positions' forwards in the interval.
-        rows: Rows of the cells' seconds for the forwards of one of these positions.
+        rows: Rows of the pipeline microbatches' seconds for the forwards of one of these positions.
     """
 
     begin: NodeBlock
@@ -36,7 +36,7 @@ class FillableInterval:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionChoice:
-    """What decides the microbatches of consecutive positions; more than one position only in the first interval.
+    """The intervals by which the microbatches of some positions are chosen; only the first interval has several.
 
     Attributes:
         positions: The positions.
@@ -59,8 +59,8 @@ class IntervalFillingOrder:
     for the mean microbatch.
 
     The paper's loop needs more microbatches than there are. Here it ends when none is left, and where there are fewer
-    than 2p - 1, so that less than p - 1 are left for the first interval, it takes those. The paper's p is the number of
-    microbatches whose forwards come before the first backward of the first stage that has one.
+    than 2p - 1, so that less than p - 1 are left for the first interval, it takes the ones that are left. The paper's p
+    is the number of microbatches whose forwards come before the first backward of the first stage that has one.
     """
 
     def __init__(self, replay: ScheduleReplay) -> None:
@@ -71,7 +71,7 @@ class IntervalFillingOrder:
         self._choices = tuple(self._make_choices(runs)) if runs else ()
 
     def orders(self, cell_seconds: CellSeconds) -> Int[np.ndarray, "p m"]:
-        """The cells of every pipeline in order."""
+        """Returns the pipeline microbatches of every pipeline in order."""
         m, pipelines = self._replay.microbatches, self._replay.pipelines
         by_cell = cell_seconds.reshape(len(cell_seconds), pipelines, m)
         ascending = np.argsort(by_cell[: len(self._replay.compute_rows)].sum(axis=0), axis=1, kind="stable")
@@ -108,7 +108,7 @@ class IntervalFillingOrder:
         by_cell: Float[np.ndarray, "r p m"],
         remaining: Int[np.ndarray, "p k"],
     ) -> Int[np.ndarray, " p"]:
-        """Index in the remaining cells, ascending, at which the neighbours begin that fill the intervals best."""
+        """Index, among the remaining ones in ascending order, of the first neighbour that fills the intervals best."""
         width, pipelines = len(choice.positions), len(remaining)
         difference = np.zeros((pipelines, remaining.shape[1] - width + 1))
         for interval in choice.intervals:
@@ -197,12 +197,12 @@ class _Recurrence:
         return self._nodes.first_nodes[number] + np.arange(self._nodes.replicas[number])
 
     def after_devices(self, op: PipelineOp) -> NodeBlock:
-        """An op without the hops that it waits for."""
+        """Returns the nodes of an op, which wait for the earlier ops on its devices and not for its hops."""
         (block,) = self._graph.select(self.nodes_of(op))
         return NodeBlock(block.nodes, np.where(self._is_hop[block.waits], 0, block.waits))
 
     def after_inputs(self, op: PipelineOp) -> NodeBlock:
-        """An op with only the hops that it waits for."""
+        """Returns the nodes of an op, which wait only for its hops."""
         (block,) = self._graph.select(self.nodes_of(op))
         return NodeBlock(block.nodes, np.where(self._is_hop[block.waits], block.waits, 0))
 

@@ -15,11 +15,11 @@ EVALUATIONS_PER_ROUND = 128
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Swaps:
-    """Swaps of two cells; where both are of one pipeline, the second order is the first again.
+    """Swaps of two pipeline microbatches; where both are of one pipeline, the second order is the first again.
 
     Attributes:
         pipelines: The pipeline of each swap that is to become faster.
-        partners: The pipeline with which it swaps a cell.
+        partners: The pipeline with which it swaps a pipeline microbatch.
         orders, partner_orders: Both after the swap.
     """
 
@@ -32,15 +32,16 @@ class _Swaps:
 def search_orders(
     replay: ScheduleReplay, cell_seconds: CellSeconds, orders: Int[np.ndarray, "p m"], evaluations: int
 ) -> Int[np.ndarray, "p m"]:
-    """Orders whose slowest pipeline is never slower than that of the given orders.
+    """Returns orders whose slowest pipeline is never slower than the slowest pipeline of the given orders.
 
-    In every round the slowest pipelines try to swap two of their cells, and one of theirs with one of a fast pipeline;
-    each takes the swap that helps it most and makes no other pipeline as slow. The same arguments give the same orders.
+    In every round the slowest pipelines try to swap two of their pipeline microbatches, and one of theirs with one of a
+    fast pipeline; each takes the swap that helps it most and makes no other pipeline as slow. The same arguments give
+    the same orders.
 
     Args:
         replay: The schedule.
-        cell_seconds: Seconds of the cells.
-        orders: Initial orders, with every cell once.
+        cell_seconds: Seconds of the pipeline microbatches.
+        orders: Initial orders, with every pipeline microbatch once.
         evaluations: How many steps of a pipeline may be computed, rounded up to whole rounds.
     """
     random = np.random.default_rng(0)

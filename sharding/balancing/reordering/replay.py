@@ -2,10 +2,12 @@
 
 Data-parallel replicas that exchange nothing but gradients until the end of a step are independent pipelines: with dp
 30, 60 and 60 there are 30, each with one encoder, two backbones and two generators. They may take their microbatches in
-different orders, and a step takes as long as the slowest of them. A cell is one pipeline's part of a microbatch.
+different orders, and a step takes as long as the slowest of them. A pipeline microbatch is one pipeline's share of a
+microbatch; identifiers call it a cell.
 
-Of a unit with several copies a pipeline has replicas of each. The copy that works on a cell follows from the cell's
-position in the order; the cell takes as long on any of them, the hops to and from it included.
+Where a unit has several pipeline replicas, a pipeline has replicas of each. The pipeline replica that works on a
+pipeline microbatch follows from its position in the order; it takes as long on any of them, the hops to and from it
+included.
 """
 
 import collections
@@ -25,23 +27,24 @@ from sharding.schedules.recurrence.schedule_nodes import ScheduleNodes
 from sharding.simulation.op_seconds import seconds_by_costs
 
 CellSeconds = Float[np.ndarray, "r cells"]
-"""Seconds by row, a kind of op of one pipeline, and by cell; cell c * m + i is pipeline c's part of microbatch i."""
+"""Seconds by row (one pipeline's ops of a kind) and pipeline microbatch; c * m + i is microbatch i of pipeline c."""
 
 _BLOCK = 256  # orders whose times stay in the processor's cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ScheduleReplay:
-    """One pipeline's part of a schedule.
+    """The ops of one pipeline in a schedule.
 
     Attributes:
         nodes: The ops of one pipeline.
         pipelines: Number of pipelines.
-        replicas: Of every stage in one pipeline, of one pipeline replica.
-        compute_rows: Rows of the cells' seconds that are ops of `COMPUTE_KINDS`: (kind, stage, replica); hops follow.
-        hop_rows: Those that are hops: (kind, edge, replica of the receiver).
-        slots: By node, the index of its seconds among those of all positions: r * m + i for row r at position i; then
-            come `fixed_seconds`.
+        replicas: Number of replicas of every stage in one pipeline, of one pipeline replica.
+        compute_rows: Rows of the pipeline microbatches' seconds for ops of `COMPUTE_KINDS`: (kind, stage, replica);
+            hops follow.
+        hop_rows: The rows of hops: (kind, edge, replica of the receiver).
+        slots: By node, the index of its seconds among the seconds of all positions: r * m + i for row r at position i;
+            then come `fixed_seconds`.
         fixed_seconds: Seconds that are the same in any order; the first are 0.
     """
 
@@ -60,11 +63,11 @@ class ScheduleReplay:
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of a step, and cells of a pipeline."""
+        """Microbatches of a step, which is also the number of pipeline microbatches of a pipeline."""
         return self.op_graph.microbatches
 
     def cell_seconds(self, costs: StepCosts) -> CellSeconds:
-        """The seconds of all cells."""
+        """Returns the seconds of all pipeline microbatches."""
         rows = [self._by_cell(costs.stages[stage].of_pass(kind), replica) for kind, stage, replica in self.compute_rows]
         hops = {"hop": costs.hops, "gradient_hop": costs.gradient_hops}
         rows += [self._by_cell(hops[kind][edge], replica) for kind, edge, replica in self.hop_rows]
@@ -74,7 +77,7 @@ class ScheduleReplay:
         return seconds.reshape(self.microbatches, self.pipelines, -1)[:, :, replica].T.ravel()
 
     def step_seconds(self, cell_seconds: CellSeconds, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
-        """Seconds of a pipeline's step for each of these orders of cells."""
+        """Seconds of a pipeline's step for each of these orders of pipeline microbatches."""
         graph, steps = self.nodes.graph, []
         for first in range(0, len(orders), _BLOCK):
             block = orders[first : first + _BLOCK]
@@ -86,7 +89,7 @@ class ScheduleReplay:
         return np.concatenate(steps)
 
     def with_fixed_seconds(self, orders: int) -> Float[np.ndarray, "_ b"]:
-        """Room for the seconds of all rows at all positions in some orders, and then `fixed_seconds`."""
+        """Returns an array for the seconds of all rows at all positions in some orders, and then `fixed_seconds`."""
         rows = (len(self.compute_rows) + len(self.hop_rows)) * self.microbatches
         seconds = np.empty((rows + len(self.fixed_seconds), orders))
         seconds[rows:] = self.fixed_seconds[:, None]
@@ -102,10 +105,10 @@ def build_replay(
     """The replay of a schedule.
 
     Args:
-        devices: Of every stage, as [pipeline replicas * replicas, ranks of a replica].
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         schedule: An order that `check_schedule` accepts.
         costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
-        rows: Of a microbatch; every pipeline gets at least one.
+        rows: Rows of a microbatch; every pipeline gets at least one.
 
     Raises:
         ScheduleError: The schedule has bundles, or a stage whose microbatches run in one program.
@@ -136,7 +139,7 @@ def build_replay(
 def _replay_of_nodes(
     nodes: ScheduleNodes, pipelines: int, replicas: Mapping[StageId, int], costs: StepCosts
 ) -> ScheduleReplay:
-    """The replay, given the nodes of one pipeline."""
+    """Builds the replay from the nodes of one pipeline."""
     m, seconds_of = nodes.schedule.op_graph.microbatches, seconds_by_costs(costs)
     compute_rows, hop_rows = _rows(nodes.schedule.op_graph, replicas)
     row_of: dict[tuple[OpKind, StageId | StageEdge], int]
@@ -164,7 +167,7 @@ def _replay_of_nodes(
 def _rows(
     op_graph: OpGraph, replicas: Mapping[StageId, int]
 ) -> tuple[tuple[tuple[OpKind, StageId, int], ...], tuple[tuple[OpKind, StageEdge, int], ...]]:
-    """The compute rows and the hop rows of `ScheduleReplay`; those of an op's replicas follow each other."""
+    """Returns the compute rows and the hop rows of `ScheduleReplay`; the rows of an op's replicas follow each other."""
     graph = op_graph.stage_graph
     compute_rows: list[tuple[OpKind, StageId, int]] = [
         (kind, stage, replica)
@@ -193,9 +196,9 @@ def count_pipelines(
     It is 1 where units share devices in such a way that pipelines would not be independent, or not equal.
 
     Args:
-        devices: Of every stage, as [pipeline replicas * replicas, ranks of a replica].
-        rows: Of a microbatch.
-        pipeline_replicas: Of every stage.
+        devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
+        rows: Rows of a microbatch.
+        pipeline_replicas: Number of pipeline replicas of every stage.
     """
     groups_of = group_devices(devices).groups_of
     replicas = {stage: len(groups) // pipeline_replicas[stage] for stage, groups in groups_of.items()}

@@ -1,7 +1,8 @@
 """The order of a global batch's rows that makes a plan's step short.
 
 These are DistTrain's reorderings (arXiv 2408.04275, section 6) and a search of our own, all with the simulator's costs.
-Row i belongs to microbatch i // (n / m), and the rows of a microbatch go to the replicas of every stage in order.
+Row i belongs to microbatch i // (n / m), and the rows of a microbatch go to the replicas of every stage in order. The
+data pipeline orders the rows of a step by it (`data/packing/row_order.py`).
 """
 
 import math
@@ -69,7 +70,7 @@ class RowReorderer:
         return REORDERING_POLICIES[self.policy](self, rows)
 
     def replay_with_costs(self, rows: LoadsByModule) -> tuple[ScheduleReplay, IntervalFillingOrder, CellSeconds]:
-        """The plan's replay, which depends on the number of rows alone, and the seconds of these rows' cells."""
+        """The plan's replay, which depends only on the number of rows, and seconds of the pipeline microbatches."""
         step_costs = plan_costs(self.resolved, BatchCosts(self.resolved.graph, self._costs, rows))
         count = _row_count(rows)
         if count not in self._replays:
@@ -139,7 +140,7 @@ def _row_count(rows: LoadsByModule) -> int:
 
 
 def _rows_of_cells(replay: ScheduleReplay, orders: Int[np.ndarray, "p m"], count: int) -> RowPermutation:
-    """The rows of cells in these orders; the rows of a cell stay together, in their order."""
+    """The rows of pipeline microbatches in these orders; the rows of one stay together, in their order."""
     shape = (replay.microbatches, replay.pipelines, -1)
     rows_by_cell = np.arange(count).reshape(shape).transpose(1, 0, 2).reshape(orders.size, -1)  # [cells, rows]
     return rows_by_cell[orders].transpose(1, 0, 2).ravel()

@@ -1,4 +1,4 @@
-"""Costs of a unit whose step is one program: what its ticks take, and what its ranks hold."""
+"""Costs of a unit whose step is one program (`UnitPlan.executor`): seconds of its ticks, and bytes on its ranks."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from sharding.schedules.lockstep import TickOps, TickOrder, TickTable, tick_tabl
 from sharding.specs.modules import ModuleGraph
 
 Sums = Mapping[str, Float[np.ndarray, "m _"]]
-"""The fields `PER_MICROBATCH` of some layers."""
+"""The fields `PER_MICROBATCH` of `StageCosts`, summed over some layers."""
 
 
 class CompiledLayers(NamedTuple):
     """The layers of a compiled unit.
 
     Attributes:
-        chunk: Those of a chunk.
-        rank: Those of the stack on a pipeline rank.
-        before, behind: Those before and behind the stack, which all pipeline ranks divide as tensor ranks do.
+        chunk: Layers of a chunk.
+        rank: Layers of the stack on a pipeline rank.
+        before, behind: Layers before and behind the stack, which all pipeline ranks divide as tensor ranks do.
     """
 
     chunk: tuple[LayersOfStage, ...]
@@ -57,11 +57,11 @@ def compiled_layers(layers: tuple[LayersOfStage, ...], unit: UnitPlan, graph: Mo
 
 
 class CompiledSums(NamedTuple):
-    """What the layers of a compiled unit take.
+    """Summed costs of the layers of a compiled unit.
 
     Attributes:
-        chunk: Those of a chunk.
-        before, behind: Those before and behind the stack.
+        chunk: Sums over the layers of a chunk.
+        before, behind: Sums over the layers before and behind the stack.
         activation_bytes: Bytes of the activations between chunks.
     """
 
@@ -88,7 +88,7 @@ def training_order(layers: CompiledLayers, unit: UnitPlan, graph: ModuleGraph) -
 
 
 def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[str, Float[np.ndarray, "m _"]]:
-    """The fields of the whole unit, as those of one stage.
+    """Returns the fields of the whole unit, in the form of one stage.
 
     A tick lasts as long as its slowest forward and its slowest backward. The whole step counts as
     the forward of the last microbatch, which is when it can start: the other forwards and the backwards take no time.
@@ -96,7 +96,7 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[st
     each other takes no time either, since they compute meanwhile.
 
     Args:
-        of: What its layers take.
+        of: Sums over its layers.
         unit: The unit.
         order: `training_order`.
     """

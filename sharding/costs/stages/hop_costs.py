@@ -1,4 +1,7 @@
-"""What the hops of a plan send and take, from the loads of the modules at both ends."""
+"""Bytes and seconds of the hops of a plan, from the loads of the modules at both ends.
+
+`plan_costs` and planners of chains read the seconds of hops and of gathered rows from it.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -49,7 +52,7 @@ class HopCosts:
         self._nodes: dict[PipelineRank, int | None] = {}
 
     def own_rows(self, module: str) -> OwnRows | None:
-        """The rows over which the items of a module are dealt; None for those of the global batch."""
+        """The rows over which the items of a module are dealt; None where they stay in the rows of the global batch."""
         return self._own_rows.get(module)
 
     def replica_loads(self, module: str, dp: int, exchanged: bool = False) -> ReplicaLoads:
@@ -146,7 +149,7 @@ class HopCosts:
     def bytes_between(
         self, before: LayerRun, after: LayerRun, dp: int, exchanged: bool = False
     ) -> Float[np.ndarray, "m i"]:
-        """Bytes of the activation from some layers to those after them, at each of `dp` replicas."""
+        """Bytes of the activation from some layers to the layers after them, at each of `dp` replicas."""
         output, extra = self._elements_between(before, after)
         return self._costs.element_bytes * (self._at(*output, dp, exchanged) + self._at(*extra, dp, exchanged))
 
@@ -154,7 +157,7 @@ class HopCosts:
         return self._elements_between(self._runs[source][-1], self._runs[target][0])
 
     def _elements_between(self, before: LayerRun, after: LayerRun) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
-        """What is sent between layers, by the loads of the module before and of the module after."""
+        """Elements sent between layers, from the loads of the module before and of the module after."""
         module, _, last = before
         last_layer, _ = self._graph[module].layers_between(max(last - 1, 0), last)[-1]
         target_module, first, _ = after
@@ -162,7 +165,7 @@ class HopCosts:
         return (module, last_layer.output_elements), (target_module, extra_input)
 
     def _at(self, module: str, quantity: PerLoad, dp: int, exchanged: bool) -> Float[np.ndarray, "m i"]:
-        """A quantity at each of `dp` replicas of a module."""
+        """Evaluates a quantity at each of `dp` replicas of a module."""
         loads = self.replica_loads(module, dp, exchanged)
         return quantity.evaluate(loads.distinct)[loads.index]
 

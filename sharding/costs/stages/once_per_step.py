@@ -1,4 +1,4 @@
-"""What the ops of a stage take that run once a step: gather, reduction, update."""
+"""Seconds of the ops that a stage runs once a step: gather, reduction, update."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -30,8 +30,8 @@ def once_per_step(
     Args:
         layers: The layers.
         pipeline_replicas: Pipeline replicas of the unit.
-        placed: Where the ranks with the same parameters are, of all but experts' and of experts', by who computes a
-            layer.
+        placed: Where the ranks with the same parameters are, of all but experts' and of experts', given the ranks that
+            compute a layer.
         costs: The cost model.
     """
     gather = reduce = update = 0.0
@@ -50,7 +50,7 @@ def _total_seconds(
     parameters: Float[np.ndarray, " 2"],
     placed: Sequence[NodePlacement],
 ) -> float:
-    """Seconds of what is done to the parameters of all but experts and of experts, if there are some."""
+    """Sums the seconds of an op over the parameters of all but experts and of experts, if there are some."""
     return sum(
         (seconds(size, ranks) for size, ranks in zip(parameters.tolist(), placed, strict=True) if size), start=0.0
     )

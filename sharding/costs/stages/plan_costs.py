@@ -1,4 +1,7 @@
-"""A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
+"""A plan's costs, computed from the costs of its layers: seconds and bytes of every op of a step for given rows.
+
+Problems of planners call `plan_costs` before each simulation, and the row reorderer before a run.
+"""
 
 import functools
 import itertools
@@ -43,8 +46,8 @@ from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:
     """Costs of every op of a step.
 
-    Of a unit with several pipeline replicas, those of a microbatch are on the replicas of the pipeline replica that
-    takes it.
+    Where a unit has several pipeline replicas, the costs of a microbatch lie on the replicas of the pipeline replica
+    that takes it.
 
     Args:
         resolved: The plan.
@@ -96,7 +99,7 @@ def unit_costs(
 
 
 class _LayerNeeds(NamedTuple):
-    """What layers of a stage need besides their state while they run.
+    """Bytes that layers of a stage need besides their state while they run, and their collectives.
 
     Attributes:
         bytes_: `StaticBytes.gathered` and `StaticBytes.workspace`.
@@ -238,7 +241,7 @@ class _PlanCosts(PlanLayers):
         )
 
     def recomputed(self) -> RecomputedFlops:
-        """What the backwards of all stages compute again."""
+        """Forward FLOPs that the backwards of all stages compute again."""
         flops, masked = 0.0, 0.0
         for of in itertools.chain.from_iterable(map(self._layers, self.stages.stages)):
             if of.gradients:
@@ -247,12 +250,12 @@ class _PlanCosts(PlanLayers):
         return RecomputedFlops(flops, masked)
 
     def _largest_over_needed(self, unit: UnitPlan) -> float:
-        """How much larger a microbatch of the largest capacity is than those of this step; one is in flight at most."""
+        """How much larger a microbatch of the largest capacity is than any of this step; one is in flight at most."""
         own = self.hops.own_rows(unit.modules[0])
         return self._batch.largest_over_needed(unit.modules[0], self._microbatches, own) if own else 1.0
 
     def _exchange_bytes(self, stage: StageId) -> float:
-        """Bytes of what a stage exchanges of the largest microbatch: activations, or gradients on their way back."""
+        """Bytes that a stage exchanges for the largest microbatch: activations, or gradients on their way back."""
         edges = (edge for edge in self.stages.exchanges if stage in edge)
         cp = self._units[stage[0]].parallelism.cp
         replicas = {edge: self.hops.end_ranks(*edge, stage).dp for edge in edges}

@@ -1,4 +1,7 @@
-"""The layers of a plan's stages: which they are, who computes them, and what each costs alone."""
+"""The layers of a plan's stages: which they are, who computes them, and what each costs alone.
+
+It is the base class of the computations of `plan_costs.py` and `plan_work.py`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -34,7 +37,7 @@ class PlanLayers:
         stages: The plan's stages.
 
     Attributes:
-        stages: The plan's stages; none of those of one unit alone.
+        stages: The plan's stages; empty where the layers of one unit alone are asked for.
         hops: Costs of its hops.
     """
 
@@ -56,19 +59,22 @@ class PlanLayers:
 
     @classmethod
     def of_plan(cls: type[T], resolved: ResolvedPlan, batch: BatchCosts) -> T:
-        """The layers of a whole plan."""
+        """Builds the layers of a whole plan."""
         plan = resolved.plan
         return cls(plan.units, resolved.layers, plan.microbatches, batch, resolved.required_gradients, resolved.stages)
 
     @classmethod
     def of_unit(cls: type[T], unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> T:
-        """Those of one unit, wherever the others are."""
+        """Builds the layers of one unit, wherever the others are."""
         required = RequiredGradients(batch.graph, trained_parts)
         layers = {(unit.name, number): runs for number, runs in enumerate(program_layers(unit, batch.graph))}
         return cls((unit,), layers, microbatches, batch, required, StageGraph({}, ()))
 
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
-        """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
+        """The layers of a stage.
+
+        Leading layers of a module have the policy of its first layer on the stage, trailing layers of its last.
+        """
         unit = self._units[stage[0]]
         policies = unit.program_recompute(stage[1])
         layers: list[LayersOfStage] = []
@@ -92,7 +98,7 @@ class PlanLayers:
     def _weight_exchanges(
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
     ) -> tuple[WeightExchange, ...]:
-        """What each layer exchanges whenever it computes; nothing where replicas have whole weights."""
+        """Seconds of the collectives of each layer whenever it computes; none where replicas have whole weights."""
         if unit.parallelism.fsdp == 1:
             return (NO_EXCHANGE,) * len(layers)
         parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}

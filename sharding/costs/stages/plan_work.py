@@ -1,4 +1,4 @@
-"""What bounds a plan's step from below, from the costs of its layers."""
+"""Lower bounds of the ops of a plan's step, from the costs of its layers; planners read them before they simulate."""
 
 import functools
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from sharding.plans.unit_plan import UnitPlan
 
 
 def plan_work(resolved: ResolvedPlan, batch: BatchCosts) -> StepWork:
-    """What bounds a step from below; the arguments are those of `plan_costs`, and it takes a fraction of its time."""
+    """Returns the lower bounds of a plan's ops; takes the arguments of `plan_costs` and a fraction of its time."""
     builder, stages = _PlanWork.of_plan(resolved, batch), resolved.stages
     return StepWork(
         stages={stage: builder.work(stage) for stage in stages.stages},
@@ -34,7 +34,7 @@ def plan_work(resolved: ResolvedPlan, batch: BatchCosts) -> StepWork:
 def unit_work(
     unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
 ) -> tuple[StageWork, ...]:
-    """What bounds a step from below of every stage of one unit, wherever the others are."""
+    """Returns the lower bounds of every stage of one unit, wherever the others are."""
     builder = _PlanWork.of_unit(unit, microbatches, batch, trained_parts)
     return tuple(builder.work((unit.name, number)) for number in range(unit.program_count))
 
@@ -43,9 +43,9 @@ class _PassWork(NamedTuple):
     """Seconds of a stage's forwards, or of its backwards.
 
     Attributes:
-        total: Of all microbatches, on each replica of every pipeline replica.
-        slowest: Of each microbatch, on the replica that takes longest for it.
-        least: What none of a microbatch takes less than.
+        total: Seconds of all microbatches, on each replica of every pipeline replica.
+        slowest: Seconds of each microbatch, on the replica that takes longest for it.
+        least: Seconds that no microbatch takes less than.
     """
 
     total: Float[np.ndarray, " i"]
@@ -54,14 +54,14 @@ class _PassWork(NamedTuple):
 
 
 class _PlanWork(PlanLayers):
-    """What bounds a step from below of a plan's stages; equal stages share it."""
+    """Computes the lower bounds of a plan's stages; equal stages share them."""
 
     @functools.cached_property
     def _work(self) -> dict[tuple, tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]]:
         return {}
 
     def work(self, stage: StageId) -> StageWork:
-        """What bounds the step from below of one stage."""
+        """Returns the lower bounds of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
         if unit.is_compiled:

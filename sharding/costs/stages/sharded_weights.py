@@ -1,4 +1,4 @@
-"""What fully sharded layers exchange whenever they compute, and how much of it computation does not hide.
+"""Collectives of fully sharded layers whenever these compute, and how much of them computation does not hide.
 
 A layer's weights are gathered while the layer before it computes, in the forward and again in the backward, and its
 gradients are scattered in float32 while the next computes (arXiv 1910.02054, stage 3; arXiv 2304.11277, section 3.3).
@@ -24,7 +24,7 @@ class WeightExchange(NamedTuple):
     Attributes:
         gather: Gathering its weights in a forward.
         scatter: Summing and scattering its gradients; 0 for a frozen layer.
-        gather_again: Gathering its weights in a backward; 0 where those of the forward are kept.
+        gather_again: Gathering its weights in a backward; 0 where the weights that the forward gathered are kept.
     """
 
     gather: float
@@ -33,7 +33,7 @@ class WeightExchange(NamedTuple):
 
 
 NO_EXCHANGE = WeightExchange(0.0, 0.0, 0.0)
-"""Where replicas have whole weights."""
+"""The collectives of a layer whose weights every replica has whole: none."""
 
 
 def weight_exchange(of: LayersOfStage, parts: tuple[NodePlacement, NodePlacement], costs: CostModel) -> WeightExchange:
@@ -66,7 +66,7 @@ def exposed(
     """`exposed_in_forward` and `exposed_in_backward` of `count` equal layers.
 
     Args:
-        exchange: Of one layer.
+        exchange: Collectives of one layer.
         passes: Seconds of one layer's forward, and of its backward; 0 where there is nothing to compute.
         count: Number of the layers.
         is_first, is_last: Whether the stage begins or ends with them.
@@ -86,7 +86,7 @@ def exposed_in_forward(exchange: WeightExchange, compute: Times, count: int, is_
         count * max(0, gather - compute), and the first layer of the stage waits for its whole gather
 
     Args:
-        exchange: Of one layer.
+        exchange: Collectives of one layer.
         compute: Seconds of one layer's forward; 0 where there is nothing to compute.
         count: Number of the layers.
         is_first: Whether the stage begins with them.
@@ -104,7 +104,7 @@ def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is
         scatter of its first
 
     Args:
-        exchange: Of one layer.
+        exchange: Collectives of one layer.
         compute: Seconds of one layer's backward; 0 where there is none.
         count: Number of the layers.
         is_first: Whether the stage begins with them.
@@ -119,13 +119,13 @@ def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is
 def sharded_passes(
     exchange: WeightExchange, forward: Times, backward: Times, waits: Float[np.ndarray, "2 ..."], count: int
 ) -> ShardedPasses:
-    """What `count` equal layers exchange of a mean microbatch, and what hides it.
+    """Seconds of collectives and computation of `count` equal layers for a mean microbatch.
 
     Args:
-        exchange: Of one layer.
+        exchange: Collectives of one layer.
         forward: Seconds of one layer's forward of each microbatch; 0 where there is nothing to compute or to gather.
-        backward: The same of its backward.
-        waits: What is `exposed` of both.
+        backward: Seconds of one layer's backward of each microbatch, likewise.
+        waits: The `exposed` seconds of both.
         count: Number of the layers.
     """
     forwards, backwards = (float(np.mean(np.asarray(seconds) > 0)) for seconds in (forward, backward))
@@ -141,6 +141,6 @@ def sharded_passes(
 
 
 def _parameters(of: LayersOfStage) -> tuple[float, float]:
-    """Elements of one layer that a tensor rank computes with: all but experts', and those of its experts."""
+    """Elements of one layer that a tensor rank computes with: (all but experts', its experts')."""
     layer, ranks = of.layer, of.ranks
     return layer.parameters_per_rank(ranks.tp), layer.expert_parameters_per_rank(ranks.tp, ranks.ep)

@@ -1,8 +1,8 @@
 """Modules of one stage with unlike replicas (`Parallelism.module_tp`): what they cost together, and between each other.
 
-The replicas of a stage are those that all modules of its unit share: `UnitPlan.shared_replicas` groups of consecutive
-devices, each of which holds one or more replicas of every module. Within a group, each module waits for the slowest
-replica of the one before, because rows are gathered from all.
+The replicas of a stage are the ones that all modules of its unit share: `Parallelism.shared_replicas` groups of
+consecutive devices, each of which holds one or more replicas of every module. Within a group, each module waits for the
+slowest replica of the one before, because rows are gathered from all.
 """
 
 import math
@@ -25,12 +25,12 @@ ModuleFigures = Mapping[str, Float[np.ndarray, "_ _"]]
 def on_replicas(
     seconds: LayerSeconds, layer: LayerSpec, index: Int[np.ndarray, "m i"], ep: int, shared: int
 ) -> LayerSeconds:
-    """Seconds [m, i] of a layer on every replica of its module, from those of the distinct loads.
+    """Returns the seconds [m, i] of a layer on every replica of its module, from the seconds of the distinct loads.
 
     Args:
-        seconds: Of each distinct load.
+        seconds: Seconds of each distinct load.
         layer: The layer.
-        index: Which of the loads each replica has in each microbatch.
+        index: The number of the distinct load that each replica has in each microbatch.
         ep: Expert ranks.
         shared: Shared replicas of the unit.
     """
@@ -53,7 +53,7 @@ def _wait_for_slowest(seconds: LayerSeconds, ep: int, shared: int) -> LayerSecon
 def on_shared_replicas(figures: ModuleFigures, unit: UnitPlan, module: str) -> dict[str, Float[np.ndarray, "m _"]]:
     """A module's figures on the replicas that it shares with others.
 
-    Seconds are those of the slowest of its replicas, and FLOPs their sum. Bytes are those of `finest_replicas`, because
+    Seconds are of the slowest of its replicas, and FLOPs their sum. Bytes are given by `finest_replicas`, because
     each microbatch may have the most on other devices of a shared replica.
     """
     shared = unit.parallelism.shared_replicas
@@ -85,7 +85,7 @@ def slowest_of_shared(values: Float[np.ndarray, "*m i"], shared: int) -> Float[n
 
 
 class RowGathers(NamedTuple):
-    """What is gathered between two modules of a stage, one of which feeds the other.
+    """How many devices gather rows between two modules of a stage, one of which feeds the other.
 
     Attributes:
         replicas: Groups of consecutive devices within which rows are gathered.

@@ -33,9 +33,9 @@ class LayersOfStage(NamedTuple):
         module: Their module.
         layer: One of them.
         count: How many there are.
-        gradients: What their backward computes.
+        gradients: The gradients that their backward computes.
         recompute: Their recomputation policy.
-        ranks: Who computes each.
+        ranks: The ranks that compute each.
     """
 
     module: str
@@ -47,7 +47,7 @@ class LayersOfStage(NamedTuple):
 
 
 def layer_key(layers: tuple[LayersOfStage, ...]) -> tuple:
-    """What tells the layers of one stage from those of another."""
+    """Returns a key that is equal for stages with equal layers."""
     return tuple((of.module, of.layer.name, of.count, of.gradients, of.recompute, of.ranks) for of in layers)
 
 
@@ -56,8 +56,8 @@ class ModuleParameters(NamedTuple):
 
     Attributes:
         total: Elements.
-        trained: Elements of those that train.
-        ranks: How many ranks have the same.
+        trained: Elements of the parameters that train.
+        ranks: How many ranks have the same parameters.
     """
 
     total: Float[np.ndarray, " 2"]

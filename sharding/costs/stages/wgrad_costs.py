@@ -1,4 +1,7 @@
-"""Costs of gradients of weights that are an op of their own."""
+"""Costs of gradients of weights that are an op of their own.
+
+`plan_costs` computes them for the schedules that split backwards.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -27,13 +30,13 @@ def wgrad_costs(
     loads: Callable[[str, int], ReplicaLoads],
     costs: CostModel,
 ) -> WgradCosts:
-    """What the wgrad of a stage takes of its backward, and saves for it.
+    """Returns the seconds of a stage's wgrad, as its share of the backward, and the bytes saved for it.
 
     Args:
         layers: The stage's layers.
         unit: Its unit.
         whole: The fields `PER_MICROBATCH` of these layers.
-        sent_back: The same without their wgrads (`without_wgrads`).
+        sent_back: The same fields without their wgrads (`without_wgrads`).
         loads: The loads of a module's replicas, by the module and their number.
         costs: The cost model.
     """

@@ -1,4 +1,7 @@
-"""Layouts of the backbone on all devices, by an estimate of the step with the other modules in its idle time."""
+"""Layouts of the backbone on all devices, by an estimate of the step with the other modules in its idle time.
+
+The policy `colocated` enumerates them.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -29,7 +32,7 @@ class BackboneLayout:
         layers: Layers of each virtual stage.
         recompute: Their recomputation policy.
         work: Seconds of all its forwards and backwards on the devices of the slowest rank.
-        alone: The same with filling and draining its pipeline: the step of the backbone alone.
+        alone: These seconds with filling and draining its pipeline: the step of the backbone alone.
         peak_bytes: Bytes on a device of its fullest rank.
     """
 
@@ -95,7 +98,7 @@ def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
 
 
 def fewest_chunks(ranked: Iterable[tuple[float, BackboneLayout]]) -> list[tuple[float, BackboneLayout]]:
-    """Of layouts that differ in chunks alone, that with the fewest of those about as short; ascending by seconds.
+    """Of layouts that differ in chunks alone, keeps the one with the fewest chunks among the nearly shortest.
 
     Args:
         ranked: Estimated seconds of a step, and the layout.

@@ -1,4 +1,7 @@
-"""The plan of a backbone's layout with pipeline replicas of the other modules on the same devices."""
+"""The plan of a backbone's layout with pipeline replicas of the other modules on the same devices.
+
+The policy `colocated` simulates these plans.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,7 @@ def colocated_plan(
     Args:
         problem: The problem.
         backbone: Layout of the backbone.
-        copied: Layouts of all other modules.
+        replicated: Layouts of all other modules.
         slices: By module, into how many virtual stages each of its pipeline ranks is cut; 1 if left out.
     """
     own = backbone_unit(problem, backbone)

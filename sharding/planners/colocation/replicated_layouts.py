@@ -1,4 +1,7 @@
-"""Layouts of an encoder or generator that is copied beside a backbone's pipeline (Optimus, section 4.1)."""
+"""Layouts of an encoder or generator with pipeline replicas on a backbone's devices (Optimus, section 4.1).
+
+The policy `colocated` chooses one for each module besides the backbone.
+"""
 
 import dataclasses
 
@@ -29,7 +32,8 @@ class ReplicatedLayout:
         fill: Seconds of the forward and backward of one microbatch through a pipeline replica: nothing hides the first
             microbatch's forward and the last one's backward.
         once: Seconds of gathering its weights and reducing its gradients.
-        least_bytes: Bytes on a device with the fewest microbatches in flight that keep a copy and the backbone busy.
+        least_bytes: Bytes on a device with the fewest microbatches in flight that keep a pipeline replica and the
+            backbone busy.
     """
 
     module: str
@@ -44,7 +48,7 @@ class ReplicatedLayout:
 
     @property
     def seconds(self) -> float:
-        """What it adds to a step if nothing of it is hidden."""
+        """Seconds that it adds to a step if nothing of it is hidden."""
         return self.work + self.fill + self.once
 
 

@@ -29,10 +29,10 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
 }
 
 SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}
-"""Further plans of a policy, simulated where none of those that it returned fits."""
+"""Further plans of a policy, simulated where none of the plans that it returned fits."""
 
 PLANNING_POLICIES = dict(BUILT_IN_POLICIES)
-"""All policies by name: the built-in ones, and those that a user registers (`register_policy`)."""
+"""All policies by name: the built-in ones, and the ones that a user registers (`register_policy`)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class SimulatedPlan:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyResult:
-    """What a policy finds for a problem.
+    """The result of a policy for a problem.
 
     Attributes:
         policy: Name of the policy.
@@ -78,7 +78,7 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
         policy: Returns plans worth simulating, and raises PlanError with the reason where there are none.
 
     Raises:
-        UserError: The name is that of a built-in policy.
+        UserError: A built-in policy has this name.
     """
     if name in (*BUILT_IN_POLICIES, "auto"):
         raise UserError(f"the policy {name!r} is built in; register yours under another name")
@@ -119,7 +119,7 @@ def best_of_policy(
     policy: PlanningPolicy,
     spare: Callable[[PlanningProblem], Iterable[Plan]] = _no_plans,
 ) -> SimulatedPlan:
-    """The best plan of a policy that fits; one without `offload` if those that may have it overfill hosts.
+    """Returns the best plan of a policy that fits; a plan without `offload` if plans with it overfill hosts.
 
     Policies choose recomputation by the memory of devices, so that what is offloaded may be more than a host holds.
 
@@ -150,7 +150,7 @@ def best_simulated(
     plans: Sequence[Plan],
     spare: Callable[[PlanningProblem], Iterable[Plan]] = _no_plans,
 ) -> SimulatedPlan:
-    """The best plan by its simulated step of those that fit the memory (`most_economical`).
+    """Returns the best of the plans that fit the memory, by their simulated steps (`most_economical`).
 
     Plans are simulated in the order of their lower bounds, until none that is left could be chosen.
 
@@ -191,7 +191,7 @@ def best_simulated(
 
 
 def most_economical(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
-    """Of the plans whose step is within STEP_SLACK of the shortest, that with the fewest device-seconds."""
+    """Returns, of the plans whose step is within STEP_SLACK of the shortest, the one with the fewest device-seconds."""
     longest = min(result.timeline.step for result in simulated) * (1 + STEP_SLACK)
     return min((result for result in simulated if result.timeline.step <= longest), key=_device_seconds)
 
@@ -206,7 +206,7 @@ def _is_no_worse(result: SimulatedPlan, step: float, device_seconds: float) -> b
 
 
 class _MemoryNeed(NamedTuple):
-    """What a pipeline rank takes of a memory.
+    """The bytes of a memory that a pipeline rank takes.
 
     Attributes:
         needed: Bytes that it takes at most.
@@ -222,12 +222,12 @@ class _MemoryNeed(NamedTuple):
 
     @property
     def fraction(self) -> float:
-        """The share that it takes."""
+        """Share of the memory that the plan takes, from 0 on."""
         return self.needed / self.room if self.needed else 0.0
 
 
 def _memory_error(problem: PlanningProblem, too_large: Sequence[SimulatedPlan]) -> PlanError:
-    """What exceeds its memory most of the plan that comes nearest to fitting."""
+    """Returns the error of the plan that comes nearest to fitting: the rank and the memory that it overfills most."""
     cluster = problem.cluster
     nearest = min((result.timeline for result in too_large), key=problem.memory_fraction)
     most = max(
@@ -255,12 +255,12 @@ def _memory_error(problem: PlanningProblem, too_large: Sequence[SimulatedPlan]) 
 
 
 def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:
-    """Whether the trainer can run a plan; one that it cannot run still serves for comparison."""
+    """Whether the trainer can run a plan; a plan that it cannot run still serves for comparison."""
     return not why_untrainable(problem, plan)
 
 
 def why_untrainable(problem: PlanningProblem, plan: Plan) -> str:
-    """Why the trainer cannot run a plan; empty if it can."""
+    """Returns the reason why the trainer cannot run a plan; empty if it can."""
     try:
         resolve_plan(plan, problem.graph, problem.devices, problem.rows)
     except PlanError as error:
@@ -269,7 +269,7 @@ def why_untrainable(problem: PlanningProblem, plan: Plan) -> str:
 
 
 def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
-    """The most economical of the plans that the trainer can run, if there are any; else of all.
+    """Returns the most economical of the plans that the trainer can run, if there are any; else of all.
 
     Raises PlanError if no policy has a plan, with the reason of one: `disaggregated` says which cluster would do.
     """
@@ -294,7 +294,7 @@ def plan_automatically(
 
     Args:
         problem: The problem.
-        callback: Called with the number of policies that are compared, and that of all.
+        callback: Called with the number of policies compared so far, and the number of all.
     """
     results: list[PolicyResult] = []
     for policy in PLANNING_POLICIES:

@@ -6,8 +6,8 @@ rank allows. A module that the backbone's tp does not divide has fewer tensor ra
 devices (`Parallelism.module_tp`); a microbatch then has a row for each of these replicas, or several.
 
 Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
-next would take longer than the best found. Of each, the partition and the recomputation are those of
-`stages/chain_stages.py`, without chunks and with as many as shorten the step. The plans with the shortest estimates are
+next would take longer than the best found. For each layout, `stages/chain_stages.py` chooses the partition and the
+recomputation, without chunks and with as many as shorten the step. The plans with the shortest estimates are
 returned; where none of them fits when it is simulated, the others follow.
 """
 
@@ -27,7 +27,7 @@ from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, 
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.plans.plan import Plan
 
-_PARTITIONED = 10  # layouts that are partitioned at most, of those that fit
+_PARTITIONED = 10  # layouts that are partitioned at most, among the layouts that fit
 _UNSURE = 0.1  # share by which a layout may take longer than the shortest by the estimate
 _WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
 _SIMULATED_OPS = 12_000  # forwards and backwards of all plans together; the first is simulated however many it has
@@ -61,14 +61,14 @@ def plans(problem: PlanningProblem) -> list[Plan]:
 
 
 def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
-    """The plans that `plans` leaves out of those found, by their estimates: the drawn rows may fit only these."""
+    """The found plans that `plans` leaves out, by their estimates: the drawn rows may fit only these."""
     found = _best_layouts(ChainProblem(problem))
     chosen = _shortest(found)
     yield from (_scheduled_plan(problem, candidate) for candidate in found if candidate not in chosen)
 
 
 def _shortest(found: list[_Balanced]) -> list[_Balanced]:
-    """Those that are not much longer than the first, and are simulated in a reasonable time."""
+    """Returns the layouts not much slower than the first, as many as are simulated in a reasonable time."""
     chosen: list[_Balanced] = []
     ops = 0
     for candidate in found:
@@ -106,9 +106,9 @@ def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
 
 
 def _with_chunks(chain: ChainProblem, whole: _Balanced, most: int, best: float) -> list[_Balanced]:
-    """A layout with two chunks, and with as many as shorten its step; those that may be the shortest and fit.
+    """Returns a layout with two chunks and with as many as shorten its step, where each fits and may be the shortest.
 
-    With v chunks filling and draining the pipeline takes 1 / v of the seconds. The first number tried is that beyond
+    With v chunks filling and draining the pipeline takes 1 / v of the seconds. The first number tried is the one beyond
     which more cannot shorten the step by `_WORTHWHILE`; where it does not fit, or its partition is so uneven that it
     takes longer than that, half as many are tried. Two are always: the shorter the ops of uneven stages, the more ranks
     wait for each other, which only the simulation sees.

@@ -1,10 +1,10 @@
-"""Encoders and generators copied on every device of the backbone, and computed in its idle time.
+"""The policy `colocated`: pipeline replicas of encoders and generators on the backbone's devices, in its idle time.
 
 Optimus's orchestration (arXiv 2408.03505, sections 3 and 4): backbone and encoders have plans of their own on the same
 devices. The backbone's layout is searched by an estimate, `max(step of the backbone alone, work of all modules)`, and
-by a lower bound of the step; the layouts of the other modules are those whose pipeline and tensor ranks divide the
-backbone's, without those that do not fit beside it. What differs between the best of them, which microbatches pipeline
-replicas take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
+by a lower bound of the step; the layouts of the other modules are the ones whose pipeline and tensor ranks divide the
+backbone's, without layouts that do not fit beside it. What differs between the best of them, which microbatches
+pipeline replicas take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
 import functools
@@ -22,7 +22,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 
 _BOUNDED = 40  # layouts of the backbone of which a lower bound of the step is computed, by the estimate
-_BACKBONES = 3  # layouts of the backbone that are simulated, of those that fit
+_BACKBONES = 3  # layouts of the backbone that are simulated, among the layouts that fit
 _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
@@ -33,12 +33,12 @@ _PLACED_PASSES = (
 
 
 class _ColocatedLayout(NamedTuple):
-    """A layout of the backbone, and those of all other modules.
+    """A layout of the backbone, and the layouts of all other modules.
 
     Attributes:
         seconds: Estimate of the step.
         backbone: Layout of the backbone.
-        copied: Layouts of the other modules.
+        replicated: Layouts of the other modules.
     """
 
     seconds: float
@@ -55,10 +55,10 @@ class _SimulatedLayout(NamedTuple):
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
-    """The best plans that fit; where none does, that which comes nearest.
+    """Returns the best plans that fit; where none does, the plan that comes nearest.
 
     Raises:
-        PlanError: There is no other module to pipeline replica, a module has context-parallel ranks, or no layout
+        PlanError: There is no module besides the backbone, a module has context-parallel ranks, or no layout
             leaves memory for the weights of all modules.
     """
     _check(problem)
@@ -120,7 +120,7 @@ class _ColocatedSearch:
         return list(backbone_layouts(self._problem))
 
     def _chosen(self, layout: BackboneLayout) -> tuple[ReplicatedLayout, ...] | None:
-        """Of every other module the first layout with which all fit beside the backbone; None where they do not."""
+        """Chooses for every other module the first layout with which all fit beside the backbone; None if none do."""
         options = [self._copied_layouts(name, layout) for name in self._others]
         if not all(options):
             return None
@@ -145,9 +145,9 @@ class _ColocatedSearch:
         return {}
 
     def best_of(self, candidate: _ColocatedLayout) -> _SimulatedLayout:
-        """The fastest plan of a candidate that fits, or that which takes the least memory.
+        """Returns the fastest plan of a candidate that fits, or the plan that takes the least memory.
 
-        First the layouts of the copied modules are chosen, then their slices, then which pipeline replica takes which
+        First the layouts of the other modules are chosen, then their slices, then which pipeline replica takes which
         microbatch. Where the fastest does not fit, the backbone recomputes more beside it.
         """
         found = []
@@ -181,7 +181,7 @@ class _ColocatedSearch:
         return found
 
     def _alternatives(self, candidate: _ColocatedLayout) -> Iterator[tuple[ReplicatedLayout, ...]]:
-        """The first layouts of the copied modules, and others: with more recomputation, and on other ranks."""
+        """The first layouts of the other modules, and further ones: with more recomputation, and on other ranks."""
         yield candidate.replicated
         for number, chosen in enumerate(candidate.replicated):
             options = self._copied_layouts(chosen.module, candidate.backbone)
@@ -192,7 +192,7 @@ class _ColocatedSearch:
                 yield (*candidate.replicated[:number], layout, *candidate.replicated[number + 1 :])
 
     def _slices(self, backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout]) -> Mapping[str, int]:
-        """Into how many virtual stages each copied module's ranks are cut, so that one takes as long as the backbone's.
+        """Into how many virtual stages each other module's ranks are cut, so that one takes as long as the backbone's.
 
         A module whose layers cannot be divided is not cut, and none into so many that the plan has too many ops.
         """
@@ -221,7 +221,7 @@ class _ColocatedSearch:
 
 
 def _best(found: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
-    """The fastest that fits, or that which takes the least memory."""
+    """Returns the fastest plan that fits, or the plan that takes the least memory."""
     fitting = [each for each in found if each.simulated.memory <= 1]
     if fitting:
         return min(fitting, key=lambda each: each.simulated.step)
@@ -229,7 +229,7 @@ def _best(found: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
 
 
 def _op_count(backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout], slices: Mapping[str, int]) -> int:
-    """Forwards and backwards of a step; every microbatch passes one copy of each module."""
+    """Number of forwards and backwards of a step; every microbatch passes one pipeline replica of each module."""
     stages = backbone.pp * backbone.chunks + sum(of.pp * slices.get(of.module, 1) for of in replicated)
     return 2 * backbone.microbatches * stages
 

@@ -36,12 +36,12 @@ ROOMY = 2
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
-    """The best layouts by the estimate, of those that are best by DistTrain's objective."""
+    """Returns the best layouts by the estimate, among the best by DistTrain's objective."""
     return _best_plans(problem, _COUNT)
 
 
 def plans_of_best_size(problem: PlanningProblem) -> list[Plan]:
-    """The same with only the best size of the backbone, in a fraction of the time."""
+    """Returns the plans of the best size of the backbone alone, in a fraction of the time of `plans`."""
     return _best_plans(problem, 1)
 
 
@@ -117,9 +117,9 @@ def _useful_chunks(
 
     Args:
         problem: The problem.
-        estimate: Of steps.
+        estimate: Estimates the steps of layouts.
         choices: Numbers of chunks, all above `chunks`.
-        chunks: Of the latest layout.
+        chunks: Number of chunks of the latest layout.
         found: The layout with the shortest estimate for each number of chunks so far.
     """
     fill, worthwhile = estimate.chunk_gain(found[-1]), _WORTHWHILE * estimate.seconds(found[-1])
@@ -140,8 +140,9 @@ def _layouts_worth_simulating(
 ) -> list[DisjointLayout]:
     """The best layouts by an estimate that sees more than the objective by which they are searched.
 
-    For every layout that the search finds those with the same sizes of the backbone are estimated. Of each of the
-    `count` best sizes the shortest is taken, and those with the fewest device-seconds that are about as short.
+    For every layout that the search finds, all layouts with the same sizes of the backbone are estimated. Of each of
+    the `count` best sizes the layout with the shortest step is taken, and the ones about as short with the fewest
+    device-seconds.
     """
     found: list[tuple[float, list[DisjointLayout], Float[np.ndarray, " n"]]] = []
     for layout in search_layouts(problem, _ESTIMATED * count, max_devices, extra, chunks):
@@ -159,14 +160,14 @@ def _layouts_worth_simulating(
 
 
 def _op_count(problem: PlanningProblem, layout: DisjointLayout) -> int:
-    """Forwards and backwards of a step."""
+    """Number of forwards and backwards of a step."""
     tables = problem.module_tables
     stages = sum(len(tables[name].layers[choice.candidate]) for name, choice in layout.choices.items())
     return 2 * layout.microbatches * stages
 
 
 def _economical(seconds: Float[np.ndarray, " n"], devices: Int[np.ndarray, " n"], limit: float) -> int:
-    """Which layout takes the fewest device-seconds of those of at most `limit` seconds."""
+    """Returns the index of the layout with the fewest device-seconds, among the layouts of at most `limit` seconds."""
     return int(np.where(seconds <= limit * (1 + 1e-9), devices * seconds, np.inf).argmin())
 
 

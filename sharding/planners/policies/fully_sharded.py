@@ -108,13 +108,13 @@ class _Search:
         return min(fitting, key=lambda simulated: simulated.step, default=None)
 
     def smallest(self) -> Plan:
-        """Where no plan fits, that which comes nearest."""
+        """Returns the plan that comes nearest, where no plan fits."""
         assert self._nearest is not None
         return self._nearest.plan
 
     @functools.cached_property
     def _choices(self) -> Sequence[RecomputePolicy]:
-        """From the least recomputation to the most."""
+        """The recomputation policies to choose from, from the least to the most."""
         return sorted(self._problem.recompute_choices, key=get_args(RecomputePolicy).index)
 
     def _most_replicas(self, tp: int) -> int:
@@ -155,7 +155,7 @@ class _Search:
         return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 
     def _plan(self, layout: _Layout, policies: LayerPolicies) -> Plan:
-        """A plan of a layout."""
+        """Returns the plan of a layout."""
         devices = layout.dp * layout.tp * self._ranks.cp
         units: list[UnitPlan] = []
         for module in self._problem.graph.modules:

@@ -37,7 +37,7 @@ SHARES = (0.75, 0.5)
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PolicyComparison:
-    """What policies find for a problem. In a notebook it shows itself as a table, with the chosen plan's timeline.
+    """The results of policies for a problem. In a notebook it shows a table, with the chosen plan's timeline.
 
     Attributes:
         problem: The problem.
@@ -61,13 +61,13 @@ class PolicyComparison:
 
     @property
     def timeline(self) -> Timeline:
-        """Its simulated step."""
+        """The simulated step of the chosen plan."""
         return self.choice.timeline
 
     def above_bound(self, result: PolicyResult) -> float | None:
         """By which share of `bound` a policy's step is longer; None where nothing bounds it.
 
-        That is if the policy has no plan, if modules of its plan share devices, or if there are too few devices.
+        Nothing bounds it if the policy has no plan, modules of its plan share devices, or there are too few devices.
         """
         if not result.simulated or not math.isfinite(self.bound) or _shares_devices(result.plan):
             return None
@@ -163,7 +163,7 @@ def _shares_devices(plan: Plan) -> bool:
 
 
 def _figures(result: PolicyResult) -> dict[str, Any]:
-    """What a frame has of a policy's plan: seconds, shares of the step, counts."""
+    """Columns of a frame for a policy's plan: seconds, shares of the step, counts."""
     timeline = result.timeline
     idle = {f"idle: {cause}": seconds / timeline.step for cause, seconds in timeline.idle.items()}
     return {

@@ -3,7 +3,7 @@
 One tensor-parallel and one data-parallel size serve all modules. Every encoder and generator is one more pipeline
 stage. As it is small, it is replicated over the devices of the backbone's tensor-parallel group, and each replica takes
 other images: a unit of dp * tp replicas without tensor parallelism. Rows are then dealt out image by image
-(`replica_loads`), which the trainer does not do: `check_plan` refuses such a plan, which serves for comparison. The
+(`replica_loads`), which the trainer does not do: `resolve_plan` refuses such a plan, which serves for comparison. The
 other form, which Optimus compares with (arXiv 2408.03505), puts all encoders into the backbone's first stage. Where the
 backbone has a fixed cp, its replicas are that many times larger, and the other modules are replicated over all of a
 replica's devices, with the cp that is fixed for them.
@@ -50,7 +50,7 @@ def plans(problem: PlanningProblem, pp: int | None = None) -> list[Plan]:
 
     Args:
         problem: The problem.
-        pp: Stages of the backbone; by default, those with the shortest predicted steps.
+        pp: Stages of the backbone; by default, the numbers with the shortest predicted steps.
     """
     return _rigid_plans(problem, pp, share_first_stage=False)
 

@@ -1,9 +1,9 @@
 """The layers of a chain as arrays, from the costs of its layers for the rows of a global batch.
 
 Where a module has several replicas on the devices that its unit shares, each layer takes what its slowest of them does,
-as in `sharding/costs/stages/plan_costs.py`. There the sum over the stage's layers of the module is that of one replica;
-so the two are equal where one is the slowest in all layers, as with items of equal size, and else this is an upper
-bound.
+as in `sharding/costs/stages/plan_costs.py`. There the sum over the stage's layers of the module is taken on one
+replica; so the two are equal where one is the slowest in all layers, as with items of equal size, and else this is an
+upper bound.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from sharding.specs.module_spec import ModuleSpec
 
 
 class _LayerArrays(NamedTuple):
-    """What `LayerChain` has of one layer."""
+    """The entries of `LayerChain` for one layer."""
 
     forward: Float[np.ndarray, " k"]
     backward: Float[np.ndarray, " k"]
@@ -84,7 +84,7 @@ class _Place(NamedTuple):
     """Where a layer is in its module's stack.
 
     Attributes:
-        layer: Its number, or that of one like it; 0 for all layers of a module that is one stage.
+        layer: Number of the layer, or of a layer like it; 0 for all layers of a module that is one stage.
         is_last: Whether it is the last.
     """
 
@@ -172,7 +172,7 @@ class _Builder:
         return float(gathers.sum(axis=0).mean())
 
     def _layers_at(self, module: ModuleSpec, place: _Place) -> tuple[LayerGradients, ...]:
-        """What belongs to a layer, with how many of it: itself, adapters, and what precedes or follows the stack."""
+        """Pairs (layer, count) that belong to a layer: itself, adapters, and what precedes or follows the stack."""
         every = self._required.of_layers(module.name, 0, module.layer_count)
         if not module.divisible:
             return every

@@ -1,4 +1,7 @@
-"""The layout of a chain of modules in one unit: ranks of each kind; and its plan, once the stages are chosen."""
+"""The layout of a chain of modules in one unit: ranks of each kind; and its plan, once the stages are chosen.
+
+The policy `balanced` chooses one.
+"""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""The layouts that a chain of modules can have on so many devices, before its layers are divided among stages."""
+"""The layouts that a chain of modules can have on so many devices, before its layers are divided among stages.
+
+`ChainProblem` enumerates them for the policy `balanced`.
+"""
 
 import dataclasses
 import math
@@ -13,12 +16,12 @@ ROW_MULTIPLES = (1, 2, 4)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChainSizes:
-    """What the layouts of a chain are enumerated from.
+    """The sizes that the layouts of a chain are enumerated from.
 
     Attributes:
         modules: The modules in chain order.
         tensor_sizes: Tensor-parallel sizes of each module together: one for each size of the backbone.
-        collectives: What the tensor ranks do around split matmuls, for each of `tensor_sizes`.
+        collectives: The collectives of the tensor ranks around split matmuls, for each of `tensor_sizes`.
         layers: Layers that can be on different stages.
         rows: Rows of the global batch.
         cp: Context-parallel ranks of all modules.

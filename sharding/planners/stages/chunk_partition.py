@@ -40,28 +40,28 @@ Cuts = Int[np.ndarray, " s"]
 """Where each virtual stage begins, and the end of the last: from 0 to the number of layers."""
 
 RankCosts = list[tuple[float, float]]
-"""Of each rank, bytes by which it does not fit under any recomputation, and seconds under the best."""
+"""For each rank, (bytes by which it does not fit under any recomputation, seconds under the best)."""
 
 
 class _Partition(NamedTuple):
-    """Where the virtual stages begin, and what the ranks take."""
+    """Where the virtual stages begin, and the costs of the ranks."""
 
     cuts: Cuts
     costs: RankCosts
 
     @property
     def slowest(self) -> tuple[float, float]:
-        """Of the slowest rank."""
+        """Missing bytes and seconds of the slowest rank."""
         return max(self.costs)
 
     @property
     def ordered(self) -> RankCosts:
-        """The slowest rank first."""
+        """Costs of the ranks, the slowest first."""
         return sorted(self.costs, reverse=True)
 
 
 class ChunkPartitions:
-    """Partitions of a chain into virtual stages, by what the pipeline ranks take.
+    """Partitions of a chain into virtual stages, by the costs of the pipeline ranks.
 
     Args:
         chain: The layers.
@@ -119,13 +119,13 @@ class ChunkPartitions:
         return None if best is None or best.slowest[0] else tuple(np.diff(best.cuts).tolist())
 
     def rank_costs(self, cuts: Cuts) -> RankCosts:
-        """What each rank takes."""
+        """Missing bytes and seconds of each rank."""
         ends, pp = cuts.tolist(), self._layout.pp
         of_ranks = [tuple(zip(ends[rank::pp], ends[rank + 1 :: pp], strict=False)) for rank in range(pp)]
         return [self._rank_cost(rank, owned) for rank, owned in enumerate(of_ranks)]
 
     def _rank_cost(self, rank: int, owned: tuple[tuple[int, int], ...]) -> tuple[float, float]:
-        """Of a rank whose virtual stages own these layers, each from the first up to the last, which is excluded."""
+        """Costs of a rank whose virtual stages own these layers, each from the first to the last, which is excluded."""
         if (rank, owned) not in self._known:
             self._known[rank, owned] = self._solved_cost(rank, owned)
         return self._known[rank, owned]
@@ -216,9 +216,9 @@ class ChunkPartitions:
 
 
 def least_slowest_rank(chain: LayerChain, layout: ChainLayout, memory: float) -> float:
-    """Seconds that the slowest rank takes at least in any partition: those of a mean rank, and of the longest layer.
+    """Returns seconds that the slowest rank takes at least in any partition: of a mean rank, and of the longest layer.
 
-    All ranks share their memory, and every layer is held for as few microbatches as that of any stage.
+    All ranks share their memory, and every layer is held for as few microbatches as a layer of any stage.
 
     Args:
         chain: The layers.

@@ -29,11 +29,11 @@ def best_partition(tables: Sequence[StageTable]) -> tuple[int, ...] | None:
     """How many layers each stage owns, at least one, such that the slowest stage is as fast as possible.
 
     Of all such partitions, the one whose first stages own the fewest, because these hold the most microbatches: for
-    every k, its first k stages together own no more layers than those of any other. One partition does so for all k:
-    where two are within a limit, so is that which has the earlier of their two boundaries everywhere.
+    every k, its first k stages together own no more layers than the first k stages of any other. One partition does so
+    for all k: where two are within a limit, so is the partition with the earlier of their two boundaries everywhere.
 
     Args:
-        tables: What each stage takes.
+        tables: Seconds of each stage by the layers that it owns.
 
     Returns:
         None if no partition fits.
@@ -61,12 +61,12 @@ def best_partition_of_bounds(
 ) -> tuple[int, ...] | None:
     """`best_partition` where what a stage takes is computed only for the partitions that lower bounds leave.
 
-    The best partition by the bounds is computed; the bounds of its stages, and of those with more layers, are raised to
-    what they take; and so on, until one takes no more than its bounds.
+    The best partition by the bounds is computed; the bounds of its stages, and of stages with more layers, are raised
+    to what they take; and so on, until one takes no more than its bounds.
 
     Args:
         bounds: Lower bounds of what each stage takes, which are raised in place; stages that take the same share one.
-        seconds: Of a stage, given its number, its first layer and its last, which is excluded.
+        seconds: Gives the seconds of a stage from its number, its first layer and its last, which is excluded.
     """
     while counts := best_partition(bounds):
         ends = np.cumsum(counts).tolist()

@@ -1,4 +1,4 @@
-"""The layers of a chain of modules as arrays: what a partition into pipeline stages is chosen by."""
+"""The layers of a chain of modules as arrays, from which `balanced` chooses a partition into pipeline stages."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class LayerChain:
         policies: The k recomputation policies that a layer may have.
         modules: The module of each layer.
         kinds: Layers of one number are equal in everything below.
-        layers: How many layers a plan counts for each: 1, or those of a module that is not divisible.
-        forward: Seconds of a microbatch's forward under each policy; those that save on the host may wait for it.
+        layers: How many layers a plan counts for each: 1, or all layers of a module that is not divisible.
+        forward: Seconds of a microbatch's forward under each policy; policies that save on the host may wait for it.
         backward: Seconds of its backward, recomputation included, under each policy.
         held_bytes: Bytes saved for the backwards of f + 1 microbatches in flight, at index f: the most of any so many
             consecutive microbatches on any replica.
@@ -67,7 +67,7 @@ class LayerChain:
         return tuple(int(part.sum()) for part in np.split(self.layers, np.cumsum(counts)[:-1]))
 
     def bytes_held(self, in_flight: int) -> Float[np.ndarray, "n k"]:
-        """`held_bytes` of so many microbatches; of more than the table has, those of its last times their ratio."""
+        """`held_bytes` of so many microbatches; of more than the table has, its last entry times their ratio."""
         most = self.held_bytes.shape[2]
         if in_flight <= most:
             return self.held_bytes[:, :, in_flight - 1]

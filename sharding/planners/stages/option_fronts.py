@@ -2,7 +2,8 @@
 
 Each layer takes one of k options (bytes, seconds). Of n equal layers only the numbers of layers by option matter. A
 selection is on the front if none with as few bytes takes fewer seconds; what a front of n layers has comes from the
-front of n - 1, because otherwise its n - 1 layers could be chosen better.
+front of n - 1, because otherwise its n - 1 layers could be chosen better. `recomputation.py` chooses the recomputation
+of layers by them.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class GroupFronts:
         self._fronts = [OptionFront(np.zeros(1), np.zeros(1), np.zeros((1, len(size)), int))]
 
     def of_layers(self, layers: int) -> OptionFront:
-        """The front of so many layers."""
+        """Returns the front of so many of these layers."""
         while len(self._fronts) <= layers:
             counts = (self._fronts[-1].counts[:, None] + self._one_more).reshape(-1, len(self._size))
             self._fronts.append(_pareto(counts @ self._size, counts @ self._seconds, counts))
@@ -58,7 +59,7 @@ def best_within(fronts: Sequence[OptionFront], room: float) -> tuple[float, Int[
     """The fewest seconds that fit into `room` bytes, and the counts, the groups in the order given; None if none fit.
 
     Args:
-        fronts: One of each group.
+        fronts: The front of each group.
         room: Bytes.
     """
     order = sorted(range(len(fronts)), key=lambda number: len(fronts[number].size))

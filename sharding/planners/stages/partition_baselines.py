@@ -1,4 +1,4 @@
-"""Partitions of a chain that see only part of what its stages take: what published systems do, to compare with."""
+"""Partitions of a chain that see only some costs of its stages, as published systems make them, to compare with."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,23 +12,23 @@ PartitionMethod = Callable[[LayerChain, int], tuple[int, ...] | None]
 
 
 def by_layers(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
-    """Equally many layers, the first stages one more."""
+    """Each stage owns equally many layers, the first stages one more."""
     each, rest = divmod(len(chain.forward), stages)
     return tuple(each + (stage < rest) for stage in range(stages)) if each else None
 
 
 def by_parameters(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
-    """The stage with the most parameters has as few as possible."""
+    """The partition whose stage with the most parameters has as few as possible."""
     return partition_by(chain.parameters, stages)
 
 
 def by_profile(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
-    """The stage with the longest forward has as short a one as possible."""
+    """The partition whose longest forward of a stage is as short as possible."""
     return partition_by(chain.plain_forward, stages)
 
 
 def by_virtual_stages(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
-    """The virtual stage with the longest forward and backward, without recomputation, has as short ones as possible.
+    """The partition whose slowest virtual stage, forward and backward without recomputation, is as fast as possible.
 
     "Megatron-LM balanced" of arXiv 2408.03505, appendix B.
     """
@@ -36,7 +36,7 @@ def by_virtual_stages(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
 
 
 def by_greedy_forward(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
-    """Each boundary where the forwards before it come nearest to their share: OmniBal's anchor (section 4.2)."""
+    """Puts each boundary where the forwards before it come nearest to their share: OmniBal's anchor (section 4.2)."""
     layers = len(chain.forward)
     if stages > layers:
         return None

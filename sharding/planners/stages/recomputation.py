@@ -2,7 +2,7 @@
 
 A multiple-choice knapsack over the rank's layers: each has the seconds and the bytes of one of the policies, the bytes
 times the microbatches that its stage holds. It is solved exactly, over groups of equal layers (`option_fronts`).
-Recomputing takes workspace, that of the largest layer that does: all its possible values are tried. Of a rank with
+Recomputing takes workspace, as much as the largest recomputed layer: all its possible values are tried. Of a rank with
 chunks, each chunk counts the most microbatches that it ever holds, and the workspace of the largest layer of any.
 """
 
@@ -40,11 +40,11 @@ class RecomputationChoice(NamedTuple):
 
 
 class BytesBefore(NamedTuple):
-    """Bytes of all layers before each.
+    """Bytes of all layers before each, at every position of a chain.
 
     Attributes:
-        fastest: Under the fastest policies.
-        least: Under those that hold least; workspace is left out.
+        fastest: Bytes under the fastest policies.
+        least: Bytes under the policies that hold least; workspace is left out.
     """
 
     fastest: Float[np.ndarray, " s"]
@@ -101,7 +101,7 @@ class RecomputationSolver:
     def fastest_seconds(self, in_flight: int) -> StageTable:
         """Lower bounds of `least_seconds` of any virtual stage that holds so many microbatches.
 
-        Those of the fastest policies; infinite where even those that hold least do not fit.
+        They are the seconds of the fastest policies; infinite where even the policies that hold least do not fit.
         """
         fits = sums_between(self.bytes_before(in_flight).least) <= self._memory
         return np.where(fits, self._fastest_between, np.inf)
@@ -130,7 +130,7 @@ class RecomputationSolver:
     def choose(self, stages: Sequence[HeldLayers]) -> RecomputationChoice | None:
         """The best policies of a rank with these virtual stages; None if it does not fit under any.
 
-        Of equal layers of a stage those that save less come first: the backward begins with the last, so that what
+        Of equal layers of a stage the ones that save less come first: the backward begins with the last, so that what
         saves more is freed sooner.
         """
         groups = self._groups(stages)

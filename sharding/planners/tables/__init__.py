@@ -1,1 +1,1 @@
-"""What modules take: tables of their candidate layouts by the load of a replica, and how replicas share a step."""
+"""Tables of the costs of modules' candidate layouts by the load of a replica, and how replicas share a step."""

@@ -1,4 +1,7 @@
-"""Costs of a module's groups of layers: the leading ones, one layer of each kind of the stack, the trailing ones."""
+"""Costs of a module's groups of layers: the leading ones, one layer of each kind of the stack, the trailing ones.
+
+`tabulate.py` sums these costs over the stages of every candidate.
+"""
 
 from typing import NamedTuple
 
@@ -18,8 +21,8 @@ class LayerGroupCosts(NamedTuple):
 
     Attributes:
         seconds: Forward and backward, by the rows of a replica's microbatch.
-        parameters: Elements of parameters: all but experts', those of them that train, experts', those of them that
-            train.
+        parameters: Elements of parameters `[4]`: all but experts', the trained ones of these, experts', the trained
+            ones of these.
         saved: Bytes saved per row: mean, standard deviation and maximum over rows.
         workspace: Bytes that are there while the layer that needs most of them runs, in the same form.
     """
@@ -35,7 +38,7 @@ class LayerGroups:
 
     Args:
         module: The module.
-        required: Which gradients its layers compute.
+        required: The gradients that its layers compute.
         costs: The cost model.
         loads: Loads of representative rows.
         rows: Rows' worth of load of a replica's microbatch, ascending from 0.

@@ -35,9 +35,9 @@ class ModuleTable:
         slowest_stage: Seconds of the slowest stage for a microbatch, forward and backward.
         fill: Pipeline fill latency: seconds of a microbatch through all stages, forward and backward, over the chunks.
         parameters: Elements of parameters on a device of a stage, without experts'.
-        trained: Those of them that train.
+        trained: Elements of `parameters` that train.
         experts: Elements of experts' parameters on a device of a stage.
-        trained_experts: Those of them that train.
+        trained_experts: Elements of `experts` that train.
         in_flight: Microbatches that a stage holds where no stage is downstream of the module; each downstream stage
             adds one, or two if the module has chunks.
         saved: Bytes per row of each microbatch in flight.
@@ -133,7 +133,7 @@ class ModuleTable:
     def spare_in_flight(self, candidate: int, rows: float, dp: int, memory: float, downstream_stages: float) -> float:
         """How many microbatches beyond the schedule's limits the memory allows; negative where it is too small.
 
-        The arguments are those of `peak_bytes`, for one candidate, and the bytes of a device.
+        Takes the arguments of `peak_bytes`, for one candidate, and the bytes of a device.
         """
         one = np.array([candidate])
         needed = self.in_flight[one] + downstream_stages * (2 if self.chunks[candidate] > 1 else 1)
@@ -154,7 +154,7 @@ class ModuleTable:
     def downstream_stages_of_sources(
         self, candidates: Int[np.ndarray, " n"], downstream_stages: Float[np.ndarray, " n"] | float
     ) -> Float[np.ndarray, " n"]:
-        """Stages downstream of the modules that feed this one, as in-flight microbatches that they add to those.
+        """In-flight microbatches that this module and the stages after it add to each module that feeds it.
 
         Without chunks every stage of this module, and every stage downstream of it, adds one microbatch. With chunks
         the modules that feed it hold as many as a rank does until its first backward (`interleaved_in_flight`).

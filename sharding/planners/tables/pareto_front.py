@@ -1,4 +1,7 @@
-"""Candidates that no other one beats in devices, seconds and memory."""
+"""Candidates that no other one beats in devices, seconds and memory.
+
+`layout_search.py` combines these fronts.
+"""
 
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ class ParetoFront(NamedTuple):
             backbone.
         downstream_stages: How many stages a generator puts downstream of the backbone; of combinations, how many the
             modules that feed the backbone have downstream.
-        choices: What was chosen for each module: (candidate, number in its `ReplicaShares`).
+        choices: The choice of each module: (candidate, number in its `ReplicaShares`).
     """
 
     devices: Int[np.ndarray, " n"]
@@ -30,11 +33,11 @@ class ParetoFront(NamedTuple):
     choices: Int[np.ndarray, "n i 2"]
 
     def select(self, indices: np.ndarray) -> "ParetoFront":
-        """Some of them, by index or mask."""
+        """Returns some of the candidates, by index or mask."""
         return ParetoFront(*(array[indices] for array in self))
 
     def pareto_optimal(self) -> "ParetoFront":
-        """Those that no other one equals or beats in every respect."""
+        """Returns the candidates that no other one equals or beats in every respect."""
         order = np.lexsort([self.downstream_stages, -self.max_downstream_stages, self.fill, self.stage, self.devices])
         front = self.select(order)
         columns = np.stack([front.stage, front.fill, -front.max_downstream_stages, front.downstream_stages])

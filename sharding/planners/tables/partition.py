@@ -1,4 +1,7 @@
-"""Partitions a stack of equal layers, with leading and trailing layers, into balanced pipeline stages."""
+"""Partitions a stack of equal layers, with leading and trailing layers, into balanced pipeline stages.
+
+`tabulate.py` divides the layers of every candidate by it.
+"""
 
 import math
 

@@ -14,17 +14,17 @@ from jaxtyping import Float, Int
 
 from sharding.specs.layer import LoadColumn, Loads
 
-_EVERY = 16  # all numbers up to this one are considered; from there on those that differ by a share of themselves:
+_EVERY = 16  # all numbers up to this one are considered; from there on numbers that differ by a share of themselves:
 _REPLICA_STEPS, _ITEM_STEPS = 16, 4
 
 
 class ReplicaShares(NamedTuple):
-    """What falls to a module's replicas, for several numbers of them.
+    """Loads of a module's replicas, for several numbers of replicas.
 
     Attributes:
         replicas: Numbers of replicas, ascending.
-        rows: Rows' worth of load on the slowest of them: the mean over the microbatches that have some.
-        active: Share of the microbatches that have some; the others take no time.
+        rows: Rows' worth of load on the slowest replica: the mean over the microbatches that have items.
+        active: Share of the microbatches that have items; the others take no time.
     """
 
     replicas: Int[np.ndarray, " n"]
@@ -33,7 +33,7 @@ class ReplicaShares(NamedTuple):
 
 
 class LeastShare(NamedTuple):
-    """What a microbatch takes of a module at least, however many replicas share it: `count` times that of `rows`."""
+    """The least seconds of a module for a microbatch on any number of replicas: `count` times the seconds of `rows`."""
 
     count: float
     rows: float
@@ -47,12 +47,12 @@ class OneRowEach:
     tabulated_rows: Float[np.ndarray, " k"] = dataclasses.field(default_factory=lambda: np.array([0.0, 1.0]))
 
     def shares(self, dp: int) -> ReplicaShares:
-        """What falls to the replicas of a microbatch of `dp` rows."""
+        """Returns the loads of the replicas for a microbatch of `dp` rows."""
         count = int(dp % self.ep == 0)
         return ReplicaShares(np.full(count, dp), np.ones(count), 1.0)
 
     def least_share(self, dp: int) -> LeastShare:
-        """Of a microbatch of `dp` rows."""
+        """Returns the least work of a microbatch of `dp` rows."""
         return LeastShare(float(dp), 1.0)
 
     def deals_items(self, dp: int, replicas: int) -> bool:
@@ -78,12 +78,12 @@ class WholeRows:
         return np.append(0.0, self.row_divisors)
 
     def shares(self, dp: int) -> ReplicaShares:
-        """What falls to the replicas of a microbatch of `dp` rows."""
+        """Returns the loads of the replicas for a microbatch of `dp` rows."""
         replicas = self.row_divisors[(dp % self.row_divisors == 0) & (self.row_divisors % self.ep == 0)]
         return ReplicaShares(replicas, dp / replicas, 1.0)
 
     def least_share(self, dp: int) -> LeastShare:
-        """Of a microbatch of `dp` rows."""
+        """Returns the least work of a microbatch of `dp` rows."""
         return LeastShare(1.0, float(dp))
 
     def deals_items(self, dp: int, replicas: int) -> bool:
@@ -116,7 +116,7 @@ class WholeItems:
         return np.append(0, _count_up(most, _ITEM_STEPS)) / self.per_row
 
     def shares(self, dp: int) -> ReplicaShares:
-        """What falls to the replicas of a microbatch of `dp` rows."""
+        """Returns the loads of the replicas for a microbatch of `dp` rows."""
         items = self._by_microbatch(dp)
         most = min(self.devices, int(max(np.ceil(items.max()), dp)))
         whole_rows = self.row_divisors[(dp % self.row_divisors == 0) & (self.row_divisors <= most)]
@@ -127,7 +127,7 @@ class WholeItems:
         return ReplicaShares(replicas, slowest / self.per_row, float(times.sum() / len(items)))
 
     def least_share(self, dp: int) -> LeastShare:
-        """Of a microbatch of `dp` rows: that of one replica, which reads weights once and rounds no items up."""
+        """Returns the work of `dp` rows on one replica, which reads weights once and rounds no items up."""
         items = self._by_microbatch(dp)
         active = items[items > 0]
         return LeastShare(len(active) / len(items), float(active.mean()) / self.per_row)
@@ -166,7 +166,7 @@ def replica_sharing(
 
 
 def slowest_items(items: Float[np.ndarray, " m"], replicas: Int[np.ndarray, " n"]) -> Float[np.ndarray, "m n"]:
-    """The most items of a replica: all have equally many, but for one more. Of a mean row, items may be fractions."""
+    """The most items of a replica: numbers differ by at most one. The items of a mean row may be fractions."""
     each, rest = np.divmod(items[:, None], replicas)
     return each + np.minimum(rest, 1)
 

@@ -1,4 +1,7 @@
-"""Bytes that rows save for their backward: how many hardly ever need more, and how many fit."""
+"""Bytes that rows save for their backward: how many hardly ever need more, and how many fit.
+
+Module tables hold these bytes for every candidate.
+"""
 
 from typing import NamedTuple
 

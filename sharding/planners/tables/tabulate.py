@@ -1,4 +1,7 @@
-"""Makes the table of a module: every tensor-parallel size, recomputation policy, number of stages and of chunks."""
+"""Makes the table of a module: every tensor-parallel size, recomputation policy, number of stages and of chunks.
+
+`PlanningProblem.module_tables` calls it once for each module.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -64,13 +67,13 @@ def module_table(
 
     Args:
         module: The module.
-        required: Which gradients its layers compute.
+        required: The gradients that its layers compute.
         costs: The cost model.
         loads: Loads of representative rows.
         rows: Rows' worth of load of a replica's microbatch, ascending from 0.
         recompute: Recomputation policies to choose from.
         chunks: Numbers of virtual stages per pipeline rank to choose from.
-        tensor_sizes: Tensor-parallel sizes to choose from; those that do not divide the module are left out.
+        tensor_sizes: Tensor-parallel sizes to choose from; sizes that do not divide the module are left out.
         fixed_ranks: Context-parallel and expert ranks.
 
     Raises:
