@@ -23,7 +23,7 @@ def check_device_order(schedule: Schedule, stages: Mapping[StageId, ExecutableSt
     """Raises ScheduleError if the two ops of a bundle run on the same devices in different orders.
 
     Args:
-        schedule: That of all devices, so that all processes find the same.
+        schedule: The schedule of all devices, so that all processes find the same.
         stages: All stages.
     """
     for first, second in find_bundles(schedule):
@@ -45,8 +45,8 @@ def bundle_calls(
 
     Args:
         schedule, stages: The schedule and its stages.
-        bundled_programs: Where the executor finds them.
-        calls: Those of the programs of all stages.
+        bundled_programs: Where the executor finds the compiled bundles.
+        calls: The calls of the programs of all stages.
     """
     of_program = {call.program: call for call in calls}
     pairs = dict.fromkeys(  # in the order of the schedule, which is the same in all processes

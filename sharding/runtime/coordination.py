@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other through jax's coordination service, which runs in process 0."""
+"""Barriers and texts between the processes of a run, through jax's coordination service, which runs in process 0."""
 
 import collections
 import re
@@ -69,11 +69,11 @@ class ProcessStore:
         self._client = multihost.get_jax_distributed_client()
 
     def write(self, name: str, text: str) -> None:
-        """Writes a text over what has the name."""
+        """Writes a text under a name, over a text that has it already."""
         self._client.key_value_set(self._prefix + name, text, allow_overwrite=True)
 
     def read(self) -> dict[str, str]:
-        """All texts by name."""
+        """Reads all texts, by name."""
         return {key.removeprefix(self._prefix): text for key, text in self._client.key_value_dir_get(self._prefix)}
 
     def wait_for(self, name: str, patience: float) -> str:
@@ -86,11 +86,11 @@ class ProcessStore:
 
 
 def exchange_texts(phase: str, text: str, patience: float = PATIENCE) -> dict[int, str]:
-    """What each process says when all have called this as often for the same phase, by process.
+    """Returns the text of each process, once all have called this as often for the same phase.
 
     Args:
         phase: What follows, in words; errors name it.
-        text: What this process says.
+        text: The text of this process.
         patience: Seconds to wait for the others.
 
     Raises:
@@ -107,13 +107,13 @@ def exchange_texts(phase: str, text: str, patience: float = PATIENCE) -> dict[in
 
 
 def judge_texts(phase: str, text: str, judge: Callable[[dict[int, str]], str], patience: float) -> str:
-    """What process 0 judges of the texts of all processes, when all have called this as often for the same phase.
+    """Returns process 0's judgement of all processes' texts, once all have called this as often for the same phase.
 
     No other process reads the texts of all, so it is cheap enough for every step.
 
     Args:
         phase: What follows, in words; errors name it.
-        text: What this process says.
+        text: The text of this process.
         judge: From the text of each process to the judgement; called in process 0 only.
         patience: Seconds to wait for the others.
 

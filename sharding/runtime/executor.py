@@ -1,7 +1,8 @@
 """Runs a schedule: every op in order, as its stage's program on its submesh or as a hop between two stages.
 
 Everything is dispatched asynchronously; no value is read on the host. Residuals and activations are dropped as soon as
-the last op that needs them has been dispatched.
+the last op that needs them has been dispatched. The trainer's engine builds one executor, and a step of training is one
+call of `Executor.step`.
 """
 
 import functools
@@ -35,7 +36,7 @@ from sharding.trees import Tree, get_leaf, set_leaf
 OpCallback = Callable[[PipelineOp, Any], None]
 """Called after every op as `callback(op, outputs)`; `outputs` are the arrays that the op made, as what it returned them
 in (`ForwardResult`, `BackwardResult`, `StepSummary`, a tree of arrays), to wait for when timing; none of an op that has
-nothing to do. Those of a bundle are ready at once."""
+nothing to do. The arrays of a bundle are ready at once."""
 
 _ALL_KINDS: frozenset[OpKind] = frozenset(get_args(OpKind))
 _LOGGED_STEPS = 4
@@ -52,11 +53,11 @@ class Executor:
         global_reduction: Norm, clipping and finiteness, once a step.
         training_schedule, evaluation_schedule: Already restricted to this process's devices. An evaluation has no
             bundles. The devices of bundles have been checked (`bundled_ops.check_device_order`).
-        hyperparameters: What the global reduction and the updates take as arguments.
+        hyperparameters: Arguments of the global reduction and the updates.
         bundled_programs: Compiled bundles of another executor of the same stages, to share; None for new ones.
 
     Attributes:
-        microbatch_ops: What runs the forwards, backwards, wgrads and hops.
+        microbatch_ops: Runs the forwards, backwards, wgrads and hops.
         bundled_programs: The programs of the training schedule's bundles.
         op_log: The ops of the last steps dispatched, which other threads may read.
     """
@@ -155,7 +156,7 @@ class Executor:
         return self._run_training_ops(buffers, frozenset({"gather", "send_tied_weight"})).compute_weights
 
     def bundle_calls(self, calls: Sequence[ProgramCall]) -> list[ProgramCall]:
-        """Those of the training schedule's bundles, given the calls of all programs of this process's stages."""
+        """Returns the calls of the training schedule's bundles, given all calls of this process's stages."""
         return bundle_calls(self.training_schedule, self.stages, self.bundled_programs, calls)
 
     def _run_training_ops(
@@ -176,7 +177,7 @@ class Executor:
         return buffers
 
     def _run(self, buffers: StepBuffers, ops: Sequence[PipelineOp]) -> list[Any]:
-        """What one op made, or the two of a bundle, which is a single program where both have something to do."""
+        """Runs an op, or a bundle, as one program where both ops have something to do; returns its arrays."""
         if ops[0].kind in self._run_op:
             return [self._run_op[op.kind](buffers, op) for op in ops]
         calls = [self._prepare_call[op.kind](buffers, op) for op in ops]
@@ -189,7 +190,7 @@ class Executor:
     def evaluate(
         self, compute_weights: dict[StageId, Tree], batch: PlacedBatch
     ) -> dict[StageId, dict[int, StageEvaluation]]:
-        """Losses and auxiliary metrics of every stage by microbatch, of those that run here; forward only."""
+        """Losses and auxiliary metrics by microbatch of every stage that runs in this process; forward only."""
         state = TrainState({}, {}, self.global_reduction.initial_flag())
         buffers = StepBuffers(state=state, batch=batch, compute_weights=compute_weights)
         results: dict[StageId, dict[int, StageEvaluation]] = {stage_id: {} for stage_id in self.stages}

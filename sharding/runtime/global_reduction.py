@@ -2,6 +2,7 @@
 
 It is one small program over all devices of the plan; nothing is read on the host. A step that was not finite is
 remembered on the devices (`all_finite` stays 0), so that no later step changes the state before the host has noticed.
+The executor runs it between the reductions of gradients and the updates.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ class StepSummary:
         gradient_norm: Norm of the gradients of all units together.
         clip_scale: Factor by which gradients are multiplied: min(1, max_norm / gradient_norm).
         all_finite: 1.0, or 0.0 once a loss or a gradient of this or an earlier step was not finite.
-        decision: `[devices, 2]`: `clip_scale` and `all_finite` once more, a row on each device. One array, whose parts
-            every stage's update takes as they lie there (`GlobalReduction.on_stage`).
+        decision: `[devices, 2]`: `clip_scale` and `all_finite` once more, a row on each device. One array, whose
+            elements every stage's update takes as they lie there (`GlobalReduction.on_stage`).
     """
 
     losses: Any
@@ -96,7 +97,7 @@ class GlobalReduction:
         self.program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs))
 
     def abstract_arguments(self) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """What `program` is called with: the statistics of every stage on all devices, the flag, and the limit."""
+        """Abstract arguments of `program`: the statistics of every stage on all devices, the flag, and the limit."""
         by_device, replicated = self._by_device, NamedSharding(self._mesh, P())
         statistics = [
             jax.ShapeDtypeStruct((self._mesh.devices.size, self._widths[stage_id]), np.float32, sharding=by_device)
@@ -125,7 +126,7 @@ class GlobalReduction:
         Args:
             statistics: `[1, 1 + losses]` of every stage of this process, replicated over its submesh: the squared norm
                 of its gradients, then its losses. None or absent for the other stages.
-            all_finite: What the step before left.
+            all_finite: The flag that the step before returned.
             max_norm: Global norm above which gradients are scaled down.
         """
         of_stages = [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids]

@@ -1,7 +1,7 @@
 """Hops: an array from any sharding to any other, on the same devices, on some of the same, or on others.
 
 A hop is the identity on the global array, and so is its transpose: a gradient comes back by the hop in the other
-direction.
+direction. The engine makes the hops of every channel and tied parameter; the executor calls them.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class DevicePutHop(_ArrayHop):
 
 
 class PermuteHop(_ArrayHop):
-    """`lax.ppermute` in rounds over the union of both meshes, each process taking part with its own devices.
+    """`lax.ppermute` in rounds over the union of both meshes, each process joining with its own devices.
 
     The union's devices are ordered by id, so that both directions between two meshes use one communicator. All
     processes that own devices of either mesh must call the hop, and call the hops of one pair of meshes in the same
@@ -247,7 +247,7 @@ def _at_least_1d(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _permute_in_rounds(
     transfer: Transfer, devices: list[int], target_shard_shape: tuple[int, ...], dtype: np.dtype
 ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """What every device runs: in each round it cuts out a chunk, permutes, and writes what it received in its place.
+    """The function that every device runs: in each round it cuts out a chunk, permutes, and writes the received chunk.
 
     It returns the target's shard, and one number of it.
     """

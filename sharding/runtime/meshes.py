@@ -1,4 +1,7 @@
-"""The submesh of a stage, and the mesh axes that its modules are given."""
+"""The submesh of a stage, and the mesh axes that its modules are given.
+
+The engine places the parameters and programs of every stage by them.
+"""
 
 import dataclasses
 import math
@@ -27,7 +30,7 @@ def module_axes(unit: UnitPlan, meshes: ReplicaMeshes) -> dict[str, Axes]:
 
     Args:
         unit: The unit.
-        meshes: Those of one of its stages.
+        meshes: The meshes of one of its stages.
     """
     return {
         module: dataclasses.replace(
@@ -42,8 +45,8 @@ def module_axes(unit: UnitPlan, meshes: ReplicaMeshes) -> dict[str, Axes]:
 def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
     """The most nodes that ranks along some axes of a mesh are on, the other axes aside.
 
-    Devices of a node are those that fast links join. JAX says so of GPUs (`slice_index`); of other devices, those of a
-    process count as a node.
+    The devices of a node are joined by fast links. JAX reports the node of GPUs (`slice_index`); of other devices, the
+    devices of a process count as a node.
     """
     nodes = np.vectorize(lambda device: getattr(device, "slice_index", device.process_index), otypes=[int])(
         mesh.devices

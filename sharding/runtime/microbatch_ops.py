@@ -1,11 +1,11 @@
 """The ops of microbatches: forwards, backwards, wgrads and hops.
 
-They use the programs of the pipeline replica that takes a microbatch, and among these those of the capacity that it
-needs.
+They use the programs of the pipeline replica that takes a microbatch, and among these the programs for the capacity
+that it needs.
 
 A microbatch without an item of a unit with rows of its own runs nothing there, and nothing is sent to the unit or from
 it. The stages beside it take zeros instead, which is what an exchange without items brings. Which microbatches these
-are is the same on all processes.
+are is the same on all processes. The executor calls them in the order of the schedule.
 """
 
 import functools
@@ -32,8 +32,8 @@ from sharding.trees import Tree
 class MicrobatchOps:
     """One method for each kind of op of a microbatch.
 
-    Those of a forward, a backward and a wgrad return the call of its program, or None if there is nothing to do; those
-    of hops return the arrays that arrived.
+    The methods of a forward, a backward and a wgrad return the call of its program, or None if there is nothing to do;
+    the methods of hops return the arrays that arrived.
 
     Args:
         stages: All stages.
@@ -41,7 +41,7 @@ class MicrobatchOps:
         graph: Which pipeline replica takes which microbatch.
 
     Attributes:
-        channels_between: By (source, target), those channels, of all pipeline replicas and capacities.
+        channels_between: By (source, target), the channels between two stages, of all pipeline replicas and capacities.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class MicrobatchOps:
         return list(sent.values())
 
     def backward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before.
+        """Computes the gradients of a stage's inputs, and adds the gradients of its parameters to the sums so far.
 
-        Of a split backward, only the former.
+        Where the backward is split, it computes only the gradients of the inputs.
         """
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_replica = self._replica(stage_id, microbatch)
@@ -152,7 +152,7 @@ class MicrobatchOps:
         return OpCall(ProgramCall(programs.backward, operands), functools.partial(_store_backward, buffers, op, place))
 
     def wgrad(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
-        """Adds the gradients of a stage's parameters, where its backward is split, to those of before."""
+        """Adds the gradients of a stage's parameters, where its backward is split, to the sums so far."""
         stage_id, microbatch = op.stage_id, op.microbatch
         place, of_replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
@@ -199,7 +199,7 @@ class MicrobatchOps:
     def channels_at(self, source: StageId, target: StageId, microbatch: int, capacity: int | None) -> list[Channel]:
         """The channels between the pipeline replicas of two stages that take a microbatch, each once.
 
-        They are those of a capacity, or of any where nothing is sent.
+        They are the channels for a capacity, or for any where nothing is sent.
         """
         sought = (
             self._graph.pipeline_replica_of_microbatch(source[0], microbatch),
@@ -246,7 +246,7 @@ class MicrobatchOps:
         return self._zeros[key]
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
-        """The position of a microbatch among those of its pipeline replica, on its submesh, made once."""
+        """The position of a microbatch among the microbatches of its pipeline replica, on its submesh, made once."""
         place, of_replica = self._replica(stage_id, microbatch)
         position = self._graph.position_at(stage_id[0], microbatch)
         key = (place, position)

@@ -1,4 +1,7 @@
-"""A pipeline on devices: its stages, what passes between them, and the state that training changes."""
+"""A pipeline on devices: its stages, what passes between them, and the state that training changes.
+
+The engine builds these records once; the executor reads them in every step.
+"""
 
 import dataclasses
 import functools
@@ -18,7 +21,7 @@ from sharding.trees import Tree
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaPrograms:
-    """The programs of one stage that run for the microbatches of one copy of its unit, all jitted on its submesh.
+    """The programs of one stage that run for the microbatches of one pipeline replica, all jitted on its submesh.
 
     Attributes:
         by_capacity: Forward, backward (or dgrad and wgrad) and evaluation, for each capacity of the stage's rows,
@@ -29,7 +32,7 @@ class ReplicaPrograms:
 
     @property
     def largest(self) -> MeshPrograms:
-        """Those for rows of the largest capacity."""
+        """The programs for rows of the largest capacity."""
         return self.by_capacity[-1]
 
     @functools.cached_property
@@ -40,7 +43,7 @@ class ReplicaPrograms:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutableStage:
-    """The programs of one stage; those that run once a step are jitted on the mesh of all pipeline replicas.
+    """The programs of one stage; programs that run once a step are jitted on the mesh of all pipeline replicas.
 
     Attributes:
         meshes: The meshes of the stage.
@@ -90,7 +93,7 @@ class ExecutableStage:
         return self.meshes.join(by_pipeline_replica, self.programs.gradient_specs)
 
     def joined_shapes(self, losses: Tree, gradients: Tree | None) -> tuple[Tree, Tree | None]:
-        """Abstract losses and gradients of all pipeline replicas, by those of one.
+        """Returns abstract losses and gradients of all pipeline replicas, given the ones of one pipeline replica.
 
         Gradients are None without a backward.
         """
@@ -128,7 +131,7 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeMicrobatch:
-    """What an exchange hop needs to know of a microbatch: the tables of both directions."""
+    """The tables of both directions of an exchange hop, for one microbatch."""
 
     activation_tables: PlacedTables | None = None
     gradient_tables: PlacedTables | None = None
@@ -139,8 +142,9 @@ class PlacedBatch:
     """A global batch on the devices of this process.
 
     Attributes:
-        stages: By stage and copy of its unit, the arrays that it reads, of the microbatches that the copy takes.
-        exchanges: By channel with an exchange hop, what each microbatch exchanges.
+        stages: By stage and pipeline replica of its unit, the arrays that the stage reads, of the microbatches that the
+            pipeline replica takes.
+        exchanges: By channel with an exchange hop, the tables of each microbatch.
         capacities: By unit with rows of its own, the number of the capacity with which each microbatch runs there; None
             for one without items, which does not.
     """
@@ -159,7 +163,7 @@ class PlacedBatch:
         return next((self.capacities[unit][microbatch] for unit in units if unit in self.capacities), 0)
 
     def exchange(self, channel: str, microbatch: int) -> ExchangeMicrobatch:
-        """What a microbatch exchanges in a channel; nothing where its hops are no exchanges."""
+        """The tables by which a microbatch is exchanged in a channel; None where its hops are no exchanges."""
         of_channel = self.exchanges.get(channel)
         return of_channel[microbatch] if of_channel else ExchangeMicrobatch()
 
@@ -195,7 +199,7 @@ class PlacedHyperparameters:
 
     Attributes:
         max_norm: Global norm above which gradients are scaled down, on all devices of the plan.
-        by_stage: What the update of each stage of this process takes, on the stage's mesh.
+        by_stage: Arguments of the update of each stage of this process, on the stage's mesh.
     """
 
     max_norm: jax.Array
@@ -204,11 +208,11 @@ class PlacedHyperparameters:
 
 @dataclasses.dataclass
 class TrainState:
-    """What training changes.
+    """The state that training changes.
 
     Attributes:
         master_weights: By stage, key and layer.
-        optimizer_state: By stage, key and layer, of the trained ones.
+        optimizer_state: By stage, key and layer, for the trained layers.
         all_finite: 1.0 while all losses and gradients were finite (`StepSummary.all_finite`).
     """
 

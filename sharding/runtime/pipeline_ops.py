@@ -2,7 +2,8 @@
 
 A forward says that the inputs of its microbatch have come; the last one runs the program, whichever it is. Backwards
 find it run, or say that the gradients of the outputs have come, and the last one runs the program of backwards. Hops
-each take something from what a program has returned.
+each take something from what a program has returned. The executor calls them for these units instead of
+`microbatch_ops.py`.
 """
 
 import functools
@@ -79,13 +80,13 @@ def _all_begun(buffers: StepBuffers, op: PipelineOp, programs: CompiledPipeline)
 
 
 def _operands(buffers: StepBuffers, op: PipelineOp, programs: CompiledPipeline, inputs: Activations) -> tuple[Any, ...]:
-    """Weights, the inputs of all microbatches, which are taken out of those given, and the batch."""
+    """Returns weights, the inputs of all microbatches, which are removed from `inputs`, and the batch."""
     taken = _of_microbatches(inputs, programs.definition.input_channels, programs.microbatches)
     return buffers.compute_weights[op.stage_id], taken, buffers.batch.stages[op.stage_id, 0]
 
 
 def _of_microbatches(arrays: Activations, channels: Iterable[str], count: int) -> dict[str, list[jax.Array | None]]:
-    """Takes out those of all microbatches, by channel."""
+    """Removes the arrays of all microbatches from `arrays`, and returns them by channel."""
     return {name: [arrays.pop((name, number)) for number in range(count)] for name in channels}
 
 

@@ -34,7 +34,7 @@ class ReplicaMeshes:
     """The meshes of a stage.
 
     Attributes:
-        by_pipeline_replica: The submesh of each copy of its unit; all have the same axes.
+        by_pipeline_replica: The submesh of each pipeline replica of its unit; all have the same axes.
     """
 
     by_pipeline_replica: tuple[Mesh, ...]
@@ -50,7 +50,7 @@ class ReplicaMeshes:
         )
 
     def axes_of_all(self, axes: Axes) -> Axes:
-        """What the axes of the mesh of all pipeline replicas are for, by what those of a submesh are for."""
+        """Returns the `Axes` of the mesh of all pipeline replicas, given the `Axes` of a submesh."""
         return (
             axes
             if len(self.by_pipeline_replica) == 1
@@ -89,7 +89,7 @@ class ReplicaMeshes:
         return jax.tree.map(join_leaf, specs, *local, is_leaf=is_partition_spec)
 
     def joined_shapes(self, tree: Tree, specs: Tree) -> Tree:
-        """Shapes, types and shardings of what `join` returns, by those of one pipeline replica's arrays."""
+        """Shapes, types and shardings of what `join` returns, given the ones of one pipeline replica's arrays."""
         return (
             tree
             if len(self.by_pipeline_replica) == 1
@@ -105,7 +105,7 @@ class ReplicaMeshes:
 
 
 def _view_on(mesh: Mesh, array: jax.Array) -> jax.Array:
-    """The array on the submesh of a pipeline replica, of those of its shards that are there."""
+    """The array on the submesh of a pipeline replica, made of the shards that are there."""
     assert isinstance(array.sharding, NamedSharding)
     spec = array.sharding.spec
     if any(PIPELINE_REPLICA_AXIS in (entry if isinstance(entry, tuple) else (entry,)) for entry in spec):

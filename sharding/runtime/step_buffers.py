@@ -1,4 +1,7 @@
-"""What is alive during one pass over a schedule, and what an op gives to it."""
+"""The arrays that are alive during one pass over a schedule, and the calls of ops that fill them.
+
+The executor makes them at the start of a pass; ops read and fill them.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -67,8 +70,8 @@ class OpCall(NamedTuple):
     """An op that is ready to run: one program, alone or in a bundle.
 
     Attributes:
-        call: The program and what it takes.
-        store: Puts what the program returned where later ops find it; returns the arrays that the op made.
+        call: The program and its arguments.
+        store: Stores what the program returned where later ops find it; returns the arrays that the op made.
     """
 
     call: ProgramCall

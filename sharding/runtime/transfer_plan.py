@@ -1,6 +1,6 @@
 """How an array gets from any sharding into boxes to any other: equal chunks, sent in the fewest possible rounds.
 
-Plain Python and NumPy; devices are numbers.
+Plain Python and NumPy; devices are numbers. `PermuteHop` carries out its rounds.
 """
 
 import collections
@@ -62,7 +62,7 @@ def plan_transfer(source: Sequence[tuple[int, Box]], target: Sequence[tuple[int,
     need as many colours as its largest degree).
 
     Args:
-        source: (device, box) of every device that holds a part of the array.
+        source: (device, box) of every device that holds a shard of the array.
         target: (device, box) of every device that is to hold one.
 
     Raises:

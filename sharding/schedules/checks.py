@@ -1,4 +1,7 @@
-"""Checks that a schedule runs every op, in an order that can run, within its in-flight limits."""
+"""Checks that a schedule runs every op, in an order that can run, within its in-flight limits, before anything runs.
+
+`build_schedule` checks every schedule, and a changed order is checked again.
+"""
 
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
@@ -11,7 +14,7 @@ def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
     that have not run, all processes that take part in the first one have nothing else to run before it.
 
     Args:
-        schedule: Its ops must be those of its op graph, each once and after the ops it depends on.
+        schedule: Its ops must be the ops of its op graph, each once and after the ops it depends on.
         max_in_flight: How many microbatches each rank may hold at once; the oldest one in flight may come on top.
     """
     op_graph = schedule.op_graph

@@ -1,4 +1,7 @@
-"""How many microbatches every pipeline rank holds while a schedule runs."""
+"""How many microbatches every pipeline rank holds while a schedule runs.
+
+Schedules keep to limits by these counts, and checks enforce them.
+"""
 
 import collections
 from collections.abc import Mapping
@@ -20,7 +23,7 @@ def check_limits(op_graph: OpGraph, max_in_flight: InFlightLimits) -> None:
 
 
 def limit_of_pipeline_replicas(graph: StageGraph, stage: StageId, limit: int) -> dict[PipelineRank, int]:
-    """What each pipeline replica may hold of a stage, where all together hold `limit` consecutive microbatches."""
+    """Microbatches that each pipeline replica of a stage may hold, where all hold `limit` consecutive ones together."""
     ranks = graph.ranks_of[stage]
     if len(ranks) == 1:
         return {ranks[0]: limit}

@@ -55,7 +55,7 @@ def _interleaved_in_slots(op_graph: OpGraph, max_in_flight: InFlightLimits) -> S
 def _by_group(op_graph: OpGraph) -> Priority:
     """Forwards first; then the lowest group; within it forwards of the first and backwards of the last chunk first."""
     graph = op_graph.stage_graph
-    widest = max(graph.pp.values(), default=1)  # a unit without chunks moves at the pace of those with chunks
+    widest = max(graph.pp.values(), default=1)  # a unit without chunks moves at the pace of units with chunks
 
     def priority(op: PipelineOp) -> tuple[bool, int, int, int, int]:
         is_backward = op.kind == "backward"
@@ -73,8 +73,8 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     chunk, can run: as many as there are stages from its first chunk to the farthest sink and back to its last chunk.
     On a chain of p ranks that is the paper's 2(p - rank - 1) + (v - 1)p forwards of warm-up and one more; with a
     generator after the backbone it is more. A stage of a unit without chunks holds one microbatch more than the largest
-    limit of the stages that it feeds, which is 1F1B's limit where no unit has chunks. Copies of a unit hold as many
-    together; where they have chunks, each of these microbatches may be in all of them.
+    limit of the stages that it feeds, which is 1F1B's limit where no unit has chunks. Pipeline replicas of a unit hold
+    as many together; where they have chunks, each of these microbatches may be in all of them.
     """
     graph = op_graph.stage_graph
     by_rank: dict[PipelineRank, int] = {}
@@ -103,7 +103,7 @@ def in_flight_of_chunk(rank_in_flight: int, pp: int, chunks: int, chunk: int) ->
     """The most microbatches in flight in one chunk of a rank that holds `rank_in_flight` in all its chunks.
 
     The most is reached right before the chunk's first backward, when each of the later chunks has run one group's
-    backwards: the rank has then run `rank_in_flight` forwards plus as many as those backwards.
+    backwards: the rank has then run `rank_in_flight` forwards plus as many as these backwards.
     """
     groups, rest = divmod(rank_in_flight + (chunks - 1 - chunk) * pp, chunks * pp)
     return groups * pp + min(max(rest - chunk * pp, 0), pp)

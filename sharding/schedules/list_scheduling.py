@@ -34,7 +34,7 @@ def list_schedule(
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
     in spite of them: it depends on no other microbatch. Only stages whose microbatches one program runs need all of
     them, and have room for them; such a stage takes them in order, and what it makes is there after the last. Weights
-    are gathered before the first input of any stage on their devices, and gradients reduced as soon as those devices
+    are gathered before the first input of any stage on their devices, and gradients reduced as soon as their devices
     compute no more (`WeightsAndGradients`).
 
     Args:
@@ -101,7 +101,7 @@ def _orders_of_compiled(op_graph: OpGraph) -> dict[PipelineRank, list[PipelineOp
 
 
 _Urgency = tuple[tuple[Any, ...], int, PipelineOp]
-"""What ready ops are ordered by: the priority, then the position of the stage in the graph."""
+"""The sort key of ready ops: the priority, then the position of the stage in the graph."""
 
 
 class _ReadyOps:
@@ -235,7 +235,7 @@ class _Limits:
         return self._in_flight.is_oldest(op.microbatch)
 
     def why_nothing_starts(self, op: PipelineOp) -> str:
-        """What stops an op that is ready where nothing runs: a stage of one program waits for more microbatches."""
+        """Says why a ready op cannot start though nothing runs: a stage of one program waits for more microbatches."""
         rank = self._graph.rank_of_microbatch(op.stage_id, op.microbatch)
         held = count_of(self._max_in_flight[rank], "microbatch")
         return (
@@ -244,7 +244,7 @@ class _Limits:
         )
 
     def record_start(self, op: PipelineOp) -> None:
-        """A forward holds its microbatch from its start."""
+        """Records the start of an op: a forward holds its microbatch from then on."""
         rank = self._graph.rank_of_microbatch(op.stage_id, op.microbatch)
         if rank in self._remaining and op.kind != "wgrad":
             self._remaining[rank].remove(op)
@@ -252,7 +252,7 @@ class _Limits:
             self._in_flight.record(op)
 
     def record_end(self, op: PipelineOp) -> None:
-        """What releases a microbatch holds it until its end."""
+        """Records the end of an op: an op that releases a microbatch holds it until then."""
         if op.kind != "forward":
             self._in_flight.record(op)
 

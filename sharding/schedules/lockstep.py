@@ -11,7 +11,7 @@ for a backward, and what a rank sends, another can use from the next tick on:
 The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
 v m + p - 1 ticks with forwards, and as many with backwards, where v is 1 or p divides m: the pass takes as long as if
 ranks waited for nothing but their inputs. With other m, chunks of the last ones leave gaps, and it takes longer.
-Each rank's order is that of interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
+Each rank's order is interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
 as in eager 1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
 
 Where what the last stage makes goes on to other units, whose gradients return, one program runs all forwards and
@@ -39,7 +39,7 @@ from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
 TickOrder = Literal["forward_only", "1f1b", "gpipe"]
-"""The order of forwards and backwards: no backwards, in the ticks of forwards, or in ticks after all forwards."""
+"""Where backwards run: nowhere, in the ticks of forwards, or in ticks after all forwards."""
 
 _UNIT = "unit"
 _NONE = -1
@@ -85,14 +85,14 @@ class TickTable:
         ranks: Number of pipeline ranks.
         chunks: Chunks of each.
         microbatches: Microbatches of the pass.
-        order: Of forwards and backwards.
+        order: The order of forwards and backwards.
         forwards, backwards: The ops of every tick; no backward runs in a pass without them.
         inputs: Slots of activations. A forward's input arrives, or is made in the same tick where nothing precedes it;
             it is kept until the backward.
         residuals: Slots of what a forward saves. A rank without a forward in a tick where others have one has a slot
             too, which holds nothing then, if there is one.
-        gradients: Slots of gradients of outputs. That of the last stage is made in the tick of its forward, for which
-            `forward` has the slot; where backwards are apart in the tick of its backward, before that.
+        gradients: Slots of gradients of outputs. The last stage's gradient is made in the tick of its forward, for
+            which `forward` has the slot; where backwards are apart in the tick of its backward, before that.
     """
 
     ranks: int
@@ -177,7 +177,7 @@ def tick_table(ranks: int, chunks: int, microbatches: int, order: TickOrder = "1
         ranks: Pipeline ranks; at least 1.
         chunks: Chunks of each rank; at least 1.
         microbatches: Microbatches of a step; at least 1.
-        order: Of forwards and backwards.
+        order: The order of forwards and backwards.
     """
     forward, backward = _pass_ticks(ranks, chunks, microbatches, order)
     shape = (1 + max([*forward.values(), *backward.values()]), ranks)
@@ -294,17 +294,17 @@ class _Lifetime(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The first tick in which it is there."""
+        """The first tick in which the array is there."""
         return min(self._ticks)
 
     @property
     def end(self) -> int:
-        """The last."""
+        """The last tick in which the array is there."""
         return max(self._ticks)
 
 
 def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
-    """Slots for arrays, of which those on one rank at one time have different ones: as few as can be."""
+    """Returns slots for arrays, different for arrays that are on one rank at one time, and as few as possible."""
     tables = {name: np.full(shape, _NONE, np.int32) for name in _Lifetime._fields[1:]}
     free_from: list[list[int]] = [[] for _ in range(shape[1])]  # by rank and slot
     for each in sorted(lifetimes, key=lambda each: each.start):
@@ -319,7 +319,7 @@ def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
 
 
 def _with_unused_slots(slots: TickSlots, lifetimes: Sequence[_Lifetime]) -> TickSlots:
-    """The same with a slot for ranks without a forward where others have one: one that holds nothing, if there is."""
+    """Returns the slots with one for each rank without a forward where others have one, an empty one if there is."""
     if not lifetimes:
         return slots
     ticks, ranks = slots.forward.shape

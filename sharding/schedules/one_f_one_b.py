@@ -32,8 +32,8 @@ def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     """How many microbatches each rank may hold at once: the number of stages from its first to the farthest sink.
 
     On a chain of p stages that is the textbook's p - i of stage i. On a graph, a branch that is shorter than
-    another parallel to it holds no more than it needs to keep its own chain full. Copies of a unit hold as many
-    together.
+    another parallel to it holds no more than it needs to keep its own chain full. Pipeline replicas of a unit hold as
+    many together.
     """
     graph, limits = op_graph.stage_graph, {}
     for stage in reversed(graph.stages):  # the first stage of a rank last

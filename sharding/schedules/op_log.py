@@ -1,4 +1,7 @@
-"""The last ops that a process has dispatched, and the one that it waits for."""
+"""The last ops that a process has dispatched, and the one that it waits for.
+
+The executor writes it, and the heartbeat reports it where a run stands still.
+"""
 
 import collections
 from typing import Protocol, runtime_checkable
@@ -16,12 +19,12 @@ class Mark(Protocol):
 
 
 class OpLog:
-    """What one thread dispatches, for others to read at any time.
+    """The ops that one thread dispatches, for others to read at any time.
 
     Only a small array of an op is kept, and of few kinds of ops: keeping activations would raise peak memory.
 
     Args:
-        most: Number of ops that are remembered: those of all steps in flight, so that the first unfinished is among
+        most: Number of ops that are remembered: the ops of all steps in flight, so that the first unfinished is among
             them.
     """
 
@@ -30,11 +33,11 @@ class OpLog:
         self._current: PipelineOp | None = None
 
     def begin(self, op: PipelineOp) -> None:
-        """The dispatch of an op begins."""
+        """Records that the dispatch of an op begins."""
         self._current = op
 
     def end(self, op: PipelineOp, mark: Mark | None) -> None:
-        """The op is dispatched; `mark` is ready when it is finished."""
+        """Records that the op is dispatched; `mark` is ready when the op is finished."""
         self._dispatched.append((op, mark))
         self._current = None
 

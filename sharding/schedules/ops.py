@@ -1,4 +1,4 @@
-"""A schedule as data: ops, what each waits for, and a total order of them."""
+"""A schedule as data: ops, the dependencies of each, and a total order of them."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ class StageSeconds(NamedTuple):
         forward: Seconds of the forward of a microbatch.
         backward: Seconds of its backward, without what `wgrad` computes.
         forward_communication: Seconds among `forward` in which devices only wait for collectives.
-        backward_communication: The same of the backward.
+        backward_communication: Seconds among `backward` in which devices only wait for collectives.
         wgrad: Seconds of its gradients of weights where they are an op of their own.
     """
 
@@ -114,14 +114,14 @@ pipeline replicas are -1 for all pipeline replicas, of ops that run once a step.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpGraph:
-    """All ops of one pass over the pipeline; what each depends on follows from the fields.
+    """All ops of one pass over the pipeline; the dependencies of each follow from the fields.
 
     Attributes:
         stage_graph: The stages.
         microbatches: Number of microbatches.
         backward_stages: Stages that run a backward.
         trained_stages: Stages with parameters to update; each of them runs a backward.
-        split_stages: Those of them whose backward computes only what is sent back, and leaves the gradients of weights
+        split_stages: Trained stages whose backward computes only what is sent back, and leaves the gradients of weights
             to an op `wgrad` (zero-bubble schedules, arXiv 2401.10241).
         tied_stages: Pairs (owner, borrower) of stages with a tied parameter. Its gradient returns if both stages train.
         seconds: How long every stage's forward and backward take, where the plan says so; else empty.
@@ -226,7 +226,7 @@ class OpGraph:
         return dependencies
 
     def _stage_dependencies(self, stage: StageId) -> dict[PipelineOp, tuple[PipelineOp, ...]]:
-        """What the forwards and backwards of a stage, and the hops that follow them, depend on."""
+        """Dependencies of the forwards and backwards of a stage, and of the hops that follow them."""
         graph, dependencies = self.stage_graph, {}
         borrowed = (op for op in self.prologue if op.kind == "send_tied_weight" and op.target_id == stage)
         weights = (PipelineOp("gather", *stage), *borrowed)
@@ -266,11 +266,11 @@ class OpGraph:
         return tuple(hop for number in numbers for hop in hops(op.stage_id, number))
 
     def devices_of(self, op: PipelineOp) -> frozenset[int]:
-        """The devices that run an op; a transfer runs on those of both its stages."""
+        """The devices that run an op; a transfer runs on the devices of both its stages."""
         return self._devices(self._place(op))
 
     def _place(self, op: PipelineOp) -> "_Place":
-        """What an op's devices depend on."""
+        """Returns the place of an op, which decides its devices."""
         if op.microbatch < 0:
             return op.stage_id, -1, op.target_id, -1
         graph = self.stage_graph
@@ -311,7 +311,7 @@ class Schedule:
     """A total order of ops. Every process follows it for the ops that run on its devices.
 
     Attributes:
-        op_graph: What the ops depend on, and where they run.
+        op_graph: The dependencies and the devices of the ops.
         ops: The ops in order; one op is one program, unless it is bundled.
         bundled: Forwards and backwards that run in one program, a bundle, with the op before them in the order, which
             is on the same devices, so that one computes while the other waits for collectives. The op before is a

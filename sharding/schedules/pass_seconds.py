@@ -1,4 +1,7 @@
-"""What the ops of `COMPUTE_KINDS` of a schedule take by the seconds of their stages, where hops take none."""
+"""Seconds of a schedule's ops of `COMPUTE_KINDS`, by the seconds of their stages, where hops take none.
+
+Schedules that know the seconds of stages compare orders of ops by it.
+"""
 
 from collections.abc import Iterable
 
@@ -30,8 +33,8 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
 
     Args:
         op_graph: An op graph with the seconds of every stage.
-        ops: All ops in order; those of other kinds take no time.
-        bundled: Those that run in one program with the op before them, as in `Schedule`.
+        ops: All ops in order; ops of other kinds take no time.
+        bundled: The ops that run in one program with the op before them, as in `Schedule`.
     """
     graph, seconds = op_graph.stage_graph, op_graph.seconds
     lanes = device_lanes(op_graph)

@@ -1,4 +1,7 @@
-"""Where an order has the gathers of weights and the reductions of gradients, which each stage runs once a step."""
+"""Where an order has the gathers of weights and the reductions of gradients, which each stage runs once a step.
+
+List schedules and `colocated` place these ops by it.
+"""
 
 import collections
 from collections.abc import Mapping
@@ -10,7 +13,7 @@ from sharding.schedules.ops import OpGraph, PipelineOp
 class WeightsAndGradients:
     """Places gathers before the first input of any stage on their devices, and reductions after the last pass there.
 
-    Devices that wait in the warm-up gather meanwhile, and those that are done reduce while others still work. Nothing
+    Devices that wait in the warm-up gather meanwhile, and devices that are done reduce while others still work. Nothing
     else hides these collectives: a device runs one program after another. Between passes there are none of them: they
     join all replicas of a stage, and where devices hold several stages, others would wait too.
 
@@ -58,7 +61,7 @@ class WeightsAndGradients:
         return taken
 
     def after(self, op: PipelineOp) -> list[PipelineOp]:
-        """The reductions that follow an op of `COMPUTE_KINDS`: those of stages on whose devices none is left."""
+        """The reductions that follow an op of `COMPUTE_KINDS`: of the stages on whose devices no such op is left."""
         ended = False
         for rank in self._ranks_beside[self._rank(op.stage_id, op.microbatch)]:
             self._left[rank] -= 1
@@ -77,5 +80,5 @@ class WeightsAndGradients:
         return [PipelineOp("reduce", *stage)]
 
     def rest(self) -> list[PipelineOp]:
-        """The ops of the pass that follow all these."""
+        """The ops of the pass that follow all reductions."""
         return [*self._waiting, *(op for op in self._op_graph.epilogue if op.kind != "reduce")]

@@ -1,8 +1,8 @@
 """ZB-H1: 1F1B in which gradients of weights fill bubbles (Qi et al., arXiv 2401.10241, section 2.3).
 
-A stage sends the gradient of its input back before it computes those of its weights, which nobody waits for. With
-forwards, dgrads and wgrads that take a slot each, a step of m microbatches on a chain of p stages takes 3 m + p - 1
-slots, where 1F1B takes 3 m + 3 (p - 1).
+A stage sends the gradient of its input back before it computes the gradients of its weights, which no op waits for.
+With forwards, dgrads and wgrads that take a slot each, a step of m microbatches on a chain of p stages takes 3 m + p -
+1 slots, where 1F1B takes 3 m + 3 (p - 1).
 """
 
 from sharding.plans.stage_graph import PipelineRank

@@ -1,1 +1,1 @@
-"""What a step does in time: the simulator, timelines, idle time by cause and peak memory; `pages/` shows all that."""
+"""A step in time: the simulator, timelines, idle time by cause and peak memory; `pages/` shows all of them."""

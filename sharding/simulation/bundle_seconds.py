@@ -1,4 +1,7 @@
-"""Bundles in time: two ops in one program, of which one computes while the other waits for collectives."""
+"""Bundles in time: two ops in one program, of which one computes while the other waits for collectives.
+
+`node_spans.py` computes the nodes of bundles by it.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,11 +11,11 @@ from jaxtyping import Float, Int
 
 
 class _OpOfPart(NamedTuple):
-    """What an op takes in each part of a bundle.
+    """Seconds of an op in each part of a bundle.
 
     Attributes:
         compute: Seconds in which its slowest replica computes.
-        waits: Seconds beyond them, of collectives.
+        waits: Further seconds, of collectives.
     """
 
     compute: Float[np.ndarray, " c"]
@@ -29,13 +32,13 @@ def bundle_shares(
 
         A + B - min(a, B - b) - min(b, A - a)
 
-    A and B are the seconds of the ops on the slowest replicas of a part, a and b those among them in which devices only
-    wait for collectives.
+    A and B are the seconds of the ops on the slowest replicas of a part, a and b the seconds among them in which
+    devices only wait for collectives.
 
     Args:
-        parts: Of each op, the part that each of its replicas is in.
-        seconds: Of each op on each of its replicas, if it ran alone.
-        communication: Those among them in which devices only wait; all of a gather or a reduction.
+        parts: For each op, the part that each of its replicas is in.
+        seconds: Seconds of each op on each of its replicas, if it ran alone.
+        communication: The seconds among them in which devices only wait; all of a gather or a reduction.
         part_count: Number of parts.
     """
     first, second = (_of_parts(*of_op, part_count) for of_op in zip(parts, seconds, communication, strict=True))

@@ -28,7 +28,7 @@ class FilledIdle:
         unit: The unit that computes most on the devices that it shares.
         others: The units with which it shares them.
         idle: Its idle time by cause.
-        filled: The part of it in which the others compute.
+        filled: The share of it in which the others compute.
         scheduling_efficiency: Which share of the others' work on its devices makes the step no longer
             (`scheduling_efficiency`); None if the step was measured.
     """
@@ -74,7 +74,7 @@ def units_on_shared_devices(graph: StageGraph, busy: Mapping[str, float]) -> dic
 def filled_idle(
     groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span], unit: str, others: tuple[str, ...]
 ) -> tuple[dict[IdleCause, float], dict[IdleCause, float]]:
-    """A unit's idle seconds by cause, and those that other units fill; both the mean over its devices.
+    """A unit's idle seconds by cause, and the idle seconds that other units fill; both the mean over its devices.
 
     Where idle time before an op has several causes, they are filled alike. What others compute between a unit's
     backwards and a reduction of its gradients counts as its cool-down.
@@ -110,7 +110,7 @@ def _means(
 def _divided(
     period: IdlePeriod, before: OpKind | None, computed: Float[np.ndarray, " n"]
 ) -> Iterator[tuple[IdleCause, Float[np.ndarray, "i g"], Float[np.ndarray, "i g"]]]:
-    """Idle seconds of a period by cause, and those among them in which others compute.
+    """Idle seconds of a period by cause, and the seconds among them in which other units compute.
 
     Args:
         period: The period.
@@ -149,7 +149,7 @@ class _UnitAlone:
         self._inside: dict[int, Float[np.ndarray, " n"]] = {}
 
     def add(self, span: Span, partner: Span | None) -> None:
-        """The next op or bundle of the step."""
+        """Records the next op or bundle of the step."""
         own = [each for each in (span, partner) if each is not None and self._is_own(each.op)]
         beside = [each for each in (span, partner) if each is not None and each not in own]
         for each in own:

@@ -90,7 +90,7 @@ def idle_times(
         groups: The devices.
         stages: Which stages feed which.
         spans: When each op ran, in an order that every device followed.
-        rendezvous: Whether hops and shares occupied the devices of both their ends.
+        rendezvous: Whether hops and transfers of tied parameters occupied the devices of both their ends.
         step: Seconds of the step.
     """
     replay, numbered = _Replay(groups, stages, spans), iter(enumerate(spans))
@@ -151,7 +151,7 @@ class _Replay:
             self._finish(span)
 
     def _ready(self, span: Span) -> Float[np.ndarray, " i"]:
-        """When each replica of an op could start it."""
+        """Seconds at which each replica of an op could start it."""
         free = self._free[self._groups_at(span.op)[0]].max(axis=1)
         if span.op.microbatch < 0:
             return np.full_like(free, free.max())
@@ -251,7 +251,7 @@ class _Replay:
         return source, target
 
     def transfer(self, number: int, span: Span) -> Iterator[IdlePeriod]:
-        """Idle time before and inside a hop or a share that occupies the devices of both its ends."""
+        """Idle time before and inside a transfer that occupies the devices of both its ends."""
         start, end = self._occupied(span)
         rows = np.flatnonzero(np.isfinite(start))[None]
         before_first, after_last = self._remaining[rows] == self._total[rows], self._remaining[rows] == 0

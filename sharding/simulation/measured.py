@@ -1,4 +1,7 @@
-"""A step as it was measured: a timeline from the moments at which ops were launched and had finished."""
+"""A step as it was measured: a timeline from the moments at which ops were launched and had finished.
+
+The engine makes one of every recorded step.
+"""
 
 import types
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ of the pipeline replica that takes the op's microbatch, or of all in an op once 
 """
 
 NO_COPIES: Mapping[str, PipelineReplicas] = types.MappingProxyType({})
-"""Of plans whose units have one pipeline replica each."""
+"""The pipeline replicas of plans whose units have one each."""
 
 
 def replicas_that_finish(
@@ -30,12 +33,12 @@ def replicas_that_finish(
     op: PipelineOp,
     pipeline_replicas: Mapping[str, PipelineReplicas] = NO_COPIES,
 ) -> list[list[int]]:
-    """The devices that finish an op, by replica: of its stage, of a transfer's target; of the norm all, as one.
+    """The devices that finish an op, by replica: of its stage, or of a transfer's target; all as one for the norm.
 
     Args:
         devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         op: The op.
-        pipeline_replicas: Of units with several pipeline replicas (`StageGraph.pipeline_replicas`).
+        pipeline_replicas: Pipeline replicas of the units that have several (`StageGraph.pipeline_replicas`).
     """
     if op.kind == "global_norm":
         return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
@@ -48,7 +51,7 @@ def replica_count(
     op: PipelineOp,
     pipeline_replicas: Mapping[str, PipelineReplicas] = NO_COPIES,
 ) -> int:
-    """Number of entries of a span of an op; the arguments are those of `replicas_that_finish`."""
+    """Returns the number of entries of a span of an op; takes the arguments of `replicas_that_finish`."""
     return len(replicas_that_finish(devices, op, pipeline_replicas))
 
 
@@ -80,8 +83,8 @@ def measured_timeline(
         released[first : first + count], ended[first : first + count] = launched[op], finished[op]
     for bundle in nodes.bundles:
         _release_bundle(schedule, bundle, launched, finished, released, ended)
-    # A thread may notice an end later than another thread that of an op which needed it, by microseconds: such an op
-    # takes no time.
+    # A thread may notice an end microseconds later than another thread notices the end of an op that needed it: such an
+    # op takes no time.
     times = nodes.graph.run_measured(released, ended)
     bundled = [_seconds_of_bundle(schedule, bundle, times) for bundle in nodes.bundles]
     spans = node_spans(nodes, times, np.zeros(nodes.graph.count), bundled)
@@ -105,7 +108,7 @@ def _release_bundle(
 
 
 def _seconds_of_bundle(schedule: Schedule, bundle: BundleNodes, times: NodeTimes) -> BundledSeconds:
-    """What its spans say of the ops of a bundle: each is beside the other for half of the time."""
+    """Returns the seconds in the spans of a bundle's ops: each is beside the other for half of the time."""
     seconds = times.ends[bundle.second_shares] - times.starts[bundle.first_shares]
     share = 1.0 if schedule.ops[bundle.index].kind in COLLECTIVES else 0.5  # of the second op
     first, second = bundle.parts

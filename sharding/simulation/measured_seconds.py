@@ -1,4 +1,7 @@
-"""What ops took on average in a measured step, and what their forwards and backwards would take in another order."""
+"""Mean seconds of ops in a measured step, and seconds of its forwards and backwards in another order.
+
+`rescheduling.py` reads them.
+"""
 
 import collections
 import dataclasses
@@ -18,7 +21,7 @@ from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 
 _OpOfCopies = tuple[PipelineOp, int, int]
-"""An op of all microbatches that one copy of its unit takes, and one copy of the unit that it sends to."""
+"""An op of all microbatches that one pipeline replica of its unit takes, and one of the unit that it sends to."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +72,7 @@ class MeanSeconds:
 
 
 def mean_seconds(timeline: Timeline) -> MeanSeconds:
-    """The means of a timeline's ops."""
+    """Returns the mean seconds of a timeline's ops."""
     graph = timeline.op_graph.stage_graph
     seconds: dict[_OpOfCopies, list[Seconds]] = collections.defaultdict(list)
     for span in timeline.spans:
@@ -89,7 +92,7 @@ def _pass_of_spans(spans: tuple[Span, ...]) -> float:
 
 
 def _of_copies(graph: StageGraph, op: PipelineOp) -> _OpOfCopies:
-    """An op without its microbatch, and which copies of the units at its ends take it; 0 for a unit without copies."""
+    """An op without its microbatch, and the pipeline replicas at its ends that take it; 0 for a unit's only one."""
     if op.microbatch == GLOBAL_NORM.microbatch:
         return op, 0, 0
     of_all = op._replace(microbatch=GLOBAL_NORM.microbatch)

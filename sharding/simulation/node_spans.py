@@ -1,4 +1,7 @@
-"""The spans of a schedule's ops, from the times of their nodes."""
+"""The spans of a schedule's ops, from the times of their nodes.
+
+The simulator calls `run_schedule`, and measured timelines call `node_spans`.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from sharding.simulation.spans import Span
 
 
 class BundledSeconds(NamedTuple):
-    """What `Span` says of the ops of a bundle besides their times, each of both ops.
+    """Seconds of a bundle's ops that their spans have besides start and end; one entry for each op.
 
     Attributes:
         communication: As in `Span`.
@@ -76,7 +79,7 @@ def node_spans(
         nodes: Which nodes the ops have.
         times: When these started and ended.
         communication: Seconds of `Span.communication`, by node.
-        bundled: The same of every bundle.
+        bundled: Seconds in the spans of every bundle.
     """
     starts, ends = times
     first_nodes, last_nodes = nodes.first_nodes.tolist(), (nodes.first_nodes + nodes.replicas).tolist()

@@ -1,4 +1,7 @@
-"""How long ops take by the costs of a step."""
+"""How long ops take by the costs of a step.
+
+The simulator gives them to the recurrence of a schedule.
+"""
 
 from collections.abc import Callable
 
@@ -12,9 +15,9 @@ from sharding.schedules.ops import OpKind
 ByMicrobatch = Float[np.ndarray, "m i"]
 
 OpSeconds = tuple[ByMicrobatch | float, ByMicrobatch | None]
-"""Seconds of an op by microbatch and replica, or on all replicas if it runs once a step. Then those among them in which
-its devices only wait for other ranks of the unit; None stands for an op that always computes, or, where it is in a
-bundle, for a gather or a reduction, which only waits."""
+"""Seconds of an op by microbatch and replica, or on all replicas if it runs once a step, and the seconds among them in
+which its devices only wait for other ranks of the unit; None stands for an op that always computes, or, where it is in
+a bundle, for a gather or a reduction, which only waits."""
 
 SecondsOfOps = Callable[[OpKind, StageId, StageId], OpSeconds]
 """Called with a kind of op, its stage and its target; gives the seconds of the op on every microbatch."""
@@ -34,7 +37,7 @@ def _forward(costs: StepCosts, stage: StageId, target: StageId) -> OpSeconds:
 
 
 def _backward(costs: StepCosts, stage: StageId, target: StageId) -> OpSeconds:
-    """What is sent back takes part in the collectives; a wgrad is taken to compute all of its time."""
+    """All collectives are in the dgrad; a wgrad is taken to compute all of its time."""
     seconds = costs.stages[stage].of_pass("backward")
     return seconds, np.minimum(costs.stages[stage].backward_communication, seconds)
 

@@ -1,4 +1,7 @@
-"""The peak memory of a step: the most bytes that devices hold at any moment."""
+"""The peak memory of a step: the most bytes that devices hold at any moment.
+
+`Timeline` reads it for simulated steps.
+"""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -20,13 +23,13 @@ def peak_memory(
     """Peak bytes on a device of each group, over all the stages that it holds.
 
     A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
-    of its backward; where the wgrad is an op of its own to the end of that, and from the start of its backward on
+    of its backward; where the wgrad is an op of its own to the end of the wgrad, and from the start of its backward on
     `WgradCosts.saved_bytes` too. A stage that runs none holds them until every replica that it feeds has started its
     forward. A pipeline replica holds only the microbatches that it takes. A stage whose passes are programs holds what
     it saves of all microbatches from the start of the first program to the end of the last.
 
     Args:
-        op_graph: What the step did.
+        op_graph: The ops of the step.
         groups: Its devices, by the parts of replicas whose bytes are given (`StageCosts.parts`).
         stages: Costs of every stage.
         spans: When each op ran.
@@ -59,9 +62,9 @@ def _most_saved(
     spans: Sequence[Span],
     for_wgrads: Mapping[StageId, Float[np.ndarray, "m _"]] = MappingProxyType({}),
 ) -> Float[np.ndarray, " n"]:
-    """The most bytes that a device of each group has saved at any moment, given those of each microbatch.
+    """The most bytes that a device of each group has saved at any moment, given the bytes of each microbatch.
 
-    They are those that are there from the forward on, and those that are there from the backward on.
+    Bytes are given apart for what is saved from the forward on, and for what is saved from the backward on.
     """
     graph = op_graph.stage_graph
     starts, ends = _by_stage(spans, graph)

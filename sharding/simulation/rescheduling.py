@@ -1,4 +1,7 @@
-"""The order of a step computed anew from its measured seconds, where these are not those that were predicted."""
+"""The order of a step computed anew from its measured seconds, where they differ from the predicted ones.
+
+The trainer's rescheduler calls it after a measured step.
+"""
 
 import dataclasses
 import itertools
@@ -38,10 +41,10 @@ class NewOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Reconsidered:
-    """What became of the order of a step that was measured.
+    """The result of comparing a measured step with its prediction.
 
     Attributes:
-        expected: Seconds that its forwards and backwards are predicted to take from now on; None if nobody knows.
+        expected: Seconds that its forwards and backwards are predicted to take from now on; None if that is not known.
         new_order: The order to change to; None to keep the one in force.
     """
 
@@ -57,9 +60,9 @@ def expected_seconds(schedule: Schedule) -> float | None:
 def reconsider_order(
     resolved: ResolvedPlan, schedule: Schedule, timeline: Timeline, expected: float | None, tolerance: float
 ) -> Reconsidered:
-    """Compares a measured step with what was predicted, and computes its order anew if they differ.
+    """Compares a measured step with its prediction, and computes its order anew if they differ.
 
-    The new order is that of the plan's schedule for the measured seconds. It is taken if the step, replayed with the
+    The new order is the plan's schedule for the measured seconds. It is taken if the step, replayed with the
     mean seconds of all ops, hops included, is shorter in it by `LEAST_GAIN`. What it is then expected to take is what
     the measured step took, shortened by as much: the replay knows nothing of launches that came late. An order
     that holds more microbatches in flight than the plan's limits is not taken: memory is planned for these. Nor is one
@@ -70,7 +73,7 @@ def reconsider_order(
         resolved: The plan.
         schedule: The order in force, of the ops of all devices.
         timeline: A step that was measured in this order.
-        expected: What its forwards and backwards were expected to take; None if nothing was.
+        expected: Seconds that its forwards and backwards were expected to take; None if nothing was expected.
         tolerance: The share of what was expected by which the measured seconds may differ from it.
 
     Raises:

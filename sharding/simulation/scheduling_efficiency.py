@@ -1,4 +1,7 @@
-"""Which share of the work of units on the devices of another makes a step no longer (Optimus, arXiv 2408.03505)."""
+"""Which share of the work of units on the devices of another makes a step no longer (Optimus, arXiv 2408.03505).
+
+`Timeline.filled_idle` reports it for simulated steps.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,14 +34,14 @@ def scheduling_efficiency(
 
         1 - (step - step in the same order if the others took no time) * devices / device-seconds of the others
 
-    from 0 to 1; 1 if the others have no work. The work is that of their forwards, backwards, wgrads and updates, with
+    from 0 to 1; 1 if the others have no work. The work consists of their forwards, backwards, wgrads and updates, with
     the waits for collectives that nothing computes beside.
 
     Args:
         devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         op_graph: The ops.
         spans: When each ran, simulated with the costs.
-        costs: What they take.
+        costs: Seconds of the ops.
         groups: The devices.
         unit: The unit.
         others: Units that share its devices.
@@ -78,7 +81,7 @@ def without_units(costs: StepCosts, units: Sequence[str]) -> StepCosts:
 
 
 def _without_seconds(costs: StageCosts) -> StageCosts:
-    """The costs of a stage whose ops take no time."""
+    """Returns a stage's costs with zero seconds for all its ops."""
     once = dict.fromkeys(("gather", "reduce", "update"), 0.0)
     passes = {name: np.zeros_like(getattr(costs, name)) for name in PER_MICROBATCH[:4]}
     wgrad = costs.wgrad and WgradCosts(np.zeros_like(costs.wgrad.seconds), costs.wgrad.saved_bytes)

@@ -1,4 +1,7 @@
-"""The simulator: every op's start and end on every replica, from a schedule and the costs of a step."""
+"""The simulator: every op's start and end on every replica, from a schedule and the costs of a step.
+
+`PlanningProblem.simulate` calls it; policies and commands simulate plans through that method.
+"""
 
 from collections.abc import Mapping
 
@@ -19,8 +22,8 @@ def simulate(resolved: ResolvedPlan, schedule: Schedule, costs: StepCosts, rende
     """The timeline of one step.
 
     An op starts as soon as it can (`schedule_nodes`); this is exact for the schedule and the costs given. A hop takes
-    its seconds from the end of the op that produces its array; a share takes none. What a bundle takes is said at
-    `bundle_shares`.
+    its seconds from the end of the op that produces its array; the transfer ofa tied weight or gradient takes none. The
+    seconds of a bundle are given by `bundle_shares`.
 
     Args:
         resolved: The plan, which says which devices hold which stages.
@@ -46,7 +49,7 @@ def simulate_on_devices(
 
 
 def _check_costs(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: OpGraph, costs: StepCosts) -> None:
-    """Raises ScheduleError if the costs are not those of this op graph on these devices."""
+    """Raises ScheduleError if the costs are not of this op graph on these devices."""
     graph = op_graph.stage_graph
     replicas = {stage: len(devices[stage]) // graph.pipeline_replica_count(stage[0]) for stage in graph.stages}
     for stage in graph.stages:

@@ -14,10 +14,10 @@ class Span:
 
     Attributes:
         op: The op.
-        start: Seconds from the start of the step, for every replica of the op's stage, of a hop's or a share's target:
+        start: Seconds from the start of the step, for every replica of the op's stage, or of a transfer's target:
             of the pipeline replica that takes its microbatch, of all pipeline replicas if it runs once per step. Of a
-            hop or a share: when the array was ready to be sent. Of `global_norm`: a single entry.
-        end: The same of its end; of a hop or a share, when all of the array has arrived.
+            transfer, when the array was ready to be sent. Of `global_norm`, a single entry.
+        end: Seconds at which it ended, likewise; of a transfer, when all of the array has arrived.
         communication: Seconds between them in which the devices waited for tensor, context-parallel or expert ranks,
             and computed nothing meanwhile; in a bundle also for slower replicas of it.
         beside: Of an op in a bundle (`Schedule.bundled`), both of whose spans have its start and end: the seconds
@@ -37,7 +37,7 @@ class Span:
 
     @property
     def own_seconds(self) -> Float[np.ndarray, " i"]:
-        """Seconds that the op took without those of the other op of its bundle."""
+        """Seconds that the op took without the seconds of the other op of its bundle."""
         return self.seconds if self.beside is None else self.seconds - self.beside
 
     @property

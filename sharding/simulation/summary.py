@@ -1,4 +1,7 @@
-"""The figures of a timeline for JSON: what commands print with `--json`, and the metadata of a trace."""
+"""The figures of a timeline for JSON: what commands print with `--json`, and the metadata of a trace.
+
+Commands and the Perfetto trace call `timeline_summary`.
+"""
 
 from typing import Any
 

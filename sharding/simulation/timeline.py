@@ -32,8 +32,8 @@ class Lane:
 
     Attributes:
         rank: The pipeline rank (unit, number).
-        copy: Which copy of its unit's pipeline it belongs to.
-        pipeline_replicas: Number of these pipeline replicas.
+        pipeline_replica: Which pipeline replica of its unit it belongs to.
+        pipeline_replicas: Number of pipeline replicas of the unit.
         stages: Its stages in chain order; more than one where its unit has chunks.
         devices: Its devices, by replica, then by context-parallel and tensor rank.
         replicas: Number of its data-parallel replicas.
@@ -63,17 +63,17 @@ class Lane:
 class Timeline:
     """Every op's start and end on every replica, and all that follows from them.
 
-    Idle time is reported by cause (`idle_time.IDLE_CAUSES`). Busy time is that of forwards, backwards, wgrads and
+    Idle time is reported by cause (`idle_time.IDLE_CAUSES`). Busy time is spent in forwards, backwards, wgrads and
     updates, without the wait for other ranks of a unit. Both together are the whole step on every device. Shares, rates
     and MFU are always per allocated device: all that the plan lists, busy or not.
 
     Attributes:
-        op_graph: What the step did.
+        op_graph: The ops of the step.
         devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
         costs: FLOPs and bytes of the stages; None if the step was measured. MFU, tokens per second and peak memory then
             raise UserError.
         spans: When each op ran, in an order that every device followed.
-        rendezvous: Whether hops and shares occupied the devices of both their ends.
+        rendezvous: Whether hops and transfers of tied parameters occupied the devices of both their ends.
         purpose: The model, rows and cluster of which it is a step; None where they are not known.
         device_memory: Bytes of a device's memory; None where they are not known.
     """
@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def kind(self) -> Literal["simulated", "measured"]:
-        """Which of both it is; whatever shows its figures says so beside them."""
+        """Whether the step was simulated or measured; whatever shows its figures says so beside them."""
         return "measured" if self.costs is None else "simulated"
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class Timeline:
 
     @functools.cached_property
     def groups(self) -> DeviceGroups:
-        """The devices, with those that always work alike as one group."""
+        """The devices, with devices that always work alike as one group."""
         return group_devices(self.devices)
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class Timeline:
     def _of_copy(
         self, stage: StageId, pipeline_replica: int, table: Shaped[np.ndarray, "r ..."]
     ) -> Shaped[np.ndarray, "i ..."]:
-        """Of a table of all replicas of a stage, those of one pipeline replica."""
+        """Returns the rows of one pipeline replica from a table of all replicas of a stage."""
         count = len(table) // self.op_graph.stage_graph.pipeline_replica_count(stage[0])
         return table[pipeline_replica * count : (pipeline_replica + 1) * count]
 
@@ -197,7 +197,7 @@ class Timeline:
 
     @functools.cached_property
     def _memory_groups(self) -> DeviceGroups:
-        """The devices, with those that hold the same bytes of every stage as one group."""
+        """The devices, with devices that hold the same bytes of every stage as one group."""
         parts = {stage: of.parts for stage, of in self._known_costs().stages.items()}
         if max(parts.values()) == 1:
             return self.groups
@@ -214,7 +214,7 @@ class Timeline:
         return float(self._peak_memory[self._groups_on(lane, self._memory_groups)].max())
 
     def lane_memory(self, lane: Lane) -> dict[str, float]:
-        """What `lane_peak_memory` consists of: bytes by kind, of `StaticBytes` and what microbatches save."""
+        """The bytes of `lane_peak_memory` by kind: of `StaticBytes`, and what microbatches save."""
         groups = self._groups_on(lane, self._memory_groups)
         fullest = groups[self._peak_memory[groups].argmax()]
         static = static_memory(self._memory_groups, self._known_costs().stages)[fullest]
@@ -281,7 +281,7 @@ class Timeline:
 
     @functools.cached_property
     def filled_idle(self) -> tuple[FilledIdle, ...]:
-        """Of every unit that computes most on devices which it shares: its idle time, and how much others fill."""
+        """Idle time of every unit that computes most on devices which it shares, and how much of it others fill."""
         graph, found = self.op_graph.stage_graph, []
         busy = {
             unit: sum(self.lane_busy(lane) * len(lane.devices) for lane in of)
@@ -308,10 +308,10 @@ class Timeline:
     def to_frame(self) -> "pandas.DataFrame":
         """A frame with a row for every op on every replica: what ran where, and when in seconds.
 
-        A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are those of
-        the target. Replicas are numbered within the pipeline replica that takes a microbatch; ops that run once per
-        step have those of all pipeline replicas. `beside` are the seconds between `start` and `end` that are the other
-        op's of a bundle. Raises UserError without pandas.
+        A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are the
+        target's. Replicas are numbered within the pipeline replica that takes a microbatch; ops that run once per step
+        have the replicas of all pipeline replicas. `beside` are the seconds between `start` and `end` that belong to
+        the other op of a bundle. Raises UserError without pandas.
         """
         spans, replicas = self.spans, [len(span.start) for span in self.spans]
         columns: dict[str, Any] = {

@@ -1,4 +1,7 @@
-"""A timeline as a JSON document, with all that is needed to draw it again; without costs."""
+"""A timeline as a JSON document, with all that is needed to draw it again; without costs.
+
+The trainer writes the timeline of a measured step in this form, and reports draw it.
+"""
 
 import reprlib
 import typing
@@ -45,8 +48,8 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
 
     Two ops that follow each other and have seconds `beside` are a bundle.
 
-    The devices of a stage are those of all pipeline replicas of its unit, `pipeline replicas` which of them takes each
-    microbatch.
+    The devices of a stage belong to all pipeline replicas of its unit; `pipeline replicas` says which of them takes
+    each microbatch.
     """
     op_graph, graph = timeline.op_graph, timeline.op_graph.stage_graph
     number = {stage: number for number, stage in enumerate(graph.stages)}

@@ -1,7 +1,7 @@
-"""The exchange hop: activations from the rows of one phase to those of another, as host-made tables say.
+"""The exchange hop: moves activations from the rows of one phase to the rows of another, as host-made tables say.
 
 It is a gather on the global array: the transpose, for gradients, is the exchange with both ends swapped. A place of the
-target that no token comes to is zero.
+target that no token comes to is zero. The engine makes one for each channel between phases whose rows differ.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ class ExchangeEnd:
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
-        """Shape of a device's part."""
+        """Shape of a device's shard."""
         return self.sharding.shard_shape(self.shape)
 
     @property
     def devices(self) -> frozenset[jax.Device]:
-        """Devices that hold a part."""
+        """Devices that hold a shard."""
         return frozenset(self.sharding.device_set)
 
     def token_shards(self, rank_of: Mapping[jax.Device, int]) -> TokenShards:
-        """The end by the ranks of its devices."""
+        """Returns the shards of this end, with devices given by their ranks."""
         held: dict[int, list[int]] = {}
         for device, index in self.sharding.devices_indices_map(self.shape).items():
             held.setdefault(index[0].indices(self.shape[0])[0], []).append(rank_of[device])
@@ -55,7 +55,7 @@ class ExchangeEnd:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["send", "sizes", "receive"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class PlacedTables:
-    """`ExchangeTables` on the devices of both ends, those of a device on itself."""
+    """`ExchangeTables` on the devices of both ends; each device holds its own tables."""
 
     send: Int[Array, "u s"]
     sizes: Int[Array, "u u"]
@@ -85,7 +85,7 @@ class ExchangeHop:
         self._source_shards, self._target_shards = source.token_shards(rank_of), target.token_shards(rank_of)
         shard_shape = source.shard_shape
         self._operand_shape = (len(self._devices) * shard_shape[0], *shard_shape[1:])
-        # What devices contribute that do not send, or do not receive: made once.
+        # Operands of devices that do not send, or do not receive: made once.
         only_target = [device for device in self._local if device not in source.devices]
         only_source = [device for device in self._local if device not in target.devices]
         most, places = most_sent(self._source_shards, self._target_shards), self._target_shards.size
@@ -120,7 +120,7 @@ class ExchangeHop:
         )
 
     def _place(self, tables: Mapping[int, np.ndarray], idle: Mapping[jax.Device, jax.Array]) -> jax.Array:
-        """A table for each device; those without one do nothing."""
+        """Returns the tables with one for each device; devices without one do nothing."""
         placed = [
             jax.device_put(tables[rank][None], device) if rank in tables else idle[device]
             for device, rank in self._local.items()
@@ -175,7 +175,7 @@ def _exchange(
     receive: jax.Array,
     target_shape: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
-    """What every device runs; it returns its part of the target, and one number of it."""
+    """The function that every device runs; it returns its shard of the target, and one number of it."""
     tokens = source_shard.reshape(-1, *source_shard.shape[2:])  # [tokens, ...]
     received = exchange_rows(tokens[send[0]], sizes, rows=receive.shape[1], axis=_AXIS)  # [r, ...]
     is_token = (receive[0] > 0).reshape(-1, *(1,) * (received.ndim - 1))

@@ -19,7 +19,7 @@ class TokenShards:
 
     Attributes:
         devices: For every shard the devices that hold it.
-        size: Tokens of a shard; those of all shards are numbered one shard after the other.
+        size: Tokens of a shard; the tokens of all shards are numbered one shard after the other.
     """
 
     devices: tuple[tuple[int, ...], ...]
@@ -27,7 +27,7 @@ class TokenShards:
 
     @property
     def copies(self) -> int:
-        """Devices of a shard."""
+        """Number of devices that hold each shard."""
         return len(self.devices[0])
 
 
@@ -45,18 +45,18 @@ class TokenRuns(NamedTuple):
 
     @property
     def reversed(self) -> "TokenRuns":
-        """The same tokens on their way back."""
+        """Returns the runs of the tokens on their way back."""
         return TokenRuns(self.received, self.sent, self.lengths)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeTables:
-    """What some of u devices do.
+    """The tables by which some of u devices send and receive.
 
     Attributes:
-        send: For those of the source, the tokens of their shard in the order in which they send them, first those to
-            device 0; padded by 0 to `most_sent`.
-        receive: For those of the target, and each token of their shard, which of the tokens received it is, by sender
+        send: For the source's devices, the tokens of their shard in the order in which they send them, first the tokens
+            to device 0; padded by 0 to `most_sent`.
+        receive: For the target's devices and each token of their shard, which of the tokens received it is, by sender
             and from 1 on; 0 for none.
         sizes: Tokens from each of all devices to each other.
     """
@@ -76,13 +76,14 @@ def exchange_tables(
 ) -> ExchangeTables:
     """The tables of an exchange.
 
-    The devices of a target shard take turns among those of a source shard. Between two devices runs keep their order.
+    The devices of a target shard take turns among the devices of a source shard. Between two devices runs keep their
+    order.
 
     Args:
         runs: The tokens.
         source, target: Both ends.
         devices: Number u of devices.
-        local: Those whose tables are wanted.
+        local: The devices whose tables are wanted.
     """
     senders, receivers = (ends.ravel() for ends in _ends_of_runs(runs, source, target))  # [copies of the target * k]
     lengths = np.tile(runs.lengths, target.copies)
@@ -126,7 +127,7 @@ def _in_order(
     Args:
         ends, others: Devices of each run at this end, and at the other.
         lengths: Their lengths.
-        devices: Those that count.
+        devices: The devices whose runs are returned.
 
     Yields:
         For each of the devices with runs its position in `devices`; of each run, how many of the device's tokens come

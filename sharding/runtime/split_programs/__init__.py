@@ -1,1 +1,1 @@
-"""Splits a traced program in two: what some of its results need, and the rest, which runs later."""
+"""Splits a traced program in two: an early one for some of its results, and a late one for the others."""

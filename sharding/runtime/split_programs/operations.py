@@ -38,7 +38,7 @@ class SplitLoop:
         self.choose_late([False] * len(wanted))
 
     def _parts(self, entries: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Entries of the operands, or of the body's: of constants, of what is carried, of what is split by steps."""
+        """Divides entries of the operands, or of the body's, into constants, carried and per-step arrays."""
         first, second = self._constants, self._constants + self._carries
         return entries[:first], entries[first:second], entries[second:]
 
@@ -104,10 +104,10 @@ class SplitLoop:
 
 
 class SplitBarrier:
-    """A `lax.optimization_barrier` of some arrays: one of those that are wanted early, and one of the others.
+    """A `lax.optimization_barrier` of some arrays: one barrier of the arrays wanted early, and one of the others.
 
     Args:
-        wanted: Which.
+        wanted: The arrays that are wanted early.
     """
 
     saved_count = 0

@@ -1,4 +1,4 @@
-"""What a split operation or program consists of: an early and a late part, and what passes between them."""
+"""The early and the late program that an operation or a program is split into, and the arrays between them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -6,15 +6,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 Flags = list[bool]
-"""One for each operand, or each result."""
+"""Flags, one for each operand or each result."""
 
 
 class EarlyResult(NamedTuple):
-    """What an early program returns.
+    """The results of an early program.
 
     Attributes:
-        results: The results that it computes; None at the places of the others.
-        saved: What the late program needs besides the operands.
+        results: The results that the early program computes; None at the places of the others.
+        saved: The arrays that the late program needs besides the operands.
     """
 
     results: list[Any]
@@ -52,11 +52,11 @@ class Split(Protocol):
 
 
 def chosen(entries: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    """The entries with a flag."""
+    """Selects the entries whose flags are set."""
     return [entry for entry, flag in zip(entries, flags, strict=True) if flag]
 
 
 def placed(entries: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    """The entries at the places of the flags, and None elsewhere."""
+    """Returns a list with the entries where flags are set, and None elsewhere."""
     remaining = iter(entries)
     return [next(remaining) if flag else None for flag in flags]

@@ -1,4 +1,4 @@
-"""Splits a traced program in two: what some of its results need, and the rest, which runs later.
+"""Splits a traced program in two: an early one for some of its results, and a late one for the others.
 
 The early program computes what the early results need. The late one computes the other results from the operands, and
 from what the early one computed and saved for it. Every operation is in one of them, so that together they do the
@@ -125,8 +125,9 @@ class SplitProgram:
         """Runs the late program.
 
         Args:
-            operands: Those of the early program; what neither `late_operands` nor a saved array has may be anything.
-            saved: What the early program saved.
+            operands: The operands of the early program; what neither `late_operands` nor a saved array has may be
+                anything.
+            saved: The arrays that the early program saved.
         """
         values = self._values(operands) | dict(zip(self._saved, saved, strict=False))
         position = len(self._saved)
@@ -147,7 +148,7 @@ class SplitProgram:
         return self._constants | dict(zip(self._program.invars, operands, strict=True))
 
     def _run(self, operation: JaxprEqn, values: dict[Var, Any]) -> list[Any]:
-        """The results of one operation."""
+        """Runs one operation and returns its results."""
         read = list(dict.fromkeys(each for each in operation.invars if isinstance(each, Var)))
         if any(varying_axes(values[each]) != varying_axes(each.aval) for each in read) and not _has_program(operation):
             return _run_alike(operation, [_value(values, each) for each in operation.invars])
@@ -156,7 +157,7 @@ class SplitProgram:
 
 
 def _split_operation(operation: JaxprEqn, wanted: Flags) -> Split | None:
-    """The operation split; None where it cannot be, or all its results are wanted early: it is early as a whole."""
+    """Splits an operation; None where it cannot be split, or all its results are early: it is early as a whole."""
     if all(wanted):
         return None
     if operation.primitive.name == "scan":
@@ -169,7 +170,7 @@ def _split_operation(operation: JaxprEqn, wanted: Flags) -> Split | None:
 
 
 def _has_effects(operation: JaxprEqn) -> bool:
-    """Whether an operation does something besides computing its results; taking part in a collective does not count."""
+    """Whether an operation does more than compute its results; a collective's communication does not count."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in operation.effects)
 
 
@@ -197,7 +198,7 @@ def _split_program(program: Any, early_results: Flags) -> SplitProgram:
 
 
 def split_traced(program: jax.stages.Traced, early_results: Flags) -> SplitProgram:
-    """A traced program, split; its operands and results are those of the traced function, flattened."""
+    """Splits a traced program; operands and results are the flattened arguments and results of the traced function."""
     return _split_program(program.jaxpr, early_results)
 
 
@@ -206,5 +207,5 @@ def _variables(atoms: Iterable[Any]) -> set[Var]:
 
 
 def _value(values: dict[Var, Any], atom: Any) -> Any:
-    """The value of a variable, or None if it has none here; that of a literal."""
+    """Returns the value of a literal or a variable, or None if the variable has none in `values`."""
     return atom.val if isinstance(atom, Literal) else values.get(atom)

@@ -17,7 +17,7 @@ from sharding.runtime.stages.unrolling import unroll_outermost_loops
 COMPILER_OPTIONS = {
     f"xla_gpu_{kind}_combine_threshold_bytes": 2**20 for kind in ("all_gather", "all_reduce", "reduce_scatter")
 }
-"""Only small collectives are combined. XLA would join one of either program in a single collective, for which both
+"""Only small collectives are combined. XLA would join a collective of each program in a single one, for which both
 programs then wait at once, and that neither computes beside."""
 
 

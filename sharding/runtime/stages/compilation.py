@@ -1,7 +1,8 @@
 """Compiling programs before they are first called, so that it can be seen how many there are.
 
 A program that is lowered and compiled here for some abstract arguments is found by its later call with such arguments,
-in the caches of `jax.jit`: nothing is compiled twice, and nothing else changes.
+in the caches of `jax.jit`: nothing is compiled twice, and nothing else changes. The trainer compiles all programs of a
+step here before its first step.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from sharding.runtime.stages.programs import StagePrograms
 from sharding.runtime.stages.split_backward import MicrobatchArrays
 
 CompilationCallback = Callable[[int, int], None]
-"""Called with the number of compiled programs and that of all programs."""
+"""Called with the number of compiled programs and the number of all programs."""
 
 
 class ProgramCall(NamedTuple):
@@ -57,7 +58,7 @@ class StageCalls(NamedTuple):
     """The programs of a stage in a training step that run for every microbatch.
 
     Attributes:
-        calls: Forward and backward, and what makes zeros for them.
+        calls: Forward and backward, and the programs that make zeros for them.
         losses: Abstract losses by name, summed over all microbatches.
         gradients: Abstract unreduced gradients, summed over all microbatches; None where there is no backward.
     """
@@ -68,9 +69,9 @@ class StageCalls(NamedTuple):
 
 
 def stage_calls(by_capacity: Sequence[MeshPrograms]) -> StageCalls:
-    """Forward and backward of a stage in a training step, for every capacity, and what they are called with.
+    """Forward and backward of a stage in a training step, for every capacity, with abstract arguments.
 
-    Of a compiled unit, its program, or its two.
+    For a compiled unit, these are its program, or its two.
     """
     programs = by_capacity[-1]
     if isinstance(programs, CompiledPipeline):
@@ -131,7 +132,7 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
 
 
 def _abstract_saved(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.ShapeDtypeStruct]:
-    """What one program of a stage saves for another."""
+    """Abstract arrays that one program of a stage saves for another."""
     return [_abstract_array(leaf, sharding) for leaf, sharding in zip(shapes, shardings, strict=True)]
 
 

@@ -61,14 +61,14 @@ _Operands = tuple[Tree, _ByMicrobatch, Microbatches]
 
 
 class PipelineStepResult(NamedTuple):
-    """What a step of a pipeline, or its forwards alone, return: arrays, or their specs.
+    """The results of a step of a pipeline, or of its forwards alone: arrays, or their specs.
 
     Attributes:
         losses: `[replicas]` by name, summed over the microbatches.
-        outputs: By channel, of each microbatch.
+        outputs: Activations by channel, one array for each microbatch.
         parameter_gradients: Unreduced, float32, summed over the microbatches: `{key: {...}}`, replicas first.
         input_gradients: By channel, for the channels whose gradient is needed, of each microbatch; none of forwards.
-        saved_state: What the program of backwards takes from the forwards; empty where there is none.
+        saved_state: Arrays that the program of backwards takes from the forwards; empty where there is none.
     """
 
     losses: Any
@@ -79,16 +79,14 @@ class PipelineStepResult(NamedTuple):
 
 
 class CompiledPipeline(MeshPrograms[PipelineDefinition]):
-    """The programs of a training step, and that of an evaluation, of a unit on its mesh.
+    """The programs of a unit for a training step and for an evaluation, on its mesh.
 
-    All take `(parameters, inputs, batch)` first, with the inputs of every channel as a list of those of each
-    microbatch:
+    All take `(parameters, inputs, batch)` first, with the inputs of every channel as a list by microbatch:
 
     - `step(...) -> PipelineStepResult`
     - `backward(..., saved_state, output_gradients, parameter_gradients) -> BackwardResult`, where `step` has run
-    forwards
-      alone: None elsewhere. Gradients of channels are lists as well. `parameter_gradients` are those of the forwards,
-      which are donated; those of the backwards are added.
+      forwards alone; None elsewhere. Gradients of channels are lists as well. `parameter_gradients` are the sums of the
+      forwards, which are donated; the gradients of the backwards are added.
     - `evaluate(...) -> [StageOutput]`, one for each microbatch.
 
     Args:
@@ -96,7 +94,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         mesh: The mesh of all its pipeline ranks.
         axes: By module of the unit, what the axes of the mesh are for.
         input_shapes: Shape and dtype of each input channel of a microbatch.
-        batch_shapes: Shapes of the unit's part of a global batch.
+        batch_shapes: Shapes of the arrays of a global batch that the unit reads.
         differentiated_inputs: Input channels whose gradient is needed.
         has_backward: Whether there is a backward at all.
 
@@ -104,8 +102,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         definition: What the unit computes.
         backwards: The gradients that a step computes.
         microbatches: Microbatches of a step.
-        operand_shapes, operand_specs: Shapes and specs of what all programs take.
-        saved_state_shardings: Of what `step` leaves for `backward`.
+        operand_shapes, operand_specs: Shapes and specs of the arguments of all programs.
+        saved_state_shardings: Shardings of what `step` leaves for `backward`.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
     # ------------------------------------------------------------------ building
 
     def of_microbatches(self, channels: Iterable[str], of_one: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """What belongs to a microbatch in each of some channels, for all of them."""
+        """Repeats the entries of some channels for all microbatches."""
         return {name: [of_one[name]] * self.microbatches for name in channels}
 
     def _training_table(self) -> TickTable:
@@ -174,7 +172,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         return named_jit(mapped, self.definition.stage_id, kind, donate_argnums=donate)
 
     def _compile_training(self, gradient_specs: Tree) -> tuple[Callable, Callable[..., BackwardResult] | None]:
-        """The program of a step; or that of its forwards, and that of its backwards."""
+        """Returns the program of a step and None; or the program of its forwards and the program of its backwards."""
         input_gradients = self.of_microbatches(sorted(self.differentiated_inputs), self._channel_specs)
         outputs = self.of_microbatches(self.definition.output_channels, self._channel_specs)
         if self._table.order != "gpipe":
@@ -226,7 +224,7 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         )
 
     def _forward_pass(self, operands: _Operands) -> PipelinePass:
-        """The ticks of a step, or those with forwards where backwards are apart from them."""
+        """The ticks of a step, or only the ticks with forwards where another program runs the backwards."""
         segments = self._table.segments()
         if self._table.order == "gpipe":
             segments = [segment for segment in segments if segment.has_forwards]
@@ -282,5 +280,5 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
 
 def _stacked(tree: T) -> T:
-    """The arrays of a device with a leading dimension, along which those of all devices are stacked."""
+    """Returns a device's arrays with a leading dimension, along which the arrays of all devices are stacked."""
     return jax.tree.map(lambda leaf: leaf[None], tree)

@@ -1,4 +1,7 @@
-"""What a stage computes, before it is compiled, and what its programs take and return."""
+"""Definitions of stages: the functions that they compute, and the arguments and results of their programs.
+
+The engine makes definitions from a plan and its modules.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,7 +23,7 @@ def module_of(name: str) -> str:
 
 
 class StageOutput(NamedTuple):
-    """What a stage computes from one microbatch: arrays, or their shapes or specs.
+    """The results of a stage for one microbatch: arrays, or their shapes or specs.
 
     Attributes:
         outputs: Activations by channel, rows first.
@@ -34,11 +37,11 @@ class StageOutput(NamedTuple):
 
 
 class ForwardResult(NamedTuple):
-    """What a forward program returns: arrays, or their shapes or specs.
+    """The results of a forward program: arrays, or their shapes or specs.
 
     Attributes:
         outputs: Activations by channel.
-        residuals: What the backward program needs; empty where there is none.
+        residuals: Arrays that the backward program needs; empty where there is none.
         losses: `[replicas]` by name, summed over the microbatches so far.
     """
 
@@ -48,7 +51,7 @@ class ForwardResult(NamedTuple):
 
 
 class BackwardResult(NamedTuple):
-    """What a backward program returns: arrays, or their shapes or specs.
+    """The results of a backward program: arrays, or their shapes or specs.
 
     Attributes:
         input_gradients: By channel, for the channels whose gradient is needed.
@@ -61,7 +64,7 @@ class BackwardResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageInterface:
-    """What a stage reads and sends, and its parameters.
+    """The parameters of a stage, and the arrays that it reads and sends.
 
     Attributes:
         stage_id: (unit, stage).
@@ -88,7 +91,7 @@ class StageInterface:
     sequence_sharded_channels: frozenset[str] = frozenset()
 
     def axes_of_layers(self, key: str, axes: Mapping[str, Axes]) -> Axes:
-        """The axes that the layers under a key of the parameters compute with, by those of each module."""
+        """The axes that the layers under a key of the parameters compute with, given the axes of each module."""
         of_module = axes[module_of(key)]
         return of_module if key in self.context_keys else of_module.of_whole_rows
 
@@ -105,7 +108,7 @@ class StageInterface:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageDefinition(StageInterface):
-    """What a stage computes, as a plain function of one device's shards.
+    """The computation of a stage, as a plain function of one device's shards.
 
     Attributes:
         apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; axes by module. Every array
@@ -117,7 +120,7 @@ class StageDefinition(StageInterface):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineDefinition(StageInterface):
-    """What a whole unit computes where its pipeline is one program, as plain functions of one device's shards.
+    """The computation of a whole unit whose pipeline is one program, as plain functions of one device's shards.
 
     Its only module has pieces before a stack, the stack, and pieces behind it. Pipeline ranks divide the vocabulary of
     the pieces around the stack (`Axes.around_stack`), and all run these for the same microbatch at once.
@@ -147,7 +150,7 @@ class PipelineDefinition(StageInterface):
 
 @dataclasses.dataclass(frozen=True)
 class Microbatches:
-    """A stage's part of a global batch on its submesh: arrays, or their shapes or specs.
+    """The arrays of a global batch that a stage reads, on its submesh: arrays, or their shapes or specs.
 
     Attributes:
         arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the module's data axes.

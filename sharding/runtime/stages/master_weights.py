@@ -8,7 +8,7 @@ they stay divided over the axes `Axes.fsdp`.
 
 Compute weights alone are padded: a dimension that its tensor ranks do not divide evenly, a vocabulary, gets rows of
 zeros behind it. Master weights, reduced gradients and optimizer state have the shape of one device on every plan, and
-tensor ranks divide another dimension of theirs.
+tensor ranks divide another dimension of theirs. The executor runs these programs in the ops `gather` and `reduce`.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class LayerStackShapes:
         layers: Names of the layers, in the order in which they are stacked; a single piece has one.
         stacked: Whether the stage runs them as a stack.
         shapes: Shapes of one layer's parameters.
-        splits: The `Split` of each of them.
+        splits: The `Split` of each parameter.
         tied_shapes, tied_splits: The same, by path, for parameters whose master weights another stage holds.
     """
 
@@ -68,7 +68,7 @@ class StageMasterWeights:
         stage_id: The stage.
 
     Attributes:
-        shardings: Of all master weights: `{key: {layer: {...}}}`.
+        shardings: Shardings of all master weights: `{key: {layer: {...}}}`.
         compute_specs: Specs of all compute weights, tied ones included: `{key: {...}}`.
         compute_shapes: Shape, padding included, and precision of all compute weights, tied ones included.
         tied_gradient_specs: By key and path, specs of the reduced gradients of tied weights, which have no padding.
@@ -184,7 +184,7 @@ class StageMasterWeights:
         return jnp.pad(leaf, [(0, after - before) for before, after in zip(leaf.shape, padded, strict=True)])
 
     def _without_padding(self, key: str, gradients: Tree) -> Tree:
-        """The gradients of a layer's parameters, or of those that it borrows, without the rows of `_pad`."""
+        """Returns the gradients of a layer's own or borrowed parameters, without the rows of `_pad`."""
         stack, axes = self.layer_stacks[key], self._axes_of[key]
         shapes, splits = stack.shapes, stack.splits
         for path in stack.tied_shapes:
@@ -211,7 +211,7 @@ class StageMasterWeights:
 
         Gradients of experts are summed over the replicas that hold the same experts. Gradients of tied weights are
         summed too, but are not divided further than the compute weights: they go on to the stage that owns the weight.
-        Those of padding, which are zeros, are left out.
+        Gradients of padding, which are zeros, are left out.
         """
         shardings = {}
         for key in sorted(trained_keys):

@@ -1,4 +1,4 @@
-"""What all programs of a stage on a mesh have in common: their channels, and what they sum over microbatches."""
+"""The base class of a stage's programs on a mesh: their channels, and the sums over microbatches."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from sharding.trees import Tree
 
 
 def add_gradients(totals: Tree, new: Tree) -> Tree:
-    """A replica's gradients `[1, ...]` of all microbatches so far, in float32, and those of one more."""
+    """Adds a microbatch's gradients to a replica's gradients `[1, ...]` of the microbatches so far, in float32."""
     return jax.tree.map(lambda total, of_one: total + of_one.astype(jnp.float32)[None], totals, new)
 
 
@@ -25,13 +25,13 @@ Interface = TypeVar("Interface", bound=StageInterface)
 
 
 class MeshPrograms(Generic[Interface]):
-    """Programs of a stage on a mesh: those of each microbatch (`StagePrograms`), or of a step (`CompiledPipeline`).
+    """Programs of a stage on a mesh: for one microbatch (`StagePrograms`), or for a step (`CompiledPipeline`).
 
     Attributes:
-        definition: What the stage reads and sends, and its parameters.
+        definition: The stage's parameters, and the arrays that it reads and sends.
         mesh: The mesh.
         axes: By module of the stage, what the axes of the mesh are for.
-        batch_shapes: Shapes of the stage's part of a global batch.
+        batch_shapes: Shapes of the arrays of a global batch that the stage reads.
         differentiated_inputs: Input channels whose gradient is needed.
         output_shapes, channel_shapes: Shape and dtype of each output channel, and of every channel, of a microbatch.
         channel_shardings: Shardings of the activations of each channel.
@@ -52,11 +52,11 @@ class MeshPrograms(Generic[Interface]):
 
     @functools.cached_property
     def gradient_specs(self) -> Tree:
-        """Specs of the unreduced gradients: one copy for each replica that holds the parameter, stacked first."""
+        """Specs of the unreduced gradients, one for each replica that holds the parameter, stacked first."""
         return self._map_trained(lambda axes, spec: P(replicated_data_axes(spec, axes), *spec))
 
     def _map_trained(self, function: Callable, *trees: Tree) -> Tree:
-        """`function(axes of its layers, spec, ...)` of every parameter that trains."""
+        """Maps `function(axes of its layers, spec, ...)` over the parameters that train."""
         return {
             key: jax.tree.map(
                 functools.partial(function, self.definition.axes_of_layers(key, self.axes)),

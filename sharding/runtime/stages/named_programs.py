@@ -21,9 +21,9 @@ def named_jit(function: Callable, stage_id: StageId, kind: str, **options: Any) 
     The HLO module is called `jit_` and the name; the operations inside carry the name as a scope.
 
     Args:
-        function: What to compile.
+        function: The function to compile.
         stage_id: The stage that the program belongs to.
-        kind: What it does: `forward`, `backward`, `gather`, `update` and so on.
+        kind: The kind of work: `forward`, `backward`, `gather`, `update` and so on.
         **options: As in `jax.jit`.
     """
     return jit_under_name(function, program_name(stage_id, kind), **options)

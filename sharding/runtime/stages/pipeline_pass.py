@@ -1,4 +1,7 @@
-"""The loop over ticks of a pipeline that is one program, as one of its devices runs it."""
+"""The loop over ticks of a pipeline that is one program, as one of its devices runs it.
+
+`CompiledPipeline` traces it in its programs.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Row(NamedTuple):
-    """This rank's entries of a table in a tick (those of `TickTable`), and the microbatches that all ranks know of."""
+    """This rank's entries of `TickTable` in a tick, and the microbatches that all ranks know of."""
 
     forward: Any
     backward: Any
@@ -60,8 +63,8 @@ class PipelinePass:
     """Runs the ticks of a table, or some of them.
 
     Args:
-        computations: What is computed in a tick.
-        table: Which microbatch, where, when.
+        computations: The computations of a tick.
+        table: The microbatch of every op, by tick and rank.
         segments: The ticks to run.
         keeps_metrics: Whether auxiliary metrics are kept, as an evaluation needs them.
     """
@@ -76,7 +79,7 @@ class PipelinePass:
     ) -> None:
         self._computations, self._table, self._segments = computations, table, segments
         self._keeps_metrics = keeps_metrics
-        # Where what a forward sends is kept: by its tick, not by that in which it can be used.
+        # Where what a forward sends is kept: by the tick that sends it, not by the tick in which it can be used.
         self._next_arrivals = np.roll(table.inputs.arrival, -1, axis=0)
         x = jnp.zeros_like(computations.embed(jnp.zeros((), jnp.int32)))
         self._x = make_varying(x, computations.activation_axes)
@@ -87,7 +90,7 @@ class PipelinePass:
         return initial_state(self._computations, self._table, self._x, self._program, keeps_metrics=self._keeps_metrics)
 
     def run(self, state: PipelineState) -> PipelineState:
-        """The state after the ticks, given that before the first of them."""
+        """Returns the state after the ticks, given the state before the first of them."""
         rows = self._rows()
         for segment in self._segments:
             of_segment = jax.tree.map(lambda column, at=segment: column[at.start : at.end], rows)
@@ -149,7 +152,7 @@ class PipelinePass:
     def _where_given(
         self, entries: Int[np.ndarray, " t"], segment: TickSegment, entry: jax.Array, run: Callable[[T], T], state: T
     ) -> T:
-        """`run(state)` in ticks with an entry, which is the same on all ranks; the state itself in others."""
+        """Returns `run(state)` in ticks with an entry, which all ranks have alike, and the state itself in others."""
         if not self._some(entries, segment):
             return state
         if (entries[segment.start : segment.end] >= 0).all():
@@ -157,7 +160,7 @@ class PipelinePass:
         return lax.cond(entry >= 0, lambda state: like(run(state), state), lambda state: state, state)
 
     def _forward(self, segment: TickSegment, state: PipelineState, row: _Row) -> tuple[PipelineState, jax.Array]:
-        """The forward of a chunk, and its output."""
+        """Runs the forward of a chunk; returns the state and the chunk's output."""
         computations, table, op = self._computations, self._table, row.forward
         x = read_slot(state.saved_state.inputs, row.inputs.forward)
         entering = self._where_given(

@@ -1,4 +1,4 @@
-"""What a device has between two ticks of a pipeline that one program runs, or two."""
+"""The arrays of a device between two ticks of a pipeline that one program runs, or two."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LeavingArrays(NamedTuple):
-    """What the pieces behind the stack took, of microbatches whose outputs' gradients are to come.
+    """Inputs of the pieces behind the stack, for microbatches whose outputs' gradients are to come.
 
     Each pipeline rank keeps some of them (`TickTable.keeper`).
 
@@ -30,12 +30,12 @@ class LeavingArrays(NamedTuple):
 
 
 class SavedState(NamedTuple):
-    """What forwards leave for backwards, which may be another program.
+    """Arrays that forwards leave for backwards, which may be another program.
 
     Attributes:
-        inputs: Activations that chunks took, `[slots, r, q, d]`.
-        residuals: What forwards saved, `[slots, ...]` each.
-        leaving: Where backwards are apart from forwards; else None.
+        inputs: Input activations of chunks, `[slots, r, q, d]`.
+        residuals: Residuals of forwards, `[slots, ...]` each.
+        leaving: The leaving arrays where backwards are apart from forwards; else None.
     """
 
     inputs: jax.Array
@@ -44,14 +44,14 @@ class SavedState(NamedTuple):
 
 
 class PipelineState(NamedTuple):
-    """What a device has between two ticks.
+    """The arrays of a device between two ticks.
 
     Attributes:
-        saved_state: What forwards leave for backwards.
+        saved_state: Arrays that forwards leave for backwards.
         gradients: Gradients of chunks' outputs, `[slots, r, q, d]`; None without backwards.
-        input_gradient: What the backward of the last tick sends back, `[r, q, d]`; None without backwards.
-        losses: Of the pieces behind the stack by name, `[m]`, the same on all pipeline ranks.
-        layer_losses: Of this rank's layers, likewise.
+        input_gradient: Gradient that the backward of the last tick sends back, `[r, q, d]`; None without backwards.
+        losses: Losses of the pieces behind the stack by name, `[m]`, the same on all pipeline ranks.
+        layer_losses: Losses of this rank's layers, likewise.
         auxiliary_metrics: `[m, r, ...]` by name; empty in training.
         outputs: `[m, r, ...]` by channel, the same on all pipeline ranks.
         parameter_gradients: float32, summed over the microbatches so far, of the parameters that train.
@@ -69,7 +69,7 @@ class PipelineState(NamedTuple):
     input_gradients: Arrays
 
     def with_saved_state(self, **fields: Any) -> "PipelineState":
-        """The same with other arrays in `saved_state`."""
+        """Returns this state with other arrays in `saved_state`."""
         return self._replace(saved_state=self.saved_state._replace(**fields))
 
 
@@ -84,8 +84,8 @@ def initial_state(
     """The state before the first tick.
 
     Args:
-        computations: What is computed in a tick.
-        table: Its slots.
+        computations: The computations of a tick.
+        table: Gives the number of slots.
         x: Activations of zero, as they enter a chunk.
         program: The traced forward of a chunk.
         keeps_metrics: Whether auxiliary metrics are kept.
@@ -123,7 +123,7 @@ def initial_state(
 
 
 def resumed(state: PipelineState, saved_state: SavedState, parameter_gradients: Tree) -> PipelineState:
-    """A state before backwards that are apart from forwards, with what the forwards have left."""
+    """Returns the state before backwards that are apart from forwards, with the arrays that the forwards left."""
     return state._replace(
         saved_state=like(saved_state, state.saved_state),
         parameter_gradients=like(parameter_gradients, state.parameter_gradients),
@@ -131,28 +131,28 @@ def resumed(state: PipelineState, saved_state: SavedState, parameter_gradients: 
 
 
 def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:
-    """What a slot has; of the first one where there is none."""
+    """Reads the array of a slot; of the first slot where there is none."""
     return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), keepdims=False)
 
 
 def write_slot(buffer: jax.Array, slot: jax.Array, x: Any) -> jax.Array:
-    """The buffer with x in a slot; as it was where there is no slot."""
+    """Returns the buffer with x in a slot, or the buffer as it was where there is no slot."""
     new = jnp.where(slot >= 0, x, read_slot(buffer, slot))
     return lax.dynamic_update_index_in_dim(buffer, new, jnp.maximum(slot, 0), 0)
 
 
 def write_slot_of_all(buffer: jax.Array, slot: jax.Array, x: jax.Array) -> jax.Array:
-    """The buffer with x in a slot, where every rank has one."""
+    """Returns the buffer with x in a slot, where every rank has a slot."""
     return lax.dynamic_update_index_in_dim(buffer, make_varying(x, tuple(varying_axes(buffer))), slot, 0)
 
 
 def set_at(arrays: Arrays, microbatch: jax.Array, new: Arrays) -> Arrays:
-    """Arrays `[m, ...]` by name with those of a microbatch."""
+    """Returns arrays `[m, ...]` by name, in which the entries of a microbatch are set."""
     return {name: array.at[microbatch].set(new[name]) for name, array in arrays.items()}
 
 
 def add_to(totals: Tree, new: Tree) -> Tree:
-    """Gradients in float32 with new ones, of some of the keys."""
+    """Adds new gradients of some of the keys to gradients in float32."""
     added = {
         key: jax.tree.map(lambda total, of_key: total + of_key.astype(jnp.float32), totals[key], tree)
         for key, tree in new.items()

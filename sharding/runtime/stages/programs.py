@@ -2,7 +2,8 @@
 
 Residuals stay on the stage's devices between forward and backward and hold activations only (`residuals.py`).
 Parameters are cast once a step, beforehand; their gradients come out unreduced over the data axes of their module, are
-accumulated for each of its replicas, and are reduced once a step (`master_weights.py`).
+accumulated for each of its replicas, and are reduced once a step (`master_weights.py`). The engine makes these programs
+of every stage that is dispatched; `MicrobatchOps` calls them.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ from sharding.trees import Tree
 
 
 class _VjpResult(NamedTuple):
-    """A forward under `jax.vjp`: its outputs, and what the backward restores the vjp function from."""
+    """A forward under `jax.vjp`: its outputs, its residuals, and the structure of the vjp function."""
 
     outputs: Arrays
     losses: Arrays
@@ -47,8 +48,8 @@ class _TracedForward(NamedTuple):
 
     Attributes:
         program: `(parameters, inputs, batch, index) -> _VjpResult`.
-        residual_shardings: Of the residuals.
-        vjp_structure: What the backward restores the vjp function from.
+        residual_shardings: Shardings of the residuals.
+        vjp_structure: The structure from which the backward restores the vjp function.
     """
 
     program: jax.stages.Traced
@@ -71,9 +72,9 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         mesh: Its submesh.
         axes: By module of the stage, what the axes of the submesh are for.
         input_shapes: Shape and dtype of each input channel of a microbatch.
-        batch_shapes: Shapes of the stage's part of a global batch, whose rows have the largest capacity.
+        batch_shapes: Shapes of the arrays of a global batch that the stage reads, whose rows have the largest capacity.
         row_lengths: By module and name of a batch array, how much of its rows is read; all of it if left out.
-        name_suffix: Tells the names of the programs from those for rows of other capacities.
+        name_suffix: Tells the names of the programs from the names of the programs for rows of other capacities.
         differentiated_inputs: Input channels whose gradient is needed.
         has_backward: Whether there is a backward at all; if not, `forward` saves no residuals.
         splits_backward: Whether gradients of weights are computed apart from what is sent back.
@@ -82,7 +83,8 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         definition: What the stage computes.
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
         output_specs: Specs of each output channel.
-        residual_specs, residual_shardings: Of what `forward` saves for `backward`; offloaded arrays are in host memory.
+        residual_specs, residual_shardings: Specs and shardings of what `forward` saves for `backward`; offloaded arrays
+        are in host memory.
         split_backward: The programs of a split backward; None if it is not.
     """
 
@@ -202,7 +204,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         return named_jit(evaluate, self.definition.stage_id, "evaluate" + self._name_suffix)
 
     def _by_module(self, arrays: Arrays) -> dict[str, Arrays]:
-        """Losses, whose specs are `_replica_specs`, or metrics, whose specs are `_row_specs`."""
+        """Groups by module losses, whose specs are `_replica_specs`, or metrics, whose specs are `_row_specs`."""
         groups: dict[str, Arrays] = {module: {} for module in self.axes}
         for name, array in arrays.items():
             groups[module_of(name)][name] = array
@@ -261,7 +263,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
     def _differentiated_and_constant(
         self, parameters: Tree, inputs: Arrays
     ) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
-        """Parameters and inputs that are differentiated, and those that are not; all weights vary over replicas.
+        """Parameters and inputs that are differentiated, and the others; all weights vary over replicas.
 
         All weights are cast to varying (`lax.pcast`) over the replicas of their layers. Autodiff would otherwise sum
         the gradients of trained weights over the replicas (`psum`). Frozen weights would otherwise be cast implicitly
@@ -323,16 +325,16 @@ class StagePrograms(MeshPrograms[StageDefinition]):
 
 
 def _add_losses(totals: Arrays, losses: Arrays) -> Arrays:
-    """A replica's losses `[1]` of all microbatches so far."""
+    """Adds a microbatch's losses to a replica's losses `[1]` of the microbatches so far."""
     return {name: total + losses[name][None] for name, total in totals.items()}
 
 
 def _run_traced(program: jax.stages.Traced, *operands: Any) -> _VjpResult:
-    """The model as it was traced. A call of `program` would put a scope around its operations (jax 0.12)."""
+    """Runs the model as it was traced. A call of `program` would put a scope around its operations (jax 0.12)."""
     results = jaxpr_as_fun(program.jaxpr)(*jax.tree.leaves(operands))
     return jax.tree.unflatten(program.out_tree, results)
 
 
 def _joined(groups: Mapping[str, Arrays]) -> Arrays:
-    """Losses or metrics of all modules."""
+    """Joins the losses or metrics of all modules."""
     return {name: array for group in groups.values() for name, array in group.items()}

@@ -1,7 +1,7 @@
 """The backward of a stage as two programs: dgrad, whose results the stage before waits for, and wgrad.
 
 Which operations are in which follows from the traced backward (`sharding/runtime/split_programs/`). What dgrad saves
-for wgrad stays on the stage's devices, and of the activations that the forward saved only those that wgrad reads.
+for wgrad stays on the stage's devices, and of the activations that the forward saved only the arrays that wgrad reads.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from sharding.trees import Tree
 
 
 class MicrobatchArrays(NamedTuple):
-    """What the backward of a microbatch takes that is there for it alone: arrays, or their shapes or specs.
+    """Arguments of a backward that belong to its microbatch alone: arrays, or their shapes or specs.
 
     Attributes:
         inputs: Activations by input channel.
-        residuals: What the forward saved.
-        output_gradients: By output channel.
+        residuals: Arrays that the forward saved.
+        output_gradients: Gradients by output channel.
     """
 
     inputs: dict[str, Any]
@@ -36,11 +36,11 @@ class MicrobatchArrays(NamedTuple):
 
 
 class DgradResult(NamedTuple):
-    """What a dgrad program returns: arrays, or their specs.
+    """The results of a dgrad program: arrays, or their specs.
 
     Attributes:
         input_gradients: By channel, for the channels whose gradient is needed.
-        saved: What the wgrad program needs of it.
+        saved: Arrays that the wgrad program needs.
     """
 
     input_gradients: dict[str, Any]
@@ -55,21 +55,21 @@ class SplitBackward:
     """The programs dgrad and wgrad of one stage on one submesh.
 
     - `dgrad(parameters, batch, index, arrays) -> DgradResult`
-    - `wgrad(parameters, batch, index, kept, saved, parameter_gradients) -> parameter gradients`: those given, which are
-      donated, and those of the microbatch. `kept` are those of the arrays that `kept_arrays` chooses.
+    - `wgrad(parameters, batch, index, kept, saved, parameter_gradients) -> parameter gradients`: the given ones, which
+      are donated, plus the gradients of the microbatch. `kept` are the arrays that `kept_arrays` chooses.
 
     Args:
         gradients: The whole backward.
         stage_id: The stage.
         mesh: Its submesh.
-        operand_shapes, operand_specs: Of `(parameters, batch, index, arrays)`; residuals without their first dimension,
-            which stacks devices.
+        operand_shapes, operand_specs: Shapes and specs of `(parameters, batch, index, arrays)`; residuals without their
+            first dimension, which stacks devices.
         input_gradient_specs: Specs of the gradients that are sent back.
         gradient_specs: Specs of the unreduced parameter gradients.
-        name_suffix: Tells the names of the programs from those for rows of other capacities.
+        name_suffix: Tells the names of the programs from the names of the programs for rows of other capacities.
 
     Attributes:
-        saved_shardings: Of what dgrad saves.
+        saved_shardings: Shardings of what dgrad saves.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class SplitBackward:
         self.wgrad = named_jit(mapped, stage_id, "wgrad" + name_suffix, donate_argnums=(5,))
 
     def kept_arrays(self, arrays: MicrobatchArrays) -> list[Any]:
-        """Those of the arrays of a microbatch that its wgrad reads."""
+        """Returns the arrays of a microbatch that its wgrad reads."""
         return chosen(jax.tree.leaves(arrays), self._kept)
 
     def _trace_split(
         self, shapes: tuple[Any, ...], specs: tuple[Any, ...], input_gradient_specs: dict[str, P]
     ) -> tuple[SplitProgram, Any, list[NamedSharding]]:
-        """Traces the backward under the axes of the submesh; also the structure of its results."""
+        """Traces and splits the backward under the axes of the submesh; also returns the structure of its results."""
         traces: list[tuple[SplitProgram, Any, list[NamedSharding]]] = []
 
         def body(*operands: Any) -> Arrays:

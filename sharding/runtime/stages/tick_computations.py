@@ -1,4 +1,4 @@
-"""What one rank of a pipeline that is one program computes in a tick: its chunk, and the pieces around the stack."""
+"""Computations of a rank in a tick of a pipeline that is one program: its chunk, and the pieces around the stack."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -46,9 +46,9 @@ class LayersForward(NamedTuple):
 
     Attributes:
         output: Activations `[r, q, d]`.
-        losses: By name, of the layers.
-        residuals: What the backward needs.
-        vjp_structure: What it restores the vjp function from.
+        losses: Losses of the layers by name.
+        residuals: Arrays that the backward needs.
+        vjp_structure: The structure from which it restores the vjp function.
     """
 
     output: jax.Array
@@ -58,12 +58,12 @@ class LayersForward(NamedTuple):
 
 
 class HeadResult(NamedTuple):
-    """What the pieces behind the stack give for a microbatch, the same on all pipeline ranks.
+    """Results of the pieces behind the stack for a microbatch, the same on all pipeline ranks.
 
     Attributes:
         output: Outputs by channel, losses and metrics.
-        parameter_gradients: Of the losses by key, of those that train; empty without a backward.
-        gradient: Of the losses, of the activations that they take; None without a backward.
+        parameter_gradients: Gradients of the losses by key of the parameters that train; empty without a backward.
+        gradient: Gradient of the losses with respect to the activations that they take; None without a backward.
     """
 
     output: StageOutput
@@ -79,14 +79,14 @@ class TickComputations:
         axes: Mesh axes by module.
         parameters: This device's compute weights.
         inputs: Activations of all microbatches by channel, `[m, r, ...]`.
-        batch: This device's part of the batch.
+        batch: This device's shard of the batch.
         backwards: The gradients that are computed.
         output_gradients: Gradients of the outputs of all microbatches by channel, where these have come.
 
     Attributes:
         pipeline, data, replicas: The axes of pipeline ranks, of rows, and of rows and positions.
         rank: This device's pipeline rank.
-        parameters: Those given, marked as varying over replicas.
+        parameters: The compute weights, marked as varying over replicas.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class TickComputations:
         return arrays
 
     def _split(self, keys: frozenset[str]) -> tuple[Tree, Tree]:
-        """The parameters under some keys that train, and those that do not."""
+        """The parameters under some keys that train, and the ones that do not."""
         trained = {key: self.parameters[key] for key in sorted(keys & self.definition.trained_keys)}
         return trained, {key: self.parameters[key] for key in sorted(keys - self.definition.trained_keys)}
 
     # ------------------------------------------------------------------ before the stack
 
     def _embed_function(self, index: jax.Array) -> tuple[Any, tuple[Tree, Arrays]]:
-        """The pieces before the stack as a function of what is differentiated, and that."""
+        """The pieces before the stack as a function of trained parameters and differentiated inputs, and these."""
         trained, frozen = self._split(self.definition.embed_keys)
         of_microbatch = {
             name: lax.dynamic_index_in_dim(array, index, keepdims=False) for name, array in self.inputs.items()
@@ -150,7 +150,7 @@ class TickComputations:
         return function, (trained, differentiated)
 
     def embed(self, index: jax.Array) -> jax.Array:
-        """What enters the stack of a microbatch, the same on all pipeline ranks."""
+        """Activations that enter the stack for a microbatch, the same on all pipeline ranks."""
         function, arguments = self._embed_function(index)
         return function(*arguments)
 
@@ -161,13 +161,13 @@ class TickComputations:
         return vjp(self.from_rank(0, gradient))
 
     def from_rank(self, rank: int | jax.Array, x: jax.Array) -> jax.Array:
-        """The activations of one pipeline rank, on all of them."""
+        """Broadcasts the activations of one pipeline rank to all of them."""
         return lax.psum(jnp.where(self.is_rank(rank), x, jnp.zeros((), x.dtype)), self.pipeline)
 
     # ------------------------------------------------------------------ behind the stack
 
     def _head_function(self, index: jax.Array) -> tuple[Callable[[Tree, jax.Array], StageOutput], Tree]:
-        """The pieces behind the stack as a function of their parameters that train and of activations, and those."""
+        """The pieces behind the stack as a function of trained parameters and activations, and these parameters."""
         trained, frozen = self._split(self.definition.head_keys)
         microbatch = self._microbatch(index)
 
@@ -198,7 +198,7 @@ class TickComputations:
         return HeadResult(output, parameter_gradients, gradient)
 
     def head_backward(self, index: jax.Array, x: jax.Array) -> tuple[Tree, jax.Array]:
-        """Gradients of the parameters behind the stack, and of what `head` took, given those of its outputs."""
+        """Gradients of the parameters behind the stack and of the inputs of `head`, given its outputs' gradients."""
         function, trained = self._head_function(index)
         _, vjp = jax.vjp(lambda trained, x: function(trained, x).outputs, trained, x)
         return vjp(
@@ -215,14 +215,14 @@ class TickComputations:
     # ------------------------------------------------------------------ the layers of a chunk
 
     def of_chunk(self, chunk: jax.Array, tree: T) -> T:
-        """The part of a chunk of this rank's stacked arrays `[v l, ...]`."""
+        """A chunk's slice of this rank's stacked arrays `[v l, ...]`."""
         if self.definition.chunks == 1:
             return tree
         count = self.definition.chunk_layers
         return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, chunk * count, count), tree)
 
     def layers_operands(self, index: jax.Array, chunk: jax.Array, x: jax.Array) -> tuple[Any, ...]:
-        """What a chunk's forward and backward take of a microbatch: weights that train and others, x, batch, number."""
+        """Operands of a chunk's forward and backward: weights that train, the others, x, batch, number."""
         weights = (self.of_chunk(chunk, tree) for tree in self._split(self.definition.stack_keys))
         first_layer = (chunk * self.definition.ranks + self.rank) * self.definition.chunk_layers
         return (*weights, x, self._microbatch(index), first_layer)
@@ -248,7 +248,7 @@ class TickComputations:
     def layers_backward(
         self, program: jax.stages.Traced, operands: tuple[Any, ...], residuals: list[jax.Array], gradient: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        """Gradients of a chunk's parameters that train, and of its input, given that of its output."""
+        """Gradients of a chunk's parameters that train, and of its input, given the gradient of its output."""
         forward = abstract_results(program)
         vjp = forward.vjp_structure.restore(residuals, jax.tree.leaves(operands))
         return vjp((gradient, self._ones_like(forward.losses, (*self.pipeline, *self.replicas))))
@@ -260,6 +260,6 @@ def abstract_results(program: jax.stages.Traced) -> LayersForward:
 
 
 def run_traced(program: jax.stages.Traced, operands: tuple[Any, ...]) -> LayersForward:
-    """The forward of a chunk as it was traced."""
+    """Runs the forward of a chunk as it was traced."""
     results = jaxpr_as_fun(program.jaxpr)(*jax.tree.leaves(operands))
     return jax.tree.unflatten(program.out_tree, results)

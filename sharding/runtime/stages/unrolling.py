@@ -15,7 +15,7 @@ def unroll_outermost_loops(function: Callable) -> Callable:
     """The same function with its outermost `lax.scan` loops written out; loops inside of these stay loops.
 
     Args:
-        function: To be compiled; of arrays, positional.
+        function: A function to be compiled, of positional arrays.
     """
 
     def program(*arguments: Any) -> Any:

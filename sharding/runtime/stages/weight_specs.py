@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from sharding.axes import Axes
 
 Split = tuple[str | None, ...]
-"""For every dimension of a parameter what divides it: "tensor", "expert" or None."""
+"""For every dimension of a parameter the kind of axes that divides it: "tensor", "expert" or None."""
 
 
 def _mesh_axes(split: Split, axes: Axes) -> tuple[Any, ...]:
@@ -22,12 +22,12 @@ def _mesh_axes(split: Split, axes: Axes) -> tuple[Any, ...]:
 
 
 def axis_names(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of an entry of a spec."""
+    """Returns the mesh axes of an entry of a spec."""
     return entry if isinstance(entry, tuple) else (entry,) if entry else ()
 
 
 def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
-    """The axes of `Axes.replicas` along which every rank holds the same part of a parameter: those not in its spec."""
+    """The axes of `Axes.replicas` along which every rank holds the same shard of a parameter, which its spec lacks."""
     used = {name for entry in spec for name in axis_names(entry)}
     return tuple(name for name in axes.replicas if name not in used)
 
@@ -42,7 +42,7 @@ def compute_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -
 
 
 def padded_shape(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> tuple[int, ...]:
-    """The shape of a parameter's compute weights: equal parts for all ranks, so perhaps with padding."""
+    """The shape of a parameter's compute weights: equal shards for all ranks, so perhaps with padding."""
     ranks = (device_count_along(mesh, axis_names(entry)) for entry in _mesh_axes(split, axes))
     return tuple(-(-size // count) * count for size, count in zip(shape, ranks, strict=True))
 
@@ -82,7 +82,7 @@ def _compute_entries(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axe
 def _unpadded_entries(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> tuple[list[Any], int | None]:
     """The entries of `unpadded_spec`, and the dimension that master weights divide further, if one is chosen already.
 
-    It is the one that axes were moved to, or that of `Axes.fsdp`.
+    It is the dimension that axes were moved to, or the one divided over `Axes.fsdp`.
     """
     spec = _compute_entries(shape, split, mesh, axes)
     sharded = fully_sharded_dimension(P(*spec), axes)

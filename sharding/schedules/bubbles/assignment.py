@@ -13,14 +13,14 @@ from typing import NamedTuple
 from sharding.schedules.bubbles.filling import NO_REPLICA, BubbleFiller, Extent, added_seconds
 
 _MOST_TRIALS = 200
-"""How many moves and exchanges are tried."""
+"""Most moves and exchanges that are tried."""
 
 _FEW_DIVISIONS = 1000
 """Among so many divisions the best is found by branch and bound."""
 
 
 def best_division(filler: BubbleFiller) -> dict[str, tuple[int, ...]]:
-    """For every encoder, which pipeline replica takes each microbatch, so that the encoders add little to the step."""
+    """For every encoder, the pipeline replica of each microbatch with which the encoders add little to the step."""
     return _DivisionSearch(filler).best().pipeline_replicas
 
 
@@ -28,10 +28,10 @@ class _Division(NamedTuple):
     """A division of the microbatches among the pipeline replicas of encoders.
 
     Attributes:
-        added: What the encoders add to the step, in multiples of a second that differ by more than rounding.
-        summed: What they add on every group of pipeline replicas, summed; likewise.
-        copies: Which copy of each encoder takes each microbatch.
-        extents: Of every group of pipeline replicas, those of each way to place it.
+        added: Time that the encoders add to the step, as a multiple of a unit above rounding.
+        summed: Time that they add on every group of pipeline replicas, summed; likewise.
+        pipeline_replicas: Which pipeline replica of each encoder takes each microbatch.
+        extents: Of every group of pipeline replicas, the extents of each way to place it.
     """
 
     added: int
@@ -58,10 +58,7 @@ class _DivisionSearch:
         self._resolution = 1e-9 * (filler.bubbles.end or 1.0)
 
     def best(self) -> _Division:
-        """The best that exchanges find after giving microbatches to pipeline replicas one by one.
-
-        Of few divisions, the best.
-        """
+        """Returns the division that exchanges find after dealing microbatches one by one; of few ones, the best."""
         least = self._least()
         division = self._exchanged(self._one_by_one(), least)
         number = math.prod(count ** len(self._microbatches) for count in self._counts.values())
@@ -128,7 +125,7 @@ class _DivisionSearch:
         return division
 
     def _least(self) -> int:
-        """What the encoders add at least: before the backbone's start the first microbatch, after its end the last."""
+        """Least time that the encoders add: of the first microbatch before the backbone, of the last one after it."""
         sides = [0.0, 0.0]
         feeding = {
             stage.stage_id[0]

@@ -13,7 +13,7 @@ class BundleHosts:
     """Ops of the backbone with exposed collectives, by the classes of devices that run them; each takes one slice.
 
     Args:
-        hosts: Start and end of each, and the op.
+        hosts: Start and end of each op, in seconds, and the op.
     """
 
     def __init__(self, hosts: Mapping[tuple[int, ...], Iterable[tuple[Interval, Host]]]) -> None:
@@ -21,7 +21,7 @@ class BundleHosts:
         self._left: dict[tuple[tuple[int, ...], str], int] = {}
 
     def copy(self, budget: int) -> "BundleHosts":
-        """Independent of others; so many ops on the same devices may be taken in either direction."""
+        """Returns an independent copy, from which so many ops on the same devices may be taken in either direction."""
         new = BundleHosts({})
         new._hosts = {lanes: list(hosts) for lanes, hosts in self._hosts.items()}
         new._left = {(lanes, kind): budget for lanes in new._hosts for kind in ("forward", "backward")}

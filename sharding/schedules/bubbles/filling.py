@@ -32,7 +32,7 @@ ReplicaOfMicrobatch = Mapping[str, tuple[int, ...]]
 """For every encoder, the pipeline replica that takes each microbatch."""
 
 NO_REPLICA = -1
-"""In place of a pipeline replica: the microbatch does not pass through the encoder."""
+"""Stands for no pipeline replica: the microbatch does not pass through the encoder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Filling:
     Attributes:
         before: Seconds that they start before the backbone could.
         after: Seconds that they end after the backbone.
-        times: Start and end of every forward and backward of theirs.
-        bundles: Ops of the backbone, and what runs in one program with them.
+        times: Start and end of every forward and backward of the encoders, in seconds.
+        bundles: Ops of the backbone, and the op that runs in one program with each.
     """
 
     before: float
@@ -54,7 +54,7 @@ class Filling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bubbles:
-    """A backbone, as far as encoders see it.
+    """The idle time of a backbone, and its ops that take slices of encoders.
 
     Attributes:
         busy: For every class of devices, when it computes, ascending.
@@ -73,12 +73,12 @@ class BubbleFiller:
     """Places encoders in the idle time of one backbone, for any division of the microbatches among pipeline replicas.
 
     Pipeline replicas whose devices are disjoint, and that do not feed each other, do not see each other: each such
-    group is placed by itself, and what it takes is kept for the divisions that give it the same microbatches.
+    group is placed by itself, and its seconds are kept for the divisions that give it the same microbatches.
 
     Args:
-        bubbles: Those of the backbone.
+        bubbles: The bubbles of the backbone.
         stages: The stages of the encoders, in topological order.
-        coarse: Whether they only run before the backbone's first op on their devices and after its last.
+        coarse: Whether encoders only run before the backbone's first op on their devices and after its last.
     """
 
     def __init__(self, bubbles: Bubbles, stages: Sequence[EncoderStage], coarse: bool = False) -> None:
@@ -101,7 +101,7 @@ class BubbleFiller:
         return added_seconds([self.extents(share) for share in self.shares(pipeline_replicas)])
 
     def fill(self, pipeline_replicas: ReplicaOfMicrobatch) -> Filling:
-        """The shortest of several placements; of those that are as short, the first, which holds least."""
+        """Returns the shortest of several placements; of equally short ones the first, which holds least."""
         choices = zip(*map(self._placements, self.shares(pipeline_replicas)), strict=True)
         return self._filling(min(choices, key=lambda placements: sum(self._extent(*placements))))
 
@@ -116,11 +116,11 @@ class BubbleFiller:
         return self._filling([self._late(work, hosts) for work in works])
 
     def shares(self, pipeline_replicas: ReplicaOfMicrobatch) -> list[Share]:
-        """What every group has to do."""
+        """The microbatches of every group of pipeline replicas."""
         return [self.share(pipeline_replicas, number) for number in range(len(self.groups))]
 
     def share(self, pipeline_replicas: ReplicaOfMicrobatch, group: int) -> Share:
-        """What one group has to do."""
+        """The microbatches of one group of pipeline replicas."""
         members, found = self.groups[group], []
         for number in range(self.bubbles.microbatches):
             taken = [
@@ -133,11 +133,11 @@ class BubbleFiller:
         return tuple(found)
 
     def extents(self, share: Share) -> tuple[Extent, ...]:
-        """Of each way to place a group: seconds before the backbone's start, and seconds after its end."""
+        """For each way to place a group: seconds before the backbone's start, and seconds after its end."""
         return tuple(self._extent(placement) for placement in self._placements(share))
 
     def _placements(self, share: Share) -> tuple[Placement, ...]:
-        """With forwards as late as possible, with early ones, and with backwards placed before them."""
+        """Placements with forwards as late as possible, with early ones, and with backwards placed before them."""
         if share not in self._kept:
             work = self._work(share)
             late = self._late(work)
@@ -156,7 +156,7 @@ class BubbleFiller:
         return placement
 
     def _early(self, work: Work, late: Placement) -> Placement:
-        """Forwards from the same start, but as early as possible, so that later idle time is there for backwards.
+        """Places forwards from the same start as early as possible, so that later idle time is there for backwards.
 
         Afterwards they are as late as these let them be.
         """
@@ -195,7 +195,7 @@ class BubbleFiller:
 
 
 def added_seconds(extents: Sequence[tuple[Extent, ...]]) -> float:
-    """What groups add to the step, all placed in the same way; that in which this is least."""
+    """Returns the seconds that groups add to the step, all placed in the way in which these are fewest."""
     return min(
         max((before for before, _ in way), default=0.0) + max((after for _, after in way), default=0.0)
         for way in zip(*extents, strict=True)
@@ -203,7 +203,7 @@ def added_seconds(extents: Sequence[tuple[Extent, ...]]) -> float:
 
 
 def _groups(stages: Sequence[EncoderStage]) -> list[frozenset[UnitReplica]]:
-    """Copies in groups: two are in one if they share devices, or if their encoders feed each other."""
+    """Pipeline replicas in groups: two are in one if they share devices, or if their encoders feed each other."""
     together: list[set[UnitReplica | int]] = []  # pipeline replicas, and the classes of devices that they are on
     for stage in stages:
         name = stage.stage_id[0]

@@ -36,7 +36,7 @@ class IdleIntervals:
             self._ends.append([end for _, end in kept])
 
     def copy(self, lanes: Iterable[int]) -> "IdleIntervals":
-        """Intervals of which those of some lanes may change apart from these; the other lanes are not to be used."""
+        """Returns a copy in which the intervals of some lanes may change; its other lanes must not be used."""
         new = object.__new__(IdleIntervals)
         new.slack, new._shortest = self.slack, self._shortest
         new._starts, new._ends = list(self._starts), list(self._ends)

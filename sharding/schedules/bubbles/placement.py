@@ -1,6 +1,6 @@
 """Places the slices of encoders in idle intervals: forwards before the backbone needs them, backwards after its own.
 
-Times are those of the backbone alone. What fits in none of its idle intervals comes before 0, or after its end.
+Times are the backbone's alone. What fits in none of its idle intervals comes before 0, or after its end.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class EncoderStage:
         forward: Seconds of a forward.
         backward: Seconds of a backward; None if it runs none.
         targets: Numbers of the encoder stages that it feeds.
-        needed_at: F_i for every microbatch, of the stages that it feeds beyond the encoders; infinity if none.
-        gradient_at: B_i for every microbatch, likewise; minus infinity if none.
+        needed_at: Seconds F_i of every microbatch, from the stages that it feeds beyond the encoders; infinity if none.
+        gradient_at: Seconds B_i of every microbatch, likewise; minus infinity if none.
     """
 
     stage_id: StageId
@@ -43,7 +43,7 @@ SlicePass = tuple[Literal["forward", "backward"], Slice]
 """The forward or the backward of a slice."""
 
 Work = Sequence[tuple[int, Sequence[tuple[int, tuple[int, ...]]]]]
-"""What a group of pipeline replicas has to do:
+"""The work of a group of pipeline replicas:
 
 for each microbatch its (number of the encoder stage, classes of devices).
 """
@@ -54,11 +54,11 @@ class Placement:
     """When the slices of some pipeline replicas run.
 
     Attributes:
-        idle: What remains of the idle intervals.
-        forwards: Start and end of every slice's forward.
-        backwards: The same of its backward.
+        idle: The idle intervals that remain.
+        forwards: Start and end of every slice's forward, in seconds.
+        backwards: Start and end of every slice's backward, in seconds.
         hosts: Ops that take a slice into their program; None for no bundles.
-        bundles: The ops that have taken one, and what they took.
+        bundles: The ops that have taken a slice, and the slice that each took.
     """
 
     idle: IdleIntervals
@@ -78,11 +78,11 @@ class Placement:
         return max((end for _, end in self.backwards.values()), default=-inf)
 
     def starts_of_forwards(self, stages: Iterable[int], microbatch: int) -> list[float]:
-        """When those stages start a microbatch's forward that are placed."""
+        """When the stages that are placed start a microbatch's forward, in seconds."""
         return [self.forwards[stage, microbatch][0] for stage in stages if (stage, microbatch) in self.forwards]
 
     def ends_of_backwards(self, stages: Iterable[int], microbatch: int) -> list[float]:
-        """When those stages end a microbatch's backward that are placed."""
+        """When the stages that are placed end a microbatch's backward, in seconds."""
         return [self.backwards[stage, microbatch][1] for stage in stages if (stage, microbatch) in self.backwards]
 
 

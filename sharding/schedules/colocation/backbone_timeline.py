@@ -1,4 +1,4 @@
-"""When the backbone's ops would run by themselves, and what that leaves for its encoders.
+"""When the backbone's ops would run by themselves, and the idle time that this leaves for its encoders.
 
 Of Optimus (arXiv 2408.03505), section 4.3: the backbone needs an encoder's output of microbatch i at the forward
 dependency point F_i, and has its gradient at the backward dependency point B_i.
@@ -50,7 +50,7 @@ class BackboneTimeline:
         return [sorted(intervals) for intervals in found]
 
     def bubbles(self) -> Bubbles:
-        """What encoders see of it; ops of the backbone with exposed collectives take slices into their programs."""
+        """The bubbles that encoders fill; ops of the backbone with exposed collectives are hosts of slices."""
         seconds = self.op_graph.seconds
         hosts: dict[tuple[int, ...], list[tuple[Interval, PipelineOp]]] = {}
         for op, interval in self.times.items():
@@ -79,7 +79,7 @@ def backbone_timeline(op_graph: OpGraph, unit: str, order: Schedule) -> Backbone
 
 
 def with_late_warm_up(timeline: BackboneTimeline) -> BackboneTimeline:
-    """The same with the forwards of its warm-up as late as they can be while nothing else moves (figure 12).
+    """Returns the timeline with the forwards of the warm-up as late as possible while nothing else moves (figure 12).
 
     A forward moves into idle time of its devices, before the ops that need it. Devices that reach their first
     backward with time to spare then have that time earlier, where encoders' forwards use it, and hold fewer

@@ -11,16 +11,16 @@ from sharding.schedules.pass_seconds import OpTimes, last_end, pass_times
 
 @dataclasses.dataclass(frozen=True)
 class BubbleUse:
-    """What encoders on a backbone's devices cost, in any schedule of the step.
+    """The cost of encoders on a backbone's devices, in any schedule of the step.
 
     Attributes:
         step: Seconds of all forwards and backwards.
-        backbone_alone: What they would take without the encoders.
+        backbone_alone: Seconds of the forwards and backwards without the encoders.
         efficiency: The share of the encoders' work that does not make the step longer: 1 - (step - backbone alone) *
             devices / device-seconds of the encoders, from 0 to 1.
         in_bubbles: The share of it between the backbone's first and last op (Optimus, arXiv 2408.03505, section
-            5.3.2) if forwards run as late as the order allows, less that by which these two are farther apart than
-            without encoders; from 0 to 1.
+            5.3.2) if forwards run as late as the order allows, less the seconds by which these two are farther apart
+            than without encoders; from 0 to 1.
     """
 
     step: float
@@ -30,7 +30,7 @@ class BubbleUse:
 
 
 def bubble_use(schedule: Schedule) -> BubbleUse | None:
-    """What the encoders of a schedule cost; None where none shares the devices of a backbone."""
+    """Returns the cost of the encoders of a schedule; None where none shares the devices of a backbone."""
     step = colocated_step(schedule.op_graph)
     if step is None:
         return None
@@ -58,7 +58,7 @@ def _encoder_work(step: ColocatedStep, times: OpTimes, begin: float, end: float)
 
 
 def _with_late_forwards(step: ColocatedStep, schedule: Schedule, times: OpTimes) -> OpTimes:
-    """The same times, but with the encoders' forwards as late as the order and all other ops let them be."""
+    """Returns the times with the encoders' forwards as late as the order and all other ops let them be."""
     graph, lanes, late = step.op_graph.stage_graph, step.timeline.lanes, dict(times)
     hosts = {before for before, op in itertools.pairwise(schedule.ops) if op in schedule.bundled}
     in_bundles = hosts | schedule.bundled

@@ -73,7 +73,7 @@ def most_in_flight(schedule: Schedule) -> dict[PipelineRank, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Order:
-    """A schedule of a step, what it takes, and what its ranks hold."""
+    """A schedule of a step, its seconds, and the microbatches that its ranks hold."""
 
     step: ColocatedStep
     schedule: Schedule
@@ -115,6 +115,6 @@ def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
 
 
 def _limits(step: ColocatedStep, schedule: Schedule) -> dict[PipelineRank, int]:
-    """What ranks hold in a schedule; units other than encoders may hold as much as in interleaved 1F1B."""
+    """Microbatches that ranks hold in a schedule; units other than encoders may hold as many as in interleaved 1F1B."""
     held, usual = most_in_flight(schedule), interleaved_in_flight(schedule.op_graph)
     return {rank: most if rank[0] in step.units.encoders else max(most, usual[rank]) for rank, most in held.items()}

@@ -27,7 +27,7 @@ class ColocatedStep:
         op_graph: The step, with the seconds of every stage; one slot each where its plan has none.
         units: Its backbone and its encoders.
         backbone_order: The order of all other ops.
-        timeline: When these run, each as early as it can.
+        timeline: When these ops run, each as early as it can.
     """
 
     op_graph: OpGraph
@@ -37,7 +37,7 @@ class ColocatedStep:
 
     @property
     def pipeline_replicas(self) -> ReplicaOfMicrobatch:
-        """Which copy of each encoder takes each microbatch."""
+        """Which pipeline replica of each encoder takes each microbatch."""
         graph, microbatches = self.op_graph.stage_graph, range(self.op_graph.microbatches)
         return {
             unit: tuple(graph.pipeline_replica_of_microbatch(unit, number) for number in microbatches)

@@ -8,18 +8,18 @@ from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.schedules.pass_seconds import OpTimes, last_end, pass_times
 
 Bundles = Mapping[PipelineOp, PipelineOp]
-"""Ops that take another one into their program, and which."""
+"""Ops that take another op into their program, and that op."""
 
 
 def order_passes(op_graph: OpGraph, starts: Mapping[PipelineOp, float], bundles: Bundles) -> tuple[PipelineOp, ...]:
-    """All forwards and backwards by when they start, each after those that it depends on.
+    """Returns all forwards and backwards by when they start, each after the ops that it depends on.
 
     Both ops of a bundle follow what either depends on, one right after the other.
 
     Args:
         op_graph: The step, in whose order ops that start together follow each other.
-        starts: When each would start.
-        bundles: Those that run in one program; such a program starts with the first of its ops.
+        starts: When each would start, in seconds.
+        bundles: The ops that run in one program; such a program starts with the first of its ops.
     """
     first_of = {taken: host for host, taken in bundles.items()}
     missing: dict[PipelineOp, int] = dict.fromkeys(starts, 0)
@@ -70,8 +70,8 @@ class OrderedPasses:
     Attributes:
         op_graph: The step, with the seconds of every stage.
         ops: The forwards and backwards.
-        bundles: Those that take the next one into their program, and which that is.
-        times: When they run if each starts as soon as it can.
+        bundles: The ops that take the next one into their program, and that op.
+        times: Start and end of each if each starts as soon as it can, in seconds.
     """
 
     op_graph: OpGraph
@@ -81,11 +81,11 @@ class OrderedPasses:
 
     @classmethod
     def by_start(cls, op_graph: OpGraph, starts: Mapping[PipelineOp, float], bundles: Bundles) -> "OrderedPasses":
-        """Ordered by when they would start."""
+        """Orders forwards and backwards by when they would start."""
         ops = order_passes(op_graph, starts, bundles)
         return cls(op_graph, ops, bundles, pass_times(op_graph, ops, frozenset(bundles.values())))
 
     @property
     def seconds(self) -> float:
-        """What they take."""
+        """Seconds of all forwards and backwards."""
         return last_end(self.times)

@@ -87,7 +87,7 @@ class _ScheduleWriter:
         self._order += reductions
 
     def schedule(self) -> Schedule:
-        """All that is written, and what ends the step."""
+        """Returns the ops written so far, and the ops that end the step."""
         self._write_gathers(self._graph.all_devices)
         return Schedule(self._op_graph, (*self._order, *self._collectives.rest()), frozenset(self._bundled))
 

@@ -1,4 +1,7 @@
-"""The checked schedule of a plan's training step or evaluation."""
+"""The checked schedule of a plan's training step or evaluation.
+
+The engine, the simulator's callers and planners build schedules by it.
+"""
 
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
@@ -15,7 +18,7 @@ from sharding.schedules.ops import OpGraph, Schedule, ScheduleError, StageSecond
 def training_op_graph(
     resolved: ResolvedPlan, trained_stages: frozenset[StageId], tied_stages: tuple[StageEdge, ...] = ()
 ) -> OpGraph:
-    """All ops of a training step, with the arguments of `build_schedule`."""
+    """Returns all ops of a training step; takes the arguments of `build_schedule`."""
     plan, stages = resolved.plan, resolved.stages
     return OpGraph(
         stage_graph=stages,
@@ -29,7 +32,7 @@ def training_op_graph(
 
 
 def _seconds(unit: UnitPlan) -> list[StageSeconds]:
-    """What the ops of every virtual stage of a unit take; empty where its plan does not say."""
+    """Seconds of the ops of every virtual stage of a unit; empty where its plan does not say."""
     none = (0.0,) * len(unit.schedule_hints.forward_seconds)
     columns = (
         unit.schedule_hints.forward_seconds,
@@ -74,7 +77,8 @@ def build_schedule(
 def in_flight_limits(plan: Plan, op_graph: OpGraph) -> InFlightLimits:
     """The limits of a plan's schedule, raised by what the plan allows the units to hold beyond them.
 
-    A compiled unit, and those that feed it, hold all microbatches: its program starts when all its inputs are there.
+    A compiled unit, and the units that feed it, hold all microbatches: its program starts when all its inputs are
+    there.
     """
     extra = {unit.name: unit.schedule_hints.extra_microbatches for unit in plan.units}
     limits = find_schedule(plan.schedule).max_in_flight(op_graph)

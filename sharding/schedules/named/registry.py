@@ -1,4 +1,4 @@
-"""The schedules that a plan can name: those of this folder, and those that a user registers."""
+"""The schedules that a plan can name: the built-in ones, and the ones that a user registers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ def register_schedule(
             which holds the microbatch until then; such a stage's backward computes only what is sent back.
 
     Raises:
-        UserError: The name is that of a built-in schedule.
+        UserError: A built-in schedule has this name.
     """
     if name in BUILT_IN_SCHEDULES:
         raise UserError(f"the schedule {name!r} is built in; register yours under another name")
@@ -72,7 +72,7 @@ def register_schedule(
 
 
 def find_schedule(name: str) -> SchedulePolicy:
-    """The schedule of this name; raises PlanError, listing those that there are, for an unknown one."""
+    """Returns the schedule of this name; raises PlanError, which lists the known ones, for an unknown name."""
     if name not in _schedules:
         raise PlanError(
             f"the plan's schedule is {name!r}; choose from {', '.join(_schedules)}, "

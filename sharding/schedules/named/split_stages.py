@@ -7,7 +7,7 @@ from sharding.schedules.named.registry import find_schedule
 
 
 def split_stages(resolved: ResolvedPlan, trained: frozenset[StageId]) -> frozenset[StageId]:
-    """The stages whose wgrad is an op of its own: those that train and send a gradient back, if the schedule says so.
+    """The stages whose wgrad is an op of its own: if the schedule says so, all that train and send a gradient back.
 
     A compiled unit is one op, which computes all gradients.
 

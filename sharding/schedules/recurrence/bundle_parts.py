@@ -11,7 +11,7 @@ def joined_parts(
 
     Args:
         first: The groups of devices of each replica of one op, [replicas, groups].
-        second: Those of the other.
+        second: The groups of devices of each replica of the other op.
     """
     part = np.arange(1 + max(int(first.max()), int(second.max())))
     while True:

@@ -15,7 +15,7 @@ RangeWait = tuple[int, int]
 
 
 class WaitGraphBuilder:
-    """Collects ranges of nodes, each after those that it waits for."""
+    """Collects ranges of nodes, each after the nodes that it waits for."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -89,7 +89,7 @@ class _Blocks:
     def __init__(
         self, sizes: Int[np.ndarray, " r"], levels: Int[np.ndarray, " r"], heights: Int[np.ndarray, " r"]
     ) -> None:
-        # Columns are as long as the longest of their block, so that those of nodes that join many others are apart.
+        # Columns are as long as the longest of their block, so nodes that join many others are in blocks of their own.
         keys = levels * 64 + np.where(heights <= _SHORT, 0, np.ceil(np.log2(np.maximum(heights, 1))).astype(int))
         order = np.argsort(keys, kind="stable")
         begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
@@ -109,8 +109,8 @@ class _Blocks:
         """Where entries of ranges' first nodes lie among the waits of all blocks, and how far rows are apart there.
 
         Args:
-            ranges: Of each entry.
-            rows: The row of each in the columns of its range.
+            ranges: The range of each entry.
+            rows: The row of each entry in the columns of its range.
         """
         blocks = self._of_range[ranges]
         steps = self._counts[blocks]
@@ -118,7 +118,7 @@ class _Blocks:
         return begins + rows * steps + self.first_nodes[ranges] - self._first_nodes[blocks], steps
 
     def split(self, waits: Int[np.ndarray, " t"]) -> tuple[NodeBlock, ...]:
-        """The blocks, given the waits of all."""
+        """Divides the waits of all ranges into blocks."""
         columns = (self._first_nodes, self._counts, self._heights, self._ends)
         return tuple(
             NodeBlock(slice(first, first + count), waits[end - height * count : end].reshape(height, count))

@@ -1,4 +1,4 @@
-"""What the ops of a schedule wait for, on every replica."""
+"""Builds the wait graph of a schedule: the nodes of every op on every replica, and what they wait for."""
 
 import collections
 import functools
@@ -23,10 +23,10 @@ def schedule_nodes(
     """The nodes of a schedule's ops, on every replica, and what they wait for.
 
     An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
-    replicas of a stage run independently; those of a hop's target wait for the source replicas whose rows they take.
-    `gather` and `reduce` join the replicas of all pipeline replicas of a stage, a share joins those of both its stages,
-    `global_norm` all devices. A bundle can start once both its ops could, on all replicas of either that share devices;
-    what depends on one of them waits for the end of both.
+    replicas of a stage run independently; the replicas of a hop's target wait for the source replicas whose rows they
+    take. `gather` and `reduce` join the replicas of all pipeline replicas of a stage, the transfer ofa tied weight or
+    gradient joins the replicas of both its stages, `global_norm` all devices. A bundle can start once both its ops
+    could, on all replicas of either that share devices; what depends on one of them waits for the end of both.
 
     Args:
         devices: Devices of every stage, as [pipeline replicas * replicas, ranks of a replica].
@@ -50,10 +50,11 @@ def schedule_nodes(
 
 
 class _Stage(NamedTuple):
-    """What the ops of a stage hold and need.
+    """The devices that the ops of a stage hold, and the hops that they wait for.
 
     Attributes:
-        held: The replicas that work on each microbatch, and at the end (-1) those of all pipeline replicas of its unit.
+        held: The replicas that work on each microbatch, and at the end (-1) the replicas of all pipeline replicas of
+            its unit.
         inputs: Number of hops that a forward and a backward wait for, where they wait for any.
         runs_all: Whether one program runs the forwards or backwards of all microbatches.
     """
@@ -64,7 +65,7 @@ class _Stage(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """What the hops from one stage to another in one direction hold and need.
+    """The hops from one stage to another in one direction.
 
     Attributes:
         sent: The kind of op whose output they send.
@@ -99,10 +100,10 @@ class _OpRecorder:
         # By class of devices, the range of nodes that held it last, and which of its devices each node held.
         self._holders: list[tuple[int, HeldDevices] | None] = [None] * self._devices.class_count
         self._ended: dict[_OpOfStage, int] = {}  # the nodes that end with an op
-        self._in_bundles: dict[_OpOfStage, OpInBundle] = {}  # with which of them each replica of an op ends
-        self._arrived: dict[_OpOfStage, list[int]] = collections.defaultdict(list)  # hops, by what they are inputs of
-        self._borrowed: dict[StageId, list[int]] = collections.defaultdict(list)  # shares, by borrower
-        self._returned: list[int] = []  # shares of gradients
+        self._in_bundles: dict[_OpOfStage, OpInBundle] = {}  # the node with which each of its replicas ends
+        self._arrived: dict[_OpOfStage, list[int]] = collections.defaultdict(list)  # hops, by the op that they feed
+        self._borrowed: dict[StageId, list[int]] = collections.defaultdict(list)  # tied-weight transfers, by borrower
+        self._returned: list[int] = []  # tied-gradient transfers
         self._ranges: list[int] = []  # by op
         self._bundles: list[tuple[int, tuple[OpInBundle, OpInBundle], int, int]] = []
 
@@ -126,7 +127,7 @@ class _OpRecorder:
         return _Edge(_SENT[kind], self._stages[source], self._stages[target], is_exchange)
 
     def build(self, schedule: Schedule) -> ScheduleNodes:
-        """The nodes of all ops so far."""
+        """Returns the nodes of all ops recorded so far."""
         graph, first_nodes = self._nodes.build()
         replicas = [self._nodes.size(each) for each in self._ranges]
         bundles = []
@@ -137,7 +138,7 @@ class _OpRecorder:
         return ScheduleNodes(schedule, graph, first_nodes[self._ranges], np.array(replicas), tuple(bundles))
 
     def compute(self, op: PipelineOp) -> None:
-        """A forward, a backward, a wgrad or an update."""
+        """Records a forward, a backward, a wgrad or an update."""
         kind, unit, number, microbatch, _, _ = op
         stage = self._stages[unit, number]
         held = stage.held[microbatch]
@@ -153,7 +154,7 @@ class _OpRecorder:
         self._ranges.append(nodes)
 
     def collective(self, op: PipelineOp) -> None:
-        """A gather or a reduction: starts on all replicas at once."""
+        """Records a gather or a reduction, which starts on all replicas at once."""
         held = self._stages[op.stage_id].held[-1]
         joined = self._nodes.add(1, self._until_free(self._joined(held)))
         nodes = self._nodes.add(held.count, [(joined, self._tables.one_for_all(held.count))])
@@ -162,7 +163,7 @@ class _OpRecorder:
         self._ranges.append(nodes)
 
     def norm(self, op: PipelineOp) -> None:
-        """The norm of the gradients: joins all devices."""
+        """Records the norm of the gradients, which joins all devices."""
         held = self._devices.everything
         waits = self._until_free(held) + [(shares, self._tables.one_for_all(1)) for shares in self._returned]
         nodes = self._nodes.add(1, waits)
@@ -170,7 +171,7 @@ class _OpRecorder:
         self._ranges.append(nodes)
 
     def hop(self, op: PipelineOp) -> None:
-        """Sends an activation, or a gradient back."""
+        """Records a hop, which sends an activation, or a gradient back."""
         kind, unit, stage, microbatch, target_unit, target_stage = op
         sent, from_stage, to_stage, is_exchange = self._edge_of(kind, unit, stage, target_unit, target_stage)
         produced = (sent, unit, stage, self._last_awaited(op) if from_stage.runs_all else microbatch)
@@ -189,7 +190,7 @@ class _OpRecorder:
         self._ranges.append(nodes)
 
     def _last_awaited(self, op: PipelineOp) -> int:
-        """Of which microbatch a stage that needs all has run the last op; they run on the same devices, in turn."""
+        """The microbatch whose op ran last, of a stage that needs all; its ops run on the same devices, in turn."""
         kind, (unit, stage) = _SENT[op.kind], op.stage_id
         keys: list[_OpOfStage]
         keys = [(kind, unit, stage, number) for number in self._op_graph.awaited(op.stage_id, op.microbatch)]
@@ -218,7 +219,7 @@ class _OpRecorder:
         return nodes
 
     def share(self, op: PipelineOp) -> None:
-        """Sends a tied weight or its gradient from all replicas of a stage to all of another."""
+        """Records the transfer of a tied weight or its gradient from all replicas of a stage to all of another."""
         add, ready_after = self._nodes.add, "gather" if op.kind == "send_tied_weight" else "reduce"
         stages = (op.stage_id, op.target_id)
         waits = [self._until_all_end(self._ended[ready_after, *stage, -1]) for stage in stages]
@@ -237,7 +238,7 @@ class _OpRecorder:
         self._ranges.append(nodes)
 
     def bundle(self, first: PipelineOp, second: PipelineOp) -> None:
-        """Two ops in one program."""
+        """Records a bundle, two ops in one program."""
         ops = (first, second)
         stages = [self._stages[op.stage_id] for op in ops]
         replicas = [stage.held[op.microbatch] for op, stage in zip(ops, stages, strict=True)]
@@ -283,7 +284,7 @@ class _OpRecorder:
         return arrived
 
     def _until_borrowed(self, op: PipelineOp, count: int) -> list[RangeWait]:
-        """Waits of a forward's nodes until its stage has what others share with it."""
+        """Waits of a forward's nodes until its stage has the tied weights that it borrows."""
         return [(share, self._tables.one_for_all(count)) for share in self._borrowed.get(op.stage_id, ())]
 
 

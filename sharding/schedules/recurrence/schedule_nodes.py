@@ -27,9 +27,9 @@ class BundleNodes(NamedTuple):
 
     Attributes:
         index: Number of the first op in the schedule; the second follows it.
-        parts: For each replica of both ops, its part.
+        parts: For each replica of both ops, the number of its part.
         first_shares: By part, the node that ends after the first op's share of the bundle.
-        second_shares: The same of the second op's, which end with the bundle.
+        second_shares: By part, the node of the second op's share, which ends with the bundle.
     """
 
     index: int
@@ -45,8 +45,8 @@ class OpFamily(NamedTuple):
         kind: Their kind.
         stage: Their stage, or the one that sends.
         target: The receiving stage of transfers.
-        microbatches: Of each.
-        nodes: Of each, by replica.
+        microbatches: Microbatch of each op.
+        nodes: Nodes of each op, by replica.
     """
 
     kind: OpKind
@@ -62,8 +62,8 @@ class ScheduleNodes:
 
     Attributes:
         schedule: The ops.
-        graph: What waits for what.
-        first_nodes: The first node of every op, in the schedule's order. Those of its other replicas follow it.
+        graph: The nodes that each node waits for.
+        first_nodes: The first node of every op, in the schedule's order. The nodes of its other replicas follow it.
         replicas: Number of replicas of every op: of its stage, of a transfer's target; 1 of `global_norm`.
         bundles: The bundles, whose ops are in parts instead.
     """
@@ -82,7 +82,7 @@ class ScheduleNodes:
 
     @functools.cached_property
     def families(self) -> tuple[OpFamily, ...]:
-        """The ops that run alone."""
+        """The ops that run alone, in families that differ only in their microbatch."""
         ops = self.schedule.ops
         members: dict[tuple[OpKind, StageId, StageId], list[int]] = collections.defaultdict(list)
         for number in self.outside_bundles:

@@ -67,7 +67,7 @@ class StageDevices:
         self._held: dict[tuple[tuple[int, ...], bytes], HeldDevices] = {}
 
     def of(self, groups: Int[np.ndarray, "k g"]) -> HeldDevices:
-        """Nodes that hold these groups; the same object for the same groups."""
+        """Returns nodes that hold these groups; the same object for the same groups."""
         key = (groups.shape, groups.tobytes())
         if key not in self._held:
             classes = tuple(np.flatnonzero(np.bincount(self._class_of[groups].ravel())).tolist())
@@ -80,7 +80,7 @@ class StageDevices:
         return self.of(np.arange(self._group_count)[None])
 
     def of_copies(self, stage: StageId) -> tuple[HeldDevices, ...]:
-        """The replicas of a stage, in each copy of its unit."""
+        """The replicas of a stage, in each pipeline replica of its unit."""
         return tuple(self.of(table) for table in np.split(self._groups_of[stage], self._replicas[stage]))
 
     def of_all_copies(self, stage: StageId) -> HeldDevices:
@@ -88,14 +88,14 @@ class StageDevices:
         return self.of(self._groups_of[stage])
 
     def joined(self, *held: HeldDevices) -> HeldDevices:
-        """One node that holds all that these nodes do."""
+        """One node that holds the devices of all these nodes."""
         is_held = np.zeros(self._group_count, bool)
         for each in held:
             is_held[each.groups] = True
         return self.of(np.flatnonzero(is_held)[None])
 
     def of_hop(self, source: HeldDevices, target: HeldDevices) -> HeldDevices:
-        """For each replica of a hop's target, its devices and those of the source replicas whose rows it takes."""
+        """For each replica of a hop's target, its devices and the ones of the source replicas whose rows it takes."""
         senders = source.groups[source_replicas(len(source.groups), len(target.groups))]
         return self.of(np.concatenate([target.groups, senders.reshape(len(target.groups), -1)], axis=1))
 

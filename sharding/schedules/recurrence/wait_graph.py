@@ -68,7 +68,7 @@ class WaitGraph:
 
         Args:
             released: Seconds from the start of the step, by node; NaN where a node waits for other nodes alone.
-            ended: The same of ends; NaN where a node ends as soon as it has started.
+            ended: Seconds at which each node was seen to have ended; NaN where it ends as soon as it has started.
         """
         starts, ends = np.zeros(self.count), np.zeros(self.count)
         for block in self.blocks:
@@ -97,7 +97,7 @@ class WaitGraph:
         return np.flatnonzero(is_last)
 
     def select(self, nodes: Int[np.ndarray, " c"]) -> tuple[NodeBlock, ...]:
-        """Only these nodes, which are ascending."""
+        """Returns blocks of only these nodes, which are ascending."""
         if not len(nodes):
             return ()
         numbers = np.searchsorted(self._first_nodes, nodes, side="right") - 1

@@ -14,10 +14,10 @@ from sharding.schedules.recurrence.shared_devices import HeldDevices, StageDevic
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpInBundle:
-    """In which parts of a bundle the replicas of one of its ops are.
+    """The parts of a bundle that the replicas of one of its ops belong to.
 
     Attributes:
-        parts: For each replica, its part.
+        parts: For each replica, the number of its part.
         members: The table by which the parts wait for what their replicas take.
     """
 
@@ -40,27 +40,27 @@ class WaitTables:
         self.bundle = functools.cache(self._bundle)
 
     def _same(self, count: int) -> int:
-        """Each node waits for the one with its own number."""
+        """Table by which each node waits for the node with its own number."""
         return self._table(np.arange(count)[None])
 
     def _one_for_all(self, count: int) -> int:
-        """All nodes wait for one."""
+        """Table by which all nodes wait for one."""
         return self._table(np.zeros((1, count), int))
 
     def _all_of(self, count: int) -> int:
-        """One node waits for all of a range."""
+        """Table by which one node waits for all of a range."""
         return self._table(np.arange(count)[:, None])
 
     def _senders(self, sources: int, targets: int) -> int:
-        """The replicas of a hop's target wait for the source replicas whose rows they take."""
+        """Table by which the replicas of a hop's target wait for the source replicas whose rows they take."""
         return self._table(source_replicas(sources, targets).T)
 
     def _until_free(self, waiting: HeldDevices, holding: HeldDevices) -> int:
-        """Nodes wait for those that held some of their devices."""
+        """Table by which nodes wait for the nodes that held some of their devices."""
         return self._table(waiting.waits_for(holding))
 
     def _senders_in_parts(self, source: OpInBundle, targets: int) -> int:
-        """As `senders`, where the source replicas end with the parts of a bundle."""
+        """As `_senders`, where the source replicas end with the parts of a bundle."""
         return self._table(source.parts[source_replicas(len(source.parts), targets)].T)
 
     def _bundle(
@@ -70,7 +70,7 @@ class WaitTables:
 
         Args:
             first: The replicas of one op.
-            second: Those of the other.
+            second: The replicas of the other op.
             is_joined: Whether all of them are one part.
         """
         parts = (np.zeros(first.count, int), np.zeros(second.count, int))

@@ -1,4 +1,4 @@
-"""What there is to draw of a timeline: the ops on each set of devices, the idle time between, and the hops."""
+"""The drawable content of a timeline: the ops on each set of devices, the idle time between them, and the hops."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Lane, Timeline
 
 Half = Literal["whole", "upper", "lower"]
-"""Which part of a lane's height an op is drawn in; the two ops of a bundle have a half each."""
+"""Which range of a lane's height an op is drawn in; the two ops of a bundle have a half each."""
 
 _LONGEST_RANGES = 14  # characters
 
@@ -135,13 +135,13 @@ def _halves(timeline: Timeline) -> dict[int, Half]:
 
 
 class _Places:
-    """Which lanes there are, and which of them ops run in.
+    """The lanes of a timeline, and the ones that each op runs in.
 
     Attributes:
-        ranks: Of every lane, its pipeline ranks.
-        devices: Of every lane, its devices.
-        names: Of every lane, its name.
-        groups: Of every lane, its groups of devices.
+        ranks: Pipeline ranks of every lane.
+        devices: Devices of every lane.
+        names: Name of every lane.
+        groups: Groups of devices of every lane.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -232,7 +232,7 @@ def _drawn_op(span: Span, lane: int, places: _Places, idle_before: Mapping[IdleC
 
 
 class _LaneIdle:
-    """Idle time before every span, the mean over the devices of a lane; that of a bundle is before its first op."""
+    """Idle time before every span, the mean over the devices of a lane; a bundle's idle time is before its first op."""
 
     def __init__(self, timeline: Timeline, places: _Places, halves: Mapping[int, Half]) -> None:
         self._timeline, self._places, self._halves = timeline, places, halves
@@ -244,11 +244,11 @@ class _LaneIdle:
                 self._add(period)
 
     def before(self, span: int, lane: int) -> Mapping[IdleCause, float]:
-        """Idle seconds of a lane before a span, by cause; before span -1, those at the end of the step."""
+        """Idle seconds of a lane before a span, by cause; before span -1, the idle seconds at the end of the step."""
         return self._seconds.get((span, lane), {})
 
     def total(self, lane: int) -> float:
-        """Idle seconds of a lane, those inside ops included."""
+        """Idle seconds of a lane, idle seconds inside ops included."""
         groups = self._places.groups[lane]
         return sum(self._timeline.groups.mean_over(groups, of) for of in self._timeline.idle_by_group.values())
 

@@ -1,4 +1,4 @@
-"""What fully sharded stages gather and scatter in every pass, and how much of it computation hides."""
+"""Gathers and scatters of fully sharded stages in every pass, and how much of them computation hides."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _READING = (
 
 
 def gathers_section(timeline: Timeline) -> Html | None:
-    """Gathers of every fully sharded stage beside what hides them; None for a step without, or a measured one."""
+    """Gathers of fully sharded stages beside what hides them; None for a step without, or a measured one."""
     found = {lane: passes for lane in timeline.lanes if (passes := _of_lane(timeline, lane)) is not None}
     if not found:
         return None

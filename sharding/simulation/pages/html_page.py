@@ -43,7 +43,7 @@ def html_page(timeline: Timeline, title: str) -> str:
     """The page.
 
     Args:
-        timeline: What it shows.
+        timeline: The timeline that it shows.
         title: Its title, such as the model, the data, the cluster and the plan.
     """
     return page(
@@ -88,20 +88,20 @@ def html_fragment(timeline: Timeline) -> Html:
 
 
 def _gathers(timeline: Timeline) -> Html:
-    """What fully sharded stages gather, if there are such."""
+    """The section of the gathers of fully sharded stages, if there are such."""
     section = gathers_section(timeline)
     return join([element("h2", "Gathers of fully sharded weights"), section] if section else [])
 
 
 def _subject(timeline: Timeline) -> Html:
-    """What the timeline is a step of, if that is known."""
+    """The subject of the timeline, if that is known."""
     if timeline.purpose is None:
         return join(())
     return element("p", subject_in_words(timeline.purpose, timeline.groups.device_count), class_="subject")
 
 
 def _reading(timeline: Timeline) -> str:
-    """How to read the drawing."""
+    """Sentences that explain how to read the drawing."""
     is_compiled = bool(timeline.op_graph.stage_graph.compiled)
     return _READING + _SHARED * _is_shared(timeline) + _ONE_PROGRAM * is_compiled
 

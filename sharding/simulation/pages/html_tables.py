@@ -106,7 +106,7 @@ def lanes_table(timeline: Timeline) -> Html:
 
 
 def filled_table(timeline: Timeline) -> Html:
-    """Of units on whose devices others compute: their idle time by cause, and how much of it the others fill."""
+    """Idle time by cause of units on whose devices others compute, and how much of it the others fill."""
     tables = []
     for of in timeline.filled_idle:
         rows = [
@@ -122,7 +122,7 @@ def filled_table(timeline: Timeline) -> Html:
 
 
 def filled_title(of: FilledIdle) -> str:
-    """What a table of filled idle time shows."""
+    """The caption of a table of filled idle time."""
     return f"Idle time of {of.unit} if it were alone on its devices, filled by {' and '.join(of.others)}"
 
 

@@ -16,7 +16,7 @@ _MOST_BARS = 32
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A kind of bytes: its colour, the fields of `Timeline.lane_memory` that it consists of, and what they are."""
+    """A kind of bytes: its colour, the fields of `Timeline.lane_memory` that it consists of, and their meaning."""
 
     colour: str
     fields: tuple[str, ...]

@@ -18,7 +18,7 @@ KIND_COLOURS: dict[OpKind, str] = {
 """Colours of ops. The norm is not drawn: it takes no time of its own."""
 
 _OTHER_UNITS: tuple[tuple[str, str], ...] = (("#b5c92f", "#7d8f0c"), ("#35c4c0", "#14807d"), ("#e57373", "#a83d3d"))
-"""Of forwards and backwards of units on the devices of another, which has the colours of `KIND_COLOURS`."""
+"""Colours of forwards and backwards of units on the devices of another, which has the colours of `KIND_COLOURS`."""
 
 
 def unit_colours(timeline: Timeline) -> dict[str, Mapping[OpKind, str]]:

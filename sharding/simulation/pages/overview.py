@@ -61,7 +61,7 @@ def overview(timeline: Timeline, until: float | None = None) -> Html:
 
     Args:
         timeline: The timeline.
-        until: Seconds at the end of the axis, at least those of the step, which are the default.
+        until: Seconds at the end of the axis, at least the step's, which are the default.
     """
     lanes, colours, end = drawn_lanes(timeline), unit_colours(timeline), until or timeline.step
     high = _ROW_HEIGHTS[len(lanes) > _MANY_LANES]

@@ -1,4 +1,4 @@
-"""What a step is a step of, in words: the model and its modules, the rows, and the devices."""
+"""The subject of a timeline in words: the model and its modules, the rows, and the devices."""
 
 from sharding.html.numbers import count, significant
 from sharding.plans.plan_purpose import ModuleSize, PlanPurpose
@@ -10,7 +10,7 @@ def subject_in_words(purpose: PlanPurpose, devices: int) -> str:
     """The model with the size of each module, the rows and the cluster, as far as they are known.
 
     Args:
-        purpose: What was simulated.
+        purpose: The model, rows and cluster that were simulated.
         devices: Devices that the plan takes.
     """
     model = ", ".join(_module_in_words(size) for size in purpose.model)
