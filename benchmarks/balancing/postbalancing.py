@@ -1,11 +1,10 @@
 """How fast and how level post-balancing and node-wise placement are, compared with the papers' algorithms.
 
-The figures are OrchMLLM's (arXiv 2503.23830). Lengths are whole tokens; max / mean is the largest sum of lengths
-of a replica over the mean sum (objective of 5.1, without padding). For node-wise placement every replica has 60
-samples, which balancing has divided into as many batches as there are replicas; measured is the most that any replica
-sends to other nodes (equation 5), over the mean of what replicas have, or over a lower bound of the optimum. Placing
-batch i at replica i ("identity") gives 1.753 of the mean at 2,560 replicas; no placement is below 1.058 (the linear
-program).
+The figures are OrchMLLM's (arXiv 2503.23830). Lengths are whole tokens; max / mean is the largest sum of lengths of a
+replica over the mean sum (objective of 5.1, without padding). For node-wise placement every replica has 60 samples,
+which balancing has divided into as many batches as there are replicas; measured is the most that any replica sends to
+other nodes (equation 5), over the mean of what replicas have, or over a lower bound of the optimum. Placing batch i at
+replica i ("identity") gives 1.753 of the mean at 2,560 replicas; no placement is below 1.058 (the linear program).
 """
 
 import time

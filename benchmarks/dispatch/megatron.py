@@ -2,8 +2,7 @@
 
 Nothing is balanced, and nothing padded, which favours this baseline. The encoders have as many tensor ranks as the
 backbone: replicated over them, the encoders of MLLM-84B alone would take more than a device's memory. Where 8 ranks do
-    not
-divide an encoder's heads, it has another number of heads of the same total width: 16 for Whisper large's 20, 32 for
+not divide an encoder's heads, it has another number of heads of the same total width: 16 for Whisper large's 20, 32 for
 InternViT-6B's 25.
 """
 

@@ -1,7 +1,7 @@
 """One section of `benchmarks.gpu` in a process of its own: `python -m benchmarks.gpu.parts PART FOLDER SECONDS SIZES`.
 
-A section is a function that yields rows. Each row is written as soon as it comes, so that what was measured before
-the time was up is kept.
+A section is a function that yields rows. Each row is written as soon as it comes, so that what was measured before the
+time was up is kept.
 """
 
 import dataclasses

@@ -61,8 +61,8 @@ def all_gather_matmul(
         axes: The mesh axes to gather over.
 
     Returns:
-        For each weight `[n, m, f]`, chunks in the order of the ranks; and the gathered x. Both vary over `axes`
-        and all axes that the arguments vary over.
+        For each weight `[n, m, f]`, chunks in the order of the ranks; and the gathered x. Both vary over `axes` and all
+        axes that the arguments vary over.
 
     Raises:
         NotImplementedError: See `mosaic_support`. A mesh of only some of the devices is refused by the lowering.

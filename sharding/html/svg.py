@@ -1,7 +1,7 @@
 """Shapes and axes of SVG drawings.
 
-Text and lines have the colour of the surrounding text, so that a drawing suits light and dark pages and notebooks,
-and nothing depends on a style sheet, a script or an id.
+Text and lines have the colour of the surrounding text, so that a drawing suits light and dark pages and notebooks, and
+nothing depends on a style sheet, a script or an id.
 """
 
 import dataclasses

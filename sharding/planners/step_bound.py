@@ -18,13 +18,13 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
 
         max_rank(arrival + work + return) + norm + max_rank(update)
 
-    `work` is all forwards and backwards of a pipeline rank of one pipeline replica, on the slowest of its
-    replicas. Before them or between them its devices gather all its weights, and no earlier than the shortest
-    microbatch has arrived through the stages before it (`arrival`) do they start. After its last op the shortest
-    microbatch still returns through these stages, and the rank reduces all its gradients, meanwhile or before
-    (`return`); where gradients of weights are ops of their own, only the reductions count. Of ranks on the same
-    devices, or on some of them, `work` is also what one of these devices computes at least: in bundles, one rank's
-    computation may take place in another's waits and gathers.
+    `work` is all forwards and backwards of a pipeline rank of one pipeline replica, on the slowest of its replicas.
+    Before them or between them its devices gather all its weights, and no earlier than the shortest microbatch has
+    arrived through the stages before it (`arrival`) do they start. After its last op the shortest microbatch still
+    returns through these stages, and the rank reduces all its gradients, meanwhile or before (`return`); where
+    gradients of weights are ops of their own, only the reductions count. Of ranks on the same devices, or on some of
+    them, `work` is also what one of these devices computes at least: in bundles, one rank's computation may take place
+    in another's waits and gathers.
 
     Args:
         op_graph: The ops of a step.

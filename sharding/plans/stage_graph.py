@@ -242,8 +242,8 @@ def device_classes(device_sets: Iterable[frozenset[int]]) -> tuple[tuple[int, ..
 def stage_graph(plan: Plan, graph: ModuleGraph, layers: Mapping[StageId, tuple[LayerRun, ...]]) -> StageGraph:
     """The stages of a plan.
 
-    A stage feeds the next one of its unit. For every pair of modules of which one feeds the other, the stage that
-    owns the source's last layer feeds the stage that owns the target's first layer, unless they are the same.
+    A stage feeds the next one of its unit. For every pair of modules of which one feeds the other, the stage that owns
+    the source's last layer feeds the stage that owns the target's first layer, unless they are the same.
 
     Raises PlanError if stages feed each other in a cycle.
     """

@@ -10,9 +10,9 @@ for a backward, and what a rank sends, another can use from the next tick on:
 
 The first ticks have forwards alone on all ranks, the last backwards alone. With v chunks on each of p ranks, there are
 v m + p - 1 ticks with forwards, and as many with backwards, where v is 1 or p divides m: the pass takes as long as if
-ranks waited for nothing but their inputs. With other m, chunks of the last ones leave gaps, and it takes longer.
-Each rank's order is interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches,
-as in eager 1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
+ranks waited for nothing but their inputs. With other m, chunks of the last ones leave gaps, and it takes longer. Each
+rank's order is interleaved 1F1B, also with one chunk: rank i then holds up to 2 (p - i) - 1 microbatches, as in eager
+1F1B (arXiv 2211.05322, section 4), where 1F1B holds p - i.
 
 Where what the last stage makes goes on to other units, whose gradients return, one program runs all forwards and
 another all backwards. Then every rank holds all microbatches:

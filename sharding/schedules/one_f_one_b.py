@@ -31,9 +31,9 @@ def one_f_one_b(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) 
 def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     """How many microbatches each rank may hold at once: the number of stages from its first to the farthest sink.
 
-    On a chain of p stages that is the textbook's p - i of stage i. On a graph, a branch that is shorter than
-    another parallel to it holds no more than it needs to keep its own chain full. Pipeline replicas of a unit hold as
-    many together.
+    On a chain of p stages that is the textbook's p - i of stage i. On a graph, a branch that is shorter than another
+    parallel to it holds no more than it needs to keep its own chain full. Pipeline replicas of a unit hold as many
+    together.
     """
     graph, limits = op_graph.stage_graph, {}
     for stage in reversed(graph.stages):  # the first stage of a rank last

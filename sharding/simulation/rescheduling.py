@@ -62,12 +62,12 @@ def reconsider_order(
 ) -> Reconsidered:
     """Compares a measured step with its prediction, and computes its order anew if they differ.
 
-    The new order is the plan's schedule for the measured seconds. It is taken if the step, replayed with the
-    mean seconds of all ops, hops included, is shorter in it by `LEAST_GAIN`. What it is then expected to take is what
-    the measured step took, shortened by as much: the replay knows nothing of launches that came late. An order
-    that holds more microbatches in flight than the plan's limits is not taken: memory is planned for these. Nor is one
-    with other bundles: their programs would have to be compiled, and what ops take in them is not measured apart.
-    A plan with a compiled unit keeps its order.
+    The new order is the plan's schedule for the measured seconds. It is taken if the step, replayed with the mean
+    seconds of all ops, hops included, is shorter in it by `LEAST_GAIN`. What it is then expected to take is what the
+    measured step took, shortened by as much: the replay knows nothing of launches that came late. An order that holds
+    more microbatches in flight than the plan's limits is not taken: memory is planned for these. Nor is one with other
+    bundles: their programs would have to be compiled, and what ops take in them is not measured apart. A plan with a
+    compiled unit keeps its order.
 
     Args:
         resolved: The plan.

@@ -53,8 +53,8 @@ def _wait_for_slowest(seconds: LayerSeconds, ep: int, shared: int) -> LayerSecon
 def on_shared_replicas(figures: ModuleFigures, unit: UnitPlan, module: str) -> dict[str, Float[np.ndarray, "m _"]]:
     """A module's figures on the replicas that it shares with others.
 
-    Seconds are of the slowest of its replicas, and FLOPs their sum. Bytes are given by `finest_replicas`, because
-    each microbatch may have the most on other devices of a shared replica.
+    Seconds are of the slowest of its replicas, and FLOPs their sum. Bytes are given by `finest_replicas`, because each
+    microbatch may have the most on other devices of a shared replica.
     """
     shared = unit.parallelism.shared_replicas
     of_shared = {"flops": figures["flops"].reshape(len(figures["flops"]), shared, -1).sum(axis=2)}

@@ -7,8 +7,8 @@ devices (`Parallelism.module_tp`); a microbatch then has a row for each of these
 
 Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
 next would take longer than the best found. For each layout, `stages/chain_stages.py` chooses the partition and the
-recomputation, without chunks and with as many as shorten the step. The plans with the shortest estimates are
-returned; where none of them fits when it is simulated, the others follow.
+recomputation, without chunks and with as many as shorten the step. The plans with the shortest estimates are returned;
+where none of them fits when it is simulated, the others follow.
 """
 
 import dataclasses

@@ -8,9 +8,9 @@ get faster: the slowest first, then the next. A rank that does not fit counts as
 slower the more bytes are missing.
 
 The local search ends where no move, and no pair of moves among the most promising, makes the ranks faster, or after
-MOST_SEARCHED partitions. Of 240
-random chains of 10 to 13 layers it missed none that fits, and its slowest rank took 0.4% longer than the optimum in the
-mean and 7% at worst. `least_slowest_rank` says how far from the optimum a result is at most.
+MOST_SEARCHED partitions. Of 240 random chains of 10 to 13 layers it missed none that fits, and its slowest rank took
+0.4% longer than the optimum in the mean and 7% at worst. `least_slowest_rank` says how far from the optimum a result is
+at most.
 """
 
 import itertools

@@ -81,9 +81,9 @@ def backbone_timeline(op_graph: OpGraph, unit: str, order: Schedule) -> Backbone
 def with_late_warm_up(timeline: BackboneTimeline) -> BackboneTimeline:
     """Returns the timeline with the forwards of the warm-up as late as possible while nothing else moves (figure 12).
 
-    A forward moves into idle time of its devices, before the ops that need it. Devices that reach their first
-    backward with time to spare then have that time earlier, where encoders' forwards use it, and hold fewer
-    microbatches. Only the time until the first gradient for an encoder changes: later, backwards may need it.
+    A forward moves into idle time of its devices, before the ops that need it. Devices that reach their first backward
+    with time to spare then have that time earlier, where encoders' forwards use it, and hold fewer microbatches. Only
+    the time until the first gradient for an encoder changes: later, backwards may need it.
     """
     graph, times = timeline.op_graph.stage_graph, dict(timeline.times)
     until = _first_gradient(timeline)
