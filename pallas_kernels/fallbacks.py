@@ -1,6 +1,6 @@
 """Warnings about implementations that were not taken: each is logged once, with the reason.
 
-Attention and collective matmuls call it where they fall back to another implementation.
+Attention and collective matmuls call `warn_once` where they fall back to another implementation.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Packed attention as callers use it; it chooses the implementation.
 
-The attention layers of models and the KV cache of generation call it.
+The attention layers of models and the KV cache of generation call `packed_attention`.
 """
 
 import contextlib

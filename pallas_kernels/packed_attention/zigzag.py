@@ -5,7 +5,7 @@ therefore cut into chunks, which go to the ranks in ascending and descending ord
 go to ranks 0 1 2 3 3 2 1 0, and so on. Megatron-LM has two chunks for each rank. Here a chunk is as small as a block of
 attention: the segments of a packed row then reach all ranks, and what these compute is as even as causal attention over
 the whole row would be (`python -m benchmarks.context_parallel`). Models with context-parallel ranks divide and gather
-their rows by it.
+their rows in this order.
 """
 
 import functools

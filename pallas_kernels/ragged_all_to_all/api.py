@@ -1,6 +1,6 @@
 """The differentiable ragged all-to-all; its gradient is the exchange that brings every row back.
 
-Exchange hops and the dispatch of tokens to experts call it.
+Exchange hops and the dispatch of tokens to experts call `exchange_rows`.
 """
 
 import functools

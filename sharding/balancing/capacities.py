@@ -1,6 +1,6 @@
 """Capacities of the rows of a phase: the few sizes with the least padding, from what microbatches need.
 
-Planners choose the capacities of units with rows of their own by it, and the report on a data set advises by it.
+Planners choose the capacities of units with rows of their own here, and the report on a data set its advice.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Seconds of fused attention by head width and segment length, forward and backward apart.
 
-`KernelCosts` calls it for the kernels of kind `attention`.
+`KernelCosts` times the kernels of kind `attention` by these functions.
 """
 
 import numpy as np

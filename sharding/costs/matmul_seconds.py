@@ -1,6 +1,6 @@
 """Seconds of a matmul by its shape: output tiles, waves over the multiprocessors, split-k, and the fill of the loop.
 
-`KernelCosts` calls it for matmuls and convolutions.
+`KernelCosts` calls `matmul_seconds` for matmuls and convolutions.
 """
 
 import functools

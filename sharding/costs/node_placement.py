@@ -1,6 +1,6 @@
 """How the ranks that hold the same parameters, or shards of the same, lie on nodes.
 
-Cost models choose by it which links a gather of weights or a reduction of gradients passes.
+The placement tells cost models which links a gather of weights or a reduction of gradients passes.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Loads of the replicas of a unit with rows of its own: its items, and what it computes for them, padding included.
 
-`BatchCosts` divides the rows of such units by it.
+`BatchCosts` computes the loads of such units here.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Chooses for each unit of a plan how context-parallel ranks reach each other's positions, by the simulated step.
 
-`policies/auto.py` applies it to the best plan of a policy.
+`policies/auto.py` applies the choice to the best plan of a policy.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """A lower bound of a simulated step from its costs alone, without a schedule.
 
-Policies order plans by it, and leave out the simulation of plans that cannot be the best.
+Policies order plans by the bound, and leave out the simulation of plans that cannot be the best.
 """
 
 from collections.abc import Sequence

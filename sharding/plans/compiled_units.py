@@ -1,4 +1,4 @@
-"""Checks whether a unit can run a step as one program, or two (`UnitPlan.executor`); `check_layout` calls it."""
+"""Checks whether a unit can run a step as one program, or two (`UnitPlan.executor`), for `check_layout`."""
 
 from configs.short_repr import shown_fields
 from sharding.plans.plan_error import PlanError

@@ -2,7 +2,7 @@
 
 msgspec and cattrs were tried instead: msgspec ignores unknown keys of a dataclass and does not print the offending
 value; cattrs takes the string "x" for a list of strings and `true` for 1. Plans, units and measured profiles are read
-by it.
+by `read_record`.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """A plan as HTML, without a script or style sheet: a table of its units and a drawing of modules over devices.
 
-`Plan` shows itself by it in notebooks.
+Notebooks show a `Plan` in this form.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The purpose of a plan: a model, the rows of a step, their data and a cluster; and where another step differs.
 
-Planners write it into plans, and commands warn where a run or a simulation differs from it.
+Planners write the purpose into plans, and commands warn where a run or a simulation differs from the purpose.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """A plan as a table for people: a row for each unit.
 
-`Plan.table` makes it.
+`Plan.table` returns such a table.
 """
 
 import dataclasses

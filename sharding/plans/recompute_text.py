@@ -1,6 +1,6 @@
 """Activation recomputation of a stage's layers as text: `full` for all of them, or `3 full, 5 none` in layer order.
 
-It is the form of `UnitPlan.recompute` in plan files.
+`UnitPlan.recompute` holds such texts.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Tries every hop and every collective once before the first step (DistTrain, section 3: communication trials).
 
-A link that does not work is found here and named, instead of hanging in the middle of a step. The trainer calls it at
-its start.
+A link that does not work is found here and named, instead of hanging in the middle of a step. The trainer calls
+`check_communication` at its start.
 """
 
 import functools

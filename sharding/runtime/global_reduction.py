@@ -2,7 +2,7 @@
 
 It is one small program over all devices of the plan; nothing is read on the host. A step that was not finite is
 remembered on the devices (`all_finite` stays 0), so that no later step changes the state before the host has noticed.
-The executor runs it between the reductions of gradients and the updates.
+The executor runs the program between the reductions of gradients and the updates.
 """
 
 import dataclasses

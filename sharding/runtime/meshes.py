@@ -1,6 +1,6 @@
 """The submesh of a stage, and the mesh axes that its modules are given.
 
-The engine places the parameters and programs of every stage by them.
+The engine places the parameters and programs of every stage on these meshes.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ that it needs.
 
 A microbatch without an item of a unit with rows of its own runs nothing there, and nothing is sent to the unit or from
 it. The stages beside it take zeros instead, which is what an exchange without items brings. Which microbatches these
-are is the same on all processes. The executor calls them in the order of the schedule.
+are is the same on all processes. The executor calls the methods of `MicrobatchOps` in the order of the schedule.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 Nothing in the step waits for anything else than without it: threads wait for arrays that the ops return, one for the
 programs of each device and one for what it receives, in the order of the schedule. The engine times single steps with
-it, for measured timelines.
+an `OpRecorder`, for measured timelines.
 """
 
 import contextlib

@@ -163,7 +163,7 @@ class PlacedBatch:
         return next((self.capacities[unit][microbatch] for unit in units if unit in self.capacities), 0)
 
     def exchange(self, channel: str, microbatch: int) -> ExchangeMicrobatch:
-        """The tables by which a microbatch is exchanged in a channel; None where its hops are no exchanges."""
+        """Returns the tables of a microbatch in a channel; without tables where the hops are no exchanges."""
         of_channel = self.exchanges.get(channel)
         return of_channel[microbatch] if of_channel else ExchangeMicrobatch()
 

@@ -2,8 +2,8 @@
 
 A forward says that the inputs of its microbatch have come; the last one runs the program, whichever it is. Backwards
 find it run, or say that the gradients of the outputs have come, and the last one runs the program of backwards. Hops
-each take something from what a program has returned. The executor calls them for these units instead of
-`microbatch_ops.py`.
+each take something from what a program has returned. The executor calls `PipelineOps` for these units instead of
+`MicrobatchOps`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The arrays that are alive during one pass over a schedule, and the calls of ops that fill them.
 
-The executor makes them at the start of a pass; ops read and fill them.
+The executor makes `StepBuffers` at the start of a pass; ops read and fill these arrays.
 """
 
 import dataclasses

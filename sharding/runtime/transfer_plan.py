@@ -1,6 +1,6 @@
 """How an array gets from any sharding into boxes to any other: equal chunks, sent in the fewest possible rounds.
 
-Plain Python and NumPy; devices are numbers. `PermuteHop` carries out its rounds.
+Plain Python and NumPy; devices are numbers. `PermuteHop` carries out the rounds.
 """
 
 import collections

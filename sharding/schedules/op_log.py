@@ -1,6 +1,6 @@
 """The last ops that a process has dispatched, and the one that it waits for.
 
-The executor writes it, and the heartbeat reports it where a run stands still.
+The executor writes the log, and the heartbeat reports the op at which a run stands still.
 """
 
 import collections

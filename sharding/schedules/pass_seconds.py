@@ -1,6 +1,6 @@
 """Seconds of a schedule's ops of `COMPUTE_KINDS`, by the seconds of their stages, where hops take none.
 
-Schedules that know the seconds of stages compare orders of ops by it.
+Schedules that know the seconds of stages compare orders of ops by these seconds.
 """
 
 from collections.abc import Iterable

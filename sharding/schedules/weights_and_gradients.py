@@ -1,6 +1,6 @@
 """Where an order has the gathers of weights and the reductions of gradients, which each stage runs once a step.
 
-List schedules and `colocated` place these ops by it.
+List scheduling and `colocated` place these ops by `WeightsAndGradients`.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """Bundles in time: two ops in one program, of which one computes while the other waits for collectives.
 
-`node_spans.py` computes the nodes of bundles by it.
+`node_spans.py` computes the nodes of bundles by `bundle_shares`.
 """
 
 from collections.abc import Sequence

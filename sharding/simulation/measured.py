@@ -1,6 +1,6 @@
 """A step as it was measured: a timeline from the moments at which ops were launched and had finished.
 
-The engine makes one of every recorded step.
+The engine makes such a timeline of every recorded step.
 """
 
 import types

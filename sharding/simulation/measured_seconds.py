@@ -1,6 +1,6 @@
 """Mean seconds of ops in a measured step, and seconds of its forwards and backwards in another order.
 
-`rescheduling.py` reads them.
+`rescheduling.py` compares orders of a step by these seconds.
 """
 
 import collections

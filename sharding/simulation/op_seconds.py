@@ -1,6 +1,6 @@
 """How long ops take by the costs of a step.
 
-The simulator gives them to the recurrence of a schedule.
+The simulator gives these seconds to the recurrence of a schedule.
 """
 
 from collections.abc import Callable

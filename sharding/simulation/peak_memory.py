@@ -1,6 +1,6 @@
 """The peak memory of a step: the most bytes that devices hold at any moment.
 
-`Timeline` reads it for simulated steps.
+`Timeline` computes its memory here for simulated steps.
 """
 
 import collections

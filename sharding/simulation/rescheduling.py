@@ -1,6 +1,6 @@
 """The order of a step computed anew from its measured seconds, where they differ from the predicted ones.
 
-The trainer's rescheduler calls it after a measured step.
+The trainer's rescheduler calls `reconsider_order` after a measured step.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Which share of the work of units on the devices of another makes a step no longer (Optimus, arXiv 2408.03505).
 
-`Timeline.filled_idle` reports it for simulated steps.
+`Timeline.filled_idle` reports this share for simulated steps.
 """
 
 import dataclasses

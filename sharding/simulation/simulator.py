@@ -1,6 +1,6 @@
 """The simulator: every op's start and end on every replica, from a schedule and the costs of a step.
 
-`PlanningProblem.simulate` calls it; policies and commands simulate plans through that method.
+`PlanningProblem.simulate` calls `simulate`; policies and commands simulate plans through that method.
 """
 
 from collections.abc import Mapping

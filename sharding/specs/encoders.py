@@ -1,6 +1,6 @@
 """Encoders as layers, from the configurations that their Flax modules are built from.
 
-`module_graph` makes the spec of every encoder by them.
+`module_graph` calls `encoder_spec` for every encoder.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """A transformer block with a mixture of experts: the plain block's spec with its feed-forward layer replaced.
 
-`transformer.py` makes blocks with experts by it.
+`transformer.py` makes blocks with experts by `with_experts`.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Generators as layers, from the configurations that their Flax modules are built from, counted per image.
 
-`module_graph` makes the spec of every generator by them.
+`module_graph` calls `generator_spec` for every generator.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """A transformer block with latent attention: the plain block's spec with its attention replaced.
 
-`transformer.py` makes blocks with latent attention by it.
+`transformer.py` makes blocks with latent attention by `with_latent_attention`.
 """
 
 import dataclasses

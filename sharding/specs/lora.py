@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) as layers in addition to the layers that they adapt.
 
-`module_graph` adds them to the specs of adapted modules.
+`module_graph` adds the adapters to the specs of adapted modules.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Modules and what feeds each: built from the dataclasses in `configs` from which the Flax modules are built too.
 
-Planners, costs and the engine read modules and edges from it.
+Planners, costs and the engine read modules and edges from a `ModuleGraph`.
 """
 
 import dataclasses

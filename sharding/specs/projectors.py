@@ -1,6 +1,6 @@
 """Projectors between encoders and the backbone as layers.
 
-`encoders.py` puts one behind every encoder.
+`encoders.py` puts a projector behind every encoder.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Which kernels of a layer each recomputation policy runs again before the backward, and their FLOPs.
 
-MFU leaves these FLOPs out, and hardware FLOPs utilisation counts them. Cost models time a backward by them, and
-timelines report the FLOPs.
+MFU leaves these FLOPs out, and hardware FLOPs utilisation counts them. Cost models add the recomputed kernels to a
+backward, and timelines report the FLOPs.
 """
 
 from collections.abc import Mapping

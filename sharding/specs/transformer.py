@@ -1,6 +1,6 @@
 """Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from.
 
-Encoders and `module_graph` make their blocks by it.
+Specs of encoders, and `module_graph` for the backbone, are made of these layers.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Post-balancing with padding: every sequence costs as much as the longest of its batch (OrchMLLM 5.1, Algorithm 2).
 
-Only benchmarks call it: phases of the trainer pack items into rows.
+Only benchmarks balance so: phases of the trainer pack items into rows.
 """
 
 import numpy as np

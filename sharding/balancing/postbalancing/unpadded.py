@@ -1,6 +1,6 @@
 """Post-balancing without padding: a replica costs the sum of its lengths (OrchMLLM 5.1, Algorithm 1).
 
-The grouping `post_balanced` of the data pipeline deals samples to rows by it.
+The grouping `post_balanced` of the data pipeline deals samples to rows by `balance_unpadded`.
 """
 
 import numpy as np

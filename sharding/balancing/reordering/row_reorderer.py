@@ -2,7 +2,7 @@
 
 These are DistTrain's reorderings (arXiv 2408.04275, section 6) and a search of our own, all with the simulator's costs.
 Row i belongs to microbatch i // (n / m), and the rows of a microbatch go to the replicas of every stage in order. The
-data pipeline orders the rows of a step by it (`data/packing/row_order.py`).
+data pipeline orders the rows of a step by a `RowReorderer` (`data/packing/row_order.py`).
 """
 
 import math

@@ -1,6 +1,6 @@
 """Bytes and seconds of the hops of a plan, from the loads of the modules at both ends.
 
-`plan_costs` and planners of chains read the seconds of hops and of gathered rows from it.
+`plan_costs` and planners of chains read the seconds of hops and of gathered rows from `HopCosts`.
 """
 
 from collections.abc import Mapping, Sequence

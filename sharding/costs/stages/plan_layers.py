@@ -1,6 +1,6 @@
 """The layers of a plan's stages: which they are, who computes them, and what each costs alone.
 
-It is the base class of the computations of `plan_costs.py` and `plan_work.py`.
+`PlanLayers` is the base class of the computations of `plan_costs.py` and `plan_work.py`.
 """
 
 from collections.abc import Mapping, Sequence

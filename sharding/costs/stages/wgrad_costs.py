@@ -1,6 +1,6 @@
 """Costs of gradients of weights that are an op of their own.
 
-`plan_costs` computes them for the schedules that split backwards.
+`plan_costs` computes these costs for the schedules that split backwards.
 """
 
 from collections.abc import Callable, Mapping

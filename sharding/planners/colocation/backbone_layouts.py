@@ -1,6 +1,6 @@
 """Layouts of the backbone on all devices, by an estimate of the step with the other modules in its idle time.
 
-The policy `colocated` enumerates them.
+The policy `colocated` enumerates these layouts.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Layouts of an encoder or generator with pipeline replicas on a backbone's devices (Optimus, section 4.1).
 
-The policy `colocated` chooses one for each module besides the backbone.
+The policy `colocated` chooses such a layout for each module besides the backbone.
 """
 
 import dataclasses

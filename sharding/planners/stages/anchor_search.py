@@ -7,7 +7,7 @@ The anchor balances forwards greedily. Candidates move each of its boundaries by
 with the forward seconds F_i of stage i and the seconds hop_i of sending its output on. The paper adds a variance in
 seconds squared to a number of elements; here both are shares of a mean stage's forward, so that a candidate is not
 preferred or refused by its units: traffic counts by what it takes on the links at hand, little where they are fast.
-`benchmarks.omnibal` compares it with the exact partition.
+`benchmarks.omnibal` compares the search with the exact partition.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """The layout of a chain of modules in one unit: ranks of each kind; and its plan, once the stages are chosen.
 
-The policy `balanced` chooses one.
+The policy `balanced` chooses such a layout.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The layouts that a chain of modules can have on so many devices, before its layers are divided among stages.
 
-`ChainProblem` enumerates them for the policy `balanced`.
+`ChainProblem` enumerates the layouts for the policy `balanced`.
 """
 
 import dataclasses

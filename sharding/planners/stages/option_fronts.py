@@ -3,7 +3,7 @@
 Each layer takes one of k options (bytes, seconds). Of n equal layers only the numbers of layers by option matter. A
 selection is on the front if none with as few bytes takes fewer seconds; what a front of n layers has comes from the
 front of n - 1, because otherwise its n - 1 layers could be chosen better. `recomputation.py` chooses the recomputation
-of layers by them.
+of layers by these fronts.
 """
 
 from collections.abc import Sequence

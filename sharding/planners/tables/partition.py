@@ -1,6 +1,6 @@
 """Partitions a stack of equal layers, with leading and trailing layers, into balanced pipeline stages.
 
-`tabulate.py` divides the layers of every candidate by it.
+`tabulate.py` divides the layers of every candidate by `balanced_layers`.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Makes the table of a module: every tensor-parallel size, recomputation policy, number of stages and of chunks.
 
-`PlanningProblem.module_tables` calls it once for each module.
+`PlanningProblem.module_tables` calls `module_table` once for each module.
 """
 
 import itertools

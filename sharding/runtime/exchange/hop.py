@@ -1,7 +1,8 @@
 """The exchange hop: moves activations from the rows of one phase to the rows of another, as host-made tables say.
 
 It is a gather on the global array: the transpose, for gradients, is the exchange with both ends swapped. A place of the
-target that no token comes to is zero. The engine makes one for each channel between phases whose rows differ.
+target that no token comes to is zero. The engine makes an exchange hop for each channel between phases whose rows
+differ.
 """
 
 import dataclasses

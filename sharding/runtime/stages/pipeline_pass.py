@@ -1,6 +1,6 @@
 """The loop over ticks of a pipeline that is one program, as one of its devices runs it.
 
-`CompiledPipeline` traces it in its programs.
+`CompiledPipeline` traces the loop in its programs.
 """
 
 import functools

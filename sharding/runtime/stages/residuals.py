@@ -3,7 +3,7 @@
 The function that `jax.vjp` returns is a pytree. Besides activations it holds the very values that it was made from:
 weights, inputs, the batch. The backward program has these values anyway; returned from the forward program they would
 be copies, one for each microbatch in flight. They are recognised by identity while tracing and left out. `programs.py`
-and the compiled pipeline split their forwards by it.
+and the compiled pipeline call `split_vjp` in their forwards.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The checked schedule of a plan's training step or evaluation.
 
-The engine, the simulator's callers and planners build schedules by it.
+The engine and planners build their schedules here.
 """
 
 from sharding.plans.plan import Plan
