@@ -97,19 +97,19 @@ def policy_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Row]:
 
 def brute_force_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Row]:
     """How much of the gap between the mean of all orders and the best one is closed, for every pipeline by itself."""
-    replay, interval_order, cell_seconds = make_reorderer(problem, plan, "search").replay_with_costs(
+    replay, interval_order, pipeline_microbatch_seconds = make_reorderer(problem, plan, "search").replay_with_costs(
         problem.sampled_rows
     )
     m = replay.microbatches
     all_orders = np.array(list(itertools.permutations(range(m))))
-    interval_orders = interval_order.orders(cell_seconds)
+    interval_orders = interval_order.orders(pipeline_microbatch_seconds)
     gaps, remaining = 0.0, np.zeros(2)
     for pipeline in range(replay.pipelines):
-        seconds = replay.step_seconds(cell_seconds, all_orders + m * pipeline)
+        seconds = replay.step_seconds(pipeline_microbatch_seconds, all_orders + m * pipeline)
         gaps += seconds.mean() - seconds.min()
         own = interval_orders[pipeline : pipeline + 1]
-        for number, orders in enumerate((own, search_orders(replay, cell_seconds, own, 1024))):
-            remaining[number] += replay.step_seconds(cell_seconds, orders)[0] - seconds.min()
+        for number, orders in enumerate((own, search_orders(replay, pipeline_microbatch_seconds, own, 1024))):
+            remaining[number] += replay.step_seconds(pipeline_microbatch_seconds, orders)[0] - seconds.min()
     closed = 1 - remaining / gaps
     title = f"{name}: of the gap to the best of {math.factorial(m):,} orders"
     return [

@@ -102,14 +102,14 @@ class Work:
 
     def _roomy(self, module: str, is_generator: bool) -> PhaseRows:
         values = self._values[module]
-        cells = values.count // values.per_slot
+        slots = values.count // values.per_slot
         return PhaseRows(
             module=module,
             unit=self._units[module].name,
             is_generator=is_generator,
             rows=1,
-            slots=cells,
-            capacities=(cells * self._rows,),
+            slots=slots,
+            capacities=(slots * self._rows,),
             values=values.field,
             values_per_slot=values.per_slot,
         )
@@ -145,8 +145,8 @@ class Work:
             needs = self.needs(module, is_dealt)
             chosen = np.array(least_padding_capacities(needs, capacities))
             rows = self._units[module].parallelism.dp if is_dealt else self._rows
-            cells = sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
-            computed[module] = values.per_slot * rows * cells
+            slots = sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
+            computed[module] = values.per_slot * rows * slots
         return computed
 
     def flops(self, values: Mapping[str, int]) -> float:

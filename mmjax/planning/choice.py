@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sharding.planners.policies.auto import PolicyResult, is_trainable, why_untrainable
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import STEP_SLACK
-from sharding.simulation.idle_time import IDLE_CAUSES
+from sharding.simulation.idle.idle_time import IDLE_CAUSES
 
 
 def explain_choice(comparison: PolicyComparison) -> str:

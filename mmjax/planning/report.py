@@ -17,8 +17,8 @@ from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.simulation.filled_idle import FilledIdle
-from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
+from sharding.simulation.idle.filled_idle import FilledIdle
+from sharding.simulation.idle.idle_time import IDLE_CAUSES, IdleCause
 from sharding.simulation.pages.html_tables import efficiency_in_words, filled_title
 from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline

@@ -14,7 +14,7 @@ from sharding.costs.step_costs import StageCosts, StaticBytes
 from sharding.plans.device_groups import DeviceGroups, latest_of_sources
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind
-from sharding.simulation.spans import Span
+from sharding.simulation.op_spans.spans import Span
 
 
 def peak_memory(

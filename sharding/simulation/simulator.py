@@ -13,8 +13,8 @@ from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
 from sharding.schedules.recurrence.node_builder import schedule_nodes
-from sharding.simulation.node_spans import run_schedule
-from sharding.simulation.op_seconds import seconds_by_costs
+from sharding.simulation.op_spans.node_spans import run_schedule
+from sharding.simulation.op_spans.op_seconds import seconds_by_costs
 from sharding.simulation.timeline import Timeline
 
 

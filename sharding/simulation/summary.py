@@ -5,7 +5,7 @@ Commands and the Perfetto trace call `timeline_summary`.
 
 from typing import Any
 
-from sharding.simulation.filled_idle import FilledIdle
+from sharding.simulation.idle.filled_idle import FilledIdle
 from sharding.simulation.timeline import Lane, Timeline
 
 

@@ -16,11 +16,11 @@ from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.plan_purpose import PlanPurpose
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp
-from sharding.simulation.filled_idle import FilledIdle, filled_idle, units_on_shared_devices
-from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
+from sharding.simulation.idle.filled_idle import FilledIdle, filled_idle, units_on_shared_devices
+from sharding.simulation.idle.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
+from sharding.simulation.idle.scheduling_efficiency import scheduling_efficiency
+from sharding.simulation.op_spans.spans import Span
 from sharding.simulation.peak_memory import peak_host_memory, peak_memory, static_memory
-from sharding.simulation.scheduling_efficiency import scheduling_efficiency
-from sharding.simulation.spans import Span
 
 if TYPE_CHECKING:
     import pandas

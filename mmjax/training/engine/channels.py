@@ -72,7 +72,7 @@ def make_channels(
     """
     source, target = endpoints.source, endpoints.target
     channels = []
-    for source_replica, target_replica in copy_pairs(op_graph, source[0], target[0]):
+    for source_replica, target_replica in pipeline_replica_pairs(op_graph, source[0], target[0]):
         ends = (programs[source][source_replica].by_capacity, programs[target][target_replica].by_capacity)
         for capacity in range(max(map(len, ends))):
             begin, end = (of_capacity(each, capacity) for each in ends)
@@ -92,7 +92,7 @@ def make_channels(
     return channels
 
 
-def copy_pairs(op_graph: OpGraph, source: str, target: str) -> list[tuple[int, int]]:
+def pipeline_replica_pairs(op_graph: OpGraph, source: str, target: str) -> list[tuple[int, int]]:
     """Returns the pipeline replicas of two units that take the same microbatch, each pair once, in ascending order."""
     graph = op_graph.stage_graph
     return sorted(

@@ -21,7 +21,7 @@ from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
 from sharding.runtime.pipeline import PlacedBatch
 from sharding.schedules.ops import GLOBAL_NORM, PipelineOp
-from sharding.simulation.measured import measured_timeline, replica_count, replicas_that_finish
+from sharding.simulation.measured.measured_timeline import measured_timeline, replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
 _LAUNCHED, _FINISHED = 0, 1

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from sharding.plans.device_groups import replicas_of_microbatch
 from sharding.schedules.ops import GLOBAL_NORM, TRANSFERS, PipelineOp
-from sharding.simulation.measured import replica_count, replicas_that_finish
+from sharding.simulation.measured.measured_timeline import replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
 FACTOR = 1.5

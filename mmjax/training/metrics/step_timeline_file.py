@@ -10,8 +10,8 @@ import pathlib
 from configs.errors import UserError
 from configs.strict_json import read_json_file
 from configs.whole_files import write_whole
+from sharding.simulation.measured.timeline_json import read_timeline, timeline_document
 from sharding.simulation.timeline import Timeline
-from sharding.simulation.timeline_json import read_timeline, timeline_document
 
 TIMELINE_FILE = "timeline.json"
 

@@ -20,7 +20,7 @@ from mmjax.training.rescheduling.settings import Rescheduling
 from sharding.runtime.coordination import exchange_texts
 from sharding.schedules.named.registry import find_schedule
 from sharding.schedules.ops import Schedule
-from sharding.simulation.rescheduling import Reconsidered, expected_seconds, reconsider_order
+from sharding.simulation.measured.rescheduling import Reconsidered, expected_seconds, reconsider_order
 from sharding.simulation.timeline import Timeline
 
 _LOG = logging.getLogger(__name__)

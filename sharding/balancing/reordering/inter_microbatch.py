@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay
+from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, ScheduleReplay
 from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, PipelineOp
 from sharding.schedules.recurrence.wait_graph import NodeBlock
 
@@ -70,29 +70,31 @@ class IntervalFillingOrder:
         self._last = min(len({op.microbatch for op in runs[0][:-1]}) - 1, m - 1) if runs else m - 1
         self._choices = tuple(self._make_choices(runs)) if runs else ()
 
-    def orders(self, cell_seconds: CellSeconds) -> Int[np.ndarray, "p m"]:
+    def orders(self, pipeline_microbatch_seconds: PipelineMicrobatchSeconds) -> Int[np.ndarray, "p m"]:
         """Returns the pipeline microbatches of every pipeline in order."""
         m, pipelines = self._replay.microbatches, self._replay.pipelines
-        by_cell = cell_seconds.reshape(len(cell_seconds), pipelines, m)
-        ascending = np.argsort(by_cell[: len(self._replay.compute_rows)].sum(axis=0), axis=1, kind="stable")
+        by_pipeline_microbatch = pipeline_microbatch_seconds.reshape(len(pipeline_microbatch_seconds), pipelines, m)
+        ascending = np.argsort(
+            by_pipeline_microbatch[: len(self._replay.compute_rows)].sum(axis=0), axis=1, kind="stable"
+        )
         order = np.zeros((pipelines, m), int)
         order[:, 0] = ascending[:, 0]
         order[:, m - self._last :] = ascending[:, 1 : 1 + self._last][:, ::-1]
         remaining = ascending[:, 1 + self._last :]
         flat = self._replay.with_fixed_seconds(pipelines)
-        times = flat[: len(by_cell) * m].reshape(len(by_cell), m, pipelines)
-        times[:] = by_cell.mean(axis=2)[:, None]  # until positions are decided
+        times = flat[: len(by_pipeline_microbatch) * m].reshape(len(by_pipeline_microbatch), m, pipelines)
+        times[:] = by_pipeline_microbatch.mean(axis=2)[:, None]  # until positions are decided
 
         def set_seconds(positions: Iterable[int]) -> None:
             for position in positions:
-                times[:, position] = by_cell[:, np.arange(pipelines), order[:, position]]
+                times[:, position] = by_pipeline_microbatch[:, np.arange(pipelines), order[:, position]]
 
         set_seconds((0, *range(m - self._last, m)))
         ends = np.zeros((self._replay.nodes.graph.count, pipelines))
         for choice in self._choices:
             for block in choice.blocks:
                 ends[block.nodes] = block.latest(ends) + flat[self._replay.slots[block.nodes]]
-            first = self._closest(choice, ends, flat, by_cell, remaining)[:, None]
+            first = self._closest(choice, ends, flat, by_pipeline_microbatch, remaining)[:, None]
             index = np.arange(remaining.shape[1])
             taken = (index >= first) & (index < first + len(choice.positions))
             order[:, choice.positions] = remaining[taken].reshape(pipelines, -1)
@@ -105,7 +107,7 @@ class IntervalFillingOrder:
         choice: PositionChoice,
         ends: Float[np.ndarray, "nodes p"],
         times: Float[np.ndarray, "_ p"],
-        by_cell: Float[np.ndarray, "r p m"],
+        by_pipeline_microbatch: Float[np.ndarray, "r p m"],
         remaining: Int[np.ndarray, "p k"],
     ) -> Int[np.ndarray, " p"]:
         """Index, among the remaining ones in ascending order, of the first neighbour that fills the intervals best."""
@@ -115,7 +117,7 @@ class IntervalFillingOrder:
             count = interval.begin.waits.shape[1]
             volume = (interval.end.latest(ends) - interval.begin.latest(ends)).mean(axis=0)
             volume = volume - times[interval.others].sum(axis=0) / count
-            forwards = np.take_along_axis(by_cell[interval.rows].sum(axis=0) / count, remaining, axis=1)
+            forwards = np.take_along_axis(by_pipeline_microbatch[interval.rows].sum(axis=0) / count, remaining, axis=1)
             sums = np.cumsum(np.pad(forwards, ((0, 0), (1, 0))), axis=1)
             difference += np.abs(sums[:, width:] - sums[:, : sums.shape[1] - width] - volume[:, None])
         return difference.argmin(axis=1)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay
+from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, ScheduleReplay
 
 SLOWEST_PIPELINES = 8
 """Pipelines that a round improves."""
@@ -30,7 +30,10 @@ class _Swaps:
 
 
 def search_orders(
-    replay: ScheduleReplay, cell_seconds: CellSeconds, orders: Int[np.ndarray, "p m"], evaluations: int
+    replay: ScheduleReplay,
+    pipeline_microbatch_seconds: PipelineMicrobatchSeconds,
+    orders: Int[np.ndarray, "p m"],
+    evaluations: int,
 ) -> Int[np.ndarray, "p m"]:
     """Returns orders whose slowest pipeline is never slower than the slowest pipeline of the given orders.
 
@@ -40,19 +43,19 @@ def search_orders(
 
     Args:
         replay: The schedule.
-        cell_seconds: Seconds of the pipeline microbatches.
+        pipeline_microbatch_seconds: Seconds of the pipeline microbatches.
         orders: Initial orders, with every pipeline microbatch once.
         evaluations: How many steps of a pipeline may be computed, rounded up to whole rounds.
     """
     random = np.random.default_rng(0)
     orders = orders.copy()
-    seconds = replay.step_seconds(cell_seconds, orders)
+    seconds = replay.step_seconds(pipeline_microbatch_seconds, orders)
     if orders.size == 1:
         return orders
     for _ in range(-(-(evaluations - len(orders)) // EVALUATIONS_PER_ROUND)):
         slowest = np.argsort(-seconds, kind="stable")
         count = min(SLOWEST_PIPELINES, max(1, len(orders) // 2))
-        _improve(replay, cell_seconds, orders, seconds, _propose(orders, slowest, count, random))
+        _improve(replay, pipeline_microbatch_seconds, orders, seconds, _propose(orders, slowest, count, random))
     return orders
 
 
@@ -86,14 +89,16 @@ def _propose(
 
 def _improve(
     replay: ScheduleReplay,
-    cell_seconds: CellSeconds,
+    pipeline_microbatch_seconds: PipelineMicrobatchSeconds,
     orders: Int[np.ndarray, "p m"],
     seconds: Float[np.ndarray, " p"],
     swaps: _Swaps,
 ) -> None:
     """Makes the best swap of each pipeline that helps, in place."""
     between = swaps.pipelines != swaps.partners
-    step_seconds = replay.step_seconds(cell_seconds, np.concatenate([swaps.orders, swaps.partner_orders[between]]))
+    step_seconds = replay.step_seconds(
+        pipeline_microbatch_seconds, np.concatenate([swaps.orders, swaps.partner_orders[between]])
+    )
     own, other = step_seconds[: len(between)], step_seconds[: len(between)].copy()
     other[between] = step_seconds[len(between) :]
     slower = np.maximum(own, other)

@@ -3,7 +3,7 @@
 Data-parallel replicas that exchange nothing but gradients until the end of a step are independent pipelines: with dp
 30, 60 and 60 there are 30, each with one encoder, two backbones and two generators. They may take their microbatches in
 different orders, and a step takes as long as the slowest of them. A pipeline microbatch is one pipeline's share of a
-microbatch; identifiers call it a cell.
+microbatch.
 
 Where a unit has several pipeline replicas, a pipeline has replicas of each. The pipeline replica that works on a
 pipeline microbatch follows from its position in the order; it takes as long on any of them, the hops to and from it
@@ -24,9 +24,9 @@ from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, Schedule, ScheduleError
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.schedules.recurrence.schedule_nodes import ScheduleNodes
-from sharding.simulation.op_seconds import seconds_by_costs
+from sharding.simulation.op_spans.op_seconds import seconds_by_costs
 
-CellSeconds = Float[np.ndarray, "r cells"]
+PipelineMicrobatchSeconds = Float[np.ndarray, "r c"]
 """Seconds by row (one pipeline's ops of a kind) and pipeline microbatch; c * m + i is microbatch i of pipeline c."""
 
 _BLOCK = 256  # orders whose times stay in the processor's cache
@@ -66,24 +66,29 @@ class ScheduleReplay:
         """Microbatches of a step, which is also the number of pipeline microbatches of a pipeline."""
         return self.op_graph.microbatches
 
-    def cell_seconds(self, costs: StepCosts) -> CellSeconds:
+    def pipeline_microbatch_seconds(self, costs: StepCosts) -> PipelineMicrobatchSeconds:
         """Returns the seconds of all pipeline microbatches."""
-        rows = [self._by_cell(costs.stages[stage].of_pass(kind), replica) for kind, stage, replica in self.compute_rows]
+        rows = [
+            self._by_pipeline_microbatch(costs.stages[stage].of_pass(kind), replica)
+            for kind, stage, replica in self.compute_rows
+        ]
         hops = {"hop": costs.hops, "gradient_hop": costs.gradient_hops}
-        rows += [self._by_cell(hops[kind][edge], replica) for kind, edge, replica in self.hop_rows]
+        rows += [self._by_pipeline_microbatch(hops[kind][edge], replica) for kind, edge, replica in self.hop_rows]
         return np.stack(rows)
 
-    def _by_cell(self, seconds: Float[np.ndarray, "m i"], replica: int) -> Float[np.ndarray, " cells"]:
+    def _by_pipeline_microbatch(self, seconds: Float[np.ndarray, "m i"], replica: int) -> Float[np.ndarray, " c"]:
         return seconds.reshape(self.microbatches, self.pipelines, -1)[:, :, replica].T.ravel()
 
-    def step_seconds(self, cell_seconds: CellSeconds, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
+    def step_seconds(
+        self, pipeline_microbatch_seconds: PipelineMicrobatchSeconds, orders: Int[np.ndarray, "b m"]
+    ) -> Float[np.ndarray, " b"]:
         """Seconds of a pipeline's step for each of these orders of pipeline microbatches."""
         graph, steps = self.nodes.graph, []
         for first in range(0, len(orders), _BLOCK):
             block = orders[first : first + _BLOCK]
             seconds = self.with_fixed_seconds(len(block))
-            of_rows = seconds[: -len(self.fixed_seconds)].reshape(len(cell_seconds), -1)  # [r, m * b]
-            np.take(cell_seconds, block.T.ravel(), axis=1, out=of_rows, mode="clip")
+            of_rows = seconds[: -len(self.fixed_seconds)].reshape(len(pipeline_microbatch_seconds), -1)  # [r, m * b]
+            np.take(pipeline_microbatch_seconds, block.T.ravel(), axis=1, out=of_rows, mode="clip")
             ends = graph.add_starts(seconds[self.slots])
             steps.append(ends[graph.last_nodes].max(axis=0))
         return np.concatenate(steps)

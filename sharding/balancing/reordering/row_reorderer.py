@@ -14,7 +14,7 @@ from jaxtyping import Int
 from sharding.balancing.reordering.inter_microbatch import IntervalFillingOrder
 from sharding.balancing.reordering.intra_microbatch import balanced_groups
 from sharding.balancing.reordering.local_search import search_orders
-from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay, build_replay
+from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, ScheduleReplay, build_replay
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.plan_costs import plan_costs
@@ -69,7 +69,9 @@ class RowReorderer:
         """
         return REORDERING_POLICIES[self.policy](self, rows)
 
-    def replay_with_costs(self, rows: LoadsByModule) -> tuple[ScheduleReplay, IntervalFillingOrder, CellSeconds]:
+    def replay_with_costs(
+        self, rows: LoadsByModule
+    ) -> tuple[ScheduleReplay, IntervalFillingOrder, PipelineMicrobatchSeconds]:
         """The plan's replay, which depends only on the number of rows, and seconds of the pipeline microbatches."""
         step_costs = plan_costs(self.resolved, BatchCosts(self.resolved.graph, self._costs, rows))
         count = _row_count(rows)
@@ -79,7 +81,7 @@ class RowReorderer:
             replay = build_replay(self.resolved.devices, schedule, step_costs, rows_per_microbatch)
             self._replays[count] = replay, IntervalFillingOrder(replay)
         replay, interval_order = self._replays[count]
-        return replay, interval_order, replay.cell_seconds(step_costs)
+        return replay, interval_order, replay.pipeline_microbatch_seconds(step_costs)
 
 
 def _keep_order(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
@@ -103,7 +105,7 @@ def _reorder_within_microbatches(reorderer: RowReorderer, rows: LoadsByModule) -
 
 def _reorder_microbatches(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
     replay, interval_order, seconds = reorderer.replay_with_costs(rows)
-    return _rows_of_cells(replay, interval_order.orders(seconds), _row_count(rows))
+    return _rows_of_pipeline_microbatches(replay, interval_order.orders(seconds), _row_count(rows))
 
 
 def _reorder_within_then_between(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
@@ -112,18 +114,18 @@ def _reorder_within_then_between(reorderer: RowReorderer, rows: LoadsByModule) -
 
 
 def _search_order(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
-    replay, interval_order, cell_seconds = reorderer.replay_with_costs(rows)
+    replay, interval_order, pipeline_microbatch_seconds = reorderer.replay_with_costs(rows)
     given = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)  # [p, m]
-    ascending = balanced_groups(cell_seconds[: len(replay.compute_rows)].sum(axis=0), replay.pipelines)
-    positions = interval_order.orders(cell_seconds[:, ascending.ravel()]) - given[:, :1]
+    ascending = balanced_groups(pipeline_microbatch_seconds[: len(replay.compute_rows)].sum(axis=0), replay.pipelines)
+    positions = interval_order.orders(pipeline_microbatch_seconds[:, ascending.ravel()]) - given[:, :1]
     interval_filling = np.take_along_axis(ascending, positions, axis=1)
     candidates = np.concatenate([ascending, interval_filling, given])
-    seconds = replay.step_seconds(cell_seconds, candidates).reshape(3, -1)  # [3, p]
+    seconds = replay.step_seconds(pipeline_microbatch_seconds, candidates).reshape(3, -1)  # [3, p]
     initial = np.where((seconds[0] < seconds[1])[:, None], ascending, interval_filling)
-    best = search_orders(replay, cell_seconds, initial, reorderer.evaluations - seconds.size)
-    if replay.step_seconds(cell_seconds, best).max() > seconds[2].max():
+    best = search_orders(replay, pipeline_microbatch_seconds, initial, reorderer.evaluations - seconds.size)
+    if replay.step_seconds(pipeline_microbatch_seconds, best).max() > seconds[2].max():
         best = given
-    return _rows_of_cells(replay, best, _row_count(rows))
+    return _rows_of_pipeline_microbatches(replay, best, _row_count(rows))
 
 
 REORDERING_POLICIES: Mapping[str, Callable[[RowReorderer, LoadsByModule], RowPermutation]] = {
@@ -139,8 +141,12 @@ def _row_count(rows: LoadsByModule) -> int:
     return len(next(iter(rows.values())))
 
 
-def _rows_of_cells(replay: ScheduleReplay, orders: Int[np.ndarray, "p m"], count: int) -> RowPermutation:
+def _rows_of_pipeline_microbatches(
+    replay: ScheduleReplay, orders: Int[np.ndarray, "p m"], count: int
+) -> RowPermutation:
     """The rows of pipeline microbatches in these orders; the rows of one stay together, in their order."""
     shape = (replay.microbatches, replay.pipelines, -1)
-    rows_by_cell = np.arange(count).reshape(shape).transpose(1, 0, 2).reshape(orders.size, -1)  # [cells, rows]
-    return rows_by_cell[orders].transpose(1, 0, 2).ravel()
+    rows_by_pipeline_microbatch = (
+        np.arange(count).reshape(shape).transpose(1, 0, 2).reshape(orders.size, -1)
+    )  # [c, rows]
+    return rows_by_pipeline_microbatch[orders].transpose(1, 0, 2).ravel()

@@ -115,11 +115,11 @@ class _PlanWork(PlanLayers):
             of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
             seconds += slowest_of_shared(of_replicas, shared)
         taken_by = np.array(unit.replica_of_microbatches(self._microbatches))
-        of_copies = [
+        of_pipeline_replicas = [
             seconds[:, taken_by == pipeline_replica].sum(axis=1)
             for pipeline_replica in range(unit.parallelism.pipeline_replicas)
         ]
-        totals = np.concatenate(of_copies, axis=1)
+        totals = np.concatenate(of_pipeline_replicas, axis=1)
         forward, backward = (
             _PassWork(total, of.max(axis=1), float(of_least))
             for total, of, of_least in zip(totals[:2], seconds[:2], least, strict=True)

@@ -121,7 +121,7 @@ class _ColocatedSearch:
 
     def _chosen(self, layout: BackboneLayout) -> tuple[ReplicatedLayout, ...] | None:
         """Chooses for every other module the first layout with which all fit beside the backbone; None if none do."""
-        options = [self._copied_layouts(name, layout) for name in self._others]
+        options = [self._replicated_layouts(name, layout) for name in self._others]
         if not all(options):
             return None
         least = [min(of.least_bytes for of in of_module) for of_module in options]
@@ -134,7 +134,7 @@ class _ColocatedSearch:
             chosen.append(fitting)
         return tuple(chosen)
 
-    def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[ReplicatedLayout]:
+    def _replicated_layouts(self, name: str, layout: BackboneLayout) -> list[ReplicatedLayout]:
         key = (name, *layout.division)
         if key not in self._replicated:
             self._replicated[key] = replicated_layouts(self._problem, name, layout)
@@ -162,8 +162,8 @@ class _ColocatedSearch:
         if max(slices.values()) > 1 and best.simulated.memory <= 1 and not self.is_exhausted:
             found.append(self._simulate(best.backbone, best.replicated, slices))
             best = _best(found)
-        of_copies = _op_count(best.backbone, best.replicated, {}) - _op_count(best.backbone, (), {})
-        if best.backbone.microbatches * of_copies > _PLACED_PASSES:
+        of_pipeline_replicas = _op_count(best.backbone, best.replicated, {}) - _op_count(best.backbone, (), {})
+        if best.backbone.microbatches * of_pipeline_replicas > _PLACED_PASSES:
             return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
         return _best([best, best._replace(simulated=assigned)])
@@ -184,7 +184,7 @@ class _ColocatedSearch:
         """The first layouts of the other modules, and further ones: with more recomputation, and on other ranks."""
         yield candidate.replicated
         for number, chosen in enumerate(candidate.replicated):
-            options = self._copied_layouts(chosen.module, candidate.backbone)
+            options = self._replicated_layouts(chosen.module, candidate.backbone)
             later = options[options.index(chosen) + 1 :]
             same = [of for of in later if (of.tp, of.pp) == (chosen.tp, chosen.pp)][:_MORE_RECOMPUTATION]
             other = [of for of in later if (of.tp, of.pp) != (chosen.tp, chosen.pp)][:_OTHER_RANKS]

@@ -108,7 +108,7 @@ class _OpRecorder:
         self._bundles: list[tuple[int, tuple[OpInBundle, OpInBundle], int, int]] = []
 
     def _stage(self, op_graph: OpGraph, stage: StageId) -> _Stage:
-        graph, pipeline_replicas = op_graph.stage_graph, self._devices.of_copies(stage)
+        graph, pipeline_replicas = op_graph.stage_graph, self._devices.of_pipeline_replicas(stage)
         of_microbatch = (
             graph.pipeline_replicas[stage[0]].of_microbatch
             if stage[0] in graph.pipeline_replicas

@@ -79,7 +79,7 @@ class StageDevices:
         """One node that holds all devices."""
         return self.of(np.arange(self._group_count)[None])
 
-    def of_copies(self, stage: StageId) -> tuple[HeldDevices, ...]:
+    def of_pipeline_replicas(self, stage: StageId) -> tuple[HeldDevices, ...]:
         """The replicas of a stage, in each pipeline replica of its unit."""
         return tuple(self.of(table) for table in np.split(self._groups_of[stage], self._replicas[stage]))
 

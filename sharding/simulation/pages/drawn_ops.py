@@ -12,8 +12,8 @@ from sharding.plans.device_groups import replicas_of_microbatch
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import TRANSFERS, PipelineOp
-from sharding.simulation.idle_time import IdleCause, IdlePeriod
-from sharding.simulation.spans import Span
+from sharding.simulation.idle.idle_time import IdleCause, IdlePeriod
+from sharding.simulation.op_spans.spans import Span
 from sharding.simulation.timeline import Lane, Timeline
 
 Half = Literal["whole", "upper", "lower"]

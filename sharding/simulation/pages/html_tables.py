@@ -6,8 +6,8 @@ from sharding.html.numbers import count, percent, seconds, size
 from sharding.html.svg import rectangle
 from sharding.plans.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
-from sharding.simulation.filled_idle import FilledIdle
-from sharding.simulation.idle_time import IDLE_CAUSES
+from sharding.simulation.idle.filled_idle import FilledIdle
+from sharding.simulation.idle.idle_time import IDLE_CAUSES
 from sharding.simulation.pages.op_colours import KIND_COLOURS, unit_colours
 from sharding.simulation.pages.overview import CAUSE_COLOURS
 from sharding.simulation.timeline import Timeline

@@ -11,7 +11,7 @@ from sharding.html.elements import Html, element
 from sharding.html.numbers import percent, seconds_unit
 from sharding.html.svg import Scale, bottom_axis, drawing, line, rectangle, text
 from sharding.schedules.ops import OpKind
-from sharding.simulation.idle_time import IdleCause
+from sharding.simulation.idle.idle_time import IdleCause
 from sharding.simulation.pages.drawn_ops import DrawnLane, DrawnOp, drawn_lanes
 from sharding.simulation.pages.op_colours import KIND_COLOURS, unit_colours
 from sharding.simulation.timeline import Timeline

@@ -15,7 +15,7 @@ from benchmarks.colocated.settings import MegatronRanks, OptimusSetting
 from benchmarks.colocated.systems import ALPA, BACKBONE, COLOCATED, MEGATRON, MEGATRON_BALANCED, systems_of
 from sharding.planners.stages.exact_partition import partition_by
 from sharding.plans.plan_error import PlanError
-from sharding.simulation.idle_time import IDLE_CAUSES
+from sharding.simulation.idle.idle_time import IDLE_CAUSES
 from tests.sharding.planners.stages.brute_force import all_partitions
 
 SMALL_BATCH, DEPTHS = 16, (6, 8)  # layers of each encoder and of the backbone

@@ -1,6 +1,6 @@
 """What is true of every measured timeline of a step."""
 
-from sharding.simulation.measured import replicas_that_finish
+from sharding.simulation.measured.measured_timeline import replicas_that_finish
 
 
 def check_measured(timeline, schedule):

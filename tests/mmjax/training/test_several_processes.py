@@ -9,7 +9,7 @@ import pytest
 from mmjax.training.checkpoints.manager import CheckpointManager
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
-from sharding.simulation.timeline_json import read_timeline
+from sharding.simulation.measured.timeline_json import read_timeline
 from sharding.specs.modules import module_graph
 from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.measured_steps import check_measured

@@ -24,7 +24,7 @@ from mmjax.training.checkpoints.retention import Retention
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from sharding.runtime.pipeline import TrainState
-from sharding.simulation.timeline_json import timeline_document
+from sharding.simulation.measured.timeline_json import timeline_document
 from tests.mmjax.training import short_runs as runs
 from tests.process_limits import small_files
 

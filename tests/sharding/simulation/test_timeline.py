@@ -11,7 +11,7 @@ from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, Schedule
-from sharding.simulation.idle_time import IDLE_CAUSES
+from sharding.simulation.idle.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline

@@ -7,8 +7,8 @@ from hypothesis import strategies
 
 from mmjax.training.heartbeat.op_stragglers import FACTOR, SHARE, RecordedStep, find_slow_op
 from sharding.schedules.ops import GLOBAL_NORM
-from sharding.simulation.measured import replicas_that_finish
-from sharding.simulation.spans import Span
+from sharding.simulation.measured.measured_timeline import replicas_that_finish
+from sharding.simulation.op_spans.spans import Span
 from tests.sharding.steps import build_step, step_recipes
 
 

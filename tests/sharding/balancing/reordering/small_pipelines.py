@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay, build_replay
+from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, ScheduleReplay, build_replay
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import one_f_one_b
 from tests.sharding.stage_graphs import ring, training
@@ -13,7 +13,7 @@ from tests.sharding.steps import stage_costs, step_costs
 
 def skewed(
     places: int, chunks: int, microbatches: int, seed: int, pipelines: int = 1
-) -> tuple[ScheduleReplay, CellSeconds]:
+) -> tuple[ScheduleReplay, PipelineMicrobatchSeconds]:
     """A chain whose first and last stage, an encoder and a generator, differ by microbatch; all train."""
     rng = np.random.default_rng(seed)
     graph = ring(places, chunks)
@@ -25,9 +25,9 @@ def skewed(
     costs = step_costs(work, stages, hop=0.01)
     devices = {node: np.arange(pipelines)[:, None] + pipelines * (node[1] % places) for node in graph.stages}
     replay = build_replay(devices, (interleaved if chunks > 1 else one_f_one_b)(work), costs, pipelines)
-    return replay, replay.cell_seconds(costs)
+    return replay, replay.pipeline_microbatch_seconds(costs)
 
 
-def all_seconds(replay: ScheduleReplay, table: CellSeconds) -> np.ndarray:
+def all_seconds(replay: ScheduleReplay, table: PipelineMicrobatchSeconds) -> np.ndarray:
     """Seconds of a step in every order of one pipeline's microbatches."""
     return replay.step_seconds(table, np.array(list(itertools.permutations(range(replay.microbatches)))))

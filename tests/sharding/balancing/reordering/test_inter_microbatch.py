@@ -22,7 +22,7 @@ def chain_order(work: OpGraph, forwards: list, policy=one_f_one_b) -> list[int]:
     }
     costs = step_costs(work, stages)
     replay = build_replay(single_devices(work.stage_graph), policy(work), costs, 1)
-    return IntervalFillingOrder(replay).orders(replay.cell_seconds(costs))[0].tolist()
+    return IntervalFillingOrder(replay).orders(replay.pipeline_microbatch_seconds(costs))[0].tolist()
 
 
 def trained(stages: int, microbatches: int) -> OpGraph:
@@ -48,7 +48,7 @@ def test_every_pipeline_keeps_its_microbatches(places, chunks, microbatches, pip
 def test_every_pipeline_of_any_step_keeps_its_microbatches(recipe):
     step = build_step(recipe)
     replay = build_replay(step.devices, step.schedule, step.costs, 36)
-    orders = IntervalFillingOrder(replay).orders(replay.cell_seconds(step.costs))
+    orders = IntervalFillingOrder(replay).orders(replay.pipeline_microbatch_seconds(step.costs))
     np.testing.assert_array_equal(np.sort(orders, axis=1), np.arange(orders.size).reshape(orders.shape))
 
 

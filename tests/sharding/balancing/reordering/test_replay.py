@@ -27,7 +27,7 @@ def test_a_step_takes_what_the_simulator_says(recipe):
     step = build_step(recipe)
     replay = build_replay(step.devices, step.schedule, step.costs, ROWS)
     orders = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
-    found = replay.step_seconds(replay.cell_seconds(step.costs), orders)
+    found = replay.step_seconds(replay.pipeline_microbatch_seconds(step.costs), orders)
     assert found.max() == step.run().step
 
 
@@ -78,8 +78,8 @@ def test_every_pipeline_takes_its_own_order(drawn):
     replay = build_replay(devices, schedule, costs, ROWS)
     assert replay.pipelines == math.gcd(ROWS, *counts)
     orders = np.stack([rng.permutation(work.microbatches) for _ in range(replay.pipelines)])
-    cells = orders + work.microbatches * np.arange(replay.pipelines)[:, None]
-    found = replay.step_seconds(replay.cell_seconds(costs), cells)
+    pipeline_microbatches = orders + work.microbatches * np.arange(replay.pipelines)[:, None]
+    found = replay.step_seconds(replay.pipeline_microbatch_seconds(costs), pipeline_microbatches)
     assert found.max() == simulate_on_devices(devices, schedule, reordered(costs, orders)).step
 
 
@@ -111,8 +111,8 @@ def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
     """Costs in which every pipeline takes its own order, [pipelines, m]."""
 
     def take(seconds: np.ndarray) -> np.ndarray:
-        cells = seconds.reshape(len(seconds), len(orders), -1)
-        return cells[orders.T, np.arange(len(orders))].reshape(seconds.shape)
+        pipeline_microbatches = seconds.reshape(len(seconds), len(orders), -1)
+        return pipeline_microbatches[orders.T, np.arange(len(orders))].reshape(seconds.shape)
 
     stages = {
         node: dataclasses.replace(of, **{name: take(getattr(of, name)) for name in PER_MICROBATCH})

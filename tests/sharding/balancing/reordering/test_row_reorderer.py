@@ -109,9 +109,9 @@ def test_rows_are_permuted_and_the_search_makes_no_step_longer(skewed, policy, p
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_the_replay_takes_the_simulators_seconds(skewed, plan):
     reorderer = RowReorderer(ResolvedPlan(plan, skewed.graph, skewed.trained_parts), skewed.costs)
-    replay, _, cell_seconds = reorderer.replay_with_costs(skewed.sampled_rows)
+    replay, _, pipeline_microbatch_seconds = reorderer.replay_with_costs(skewed.sampled_rows)
     given_order = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
-    slowest = replay.step_seconds(cell_seconds, given_order).max()
+    slowest = replay.step_seconds(pipeline_microbatch_seconds, given_order).max()
     assert slowest == pytest.approx(skewed.simulate(plan).step, rel=1e-12)
 
 

@@ -36,7 +36,7 @@ def test_classes_are_of_devices_in_the_same_stages():
     graph = StageGraph({near: frozenset([0, 1, 2]), far: frozenset([1, 2])}, ())
     devices = StageDevices(held, graph)
     assert devices.class_count == 2
-    ((near_replicas,), (far_replica,)) = devices.of_copies(near), devices.of_copies(far)
+    ((near_replicas,), (far_replica,)) = devices.of_pipeline_replicas(near), devices.of_pipeline_replicas(far)
     assert len(near_replicas.classes) == 2 and set(far_replica.classes) < set(near_replicas.classes)
     np.testing.assert_array_equal(far_replica.waits_for(near_replicas), [[1], [2]])
     np.testing.assert_array_equal(near_replicas.waits_for(far_replica), [[NO_NODE, 0, 0]])

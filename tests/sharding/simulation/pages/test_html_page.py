@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sharding.html.numbers import percent
-from sharding.simulation.idle_time import IDLE_CAUSES
+from sharding.simulation.idle.idle_time import IDLE_CAUSES
 from sharding.simulation.pages.drawn_ops import drawn_lanes
 from sharding.simulation.pages.html_page import html_fragment, html_page
 from sharding.simulation.summary import timeline_summary

@@ -15,7 +15,7 @@ from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.schedules.recurrence.schedule_nodes import COLLECTIVES, BundleNodes
 from sharding.schedules.recurrence.wait_graph import NodeTimes
-from sharding.simulation.node_spans import BundledSeconds, node_spans
+from sharding.simulation.op_spans.node_spans import BundledSeconds, node_spans
 from sharding.simulation.timeline import Timeline
 
 Seconds = Float[np.ndarray, " i"]

@@ -14,7 +14,7 @@ from sharding.schedules.checks import check_schedule
 from sharding.schedules.named.build import build_schedule, in_flight_limits, training_op_graph
 from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.pass_seconds import pass_seconds
-from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
+from sharding.simulation.measured.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
 from sharding.simulation.timeline import Timeline
 
 LEAST_GAIN = 0.01

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from sharding.plans.device_groups import DeviceGroups, replicas_of_microbatch
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, TRANSFERS, OpKind, PipelineOp
-from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause, IdlePeriod, idle_times
-from sharding.simulation.spans import Span
+from sharding.simulation.idle.idle_time import IDLE_CAUSES, IdleCause, IdlePeriod, idle_times
+from sharding.simulation.op_spans.spans import Span
 
 COMPUTE = (*COMPUTE_KINDS, "update")
 """Kinds of ops that fill idle time."""

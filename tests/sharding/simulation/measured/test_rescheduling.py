@@ -18,8 +18,8 @@ from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
-from sharding.simulation.measured_seconds import mean_seconds, pass_of_timeline
-from sharding.simulation.rescheduling import (
+from sharding.simulation.measured.measured_seconds import mean_seconds, pass_of_timeline
+from sharding.simulation.measured.rescheduling import (
     LEAST_GAIN,
     Reconsidered,
     expected_seconds,

@@ -14,10 +14,10 @@ from sharding.plans.device_groups import DeviceGroups
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.recurrence.node_builder import schedule_nodes
-from sharding.simulation.filled_idle import COMPUTE, groups_of_op, groups_of_unit, with_partners
-from sharding.simulation.node_spans import run_schedule
-from sharding.simulation.op_seconds import seconds_by_costs
-from sharding.simulation.spans import Span
+from sharding.simulation.idle.filled_idle import COMPUTE, groups_of_op, groups_of_unit, with_partners
+from sharding.simulation.op_spans.node_spans import run_schedule
+from sharding.simulation.op_spans.op_seconds import seconds_by_costs
+from sharding.simulation.op_spans.spans import Span
 
 
 def scheduling_efficiency(

@@ -12,9 +12,9 @@ from jaxtyping import Float
 
 from sharding.schedules.recurrence.schedule_nodes import COLLECTIVES, BundleNodes, ScheduleNodes
 from sharding.schedules.recurrence.wait_graph import NodeTimes
-from sharding.simulation.bundle_seconds import bundle_shares
-from sharding.simulation.op_seconds import SecondsOfOps
-from sharding.simulation.spans import Span
+from sharding.simulation.op_spans.bundle_seconds import bundle_shares
+from sharding.simulation.op_spans.op_seconds import SecondsOfOps
+from sharding.simulation.op_spans.spans import Span
 
 
 class BundledSeconds(NamedTuple):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 
-from sharding.simulation.measured import measured_timeline, replica_count
+from sharding.simulation.measured.measured_timeline import measured_timeline, replica_count
 from tests.sharding.steps import SimulatedStep, build_step, step_recipes
 
 

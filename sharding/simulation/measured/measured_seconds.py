@@ -14,10 +14,10 @@ from jaxtyping import Int
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, OpGraph, OpKind, PipelineOp, Schedule
 from sharding.schedules.recurrence.node_builder import schedule_nodes
-from sharding.simulation.measured import Seconds
-from sharding.simulation.node_spans import run_schedule
-from sharding.simulation.op_seconds import OpSeconds
-from sharding.simulation.spans import Span
+from sharding.simulation.measured.measured_timeline import Seconds
+from sharding.simulation.op_spans.node_spans import run_schedule
+from sharding.simulation.op_spans.op_seconds import OpSeconds
+from sharding.simulation.op_spans.spans import Span
 from sharding.simulation.timeline import Timeline
 
 _OpOfCopies = tuple[PipelineOp, int, int]

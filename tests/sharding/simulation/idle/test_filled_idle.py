@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule
-from sharding.simulation.filled_idle import units_on_shared_devices
+from sharding.simulation.idle.filled_idle import units_on_shared_devices
 from sharding.simulation.pages.drawn_ops import drawn_lanes
 from sharding.simulation.pages.html_page import html_page
 from sharding.simulation.pages.html_tables import efficiency_in_words

@@ -13,9 +13,9 @@ from sharding.plans.stage_graph import PipelineReplicas, StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, PipelineOp
-from sharding.simulation.measured_seconds import mean_seconds, pass_of_timeline
+from sharding.simulation.measured.measured_seconds import mean_seconds, pass_of_timeline
+from sharding.simulation.op_spans.spans import Span
 from sharding.simulation.simulator import simulate_on_devices
-from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 from tests.sharding.stage_graphs import build_op_graph, recipes, training
 from tests.sharding.steps import build_step, stage_costs, step_costs, step_recipes

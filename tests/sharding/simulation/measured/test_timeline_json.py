@@ -10,9 +10,9 @@ from configs.errors import UserError
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.one_f_one_b import gpipe
 from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.simulation.measured.timeline_json import read_timeline, timeline_document
 from sharding.simulation.pages.html_page import html_page
 from sharding.simulation.pages.perfetto import perfetto_trace
-from sharding.simulation.timeline_json import read_timeline, timeline_document
 from tests.sharding.html.documents import parsed_page, words
 from tests.sharding.steps import SimulatedStep, build_step, stage_costs, step_costs, step_recipes, uneven_timeline
 

@@ -14,8 +14,8 @@ from configs.checks import conforms, wrong_type
 from configs.errors import UserError
 from sharding.plans.stage_graph import PipelineReplicas, StageGraph, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
-from sharding.simulation.measured import replica_count
-from sharding.simulation.spans import Span
+from sharding.simulation.measured.measured_timeline import replica_count
+from sharding.simulation.op_spans.spans import Span
 from sharding.simulation.timeline import Timeline
 
 _TIMES = ("start", "end", "communication")

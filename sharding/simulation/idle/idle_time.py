@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from sharding.plans.device_groups import DeviceGroups, replicas_of_microbatch, source_replicas
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, OpKind, PipelineOp
-from sharding.simulation.spans import Span
+from sharding.simulation.op_spans.spans import Span
 
 IdleCause = Literal[
     "warm-up",
