@@ -1,6 +1,6 @@
 """The optimizer: an algorithm, a learning rate with its schedule, weight decay, clipping, settings of trainable parts.
 
-`mmjax.training.engine.optimizers.transformations` makes optax transformations of these configurations.
+`mmjax.training.engine.optimizers.layer_optimizer` makes optax transformations of these configurations.
 """
 
 import dataclasses

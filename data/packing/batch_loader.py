@@ -18,7 +18,7 @@ from data.packing.global_batch import BatchTotals, GlobalBatch, build_global_bat
 from data.packing.packed_rows import REFUSED_SAMPLE, empty_rows, pack_rows
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.refusals import Refusal, call_or_refuse
-from data.packing.step_planner import StepPlan
+from data.packing.row_planner import StepPlan
 from data.samples.sample import Sample
 
 

@@ -26,7 +26,7 @@ from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
 from data.packing.refusals import RefusalLog
-from data.packing.step_planner import OrderRows, PlannerState, StepPlan, StepPlanner
+from data.packing.row_planner import OrderRows, PlannerState, RowPlanner, StepPlan
 from data.packing.workers import batches_ahead
 from data.samples.sample_format import SampleFormat
 
@@ -44,7 +44,7 @@ class BatchPipeline:
     """
 
     sample_index: SampleIndex
-    planner: StepPlanner
+    planner: RowPlanner
     loader: BatchLoader
     order_rows: OrderRows | None
     fingerprint: dict[str, Any]
@@ -173,7 +173,7 @@ def _make_pipeline(
     capacity = capacity_for_model(config.capacity, sample_index.sample_format)
     policy = GROUPING_POLICIES[config.grouping]
     samples = sum(sample_index.counts[kind] for kind in config.shares(sample_index.counts))
-    planner = StepPlanner(
+    planner = RowPlanner(
         sample_stream=sample_stream,
         sample_index=sample_index,
         capacity=capacity,

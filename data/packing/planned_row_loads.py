@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from data.packing.pipeline import BatchPipeline
-from data.packing.step_planner import PlannerState
+from data.packing.row_planner import PlannerState
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 from sharding.specs.layer import make_loads
@@ -22,7 +22,7 @@ def planned_rows(pipeline: BatchPipeline, count: int) -> list[list[SampleSizes]]
     """Sizes of the samples of the first rows of a pipeline, for which nothing is decoded.
 
     Raises:
-        DataError: As of `data.packing.step_planner.StepPlanner.steps`.
+        DataError: As of `data.packing.row_planner.RowPlanner.steps`.
     """
     return list(itertools.islice(_rows(pipeline), count))
 

@@ -29,7 +29,7 @@ from sharding.specs.modules import ModuleGraph, module_graph
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Orders the rows of a step from the sizes of their samples (`data.packing.step_planner.OrderRows`).
+    """Orders the rows of a step from the sizes of their samples (`data.packing.row_planner.OrderRows`).
 
     Attributes:
         reorderer: Orders row loads for one plan.

@@ -26,7 +26,7 @@ from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.pipeline import training_pipeline
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
-from data.packing.step_planner import PlannerState
+from data.packing.row_planner import PlannerState
 from data.producers.connection import TOKEN_VARIABLE, ProducerConnection, ProducerUnavailableError, check_address
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 

@@ -18,7 +18,7 @@ from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.step_planner import PlannerState
+from data.packing.row_planner import PlannerState
 from data.producers.step_request import StepRequest, batch_fingerprint
 from sharding.plans.bounds import name_fault
 

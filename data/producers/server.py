@@ -22,7 +22,7 @@ from data.extras import missing_extra
 from data.packing.fingerprint import fingerprint_differences
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrder, RowOrderRequest
-from data.packing.step_planner import StepPlan
+from data.packing.row_planner import StepPlan
 from data.producers.request_bounds import RequestBounds
 from data.producers.step_plan_cache import StepPlanCache
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint

@@ -9,7 +9,7 @@ from mmjax.reporting.run_records import is_number
 from sharding.html.elements import Html, element, table
 from sharding.html.numbers import percent, seconds
 from sharding.simulation.pages.html_tables import causes_table, idle_legend, in_words, op_legend
-from sharding.simulation.pages.overview import overview
+from sharding.simulation.pages.timeline_drawing import draw_timeline
 from sharding.simulation.timeline import Timeline
 
 _ONE_SCALE = 2.0
@@ -74,7 +74,7 @@ def _drawn(title: str, timeline: Timeline, scale: float | None, *remarks: Html) 
     return [
         element("h3", title),
         element("p", in_words(timeline)),
-        overview(timeline, scale),
+        draw_timeline(timeline, scale),
         element("div", op_legend(timeline), idle_legend(timeline)),
         *remarks,
         element("details", element("summary", "Where the time goes"), causes_table(timeline)),

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.errors import UserError
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.exchange.hop import ExchangeHop
+from sharding.runtime.exchange.exchange_hop import ExchangeHop
 from sharding.runtime.executor import Executor
 from sharding.runtime.hops import Hop
 from sharding.runtime.pipeline import Channel

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_graph import StageGraph, StageId, StageReplica
-from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
+from sharding.runtime.exchange.exchange_hop import ExchangeHop, PlacedTables
 from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, ReplicaPrograms
 from sharding.runtime.stages.compilation import ProgramCall

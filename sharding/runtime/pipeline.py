@@ -11,7 +11,7 @@ import jax
 
 from configs.short_repr import short_repr
 from sharding.plans.stage_graph import StageId, StageReplica
-from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
+from sharding.runtime.exchange.exchange_hop import ExchangeHop, PlacedTables
 from sharding.runtime.hops import Hop
 from sharding.runtime.replica_meshes import ReplicaMeshes, is_local_mesh
 from sharding.runtime.stages.definition import Microbatches

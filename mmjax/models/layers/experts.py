@@ -213,7 +213,7 @@ def selection_bias_term(
     """Returns 0, whose gradient by an expert's bias is its excess load, in shares of the tokens, times a small factor.
 
     Like gradients, loads are thereby summed over the whole global batch, however a plan divides it. The optimizer
-    takes their signs alone (`mmjax.training.engine.optimizers.transformations`).
+    takes their signs alone (`mmjax.training.engine.optimizers.layer_optimizer`).
     """
     count, top_k = bias.shape[0], experts.shape[-1]
     chosen = jnp.sum(jax.nn.one_hot(experts, count, dtype=jnp.float32), axis=2)  # [r, s, E]

@@ -25,13 +25,13 @@ from mmjax.training.engine.channels import (
     make_channels,
     of_capacity,
 )
+from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.optimizers.optimizer import (
     make_stage_update,
     squared_norm_and_losses,
     stage_optimizer_shardings,
 )
 from mmjax.training.engine.optimizers.part_optimizers import RunHyperparameters
-from mmjax.training.engine.optimizers.transformations import LayerOptimizer
 from mmjax.training.engine.pipeline_functions import make_pipeline_definition
 from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.stage_functions import make_stage_function

@@ -24,9 +24,9 @@ from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, place_hyperparameters, plan_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
+from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.optimizers.optimizer import init_stage, stage_optimizer_shardings
 from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
-from mmjax.training.engine.optimizers.transformations import LayerOptimizer
 from mmjax.training.engine.placement import (
     PlacedStage,
     check_host_memory,

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from data.packing.dealt_phases import DealtPhases, HostArrays
 from data.packing.phases.item_tables import first_slots, microbatch_items
-from sharding.runtime.exchange.hop import ExchangeHop
+from sharding.runtime.exchange.exchange_hop import ExchangeHop
 from sharding.runtime.exchange.tables import ExchangeTables, TokenRuns
 from sharding.runtime.executor import Executor
 from sharding.runtime.pipeline import Channel, ExchangeMicrobatch

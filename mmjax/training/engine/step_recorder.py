@@ -15,7 +15,7 @@ from jaxtyping import Float
 from configs.errors import UserError
 from mmjax.training.engine.engine import Engine
 from sharding.runtime.coordination import wait_for_processes
-from sharding.runtime.exchange.hop import ExchangeHop
+from sharding.runtime.exchange.exchange_hop import ExchangeHop
 from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder

@@ -12,8 +12,8 @@ import optax
 
 from configs.architectures import ModelConfig
 from mmjax.models.model import model_modules
+from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
-from mmjax.training.engine.optimizers.transformations import LayerOptimizer
 from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph

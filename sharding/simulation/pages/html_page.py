@@ -14,8 +14,8 @@ from sharding.simulation.pages.html_tables import (
     units_table,
 )
 from sharding.simulation.pages.memory_section import memory_section
-from sharding.simulation.pages.overview import overview
 from sharding.simulation.pages.subject import subject_in_words
+from sharding.simulation.pages.timeline_drawing import draw_timeline
 from sharding.simulation.timeline import Timeline
 
 _READING = (
@@ -54,7 +54,7 @@ def html_page(timeline: Timeline, title: str) -> str:
         element("h2", f"The {timeline.kind} step"),
         op_legend(timeline),
         idle_legend(timeline),
-        element("figure", overview(timeline), style="margin:10px 0"),
+        element("figure", draw_timeline(timeline), style="margin:10px 0"),
         element("p", f"{_reading(timeline)} {_ZOOMING}", class_="note"),
         _gathers(timeline),
         element("h2", "Memory of a device") if timeline.costs else "",
@@ -77,7 +77,7 @@ def html_fragment(timeline: Timeline) -> Html:
         element("p", in_words(timeline)),
         op_legend(timeline),
         idle_legend(timeline),
-        overview(timeline),
+        draw_timeline(timeline),
         element("p", _reading(timeline)),
         causes_table(timeline),
         filled_table(timeline),

@@ -9,7 +9,7 @@ from sharding.schedules.ops import OpKind
 from sharding.simulation.idle.filled_idle import FilledIdle
 from sharding.simulation.idle.idle_time import IDLE_CAUSES
 from sharding.simulation.pages.op_colours import KIND_COLOURS, unit_colours
-from sharding.simulation.pages.overview import CAUSE_COLOURS
+from sharding.simulation.pages.timeline_drawing import CAUSE_COLOURS
 from sharding.simulation.timeline import Timeline
 
 _BAR = 110  # pixels of a whole step

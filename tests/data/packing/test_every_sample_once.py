@@ -14,7 +14,7 @@ from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
 from data.packing.endless_order import endless_order
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
-from data.packing.step_planner import PlannerState, StepPlanner
+from data.packing.row_planner import PlannerState, RowPlanner
 from data.samples.sample import SampleSizes
 
 CAPACITY = RowCapacity(tokens=100, lengths={"patches": 40, "frames": 30}, images=2, samples=6)
@@ -53,7 +53,7 @@ class Sized(SampleIndex):
 
 def planner(catalogue, grouping, rows, window, endless):
     count = len(catalogue.all)
-    return StepPlanner(
+    return RowPlanner(
         sample_stream=endless_order(range(count), 1) if endless else grain.MapDataset.range(count),
         sample_index=catalogue,
         capacity=CAPACITY,

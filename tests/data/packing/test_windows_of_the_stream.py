@@ -18,7 +18,7 @@ from data.packing.endless_order import endless_order
 from data.packing.grouping.comparison import GroupingSettings, packed_groups
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
 from data.packing.pipeline import training_batches, training_pipeline
-from data.packing.step_planner import PlannerState, StepPlanner
+from data.packing.row_planner import PlannerState, RowPlanner
 from data.samples.sample import SampleSizes
 from tests.data.first_samples import MODEL, First, ids_of, take
 from tests.data.packing.test_planned_phases import NEEDED, PHASES
@@ -43,7 +43,7 @@ class Texts(SampleIndex):
 
 def planner(policy, texts, stream, *, rows, tokens, samples, window, epoch=1000):
     capacity = RowCapacity(tokens=tokens, samples=samples)
-    return StepPlanner(
+    return RowPlanner(
         sample_stream=stream,
         sample_index=texts,
         capacity=capacity,

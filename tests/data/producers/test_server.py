@@ -16,7 +16,7 @@ from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import training_pipeline
-from data.packing.step_planner import PlannerState
+from data.packing.row_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint

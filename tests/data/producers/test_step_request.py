@@ -16,7 +16,7 @@ from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import training_pipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.step_planner import PlannerState
+from data.packing.row_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph

@@ -1,6 +1,7 @@
 """The optimizer applied layer by layer, its state sharded like the master weights (ZeRO-1).
 
-The last op of a step: the executor runs it on each stage when the global norm is known.
+The last op of a step: the executor runs it on each stage when the global norm is known. Gradients are clipped here, by
+the scale that `sharding/runtime/global_reduction.py` computes of that norm.
 """
 
 from collections.abc import Callable, Collection
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters
-from mmjax.training.engine.optimizers.transformations import LayerOptimizer
+from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 

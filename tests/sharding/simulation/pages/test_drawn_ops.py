@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sharding.simulation.pages import overview
+from sharding.simulation.pages import timeline_drawing
 from sharding.simulation.pages.drawn_ops import drawn_hops, drawn_lanes
 from sharding.simulation.pages.perfetto import perfetto_trace
 from sharding.simulation.timeline import Timeline
@@ -116,8 +116,11 @@ def test_a_long_lane_is_drawn_column_by_column_with_the_same_shares_of_the_step(
     """Alternating ops of 1 and 2 seconds with 1 second between them, far more than there are columns."""
     shapes = []
     for start in np.arange(0.0, 4000.0, 4.0):
-        shapes += [overview._Shape("blue", start, start + 1, 1.0), overview._Shape("orange", start + 1, start + 3, 1.0)]
-    drawn = overview._in_columns(shapes, np.linspace(0.0, 4000.0, 301))
+        shapes += [
+            timeline_drawing._Shape("blue", start, start + 1, 1.0),
+            timeline_drawing._Shape("orange", start + 1, start + 3, 1.0),
+        ]
+    drawn = timeline_drawing._in_columns(shapes, np.linspace(0.0, 4000.0, 301))
     assert len(drawn) <= 300
     for colour, share in (("blue", 0.25), ("orange", 0.5)):
         seconds = sum(shape.end - shape.start for shape in drawn if shape.colour == colour)

@@ -1,4 +1,7 @@
-"""Qwen3 (arXiv 2505.09388), `Qwen3ForCausalLM`: Llama's blocks with norms of queries and keys over each head."""
+"""Qwen3 (arXiv 2505.09388), `Qwen3ForCausalLM`: Llama's blocks with norms of queries and keys over each head.
+
+Names of tensors: `decoder_rules` in `shared/llama_like.py`, as of all decoders like Llama.
+"""
 
 from mmjax.weights.published.decoders.dense.qwen2 import FULL_ATTENTION
 from mmjax.weights.published.decoders.shared.llama_like import (

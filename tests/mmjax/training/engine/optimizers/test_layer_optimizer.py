@@ -29,7 +29,7 @@ from configs.optimizer import (
 )
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.optimizers.hyperparameters import learning_rate, make_hyperparameters
-from mmjax.training.engine.optimizers.transformations import LayerOptimizer
+from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan

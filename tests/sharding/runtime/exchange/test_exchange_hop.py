@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
+from sharding.runtime.exchange.exchange_hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.exchange.tables import TokenRuns
 
 

@@ -88,7 +88,7 @@ class StepPlan:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class StepPlanner:
+class RowPlanner:
     """Plans the steps of a stream of samples.
 
     Attributes:

@@ -56,7 +56,7 @@ _UnitColours = Mapping[str, Mapping[OpKind, str]]
 _Rectangles = dict[tuple[str, float], list[str]]  # commands of a path by colour and opacity
 
 
-def overview(timeline: Timeline, until: float | None = None) -> Html:
+def draw_timeline(timeline: Timeline, until: float | None = None) -> Html:
     """Every lane of a timeline with its busy share; idle time is a low strip in the colour of its cause.
 
     Args:
