@@ -6,7 +6,7 @@ a product over the first dimension of x and the last of the copy, for which its 
 the processor time of the forward. Written as x^T cotangent it copies x^T and runs the forward's code. A GPU's matmul
 takes operands in either order. (x flattened to rows, with JAX's own wgrad, is as fast in float32 and slower in
 bfloat16, but the flattened x would be saved beside the x that others save, once for each layer that reads it.) Dense
-layers of models and the collective matmuls use this matmul.
+layers of models use this matmul; the collective matmuls use the products of its backward.
 """
 
 import jax

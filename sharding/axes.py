@@ -61,7 +61,7 @@ class Axes:
         if not set(self.fsdp) <= set(self.data):
             raise ValueError(f"Axes.fsdp is {self.fsdp}; give axes of data, {self.data}")
         if self.sequence not in ((), self.tensor):
-            raise ValueError(f"Axes.sequence is {self.sequence}; give none, or those of tensor, {self.tensor}")
+            raise ValueError(f"Axes.sequence is {self.sequence}; give none, or the axes of tensor, {self.tensor}")
 
     @property
     def replicas(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class ConvertArguments(cli.GinArguments):
     model_type: str = cli.flag("", "Architecture of --output where there is no original: llama, ...", metavar="NAME")
     dtype: str = cli.flag(
         "",
-        "Type of the tensors of --output: float32, float16 or bfloat16; without the flag, that of each in the "
+        "Type of the tensors of --output: float32, float16 or bfloat16; without the flag, the type of each in the "
         "original, else the model's.",
         metavar="NAME",
         parse=cli.one_of("float32", "float16", "bfloat16"),

@@ -31,7 +31,7 @@ class DescribeDataArguments(cli.GinArguments, cli.JsonArguments):
     )
     microbatch_rows: int = cli.flag(
         0,
-        "Rows of a microbatch, for capacities of rows of its own for a module; 0 for those of a step.",
+        "Rows of a microbatch, for capacities of rows of its own for a module; 0 for the rows of a step.",
         metavar="N",
         parse=cli.integer(0),
     )

@@ -49,7 +49,9 @@ def best_candidates(
     trainable = [(name, plan) for name, plan in proposed.values() if is_trainable(problem, plan)]
     if proposed and not trainable:
         name, plan = next(iter(proposed.values()))
-        raise PlanError(f"no policy has a plan that can be trained; that of {name}: {why_untrainable(problem, plan)}")
+        raise PlanError(
+            f"no policy has a plan that can be trained; the plan of {name}: {why_untrainable(problem, plan)}"
+        )
     bounds = [problem.least_step_seconds(plan) for _, plan in trainable]
     best: list[tuple[str, SimulatedPlan]] = []
     for index in sorted(range(len(trainable)), key=bounds.__getitem__):

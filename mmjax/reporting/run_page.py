@@ -100,7 +100,7 @@ def _status(run: Run) -> str:
     total = run.starts[-1]["steps"] if run.starts else None
     of_total = f" of {total}" if total else ""
     if not run.summary:
-        saved = f"; the newest checkpoint is that of step {run.checkpoints[-1].step}" if run.checkpoints else ""
+        saved = f"; the newest checkpoint is of step {run.checkpoints[-1].step}" if run.checkpoints else ""
         return f"Going on, or killed: no end is recorded. Reported up to step {reported}{of_total}{saved}."
     if run.summary.get("stopped_by"):
         return f"Stopped by {run.summary['stopped_by']} after step {run.summary['steps']}{of_total}, which is saved."

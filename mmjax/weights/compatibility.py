@@ -76,7 +76,8 @@ def compatible_matches(
     matches = matches_of_part(all_matches, parts_by_piece(described), part)
     if not matches:
         raise IncompatibleCheckpointError(
-            f"{path} has no weights of {part!r}; it has those of {', '.join(parts_of_matches(all_matches, described))}"
+            f"{path} has no weights of {part!r}; it has weights of "
+            f"{', '.join(parts_of_matches(all_matches, described))}"
         )
     problems = [f"config.json: {difference}" for difference in differences]
     if module in (WHOLE_MODEL, model.backbone.name) and ours < (theirs := model.backbone.vocabulary):

@@ -148,9 +148,9 @@ class StageCosts:
         if self.wgrad is not None:
             shapes = (self.wgrad.seconds.shape, self.wgrad.saved_bytes.shape)
             if shapes != (self.forward.shape, self.saved_bytes.shape):
-                raise ValueError(f"StageCosts.wgrad: the shapes {shapes} are not those of forward and saved_bytes")
+                raise ValueError(f"StageCosts.wgrad: the shapes {shapes} are not the shapes of forward and saved_bytes")
             if np.any(self.wgrad.seconds < 0) or np.any(self.wgrad.seconds > self.backward * (1 + 1e-9)):
-                raise ValueError("StageCosts.wgrad: its seconds are negative, or more than those of the backward")
+                raise ValueError("StageCosts.wgrad: its seconds are negative, or more than the seconds of the backward")
         for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static"):
             if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")

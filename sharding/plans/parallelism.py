@@ -112,7 +112,7 @@ class Parallelism:
         if min(self.module_tp) < 1:
             raise UnitFieldError(f"{given} must be at least 1")
         if self.tp not in self.module_tp:
-            raise UnitFieldError(f"{given} does not contain tp {self.tp}; let tp be that of one of its modules")
+            raise UnitFieldError(f"{given} does not contain tp {self.tp}; let tp be the tp of one of its modules")
         if len(set(self.module_tp)) == 1:
             raise UnitFieldError(f"{given} is tp {self.tp} for all; leave module_tp out")
         together = math.lcm(*self.module_tp) * max(self.ep, self.fsdp)

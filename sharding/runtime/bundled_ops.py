@@ -31,7 +31,7 @@ def check_device_order(schedule: Schedule, stages: Mapping[StageId, ExecutableSt
         if orders[0] != orders[1]:
             raise ScheduleError(
                 f"{second} is bundled with {first}, but unit {second.unit} lists its devices as {orders[1]} and "
-                f"unit {first.unit} as {orders[0]}; list those of both units in one order"
+                f"unit {first.unit} as {orders[0]}; list the devices of both units in one order"
             )
 
 

@@ -1,7 +1,8 @@
 """Parameters, linear projections and convolutions, of which all layers are made.
 
 A Flax module describes whole weights; inside `jax.shard_map` it holds this device's shards of them. Every parameter
-carries `split`, which names the axes that divide each dimension: None, "tensor" or "expert".
+carries `split`, which names the axes that divide each dimension: None, "tensor" or "expert". The products themselves
+are in `tensor_parallel.py`, which calls `pallas_kernels/matmul.py` and `pallas_kernels/collective_matmul/`.
 """
 
 import jax

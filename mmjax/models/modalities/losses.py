@@ -205,7 +205,7 @@ def weighted_loss(
     if not isinstance(terms, LossTerms):
         terms = LossTerms(terms)
     if BALANCING_LOSS in terms.auxiliary:
-        raise UserError(f"the loss {loss!r} names an auxiliary loss {BALANCING_LOSS!r}, the name of that of experts")
+        raise UserError(f"the loss {loss!r} names an auxiliary loss {BALANCING_LOSS!r}, the name of the experts' loss")
     total = _weighted_sum(f"the loss {loss!r} returns", terms.values, weights, axes)
     return total, {
         name: _weighted_sum(f"the loss {loss!r} returns as {name!r}", values, weights, axes)

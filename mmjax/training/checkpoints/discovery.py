@@ -138,7 +138,7 @@ def _choose(
     for said in unfinished:
         _LOG.warning("%s", said)
     if step is not None and step not in steps:
-        raise UserError(f"{directory} has no checkpoint of step {step}; it has those of {steps}")
+        raise UserError(f"{directory} has no checkpoint of step {step}; it has checkpoints of {steps}")
     if not steps:
         raise UserError(f"{directory} has no checkpoint to continue from; start without --resume")
     reasons: list[str] = []

@@ -197,7 +197,7 @@ class CheckpointManager:
             return False
         (process, reason), newest = min(failures.items()), self._newest_whole
         where = f" by process {process}" if jax.process_count() > 1 else ""
-        left = "there is none" if newest is None else f"the newest there is that of step {newest}"
+        left = "there is none" if newest is None else f"the newest there is of step {newest}"
         self._failure = CheckpointNotWrittenError(
             f"the checkpoint of step {self._newest_saved} was not written to {self._directory}{where}: {reason}; {left}"
         )

@@ -170,7 +170,7 @@ def _describe_failure(step: int, failed: Mapping[int, str]) -> str:
     more = f", and {len(failed) - 1} more processes" if len(failed) > 1 else ""
     return (
         f"process {process}{more} could not compute the order of ops from step {step}: {text.removeprefix(_FAILED)}; "
-        "set TrainConfig.rescheduling to None to keep that of the plan"
+        "set TrainConfig.rescheduling to None to keep the order of the plan"
     )
 
 

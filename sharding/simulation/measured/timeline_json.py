@@ -128,7 +128,7 @@ def _read(document: Any) -> Timeline:
     spans = tuple(_read_span(entry, devices, graph.pipeline_replicas) for entry in ops)
     _check_bundles(spans, op_graph)
     if sorted(span.op for span in spans) != sorted(op_graph.dependencies):
-        raise ValueError("its ops are not those of its stages and microbatches, once each")
+        raise ValueError("its ops are not the ops of its stages and microbatches, once each")
     return Timeline(op_graph, devices, None, spans, document["rendezvous"])
 
 

@@ -25,7 +25,7 @@ class _Kind:
 
 _KINDS = {
     "weights": _Kind(BLUE, ("weights",), "in compute precision"),
-    "gradients": _Kind(ORANGE, ("gradients",), "in float32, and those of a microbatch in compute precision"),
+    "gradients": _Kind(ORANGE, ("gradients",), "in float32, and the gradients of a microbatch in compute precision"),
     "optimizer state": _Kind(PINK, ("optimizer",), "master weights and moments in float32"),
     "activations": _Kind(GREEN, ("saved", "reserved"), "what microbatches in flight save for their backwards"),
     "gathered layers": _Kind(

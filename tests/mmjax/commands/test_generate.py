@@ -145,7 +145,7 @@ def masters(workdir) -> dict:
 def test_loaded_parameters_equal_those_of_a_resumed_run(workdir, trained, masters):
     mine, theirs = (jax.tree_util.tree_leaves_with_path(tree) for tree in (trained.parameters, masters))
     config = TrainConfig(dataset=SmallVQA, model=MODEL, data=DATA)
-    with pytest.raises(UserError, match=r"has no checkpoint of step 29; it has those of \[.*30\]"):
+    with pytest.raises(UserError, match=r"has no checkpoint of step 29; it has checkpoints of \[.*30\]"):
         load_trained_model(workdir, config, 29)
     assert trained.step == 30 and len(mine) == len(theirs) > 30
     for (path, value), (there, expected) in zip(sorted(mine, key=str_path), sorted(theirs, key=str_path), strict=True):

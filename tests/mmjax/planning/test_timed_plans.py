@@ -130,7 +130,7 @@ def test_several_partitions_of_the_balanced_policy_are_candidates():
 
 
 def test_where_no_plan_can_be_trained_or_fits_the_error_says_why():
-    with pytest.raises(PlanError, match="no policy has a plan that can be trained; that of rigid: unit vision: 8 rows"):
+    with pytest.raises(PlanError, match="plan that can be trained; the plan of rigid: unit vision: 8 rows"):
         best_candidates(problem(devices=12), 2, "rigid")
     of = problem(devices=8)
     small = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=1e3))

@@ -1,7 +1,8 @@
 """The optimizer applied layer by layer, its state sharded like the master weights (ZeRO-1).
 
 The last op of a step: the executor runs it on each stage when the global norm is known. Gradients are clipped here, by
-the scale that `sharding/runtime/global_reduction.py` computes of that norm.
+the scale that `sharding/runtime/global_reduction.py` computes of that norm; the learning rate is applied in
+`layer_optimizer.py`.
 """
 
 from collections.abc import Callable, Collection

@@ -147,7 +147,7 @@ def test_large_logits_do_not_overflow_and_the_most_likely_targets_are_marked():
         (lambda p: p.targets, "returns int32; return an array of floating-point values"),
         (lambda p: 0.5, "returns float; return an array of floating-point values, or LossTerms"),
         (lambda p: LossTerms(p.log_likelihood, {"z": p.logits}), r"returns as 'z' shape \(2, 5, 8\)"),
-        (lambda p: LossTerms(p.log_likelihood, {"balance": p.log_likelihood}), "'balance', the name of that of expert"),
+        (lambda p: LossTerms(p.log_likelihood, {"balance": p.log_likelihood}), "the name of the experts' loss"),
         (lambda p: p.sum_over_vocabulary(p.target_logits), r"shape of the logits, \(2, 5, 8\), not \(2, 5\)"),
     ],
 )

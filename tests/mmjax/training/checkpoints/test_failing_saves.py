@@ -35,7 +35,7 @@ def test_a_run_goes_on_when_saves_fail_and_ends_with_the_error_of_the_last(tmp_p
         rf"the checkpoint of step 2 was not written to {folder}: .*File too large.*; there is none; the run goes on",
         full,
     )
-    newest = "the newest there is that of step 4"
+    newest = "the newest there is of step 4"
     assert re.fullmatch(
         rf"the checkpoint of step 6 was not written to {folder}: .*Permission denied.*; {newest}; the run goes on",
         denied,

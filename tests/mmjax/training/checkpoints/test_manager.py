@@ -264,7 +264,7 @@ def test_no_checkpoint_at_all(tmp_path, saved):
         with pytest.raises(UserError, match="no checkpoint to continue from; start without --resume"):
             checkpoints.restore(engine)
         refuse_existing_checkpoints(directory)
-    with pytest.raises(UserError, match=re.escape("no checkpoint of step 3; it has those of [2, 4]")):
+    with pytest.raises(UserError, match=re.escape("no checkpoint of step 3; it has checkpoints of [2, 4]")):
         CheckpointManager(saved[0], runs.MODEL).restore(engine, 3)
 
 

@@ -157,7 +157,7 @@ def test_an_error_of_the_thread_ends_the_run_and_the_thread(replace_order):
     assert isinstance(refusal.value.__cause__, ZeroDivisionError)
     assert str(refusal.value) == (
         "process 0 could not compute the order of ops from step 2: ZeroDivisionError: of this test; set "
-        "TrainConfig.rescheduling to None to keep that of the plan"
+        "TrainConfig.rescheduling to None to keep the order of the plan"
     )
     assert not rescheduling_threads()
 
