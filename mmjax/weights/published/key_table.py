@@ -7,7 +7,7 @@ are read and written in their order; where two write one key, the later value co
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mmjax.weights.published.config_values import require_values
 
@@ -17,6 +17,7 @@ Values = Mapping[str, Any]
 _REQUIRED = object()
 
 
+@runtime_checkable
 class Entry(Protocol):
     """An entry of a table: some keys, with their conversions to fields and back."""
 

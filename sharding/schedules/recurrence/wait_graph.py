@@ -5,7 +5,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 
 class NodeTimes(NamedTuple):
@@ -31,7 +31,7 @@ class NodeBlock(NamedTuple):
     nodes: slice | Int[np.ndarray, " k"]
     waits: Int[np.ndarray, "w k"]
 
-    def latest(self, ends: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "k ..."]:
+    def latest(self, ends: Num[np.ndarray, "n ..."]) -> Num[np.ndarray, "k ..."]:
         """For each of the nodes, when the last node that it waits for ends."""
         if len(self.waits) == 1:
             return ends.take(self.waits[0], axis=0)

@@ -168,7 +168,9 @@ def test_a_run_goes_on_after_process_0_was_killed_and_process_1_froze_at_the_sta
     assert f"mmjax launch: process 0 on {host} exited with code 75; all others were ended" in errors
     for said in (log, errors):
         assert re.search(r"\nlast ops dispatched: .*\nerror: process", said)
-        assert re.search(r'\(most recent call first\):\n(  File .+\n)*  File ".+/trainer\.py", line \d+ in', said)
+        assert re.search(
+            r'\(most recent call first\):\n(  File .+\n)*  File ".+/(trainer|training_run)\.py", line \d+ in', said
+        )
     restarts = [line for line in errors.splitlines() if "of at most 2 within 3600 s: " in line]
     assert len(restarts) == 2 and all(line.endswith(" --resume") for line in restarts)
     assert_same_losses(losses(tmp_path / "run"), undisturbed)

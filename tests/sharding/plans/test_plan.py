@@ -204,17 +204,18 @@ def test_an_invalid_plan_is_refused(fields, message):
             "UnitPlan('a', ('x',), (0,), recompute=('some',))",
             "unit a: recompute of stage 0: 'some'; choose from none, selective, offload, full",
         ),
-        ("UnitPlan('a', ('x',), (0,), collectives='rings')", "collectives 'rings'; choose from reduce, gather, ring"),
-        ("UnitPlan('a', ('x',), (0,), expert_transfer='post')", "'post'; choose from auto, gather, all_to_all"),
+        ("Parallelism(collectives='rings')", "collectives 'rings'; choose from all_reduce, sequence_parallel, ring"),
+        ("Parallelism(expert_transfer='post')", "'post'; choose from auto, gather, all_to_all"),
+        ("UnitPlan('a', ('x',), (0,), executor='all')", "unit a: executor 'all'; choose from dispatched, compiled"),
     ],
 )
 def test_a_plan_built_in_python_refuses_unknown_kinds(expression, message):
     """In a process of its own, because the tests check types at run time and would raise first."""
-    program = f"from sharding.plans.plan import Plan\nfrom sharding.plans.unit_plan import UnitPlan\n{expression}"
+    program = f"from sharding.plans.unit_plan import Parallelism, UnitPlan\n{expression}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
     last_line = ended.stderr.splitlines()[-1]
-    assert last_line.startswith("sharding.plans.unit_plan.PlanError:") and message in last_line
+    assert last_line.startswith("sharding.plans.plan_error.") and message in last_line
 
 
 @pytest.mark.parametrize(

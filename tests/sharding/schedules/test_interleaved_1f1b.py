@@ -136,18 +136,20 @@ SPEED = """
 import time
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.plans.stage_graph import stage_graph
+from sharding.plans.parallelism import Parallelism
+from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 modules = ModuleGraph((ModuleSpec("vision", 24), ModuleSpec("backbone", 96, ("vision",))))
-cut = {"dp": 48, "tp": 8, "layers": (1,) * 96, "recompute": ("none",) * 96, "chunks": 12}
-backbone = UnitPlan("backbone", ("backbone",), tuple(range(3072)), **cut)
-vision = UnitPlan("vision", ("vision",), tuple(range(3072, 3120)), dp=48, layers=(24,))
+cut = Parallelism(dp=48, tp=8, chunks=12)
+backbone = UnitPlan("backbone", ("backbone",), tuple(range(3072)), layers=(1,) * 96, parallelism=cut)
+vision = UnitPlan("vision", ("vision",), tuple(range(3072, 3120)), layers=(24,), parallelism=Parallelism(dp=48))
 plan = Plan((vision, backbone), microbatches=32, schedule="interleaved")
 start = time.process_time()
-schedule = build_schedule(plan, modules, frozenset(stage_graph(plan, modules).stages))
+resolved = ResolvedPlan(plan, modules)
+schedule = build_schedule(resolved, frozenset(resolved.stages.stages))
 print(sum(op.kind == "forward" for op in schedule.ops), time.process_time() - start)
 """
 
