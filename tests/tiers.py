@@ -21,7 +21,7 @@ from _pytest.mark.structures import ParameterSet
 TIERS = {
     "layouts": "products of features: engines, verification, chains, colocated, compiled, random plans, kernel options",
     "runs": "whole training runs in this process: evaluation, signals, resuming, new orders, sources, examples",
-    "processes": "what starts processes: commands as users run them, workers, kill -9, training in up to eight",
+    "processes": "all that starts processes: commands as users run them, workers, kill -9, training in up to eight",
     "parity": "comparisons with published models; needs the extra parity",
     "pages": "HTML pages in a headless Chromium: their pictures beside stored ones, contrast, widths",
     "aot": "compiles for H100s without one; needs the extra aot",
