@@ -44,7 +44,8 @@ def _check_stages(where: str, unit: UnitPlan) -> None:
     dispatched_only = shown_fields(unit.schedule_hints)
     if unit.parallelism.pipeline_replicas > 1:
         dispatched_only["pipeline_replicas"] = unit.parallelism.pipeline_replicas
-    for key, value in dispatched_only.items():
+    if dispatched_only:
+        key, value = next(iter(dispatched_only.items()))
         raise PlanError(f"{where} has {key} {value}, which is for dispatched programs; leave it out")
 
 

@@ -42,11 +42,7 @@ class ResolvedPlan:
 
         Raises PlanError if the layers of a unit do not add up to its modules' layers.
         """
-        return {
-            (unit.name, number): runs
-            for unit in self.plan.units
-            for number, runs in enumerate(program_layers(unit, self.graph))
-        }
+        return program_layers(self.plan.units, self.graph)
 
     @functools.cached_property
     def stages(self) -> StageGraph:
@@ -96,5 +92,5 @@ def resolve_plan(
     if rows is not None:
         check_rows(plan, rows)
     resolved = ResolvedPlan(plan, graph, trained_parts)
-    assert resolved.stages.stages  # made now, so that stages that feed each other in a cycle are refused here
+    _ = resolved.stages  # made now, so that stages that feed each other in a cycle are refused here
     return resolved

@@ -4,6 +4,7 @@ Costs, checks and the trainer's engine read these runs.
 """
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from sharding.plans.plan_error import PlanError
@@ -19,8 +20,15 @@ class LayerRun(NamedTuple):
     last: int
 
 
-def program_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
-    """For every stage with programs of its own (`UnitPlan.program_count`), its runs of layers, in chain order."""
+def program_layers(units: Iterable[UnitPlan], graph: ModuleGraph) -> dict[tuple[str, int], tuple[LayerRun, ...]]:
+    """By unit and number, the runs of layers of every stage with programs of its own, in chain order.
+
+    A unit that is one program is one stage (`UnitPlan.program_count`). Raises PlanError as `stage_layers` does.
+    """
+    return {(unit.name, number): runs for unit in units for number, runs in enumerate(_layers_of_programs(unit, graph))}
+
+
+def _layers_of_programs(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
     if not unit.is_compiled:
         return stage_layers(unit, graph)
     return (tuple(LayerRun(name, 0, graph[name].layer_count) for name in unit.modules),)

@@ -45,9 +45,8 @@ class InFlightMicrobatches:
     def __init__(self, op_graph: OpGraph) -> None:
         self._op_graph, self._graph = op_graph, op_graph.stage_graph
         self._by_rank = dict.fromkeys(self._graph.stages_of, 0)
-        self._untaken: dict[
-            tuple[StageId, int], int
-        ] = {}  # targets whose forward is to come, of stages without backward
+        # Of stages without backward, by microbatch: how many targets have their forward to come.
+        self._untaken: dict[tuple[StageId, int], int] = {}
         self._finished: dict[StageId, set[int]] = collections.defaultdict(set)
         self._first_unfinished = dict.fromkeys(self._graph.stages, 0)
 

@@ -163,19 +163,18 @@ def describe_parallelism(divisions: Sequence[ModuleDivision], microbatches: int)
     """Describes divisions, such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
     words = []
     ranks = [of.parallelism for of in divisions]
-    sizes_by_name = {
-        "dp": [of.dp for of in ranks],
-        "tp": [of.tp for of in ranks],
-        "pp": [of.pp for of in divisions],
-        "cp": [of.cp for of in ranks],
-        "chunks": [of.chunks for of in ranks],
-        "ep": [of.ep for of in ranks],
-        "fsdp": [of.fsdp for of in ranks],
-        "rows": [of.phase_rows for of in divisions],
-        "pipeline replicas": [of.pipeline_replicas for of in ranks],
-    }
-    for name, sizes in sizes_by_name.items():
-        if max(sizes) > (0 if name == "rows" else 1):
+    for name, default, sizes in (
+        ("dp", 1, [of.dp for of in ranks]),
+        ("tp", 1, [of.tp for of in ranks]),
+        ("pp", 1, [of.pp for of in divisions]),
+        ("cp", 1, [of.cp for of in ranks]),
+        ("chunks", 1, [of.chunks for of in ranks]),
+        ("ep", 1, [of.ep for of in ranks]),
+        ("fsdp", 1, [of.fsdp for of in ranks]),
+        ("rows", 0, [of.phase_rows for of in divisions]),
+        ("pipeline replicas", 1, [of.pipeline_replicas for of in ranks]),
+    ):
+        if max(sizes) > default:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
     words += (
         ["all-to-all"] if any(division.parallelism.context_transfer == "all_to_all" for division in divisions) else []

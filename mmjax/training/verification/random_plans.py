@@ -262,14 +262,9 @@ def _describe(plan: Plan) -> str:
 def _describe_unit(unit: UnitPlan) -> str:
     """Describes a unit: its modules and devices, and the keys of its plan that do not have their default values."""
     own = shown_fields(unit)
-    records = (own, own.pop("parallelism", None), own.pop("schedule_hints", None))
-    given = [record if isinstance(record, dict) else shown_fields(record) for record in records if record is not None]
-    words = [
-        f"{key} {_words(value)}"
-        for fields in given
-        for key, value in fields.items()
-        if key not in ("name", "modules", "devices")
-    ]
+    nested = [shown_fields(own.pop(name)) for name in ("parallelism", "schedule_hints") if name in own]
+    fields = [item for record in (own, *nested) for item in record.items()]
+    words = [f"{key} {_words(value)}" for key, value in fields if key not in ("name", "modules", "devices")]
     return f"{' > '.join(unit.modules)}: {'; '.join([f'devices {device_ranges(unit.devices)}', *words])}"
 
 

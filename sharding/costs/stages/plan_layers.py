@@ -67,7 +67,7 @@ class PlanLayers:
     def of_unit(cls: type[T], unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> T:
         """Builds the layers of one unit, wherever the others are."""
         required = RequiredGradients(batch.graph, trained_parts)
-        layers = {(unit.name, number): runs for number, runs in enumerate(program_layers(unit, batch.graph))}
+        layers = program_layers((unit,), batch.graph)
         return cls((unit,), layers, microbatches, batch, required, StageGraph({}, ()))
 
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:

@@ -120,7 +120,7 @@ class _Builder:
         self._in_flight = np.arange(1, min(most_in_flight, layout.microbatches) + 1)
         one_stage = dataclasses.replace(layout, pp=1, chunks=1)
         self._unit = one_stage.unit((sum(batch.graph[name].layer_count for name in layout.modules),), ("none",))
-        layers = {(self._unit.name, 0): program_layers(self._unit, batch.graph)[0]}
+        layers = program_layers((self._unit,), batch.graph)
         self._hops = HopCosts((self._unit,), layers, layout.microbatches, batch, StageGraph({}, ()))
 
     def layer(self, name: str, place: _Place) -> _LayerArrays:

@@ -211,7 +211,8 @@ def test_an_invalid_plan_is_refused(fields, message):
 )
 def test_a_plan_built_in_python_refuses_unknown_kinds(expression, message):
     """In a process of its own, because the tests check types at run time and would raise first."""
-    program = f"from sharding.plans.unit_plan import Parallelism, UnitPlan\n{expression}"
+    imports = "from sharding.plans.parallelism import Parallelism\nfrom sharding.plans.unit_plan import UnitPlan"
+    program = f"{imports}\n{expression}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
     last_line = ended.stderr.splitlines()[-1]
