@@ -43,7 +43,7 @@ RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 
 SCHEDULER_SECONDS_GOAL, SCHEDULER_RUNS = 2.0, 3
 
-FEW_MICROBATCHES, FEW_COPIES = 6, 3
+FEW_MICROBATCHES, FEW_PIPELINE_REPLICAS = 6, 3
 """Microbatches and pipeline replicas, so few that all divisions of the microbatches can be tried."""
 
 
@@ -183,17 +183,17 @@ def enumeration_row() -> Row:
     dp, _, tp, _ = setting.ranks
     few = dataclasses.replace(
         setting,
-        devices=dp * FEW_COPIES * tp,
+        devices=dp * FEW_PIPELINE_REPLICAS * tp,
         batch=dp * FEW_MICROBATCHES * settings.MICROBATCH,
-        ranks=setting.ranks._replace(pp=FEW_COPIES),
+        ranks=setting.ranks._replace(pp=FEW_PIPELINE_REPLICAS),
     )
     problem = case_of(few).problem
     plan = _plan(problem, few, 1, "full", "full")
     best = min(_pass_seconds(problem, plan, division) for division in _divisions())
     found = pass_seconds(colocated(_op_graph(problem, plan)))
     return paper_row(
-        f"division of {FEW_MICROBATCHES} microbatches among {FEW_COPIES} pipeline replicas: seconds of passes "
-        "over the least",
+        f"division of {FEW_MICROBATCHES} microbatches among {FEW_PIPELINE_REPLICAS} pipeline replicas: seconds of "
+        "passes over the least",
         found / best,
         goal=1.0 + 1e-9,
         most=True,
@@ -202,8 +202,8 @@ def enumeration_row() -> Row:
 
 def _divisions() -> Iterator[tuple[int, ...]]:
     """All divisions that give every pipeline replica a microbatch."""
-    of_all = itertools.product(range(FEW_COPIES), repeat=FEW_MICROBATCHES)
-    return (division for division in of_all if len(set(division)) == FEW_COPIES)
+    of_all = itertools.product(range(FEW_PIPELINE_REPLICAS), repeat=FEW_MICROBATCHES)
+    return (division for division in of_all if len(set(division)) == FEW_PIPELINE_REPLICAS)
 
 
 def _pass_seconds(problem: PlanningProblem, plan: Plan, division: tuple[int, ...]) -> float:

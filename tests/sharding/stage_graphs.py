@@ -65,7 +65,7 @@ def fan(
     counts = zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True)
     of_units = {
         unit: PipelineReplicas(
-            _of_copies([found[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken
+            _of_pipeline_replicas([found[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken
         )
         for unit, taken in pipeline_replicas.items()
     }
@@ -78,7 +78,7 @@ def replaced(device_set: frozenset[int], count: int) -> frozenset[int]:
     return frozenset(count * device + turn for device in device_set for turn in range(count))
 
 
-def _of_copies(ranks: list[frozenset[int]], count: int) -> tuple[frozenset[int], ...]:
+def _of_pipeline_replicas(ranks: list[frozenset[int]], count: int) -> tuple[frozenset[int], ...]:
     """The devices of each rank of each pipeline replica, given those of each rank of all pipeline replicas."""
     return tuple(
         frozenset(sorted(held)[pipeline_replica::count]) for pipeline_replica in range(count) for held in ranks

@@ -116,7 +116,7 @@ class _OpRecorder:
         )
         inputs: dict[OpKind, int] = {"forward": len(graph.sources[stage]), "backward": len(graph.targets[stage])}
         return _Stage(
-            (*(pipeline_replicas[number] for number in of_microbatch), self._devices.of_all_copies(stage)),
+            (*(pipeline_replicas[number] for number in of_microbatch), self._devices.of_all_pipeline_replicas(stage)),
             {kind: count for kind, count in inputs.items() if count},
             stage in graph.compiled,
         )

@@ -83,7 +83,7 @@ class StageDevices:
         """The replicas of a stage, in each pipeline replica of its unit."""
         return tuple(self.of(table) for table in np.split(self._groups_of[stage], self._replicas[stage]))
 
-    def of_all_copies(self, stage: StageId) -> HeldDevices:
+    def of_all_pipeline_replicas(self, stage: StageId) -> HeldDevices:
         """The replicas of a stage in all pipeline replicas of its unit."""
         return self.of(self._groups_of[stage])
 

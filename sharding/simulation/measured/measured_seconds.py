@@ -20,7 +20,7 @@ from sharding.simulation.op_spans.op_seconds import OpSeconds
 from sharding.simulation.op_spans.spans import Span
 from sharding.simulation.timeline import Timeline
 
-_OpOfCopies = tuple[PipelineOp, int, int]
+_OpOfPipelineReplicas = tuple[PipelineOp, int, int]
 """An op of all microbatches that one pipeline replica of its unit takes, and one of the unit that it sends to."""
 
 
@@ -38,7 +38,7 @@ class MeanSeconds:
 
     devices: Mapping[StageId, Int[np.ndarray, "_ _"]]
     rendezvous: bool
-    by_op: Mapping[_OpOfCopies, Seconds]
+    by_op: Mapping[_OpOfPipelineReplicas, Seconds]
 
     def of_stage(self, graph: StageGraph, kind: OpKind, stage: StageId) -> float:
         """Seconds of a stage's forward or backward on its slowest replica; 0 for a stage without."""
@@ -65,7 +65,7 @@ class MeanSeconds:
         op, graph = PipelineOp(kind, *stage, GLOBAL_NORM.microbatch, *target), op_graph.stage_graph
         if kind in (*COMPUTE_KINDS, "hop", "gradient_hop"):
             ops = (op._replace(microbatch=number) for number in range(op_graph.microbatches))
-            seconds = np.stack([self.by_op[_of_copies(graph, each)] for each in ops])
+            seconds = np.stack([self.by_op[_of_pipeline_replicas(graph, each)] for each in ops])
         else:
             seconds = self.by_op[op, 0, 0][None]
         return seconds, np.zeros_like(seconds)
@@ -74,9 +74,9 @@ class MeanSeconds:
 def mean_seconds(timeline: Timeline) -> MeanSeconds:
     """Returns the mean seconds of a timeline's ops."""
     graph = timeline.op_graph.stage_graph
-    seconds: dict[_OpOfCopies, list[Seconds]] = collections.defaultdict(list)
+    seconds: dict[_OpOfPipelineReplicas, list[Seconds]] = collections.defaultdict(list)
     for span in timeline.spans:
-        seconds[_of_copies(graph, span.op)].append(span.own_seconds)
+        seconds[_of_pipeline_replicas(graph, span.op)].append(span.own_seconds)
     means = {key: np.mean(of_microbatches, axis=0) for key, of_microbatches in seconds.items()}
     return MeanSeconds(timeline.devices, timeline.rendezvous, means)
 
@@ -91,7 +91,7 @@ def _pass_of_spans(spans: tuple[Span, ...]) -> float:
     return max(float(span.end.max()) for span in passes) - min(float(span.start.min()) for span in passes)
 
 
-def _of_copies(graph: StageGraph, op: PipelineOp) -> _OpOfCopies:
+def _of_pipeline_replicas(graph: StageGraph, op: PipelineOp) -> _OpOfPipelineReplicas:
     """An op without its microbatch, and the pipeline replicas at its ends that take it; 0 for a unit's only one."""
     if op.microbatch == GLOBAL_NORM.microbatch:
         return op, 0, 0

@@ -24,14 +24,14 @@ Seconds = Float[np.ndarray, " i"]
 of the pipeline replica that takes the op's microbatch, or of all in an op once a step.
 """
 
-NO_COPIES: Mapping[str, PipelineReplicas] = types.MappingProxyType({})
+NO_PIPELINE_REPLICAS: Mapping[str, PipelineReplicas] = types.MappingProxyType({})
 """The pipeline replicas of plans whose units have one each."""
 
 
 def replicas_that_finish(
     devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
     op: PipelineOp,
-    pipeline_replicas: Mapping[str, PipelineReplicas] = NO_COPIES,
+    pipeline_replicas: Mapping[str, PipelineReplicas] = NO_PIPELINE_REPLICAS,
 ) -> list[list[int]]:
     """The devices that finish an op, by replica: of its stage, or of a transfer's target; all as one for the norm.
 
@@ -49,7 +49,7 @@ def replicas_that_finish(
 def replica_count(
     devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
     op: PipelineOp,
-    pipeline_replicas: Mapping[str, PipelineReplicas] = NO_COPIES,
+    pipeline_replicas: Mapping[str, PipelineReplicas] = NO_PIPELINE_REPLICAS,
 ) -> int:
     """Returns the number of entries of a span of an op; takes the arguments of `replicas_that_finish`."""
     return len(replicas_that_finish(devices, op, pipeline_replicas))

@@ -48,7 +48,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
 
     Two ops that follow each other and have seconds `beside` are a bundle.
 
-    The devices of a stage belong to all pipeline replicas of its unit; `pipeline replicas` says which of them takes
+    The devices of a stage belong to all pipeline replicas of its unit; `pipeline_replicas` says which of them takes
     each microbatch.
     """
     op_graph, graph = timeline.op_graph, timeline.op_graph.stage_graph
@@ -113,7 +113,10 @@ def _read(document: Any) -> Timeline:
         tuple((stages[source], stages[target]) for source, target in document["edges"]),
         document["pipeline_ranks"],
         frozenset((stages[source], stages[target]) for source, target in document["exchanges"]),
-        {unit: _read_copies(unit, taken, devices, document) for unit, taken in document["pipeline_replicas"].items()},
+        {
+            unit: _read_pipeline_replicas(unit, taken, devices, document)
+            for unit, taken in document["pipeline_replicas"].items()
+        },
         having("compiled"),
     )
     op_graph = OpGraph(
@@ -141,7 +144,7 @@ def _check_bundles(spans: Sequence[Span], op_graph: OpGraph) -> None:
                 raise ValueError(f"{span.op} has seconds beside another op, but is in no bundle")
 
 
-def _read_copies(
+def _read_pipeline_replicas(
     unit: str, taken: Sequence[int], devices: Mapping[StageId, np.ndarray], document: Mapping[str, Any]
 ) -> PipelineReplicas:
     """The pipeline replicas of a unit, from which of them takes each microbatch."""

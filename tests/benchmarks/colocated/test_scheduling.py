@@ -58,6 +58,6 @@ def test_increases_are_over_the_share_with_the_most_microbatches():
 
 def test_the_division_is_as_short_as_the_best_of_all(monkeypatch):
     monkeypatch.setattr(scheduling, "FEW_MICROBATCHES", 4)
-    monkeypatch.setattr(scheduling, "FEW_COPIES", 2)
+    monkeypatch.setattr(scheduling, "FEW_PIPELINE_REPLICAS", 2)
     assert scheduling.enumeration_row()["value"] == pytest.approx(1.0)
     assert settings.STRONG_SCALING[-1].devices == settings.LARGEST
