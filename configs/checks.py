@@ -81,7 +81,7 @@ def conforms(value: object, annotation: Any) -> bool:
     """
     origin, items = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return any(conforms(value, each) for each in items)
+        return any(conforms(value, item) for item in items)
     if origin is Literal:
         return value in items
     if annotation in (int, float):  # of NumPy too

@@ -238,8 +238,10 @@ class OptimizerConfig:
 
     def for_part(self, settings: PartOptimizer) -> "OptimizerConfig":
         """The optimizer of a trainable part that has settings of its own."""
-        own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-        return dataclasses.replace(self, parts=(), **{name: value for name, value in own.items() if value is not None})
+        values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        return dataclasses.replace(
+            self, parts=(), **{name: value for name, value in values.items() if value is not None}
+        )
 
     def resolve_warmup(self, steps: int) -> int:
         """Steps of warm-up in a run of so many steps; raises UserError if the run has no step after them."""

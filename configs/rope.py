@@ -23,7 +23,7 @@ def _require_above_zero(scaling: object, *names: str) -> None:
     """Raises ValueError, naming the field, if one of these fields is not above 0, or has an item that is not."""
     for name in names:
         value = getattr(scaling, name)
-        if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):
+        if not all(number > 0 for number in (value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"{type(scaling).__name__}.{name} is {value!r:.60}; it must be more than 0")
 
 

@@ -32,9 +32,9 @@ def masked_configuration(text: str) -> str:
     and logins in addresses. Numbers stay, such as the value of `tokens`, except for passwords.
     """
     statements = list(_statements(text))
-    found = [each for statement in statements if (each := _STATEMENT.fullmatch(statement))]
-    secret = {each["name"] for each in found if is_secret_name(each["name"])}
-    secret |= {macro for each in found if each["name"] in secret for macro in _MACRO.findall(each["value"])}
+    matches = [match for statement in statements if (match := _STATEMENT.fullmatch(statement))]
+    secret = {match["name"] for match in matches if is_secret_name(match["name"])}
+    secret |= {macro for match in matches if match["name"] in secret for macro in _MACRO.findall(match["value"])}
     return "".join(_masked(statement, secret) for statement in statements)
 
 
@@ -50,15 +50,15 @@ def _statements(text: str) -> Iterator[str]:
 
 
 def _masked(statement: str, secret: set[str]) -> str:
-    found = _STATEMENT.fullmatch(statement)
-    if found and found["name"] in secret:
-        value = found["value"].strip()
-        is_text = "'" in value or '"' in value or "pass" in found["name"].lower()
+    match = _STATEMENT.fullmatch(statement)
+    if match and match["name"] in secret:
+        value = match["value"].strip()
+        is_text = "'" in value or '"' in value or "pass" in match["name"].lower()
         if is_text and not _HARMLESS.fullmatch(value):
-            return f"{found['name']}{found['equals']}{MASK}{statement[len(statement.rstrip()) :]}"
+            return f"{match['name']}{match['equals']}{MASK}{statement[len(statement.rstrip()) :]}"
     return _LOGIN.sub("://(hidden)@", _ENTRY.sub(_masked_entry, statement))
 
 
-def _masked_entry(found: re.Match[str]) -> str:
-    value = MASK if is_secret_name(found["name"].strip("'\"")) else found["value"]
-    return f"{found['name']}{found['colon']}{value}"
+def _masked_entry(match: re.Match[str]) -> str:
+    value = MASK if is_secret_name(match["name"].strip("'\"")) else match["value"]
+    return f"{match['name']}{match['colon']}{value}"

@@ -61,7 +61,7 @@ def _is_record(value: Any) -> bool:
 def _inline(value: Any) -> str:
     """A value in one line."""
     if _is_record(value):
-        fields = (f"{name}={_inline(of_field)}" for name, of_field in shown_fields(value).items())
+        fields = (f"{name}={_inline(field_value)}" for name, field_value in shown_fields(value).items())
         return f"{type(value).__qualname__}({', '.join(fields)})"
     if isinstance(value, dict):
         return "{" + _joined([f"{key!r}: {_inline(item)}" for key, item in value.items()]) + "}"

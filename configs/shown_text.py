@@ -24,4 +24,4 @@ def one_line(text: str) -> str:
 
     A quoted text may come from a file of unknown origin, whose control sequences would act on the terminal.
     """
-    return shortened("".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text))
+    return shortened("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))

@@ -45,8 +45,8 @@ def parse_json(text: str | bytes, where: str, error: type[UserError] = UserError
         except UnicodeDecodeError as failure:
             raise error(f"{where} is not UTF-8: byte {failure.start} is 0x{text[failure.start]:02x}") from failure
 
-    def refuse(what: str, token: str) -> NoReturn:
-        raise error(f"{where}: {_place(text, token)}: {shortened(token, _SHOWN)} {what}")
+    def refuse(problem: str, token: str) -> NoReturn:
+        raise error(f"{where}: {_place(text, token)}: {shortened(token, _SHOWN)} {problem}")
 
     def whole(token: str) -> int:
         if len(token) > 20 or abs(int(token)) > _LARGEST:
@@ -152,5 +152,5 @@ def _reading(path: str | os.PathLike[str], error: type[UserError]) -> Iterator[N
 
 def _place(text: str, token: str) -> str:
     """Line and column of the first occurrence of a token that is no string; damage may stick to its end."""
-    start = next(found.start() for found in _TOKEN.finditer(text) if found[0].startswith(token))
+    start = next(match.start() for match in _TOKEN.finditer(text) if match[0].startswith(token))
     return f"line {text.count(chr(10), 0, start) + 1}, column {start - text.rfind(chr(10), 0, start)}"

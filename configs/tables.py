@@ -72,8 +72,8 @@ def _with_columns(table: Table, title: str, columns: Sequence[Column]) -> Table:
     for column in columns:
         part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, min_width=column.min_width)
     cells = zip(*(column.cells for column in columns), strict=True)
-    for row, of_row in zip(table.rows, cells, strict=True):
-        part.add_row(*of_row, style=row.style, end_section=row.end_section)
+    for row, row_cells in zip(table.rows, cells, strict=True):
+        part.add_row(*row_cells, style=row.style, end_section=row.end_section)
     return part
 
 

@@ -100,8 +100,10 @@ def _problem(
     """Returns the planning problem of a subject, or of what a plan was made for."""
     if isinstance(subject, TrainConfig | Workload):
         config = with_global_batch(subject, rows) if rows else subject
-        found = _cluster(cluster, made_for or PlanPurpose())
-        return make_problem(config, workload_statistics(config), found, devices or found.devices_per_node)
+        cluster_config = _cluster(cluster, made_for or PlanPurpose())
+        return make_problem(
+            config, workload_statistics(config), cluster_config, devices or cluster_config.devices_per_node
+        )
     files = () if subject is None else (os.fspath(subject),)
     arguments = ProblemArguments(gin_file=files, cluster=cluster, devices=devices, batch_rows=rows)
     return read_problem(arguments, made_for).problem()

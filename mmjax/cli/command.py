@@ -115,12 +115,12 @@ def exit_code(work: Work) -> int:
             raise
         code = OUTPUT_CLOSED
     except OSError as error:
-        of_storage = error.errno in _STORAGE_FAULTS
-        if error.filename is None and not of_storage:
+        is_storage_fault = error.errno in _STORAGE_FAULTS
+        if error.filename is None and not is_storage_fault:
             raise
         where = "" if error.filename is None else f"{os.fspath(error.filename)}: "
         print(f"error: {one_line(f'{where}{error.strerror}')}", file=sys.stderr)
-        code = STORAGE_FAILED if of_storage else USAGE_ERROR
+        code = STORAGE_FAILED if is_storage_fault else USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED

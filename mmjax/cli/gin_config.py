@@ -95,8 +95,8 @@ def parse_workdir(workdir: pathlib.Path, bindings: Sequence[str] = ()) -> None:
     """
     path = workdir / OPERATIVE_CONFIG
     if not path.is_file():
-        what = f"has no {OPERATIVE_CONFIG}" if workdir.is_dir() else "is no folder"
-        raise UserError(f"--workdir={workdir} {what}; give the folder that python -m mmjax.train wrote to")
+        problem = f"has no {OPERATIVE_CONFIG}" if workdir.is_dir() else "is no folder"
+        raise UserError(f"--workdir={workdir} {problem}; give the folder that python -m mmjax.train wrote to")
     parse_gin([str(path)], bindings)
 
 
@@ -211,7 +211,7 @@ def bind(constructor: type, path: str, value: Any) -> None:
 
 def _bind_new(constructor: type, field: str, made: type) -> None:
     """Binds a call of a dataclass to a field, as a file would, so that the operative config can import it."""
-    modules = [each.__module__.rpartition(".") for each in (constructor, made)]
+    modules = [cls.__module__.rpartition(".") for cls in (constructor, made)]
     imports = [f"from {package} import {module}" for package, _, module in modules]
     (_, _, owner), (_, _, module) = modules
     binding = f"{owner}.{constructor.__name__}.{field} = @{module}.{made.__name__}()"

@@ -44,29 +44,29 @@ def without_call_chain(message: str) -> str:
 
 def known_parameters() -> dict[str, list[str]]:
     """Parameters of everything that the configuration can bind, by the name of the class or function."""
-    known = [each for each in gin.config._INVERSE_REGISTRY.values() if each.module != "gin"]
-    return {each.name: list(inspect.signature(each.wrapped).parameters) for each in known}
+    known = [configurable for configurable in gin.config._INVERSE_REGISTRY.values() if configurable.module != "gin"]
+    return {configurable.name: list(inspect.signature(configurable.wrapped).parameters) for configurable in known}
 
 
 def _reason(text: str, files: Sequence[str]) -> str:
     first = text.splitlines()[0].rstrip(" .")
-    if found := _PARAMETER.search(first):
-        name = found["name"].rpartition(".")[2]
+    if match := _PARAMETER.search(first):
+        name = match["name"].rpartition(".")[2]
         known = known_parameters()[name]
-        return f"{name} has no parameter {found['parameter']}" + (
-            nearest(found["parameter"], known) or f"; it has {', '.join(known)}"
+        return f"{name} has no parameter {match['parameter']}" + (
+            nearest(match["parameter"], known) or f"; it has {', '.join(known)}"
         )
-    if found := _UNKNOWN.search(first):
-        name = found["name"].rpartition(".")[2]
+    if match := _UNKNOWN.search(first):
+        name = match["name"].rpartition(".")[2]
         return f"no class or function of the configuration has the name {name}{nearest(name, known_parameters())}"
-    if found := _ATTRIBUTE.search(first):
-        name = found["selector"].rpartition(".")[2]
-        return f"{found['module']} has no attribute {name}{nearest(name, known_parameters())}"
-    if found := _MACRO.search(first):
-        return f"the macro {found['macro']} is used and has no value"
-    if found := _MODULE.search(first):
+    if match := _ATTRIBUTE.search(first):
+        name = match["selector"].rpartition(".")[2]
+        return f"{match['module']} has no attribute {name}{nearest(name, known_parameters())}"
+    if match := _MACRO.search(first):
+        return f"the macro {match['macro']} is used and has no value"
+    if match := _MODULE.search(first):
         folder = pathlib.Path.cwd()
-        return f"No module named {found['module']!r} is in the current folder, {folder}, on PYTHONPATH, or installed"
-    if found := _FILE.search(first):
-        return f"there is no file {found['file']} to include{nearest(found['file'], files)}"
+        return f"No module named {match['module']!r} is in the current folder, {folder}, on PYTHONPATH, or installed"
+    if match := _FILE.search(first):
+        return f"there is no file {match['file']} to include{nearest(match['file'], files)}"
     return first

@@ -30,7 +30,7 @@ def output_folder(text: str) -> str:
             f"{text!r} is not a local folder, and files are written to local folders alone"
         )
     try:
-        base = next(each for each in (path, *path.parents) if each.exists())
+        base = next(folder for folder in (path, *path.parents) if folder.exists())
         if not text.strip() or not base.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is not the path of a folder: {base} is a file")
         tempfile.TemporaryFile(dir=base).close()

@@ -41,11 +41,11 @@ def list_of(parse_item: Callable[[str], Item]) -> Callable[[str], tuple[Item, ..
 
 
 def _number(
-    kind: Callable[[str], Item], what: str, minimum: int | float | None, maximum: int | float | None
+    kind: Callable[[str], Item], noun: str, minimum: int | float | None, maximum: int | float | None
 ) -> Callable[[str], Item]:
     bounds = [f"from {minimum}"] if minimum is not None else []
     bounds += [f"to {maximum}"] if maximum is not None else []
-    wanted = " ".join([what, *bounds])
+    wanted = " ".join([noun, *bounds])
 
     def parse(text: str) -> Item:
         try:

@@ -135,10 +135,10 @@ def export(
     from mmjax.training.metrics.activity import WRITING, display_activity, progress_console
     from mmjax.weights.export import export_checkpoint, with_merged_adapters
 
-    read_layer, found = layer_reader(workdir / "checkpoints", config.model, jax.local_devices()[0], step)
+    read_layer, saved_step = layer_reader(workdir / "checkpoints", config.model, jax.local_devices()[0], step)
     with display_activity(WRITING, progress_console(plain_console())) as show:
         files = export_checkpoint(target, with_merged_adapters(read_layer, config.model), output, limit, show)
-    print(f"Written to {output}: {target.architecture.name}, step {found}; config.json, {', '.join(files)}")
+    print(f"Written to {output}: {target.architecture.name}, step {saved_step}; config.json, {', '.join(files)}")
 
 
 def _export_target(arguments: ConvertArguments, config: "TrainConfig") -> "ExportTarget":

@@ -89,10 +89,10 @@ def _find_command(name: str) -> cli.Command:
     """The command of a name; raises UserError if there is none."""
     from mmjax import commands
 
-    names = [each for each in commands.NAMES if each != "launch"]
+    names = [command for command in commands.NAMES if command != "launch"]
     if name not in names:
-        what = f"there is no command {name!r}{cli.nearest(name, names)}" if name else "no command follows --"
-        raise cli.UserError(f"{what}: write mmjax launch --processes=2 {REST} train --workdir=FOLDER, for example")
+        problem = f"there is no command {name!r}{cli.nearest(name, names)}" if name else "no command follows --"
+        raise cli.UserError(f"{problem}: write mmjax launch --processes=2 {REST} train --workdir=FOLDER, for example")
     return importlib.import_module(f"{commands.__name__}.{name}").COMMAND
 
 

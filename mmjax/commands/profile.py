@@ -128,11 +128,11 @@ def _ranks(arguments: ProfileArguments, devices: int) -> "list[TimedRanks]":
     return sorted(choices)
 
 
-def _sizes(flag: str, values: tuple[int, ...], most: int, what: str) -> list[int]:
+def _sizes(flag: str, values: tuple[int, ...], most: int, limit_name: str) -> list[int]:
     """Returns the numbers of a flag in ascending order; raises UserError for a number above `most`."""
     sizes = sorted(set(values))
     if not sizes or sizes[-1] > most:
-        raise cli.UserError(f"--{flag}={','.join(map(str, values))}: give numbers from 1 to {most}, the {what}")
+        raise cli.UserError(f"--{flag}={','.join(map(str, values))}: give numbers from 1 to {most}, the {limit_name}")
     return sizes
 
 

@@ -48,13 +48,13 @@ def held_out_questions(
     """
     kinds = dataset.samples_by_kind(sample_format)
     scored = [kinds[kind] for kind in dataset.evaluated_kinds if kind in kinds]
-    found = []
+    prompts = []
     for number, sample in enumerate(_spread(scored, capacity, count)):
         if (prompt := _question(sample, number, dataset.tokenizer, sample_format)) is not None:
-            found.append(prompt)
-        if len(found) == count:
+            prompts.append(prompt)
+        if len(prompts) == count:
             break
-    return found
+    return prompts
 
 
 def held_out_descriptions(
@@ -64,13 +64,13 @@ def held_out_descriptions(
     if sample_format.target_images is None:
         return []
     kinds = [samples for samples in dataset.samples_by_kind(sample_format).values() if _has_target_image(samples)]
-    found = []
+    prompts = []
     for sample in _spread(kinds, capacity, count):
         if len(sample.target_images):
-            found.append(_description(sample, dataset.tokenizer, sample_format))
-        if len(found) == count:
+            prompts.append(_description(sample, dataset.tokenizer, sample_format))
+        if len(prompts) == count:
             break
-    return found
+    return prompts
 
 
 def _spread(kinds: Sequence[RandomAccessSamples], capacity: RowCapacity, count: int) -> Iterator[Sample]:

@@ -98,8 +98,8 @@ class CachedBackbone:
     ) -> tuple[DecodeState, Float[Array, "r v"]]:
         """Appends a token to every row, and computes the logits of the next one. Every row must have room for it."""
         x = self._token_embedding(parameters).embed_tokens(tokens[:, None], state.positions[:, None], SINGLE_DEVICE)
-        of_kinds = tuple(self._decode_inputs(state, kind) for kind in self._config.attention_kinds)
-        inputs = of_kinds[0] if len(of_kinds) == 1 else of_kinds
+        inputs_by_kind = tuple(self._decode_inputs(state, kind) for kind in self._config.attention_kinds)
+        inputs = inputs_by_kind[0] if len(inputs_by_kind) == 1 else inputs_by_kind
         text = EarlyActivations(x, ())
         x, caches = self._run_blocks(parameters, text, inputs, state.caches, state.lengths)  # [r, 1, d]
         head = self._language_head(parameters)

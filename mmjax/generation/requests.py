@@ -125,7 +125,7 @@ def _parse_request(values: Any) -> Request:
             raise UserError(
                 f"items is {reprlib.repr(values['items'])}; it must be an object of files by field of their encoder"
             )
-        files["items"] = {field: _file_names(of_field) for field, of_field in values["items"].items()}
+        files["items"] = {field: _file_names(item_files) for field, item_files in values["items"].items()}
     fields = {**values, **files}
     annotations = annotations_of(Request)
     for name, value in fields.items():

@@ -78,8 +78,8 @@ class Answer(NamedTuple):
 
     def until(self, stop: Sequence[str]) -> "Answer":
         """Returns the answer up to the first of the stop strings."""
-        found = [at for text in stop if (at := self.text.find(text)) >= 0]
-        return Answer(self.text[: min(found)].strip(), True) if found else self
+        positions = [at for text in stop if (at := self.text.find(text)) >= 0]
+        return Answer(self.text[: min(positions)].strip(), True) if positions else self
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -262,13 +262,13 @@ def load_trained_model(workdir: pathlib.Path, config: TrainConfig, step: int | N
     directory = workdir / "checkpoints"
     if not saved_steps(directory):
         raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
-    masters, found = restore_parameters(directory, config.model, jax.local_devices()[0], step)
+    masters, saved_step = restore_parameters(directory, config.model, jax.local_devices()[0], step)
     return _merged_model(
         config,
         masters,
         tokenizer_from_json(_read_file(workdir, TOKENIZER_FILE)),
         PromptFormat.from_json(_read_file(workdir, PROMPT_FORMAT_FILE)),
-        found,
+        saved_step,
     )
 
 

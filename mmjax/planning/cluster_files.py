@@ -112,5 +112,5 @@ def _check_units(cluster: ClusterConfig, where: str) -> None:
 def _place(file: str) -> str:
     """Names a file, and the line in which it begins to describe a cluster."""
     lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
-    found = [number for number, line in enumerate(lines, 1) if re.match(r"[\w./]*\bClusterConfig\b", line)]
-    return f"{file}, line {found[0]}" if found else file
+    line_numbers = [number for number, line in enumerate(lines, 1) if re.match(r"[\w./]*\bClusterConfig\b", line)]
+    return f"{file}, line {line_numbers[0]}" if line_numbers else file

@@ -101,5 +101,5 @@ def taken_flags(given: ProblemArguments, completed: ProblemArguments) -> str:
         value = getattr(completed, field.name)
         if value != getattr(given, field.name):
             values = value if field.name == "gin_file" else [",".join(value) if isinstance(value, tuple) else value]
-            written += [f"--{field.name}={each}" for each in values]
+            written += [f"--{field.name}={argument}" for argument in values]
     return " ".join(map(shlex.quote, written))

@@ -107,8 +107,8 @@ def _measured_tensor_sizes(profile: Profile, cps: Collection[int]) -> tuple[int,
 
     If it has none, they are all of its sizes; the costs of a plan then say what is missing.
     """
-    of_cp = [{layer.tp for layer in profile.layers if layer.cp == cp} for cp in cps]
-    return tuple(sorted(set.intersection(*of_cp) or {layer.tp for layer in profile.layers}))
+    tensor_sizes = [{layer.tp for layer in profile.layers if layer.cp == cp} for cp in cps]
+    return tuple(sorted(set.intersection(*tensor_sizes) or {layer.tp for layer in profile.layers}))
 
 
 def positions_per_row(config: "TrainConfig") -> dict[str, int]:

@@ -83,8 +83,8 @@ def read_problem(
     """
     names = CONFIGURATION_FLAGS if given.gin_file else (*CONFIGURATION_FLAGS, "batch_rows")
     arguments = flags_from_plan(given, made_for, names)
-    of_plan = made_for.described_cluster if made_for and not given.cluster else None
-    described = "" if of_plan else cluster_file(arguments.cluster)
+    plan_cluster = made_for.described_cluster if made_for and not given.cluster else None
+    described = "" if plan_cluster else cluster_file(arguments.cluster)
     files = arguments.gin_file or (DEFAULT_GIN_FILE,)
     read_files = (*files, described) if described else files
     cli.parse_gin(read_files, arguments.gin)
@@ -99,7 +99,7 @@ def read_problem(
     from mmjax.planning.problem import with_global_batch
     from sharding.plans.plan_purpose import NamedConfiguration
 
-    cluster = of_plan or configured_cluster(arguments.cluster, described, default_cluster)
+    cluster = plan_cluster or configured_cluster(arguments.cluster, described, default_cluster)
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
     bindings = "\n".join(" ".join(binding.split()) for binding in arguments.gin)

@@ -285,15 +285,15 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
                 )
 
 
-def _print_filled(of: FilledIdle, timeline: Timeline, console: Console) -> None:
+def _print_filled(filled: FilledIdle, timeline: Timeline, console: Console) -> None:
     """Prints how much of a unit's idle time the units on its devices fill."""
-    table = report_table(filled_title(of), "cause", "share of the step", "filled")
-    for cause, idle in of.idle.items():
+    table = report_table(filled_title(filled), "cause", "share of the step", "filled")
+    for cause, idle in filled.idle.items():
         if idle / timeline.step >= _SMALLEST_SHARE:
-            table.add_row(cause, f"{idle / timeline.step:.1%}", f"{of.filled[cause] / idle:.1%}")
-    table.add_row("all", f"{sum(of.idle.values()) / timeline.step:.1%}", f"{of.filled_share:.1%}")
+            table.add_row(cause, f"{idle / timeline.step:.1%}", f"{filled.filled[cause] / idle:.1%}")
+    table.add_row("all", f"{sum(filled.idle.values()) / timeline.step:.1%}", f"{filled.filled_share:.1%}")
     print_table(table, console)
-    if said := efficiency_in_words(of):
+    if said := efficiency_in_words(filled):
         console.print(said, soft_wrap=True)
 
 

@@ -170,7 +170,7 @@ def time_on_devices(
     times |= time_steps(config, {name: plans[name] for name in simulated}, steps, callback)
     timed = [TimedPlan(name, plan, simulated.get(name, math.inf), times[name]) for name, plan in plans.items()]
     return TimedPlans(
-        tuple(sorted(timed, key=lambda each: each.times.median)),
+        tuple(sorted(timed, key=lambda timed_plan: timed_plan.times.median)),
         devices[0].device_kind,
         problem.cluster.name,
         remark_on_devices(problem.cluster),

@@ -117,12 +117,12 @@ class Run:
     @functools.cached_property
     def answers(self) -> list[dict[str, Any]]:
         """The sample answers and images of every evaluation, each with its step; images are files of `samples/`."""
-        found = []
+        answers = []
         for path in sorted((self.workdir / SAMPLES_FOLDER).glob("step_*.jsonl")):
             if not (named := _SAMPLES_NAME.fullmatch(path.stem)):
                 raise UserError(f"{path} is no file of samples: step_ is followed by the number of a step")
-            found += [{**line, "step": int(named[1])} for line in _read_lines(path, run_records.check_answer)]
-        return found
+            answers += [{**line, "step": int(named[1])} for line in _read_lines(path, run_records.check_answer)]
+        return answers
 
     @property
     def why_no_answers(self) -> str:

@@ -98,12 +98,12 @@ def _status(run: Run) -> str:
     """The status of the run, in a sentence."""
     reported = run.metrics[-1]["step"] if run.metrics else 0
     total = run.starts[-1]["steps"] if run.starts else None
-    of_total = f" of {total}" if total else ""
+    total_text = f" of {total}" if total else ""
     if not run.summary:
         saved = f"; the newest checkpoint is of step {run.checkpoints[-1].step}" if run.checkpoints else ""
-        return f"Going on, or killed: no end is recorded. Reported up to step {reported}{of_total}{saved}."
+        return f"Going on, or killed: no end is recorded. Reported up to step {reported}{total_text}{saved}."
     if run.summary.get("stopped_by"):
-        return f"Stopped by {run.summary['stopped_by']} after step {run.summary['steps']}{of_total}, which is saved."
+        return f"Stopped by {run.summary['stopped_by']} after step {run.summary['steps']}{total_text}, which is saved."
     return f"Finished after {run.summary['steps']} steps."
 
 

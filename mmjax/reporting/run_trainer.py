@@ -164,11 +164,13 @@ class RunTrainer(Trainer):
         self, names: str | Sequence[str], batch: GlobalBatch | HostBatch | None, gradients: bool
     ) -> dict[str, np.ndarray]:
         parameters = on_first_device(self.parameters())
-        found = self._packed_batch() if batch is None else batch
+        used_batch = self._packed_batch() if batch is None else batch
         seed_and_step = np.array([self.config.seed, self.steps_done], np.int32)
         arrays = {
-            module: {**of_module, "seed_and_step": seed_and_step}
-            for module, of_module in (found.arrays if isinstance(found, GlobalBatch) else found).items()
+            module: {**module_arrays, "seed_and_step": seed_and_step}
+            for module, module_arrays in (
+                used_batch.arrays if isinstance(used_batch, GlobalBatch) else used_batch
+            ).items()
         }
         return layer_activations(
             self.config.model,

@@ -49,8 +49,8 @@ def layer_activations(
     names = select_names(patterns, order)
     program = _program(config, names, gradients)
     perturbations = {name: jnp.zeros(shapes[name].shape, shapes[name].dtype) for name in names} if gradients else {}
-    found = program(perturbations, parameters, batch)
-    return {name: np.asarray(found[name].astype(jnp.float32)) for name in names}
+    arrays = program(perturbations, parameters, batch)
+    return {name: np.asarray(arrays[name].astype(jnp.float32)) for name in names}
 
 
 def select_names(patterns: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

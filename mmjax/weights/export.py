@@ -142,13 +142,13 @@ def _with_changes(original: PublishedCheckpoint, before: Config, config: Config)
 
 def _replace_value(mapping: dict[str, Any], name: str, old: Any, new: Any) -> bool:
     """Replaces a value under a name in nested mappings; returns whether the value was there."""
-    found = False
+    replaced = False
     for key, value in mapping.items():
         if key == name and value == old:
-            mapping[key], found = new, True
+            mapping[key], replaced = new, True
         elif isinstance(value, dict):
-            found |= _replace_value(value, name, old, new)
-    return found
+            replaced |= _replace_value(value, name, old, new)
+    return replaced
 
 
 def export_target_of_type(model_type: str, model: ModelConfig, part: str, dtype: str) -> ExportTarget:

@@ -76,12 +76,12 @@ def open_folder(path: pathlib.Path, stem: str, index_first: bool = False) -> Che
             outside the folder, or a file is damaged (`read_header`).
     """
     index, single = path / f"{stem}.safetensors.index.json", path / f"{stem}.safetensors"
-    found = [file for file in ((index, single) if index_first else (single, index)) if file.is_file()]
-    if len(found) == 2:
-        _LOG.warning("%s has %s too, which is not read: %s counts", path, found[1].name, found[0].name)
-    if found and found[0] == index:
+    files = [file for file in ((index, single) if index_first else (single, index)) if file.is_file()]
+    if len(files) == 2:
+        _LOG.warning("%s has %s too, which is not read: %s counts", path, files[1].name, files[0].name)
+    if files and files[0] == index:
         return _open_indexed(path, index)
-    if found:
+    if files:
         tensors = read_header(single)
         return CheckpointFolder(path, dict.fromkeys(tensors, single), tensors)
     pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))

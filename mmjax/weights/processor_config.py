@@ -105,8 +105,8 @@ def _sections(file: str, values: Any) -> Iterator[ProcessorSection]:
     if not isinstance(values, dict):
         raise UserError(f"{file} is not an object of settings")
     nested = {name: values[name] for name in SECTIONS if isinstance(values.get(name), dict)}
-    for name, own in nested.items():
-        yield ProcessorSection(f"{name} of {file}", name, own)
+    for name, settings in nested.items():
+        yield ProcessorSection(f"{name} of {file}", name, settings)
     others = {key: value for key, value in values.items() if key not in nested}
     if file == "video_preprocessor_config.json":
         yield ProcessorSection(file, "video_processor", others)
@@ -118,8 +118,8 @@ def _sections(file: str, values: Any) -> Iterator[ProcessorSection]:
         if sounds:
             yield ProcessorSection(file, "feature_extractor", others)
         if pictures or not sounds:
-            own = {key: value for key, value in others.items() if not sounds or key not in OF_SOUNDS}
-            yield ProcessorSection(file, "image_processor", own)
+            settings = {key: value for key, value in others.items() if not sounds or key not in OF_SOUNDS}
+            yield ProcessorSection(file, "image_processor", settings)
 
 
 def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
     Raises:
         UserError: A section has one of them alone, or two sections differ.
     """
-    found: dict[str, tuple[str, Any]] = {}
+    values_by_key: dict[str, tuple[str, Any]] = {}
     for section in sections:
         if section.kind not in ("image_processor", "video_processor"):
             continue
@@ -143,13 +143,13 @@ def pixel_normalisation(sections: Sequence[ProcessorSection]) -> dict[str, Any]:
             if (
                 not isinstance(value, list)
                 or len(value) != RGB
-                or not all(type(each) in (int, float) for each in value)
+                or not all(type(number) in (int, float) for number in value)
             ):
                 raise UserError(f"{section.where}: {key} is {value!r:.60}; give {RGB} numbers, of red, green and blue")
-            where, other = found.setdefault(key, (section.where, value))
+            where, other = values_by_key.setdefault(key, (section.where, value))
             if other != value:
                 raise UserError(f"{key} is {other} in {where} and {value} in {section.where}; one encoder reads both")
-    return {key: value for key, (_, value) in found.items()}
+    return {key: value for key, (_, value) in values_by_key.items()}
 
 
 def check_processor(sections: Sequence[ProcessorSection], config: Config) -> None:

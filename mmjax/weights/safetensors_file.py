@@ -119,10 +119,10 @@ def _check_coverage(path: pathlib.Path, offsets: Mapping[str, tuple[int, ...]], 
         if end < start:
             raise UserError(f"{path} is damaged: {name} ends at byte {end}, before it starts at {start}")
         if start != covered:
-            what = f"overlaps {before}" if start < covered else "leaves a hole before it"
+            problem = f"overlaps {before}" if start < covered else "leaves a hole before it"
             raise UserError(
-                f"{path} is damaged: {name} {what}: it starts at byte {start} of the tensors, and those before it end "
-                f"at {covered}"
+                f"{path} is damaged: {name} {problem}: it starts at byte {start} of the tensors, and those before it "
+                f"end at {covered}"
             )
         covered, before = end, name
     if covered != size:

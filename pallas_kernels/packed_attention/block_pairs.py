@@ -66,8 +66,8 @@ def blocks_overlap(
     query, key = (_BlockRanges(ids, size) for ids, size in zip((queries, keys), blocks, strict=True))
     overlap = _ranges_meet(query.of(queries.segments), key.of(keys.segments))
     if queries.branches is not None:
-        of_keys = key.of(keys.branches)
-        overlap &= (of_keys[0] == 0)[:, None, :] | _ranges_meet(query.of(queries.branches), of_keys)
+        key_branches = key.of(keys.branches)
+        overlap &= (key_branches[0] == 0)[:, None, :] | _ranges_meet(query.of(queries.branches), key_branches)
     attended = jnp.bool_(True)
     if queries.order is not None:
         attended &= key.of(keys.order)[0][:, None, :] <= query.of(queries.order)[1][:, :, None]

@@ -181,7 +181,7 @@ class _Blocks:
             -(-shape[1] // size) for shape, size in zip(self._shapes, self._sizes, strict=True)
         )  # m, n
         self._ids = tuple(
-            TokenIds(*(None if of is None else _flatten_rows(split_into_blocks(of, size)) for of in ids))
+            TokenIds(*(None if array is None else _flatten_rows(split_into_blocks(array, size)) for array in ids))
             for ids, size in zip((mask.queries, mask.keys), self._sizes, strict=True)
         )
 
@@ -230,7 +230,7 @@ class _Blocks:
 
     def _visibility(self, query_block: Int[Array, ""], key_block: Int[Array, ""]) -> Bool[Array, "q p"]:
         queries, keys = (
-            TokenIds(*(None if of is None else _get(of, block) for of in ids))
+            TokenIds(*(None if array is None else _get(array, block) for array in ids))
             for ids, block in zip(self._ids, (query_block, key_block), strict=True)
         )
         return visibility(queries, keys, self._window)

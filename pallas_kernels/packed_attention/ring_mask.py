@@ -58,11 +58,11 @@ def make_ring_mask(mask: SegmentMask, axes: tuple[str, ...], block: int | None =
     size = block or default_block_size(local)
     queries = jax.tree.map(lambda ids: split_zigzag(ids, axes), mask.queries)
     first_visible = None if mask.first_visible is None else split_zigzag(mask.first_visible, axes)
-    of_all_ranks = jax.tree.map(lambda ids: to_zigzag(ids, ranks), mask.keys)
+    all_keys = jax.tree.map(lambda ids: to_zigzag(ids, ranks), mask.keys)
 
     def step_mask(step: int) -> SegmentMask:
         start = (lax.axis_index(axes) - step) % ranks * local
-        keys: Any = jax.tree.map(lambda ids: lax.dynamic_slice_in_dim(ids, start, local, axis=1), of_all_ranks)
+        keys: Any = jax.tree.map(lambda ids: lax.dynamic_slice_in_dim(ids, start, local, axis=1), all_keys)
         pairs = find_block_pairs(queries, keys, first_visible, (size, size))
         return SegmentMask(queries=queries, keys=keys, window=mask.window, block_pairs=pairs)
 

@@ -75,7 +75,9 @@ def exchange_ragged(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxi
 
 def exchange_by_platform(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
     """`exchange_gather` in programs for CPUs, for which XLA lacks the other, and `exchange_ragged` in all others."""
-    gather, ragged = (functools.partial(of, rows=rows, axis=axis) for of in (exchange_gather, exchange_ragged))
+    gather, ragged = (
+        functools.partial(exchange, rows=rows, axis=axis) for exchange in (exchange_gather, exchange_ragged)
+    )
     return lax.platform_dependent(x, sizes, cpu=gather, default=ragged)
 
 

@@ -29,7 +29,7 @@ def inputs_of_layer(inputs: InputsOfKinds, kind_of_layers: tuple[int, ...], laye
         return inputs[kind_of_layers[layer]]
     kind = jnp.array(kind_of_layers, jnp.int32)[layer]
 
-    def choose(*of_kinds: Any) -> Any:
-        return of_kinds[0] if all(each is of_kinds[0] for each in of_kinds) else lax.select_n(kind, *of_kinds)
+    def choose(*leaves: Any) -> Any:
+        return leaves[0] if all(leaf is leaves[0] for leaf in leaves) else lax.select_n(kind, *leaves)
 
     return jax.tree.map(choose, *inputs)

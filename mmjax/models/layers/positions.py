@@ -68,8 +68,8 @@ def rotary_cos_sin(
         frequencies: Angle per position of each pair of channels of a head.
         scaling: Factor on cosines and sines (YaRN's attention scaling).
     """
-    of_pairs = positions.reshape(*positions.shape[:2], 1, -1).astype(jnp.float32)  # [r, s, 1, 1 or half]
-    angles = of_pairs * frequencies.astype(np.float32)[None, None, None, :]
+    pair_positions = positions.reshape(*positions.shape[:2], 1, -1).astype(jnp.float32)  # [r, s, 1, 1 or half]
+    angles = pair_positions * frequencies.astype(np.float32)[None, None, None, :]
     return Rotation(scaling * jnp.cos(angles), scaling * jnp.sin(angles))
 
 
@@ -92,7 +92,7 @@ def rotary_cos_sin_2d(
         rotary_cos_sin(coordinates[:, :, axis], frequencies)
         for axis, frequencies in enumerate(rope.axis_frequencies(head_width))
     ]
-    cosines, sines = ([getattr(of, part) for of in rotations] for part in ("cos", "sin"))
+    cosines, sines = ([getattr(rotation, part) for rotation in rotations] for part in ("cos", "sin"))
     return Rotation(jnp.concatenate(cosines, axis=-1), jnp.concatenate(sines, axis=-1))
 
 

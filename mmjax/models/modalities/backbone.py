@@ -141,7 +141,7 @@ class TokenEmbedding(PieceModule):
             x = insert_encoder_tokens(x, tokens, index)
             if self.newline is not None:
                 x = jnp.where((index == NEWLINE)[:, :, None], self.newline[...].astype(x.dtype), x)
-            features[: len(more)] = [insert_encoder_tokens(*of, index) for of in zip(features, more, strict=False)]
+            features[: len(more)] = [insert_encoder_tokens(*pair, index) for pair in zip(features, more, strict=False)]
         if self.positions is not None:
             x = x + self.positions[...][local_positions(batch["positions"], axes)]
         return EarlyActivations(x, tuple(features)) if features else x

@@ -213,15 +213,17 @@ def weighted_loss(
     }
 
 
-def _weighted_sum(what: str, values: Any, weights: jax.Array, axes: Axes) -> Float[Array, ""]:
+def _weighted_sum(message_start: str, values: Any, weights: jax.Array, axes: Axes) -> Float[Array, ""]:
     if not isinstance(values, jax.Array) or not jnp.issubdtype(values.dtype, jnp.floating):
         kind = values.dtype if isinstance(values, jax.Array) else type(values).__name__
-        raise UserError(f"{what} {kind}; return an array of floating-point values, or LossTerms of such arrays")
+        raise UserError(
+            f"{message_start} {kind}; return an array of floating-point values, or LossTerms of such arrays"
+        )
     if values.shape != weights.shape:
-        raise UserError(f"{what} shape {values.shape}; give each token or image one value: {weights.shape}")
+        raise UserError(f"{message_start} shape {values.shape}; give each token or image one value: {weights.shape}")
     if varying_axes(values).intersection(axes.tensor):
         raise UserError(
-            f"{what} values that differ between tensor ranks; sum over the vocabulary by "
+            f"{message_start} values that differ between tensor ranks; sum over the vocabulary by "
             "predictions.sum_over_vocabulary"
         )
     return jnp.sum(weights * values)

@@ -133,8 +133,8 @@ class Module:
     def layers_before(self, piece: Piece) -> int:
         """Counts the layers of the stacks that compute before a stack; adapters count as the piece that they adapt."""
         name = piece.adapter_of or piece.name
-        names = [each.name for each in self.compute_pieces]
-        return sum(each.layers or 0 for each in self.compute_pieces[: names.index(name)])
+        names = [compute_piece.name for compute_piece in self.compute_pieces]
+        return sum(compute_piece.layers or 0 for compute_piece in self.compute_pieces[: names.index(name)])
 
     def adapter_piece(self, name: str) -> str:
         """Name of the piece that holds the adapters of the piece `name`; empty if it has none."""

@@ -263,8 +263,8 @@ def _agree_on_damage(phase: str, damage: str, unreadable: str) -> str | None:
     for who, (_, reason) in sorted(said.items()):
         if reason:
             raise UnreadableCheckpointError(reason if len(said) == 1 else f"process {who}: {reason}")
-    found = [(who, reason) for who, (reason, _) in sorted(said.items()) if reason]
-    if not found or damage:
+    reports = [(who, reason) for who, (reason, _) in sorted(said.items()) if reason]
+    if not reports or damage:
         return damage or None
-    who, reason = found[0]
+    who, reason = reports[0]
     return f"{reason} (as process {who} reports)"

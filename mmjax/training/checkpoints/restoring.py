@@ -70,12 +70,12 @@ def restore_state(
     wanted = abstract_arrays_to_load(engine, about.trained)
     # Each process reads the shards of its devices, without waiting for the others.
     loaded = {name: read_arrays(path / name, tree) for name, tree in wanted.items()}
-    for names, what in (
+    for names, consequence in (
         (trained - about.trained, "starts fresh, as it has none of it"),
         (about.trained - trained, "is left out"),
     ):
         if names:
-            _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
+            _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), consequence)
     host_state = read_json_object(path / HOST_FILE)
     return RestoredState(state_from_arrays(engine, loaded), host_state, int(path.name), chosen.passed_over)
 

@@ -14,8 +14,8 @@ OBJECT_STORES = ("gs", "s3")
 
 def check_remote_folder(folder: str) -> None:
     """Raises UserError if a folder's name starts with the scheme of an object store that is not known."""
-    scheme, found, _ = folder.partition("://")
-    if found and scheme not in OBJECT_STORES:
+    scheme, separator, _ = folder.partition("://")
+    if separator and scheme not in OBJECT_STORES:
         known = ", ".join(f"{name}://" for name in OBJECT_STORES)
         raise UserError(f"TrainConfig.remote_checkpoints is {folder!r}: give a plain folder, or one of {known}")
 

@@ -86,8 +86,8 @@ class SaveInProgress:
         with _failure() as failure:
             for name, parts in arrays.items():
                 write_parts(self._unfinished / name, parts)
-            own = process_folder(jax.process_index())
-            written = {name: written_by_process(self._unfinished / name).get(own, (0, 0)) for name in arrays}
+            own_folder = process_folder(jax.process_index())
+            written = {name: written_by_process(self._unfinished / name).get(own_folder, (0, 0)) for name in arrays}
         self._exchange("the checkpoint is written", failure, written)
         with _failure() as failure:
             if jax.process_index() == 0 and not self._failures:

@@ -170,7 +170,7 @@ def build_stage_programs(
         stage, layout = stages[stage_id], stages[stage_id].layout
         taken = len(op_graph.stage_graph.microbatches_of(stage_id[0], pipeline_replica, op_graph.microbatches))
         batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, op_graph.microbatches, taken)
-        what: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "mesh": stage.meshes.by_pipeline_replica[pipeline_replica],
             "axes": stage.axes,
             "input_shapes": {name: input_shape(name, capacity) for name in layout.inputs},
@@ -179,10 +179,10 @@ def build_stage_programs(
             "has_backward": stage_id in backward_stages,
         }
         if stage.unit.is_compiled:
-            return CompiledPipeline(make_pipeline_definition(stage), **what)
+            return CompiledPipeline(make_pipeline_definition(stage), **arguments)
         return StagePrograms(
             _stage_definition(stage_id, stage),
-            **what,
+            **arguments,
             splits_backward=stage_id in op_graph.split_stages,
             row_lengths=_row_lengths(batch_shapes, fractions[capacity]),
             name_suffix=f"_capacity{capacity}" if len(fractions) > 1 else "",

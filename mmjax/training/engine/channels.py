@@ -75,7 +75,7 @@ def make_channels(
     for source_replica, target_replica in pipeline_replica_pairs(op_graph, source[0], target[0]):
         ends = (programs[source][source_replica].by_capacity, programs[target][target_replica].by_capacity)
         for capacity in range(max(map(len, ends))):
-            begin, end = (of_capacity(each, capacity) for each in ends)
+            begin, end = (of_capacity(by_capacity, capacity) for by_capacity in ends)
             there, back = _make_hops(endpoints.name, begin, end, transport, is_exchange)
             channels.append(
                 Channel(
@@ -97,8 +97,11 @@ def pipeline_replica_pairs(op_graph: OpGraph, source: str, target: str) -> list[
     graph = op_graph.stage_graph
     return sorted(
         {
-            (graph.pipeline_replica_of_microbatch(source, each), graph.pipeline_replica_of_microbatch(target, each))
-            for each in range(op_graph.microbatches)
+            (
+                graph.pipeline_replica_of_microbatch(source, microbatch),
+                graph.pipeline_replica_of_microbatch(target, microbatch),
+            )
+            for microbatch in range(op_graph.microbatches)
         }
     )
 

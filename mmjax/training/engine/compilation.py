@@ -30,13 +30,13 @@ def compile_step(engine: Engine, callback: CompilationCallback) -> None:
     compiled = [ProgramCall(reduction.program, reduction.abstract_arguments())]
     for stage_id in engine.local_stages:
         stage = engine.executor.stages[stage_id]
-        of_pipeline_replicas = [
+        replica_calls = [
             stage_calls(pipeline_replica.by_capacity)
             for pipeline_replica in stage.pipeline_replicas
             if pipeline_replica.is_local
         ]
-        compiled += [call for calls, *_ in of_pipeline_replicas for call in calls]
-        _, losses, gradients = of_pipeline_replicas[0]
+        compiled += [call for calls, *_ in replica_calls for call in calls]
+        _, losses, gradients = replica_calls[0]
         compiled += _once_per_step(engine, stage_id, *stage.joined_shapes(losses, gradients))
     compile_programs([*compiled, *engine.executor.bundle_calls(compiled)], callback)
 

@@ -226,7 +226,7 @@ class Engine:
             return place_rows(by_microbatch, taken, stage.rows_sharding(module, pipeline_replica))
 
         names = self.executor.stages[stage_id].programs.batch_shapes.arrays
-        arrays = {module: {name: place(module, name) for name in of_module} for module, of_module in names.items()}
+        arrays = {module: {name: place(module, name) for name in array_names} for module, array_names in names.items()}
         replicated = NamedSharding(stage.meshes.by_pipeline_replica[pipeline_replica], P())
         return Microbatches(arrays, place_host_array(seed_and_step, replicated))
 

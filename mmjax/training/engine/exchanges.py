@@ -88,13 +88,16 @@ class Exchanges:
         placed = {}
         for name, by_microbatch in tables.items():
             placed[name] = []
-            for microbatch, each in enumerate(by_microbatch):
-                if each.capacity is None:
+            for microbatch, microbatch_tables in enumerate(by_microbatch):
+                if microbatch_tables.capacity is None:
                     placed[name].append(ExchangeMicrobatch())
                     continue
-                there, back = _hops(self._channel(name, microbatch, each.capacity))
+                there, back = _hops(self._channel(name, microbatch, microbatch_tables.capacity))
                 placed[name].append(
-                    ExchangeMicrobatch(there.place_tables(each.activations), back.place_tables(each.gradients))
+                    ExchangeMicrobatch(
+                        there.place_tables(microbatch_tables.activations),
+                        back.place_tables(microbatch_tables.gradients),
+                    )
                 )
         return placed
 
@@ -102,7 +105,7 @@ class Exchanges:
         """Returns the channel of a name with the hops of a microbatch that runs with a capacity."""
         first = self.channels[name][0]
         joined = self._executor.microbatch_ops.channels_at(first.source, first.target, microbatch, capacity)
-        return next(each for each in joined if each.name == name)
+        return next(channel for channel in joined if channel.name == name)
 
 
 def _hops(channel: Channel) -> tuple[ExchangeHop, ExchangeHop]:

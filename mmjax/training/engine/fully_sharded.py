@@ -42,7 +42,7 @@ def gather_weights_of(layer: Layer, specs: Tree, axes: Axes) -> Layer:
         The layer itself where no weight is divided over `axes.fsdp`.
     """
     dimensions = _sharded_dimensions(specs, axes)
-    return _gathering(layer, dimensions) if any(each is not None for each in dimensions) else layer
+    return _gathering(layer, dimensions) if any(dimension is not None for dimension in dimensions) else layer
 
 
 def gather_weights(weights: Tree, specs: Tree, axes: Axes) -> Tree:

@@ -32,9 +32,9 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
     runs = layout.piece_runs
     numbers = [number for number, run in enumerate(runs) if run.piece.layers]
     module, stack = runs[0].module.name, runs[numbers[0]]
-    before, of_stack, behind = runs[: numbers[0]], runs[numbers[0] : numbers[-1] + 1], runs[numbers[-1] + 1 :]
-    before, behind = (tuple(dataclasses.replace(run, recompute="none") for run in each) for each in (before, behind))
-    chunk = tuple(dataclasses.replace(run, last=unit.layers[0]) for run in of_stack)
+    before, stack_runs, behind = runs[: numbers[0]], runs[numbers[0] : numbers[-1] + 1], runs[numbers[-1] + 1 :]
+    before, behind = (tuple(dataclasses.replace(run, recompute="none") for run in side) for side in (before, behind))
+    chunk = tuple(dataclasses.replace(run, last=unit.layers[0]) for run in stack_runs)
     entering = next(run for run in reversed(before) if not run.piece.adapter_of).output_channel
     leaving = stack.output_channel
 
@@ -63,7 +63,7 @@ def make_pipeline_definition(stage: PlacedStage) -> PipelineDefinition:
         run_layers=run_layers,
         head=head,
         embed_keys=_keys(before),
-        stack_keys=_keys(of_stack),
+        stack_keys=_keys(stack_runs),
         head_keys=_keys(behind) | tied,
         partition_specs=specs,
         shapes=stage.master_weights.compute_shapes,
@@ -90,7 +90,7 @@ def _run_around_stack(
 ) -> StageOutput:
     """Runs the pieces before or behind the stack (`run_pieces`), given some parameters and the specs of all."""
     parameters, specs = parameters_and_specs
-    axes = {module: of_module.around_stack for module, of_module in axes.items()}
+    axes = {module: module_axes.around_stack for module, module_axes in axes.items()}
     whole = gather_weights(parameters, {key: specs[key] for key in parameters}, axes[runs[0].module.name])
     whole_specs = jax.tree.map(lambda _: P(), specs, is_leaf=is_partition_spec)
     return run_pieces(layout, runs, (whole, whole_specs), inputs, batch, axes)

@@ -89,7 +89,7 @@ def place_stages(
             master_weights=StageMasterWeights(
                 _in_pipeline_order(layer_stack_shapes(layout), units[stage_id[0]]),
                 meshes.all_pipeline_replicas,
-                {module: meshes.axes_of_all(own) for module, own in stage_axes.items()},
+                {module: meshes.axes_of_all(own_axes) for module, own_axes in stage_axes.items()},
                 jnp.dtype(config.dtype),
                 stage_id,
             ),
@@ -159,10 +159,10 @@ def check_sequence_parallelism(
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * fraction) for fraction in fractions):
             check_row_chunks(f"unit {unit.name}", unit.parallelism.cp, module.name, positions, where)
-            own = positions // unit.parallelism.cp
-            if own % tp:
+            rank_positions = positions // unit.parallelism.cp
+            if rank_positions % tp:
                 raise PlanError(
-                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {own} positions of a row of "
+                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {rank_positions} positions of a row of "
                     f'{module.name}, as collectives "{unit.parallelism.collectives}" has them; use a multiple of {tp} '
                     f'in {where}, or "all_reduce"'
                 )

@@ -34,18 +34,22 @@ def rows_of_devices(
         devices: The devices.
     """
     microbatches = op_graph.microbatches
-    of_batch = np.zeros((microbatches, rows // microbatches), bool)
-    of_phases = {name: np.zeros((microbatches, each.rows), bool) for name, each in phases.items()}
+    needed_batch_rows = np.zeros((microbatches, rows // microbatches), bool)
+    needed_phase_rows = {name: np.zeros((microbatches, phase.rows), bool) for name, phase in phases.items()}
     for (unit, _), stage in stages.items():
         for module in stage.layout.modules:
-            needed = of_phases.get(module, of_batch)
+            needed = needed_phase_rows.get(module, needed_batch_rows)
             for pipeline_replica in range(len(stage.meshes.by_pipeline_replica)):
                 taken = op_graph.stage_graph.microbatches_of(unit, pipeline_replica, microbatches)
                 for held in _held_rows(stage, module, pipeline_replica, needed, devices):
                     needed[list(taken), held] = True
     return NeededRows(
-        None if of_batch.all() else tuple(np.flatnonzero(of_batch).tolist()),
-        {name: tuple(np.flatnonzero(needed).tolist()) for name, needed in of_phases.items() if not needed.all()},
+        None if needed_batch_rows.all() else tuple(np.flatnonzero(needed_batch_rows).tolist()),
+        {
+            name: tuple(np.flatnonzero(needed).tolist())
+            for name, needed in needed_phase_rows.items()
+            if not needed.all()
+        },
     )
 
 
@@ -72,8 +76,8 @@ def place_rows(
     if len(taken) == len(array):
         return place_host_array(array, sharding)
 
-    def of_taken(index: tuple[slice, ...] | None) -> np.ndarray:
+    def taken_rows(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
         return array[(list(taken), *index[1:])]  # copies the rows of one device
 
-    return jax.make_array_from_callback((len(taken), *array.shape[1:]), sharding, of_taken)
+    return jax.make_array_from_callback((len(taken), *array.shape[1:]), sharding, taken_rows)

@@ -179,11 +179,11 @@ def _apply_layers(
     layer = RECOMPUTATION_POLICIES[run.recompute](lambda weights, x, shared: definition.apply(weights, x, shared, axes))
     if not run.piece.layers:
         return gather_weights_of(layer, own_specs, axes)(own_parameters, x, shared)
-    of_layer = jax.tree.map(lambda spec: P(*spec[1:]), own_specs, is_leaf=is_partition_spec)
-    layer = gather_weights_of(layer, of_layer, axes)
+    layer_specs = jax.tree.map(lambda spec: P(*spec[1:]), own_specs, is_leaf=is_partition_spec)
+    layer = gather_weights_of(layer, layer_specs, axes)
 
-    def scan_layer(x: jax.Array, of_layer: tuple[Tree, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
-        weights, number = of_layer
+    def scan_layer(x: jax.Array, weights_and_number: tuple[Tree, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
+        weights, number = weights_and_number
         output = layer(weights, x, run.piece.inputs_of_layer(shared, number))
         return (output.x, output.auxiliary_loss) if isinstance(output, LayerOutput) else (output, None)
 

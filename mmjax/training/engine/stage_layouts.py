@@ -170,8 +170,8 @@ def _stage_layout(
     ending = {name for name, _, last in ranges if last == graph[name].layer_count}
     for name, first, last in ranges:
         layer_count = graph[name].layer_count
-        own, recompute = recompute[: last - first], recompute[last - first :]
-        runs += _piece_runs(modules[name], first, own, layer_count)
+        module_recompute, recompute = recompute[: last - first], recompute[last - first :]
+        runs += _piece_runs(modules[name], first, module_recompute, layer_count)
         if first:
             inputs.append(f"{name}#{first}")
         else:

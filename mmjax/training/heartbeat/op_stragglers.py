@@ -85,7 +85,7 @@ def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
         for replica, seconds in enumerate(after[op])
         if seconds > FACTOR * before[op][replica] and seconds > before[op][replica] + SHARE * later.timeline.step
     ]
-    return max(slow, key=lambda found: found.after - found.before, default=None)
+    return max(slow, key=lambda straggler: straggler.after - straggler.before, default=None)
 
 
 def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[PipelineOp, Float[np.ndarray, " i"]]:
@@ -98,6 +98,6 @@ def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[Pipeli
             if op not in totals:
                 totals[op] = np.zeros(replica_count(timeline.devices, op))
             unit = op.target_unit if op.kind in TRANSFERS else op.unit
-            of_replica = replicas_of_microbatch(pipeline_replicas, unit, span.op.microbatch, totals[op])
-            of_replica += np.nan_to_num(span.own_seconds)
+            replica_seconds = replicas_of_microbatch(pipeline_replicas, unit, span.op.microbatch, totals[op])
+            replica_seconds += np.nan_to_num(span.own_seconds)
     return totals

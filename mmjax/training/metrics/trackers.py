@@ -188,8 +188,10 @@ class MlflowWriter(MetricsWriter):
         write_earlier_metrics(self, start)
 
     def _create_run(self, start: RunStart, experiment: str) -> None:
-        found = self._client.get_experiment_by_name(experiment)
-        experiment_id = found.experiment_id if found else self._client.create_experiment(experiment)
+        existing_experiment = self._client.get_experiment_by_name(experiment)
+        experiment_id = (
+            existing_experiment.experiment_id if existing_experiment else self._client.create_experiment(experiment)
+        )
         run = self._client.create_run(experiment_id, run_name=start.workdir.absolute().name)
         self._tracked.run_id = run.info.run_id
 

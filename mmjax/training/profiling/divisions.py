@@ -37,16 +37,21 @@ def divide_modules(
         UserError: No module has context-parallel ranks that are to be timed, at any tensor-parallel size.
     """
     divisions = []
-    for each in sorted(ranks, key=lambda timed: (timed.devices, timed)):
-        division = {module.name: _divide(module, each, positions.get(module.name, 0)) for module in graph.modules}
+    for timed_ranks in sorted(ranks, key=lambda timed: (timed.devices, timed)):
+        division = {
+            module.name: _divide(module, timed_ranks, positions.get(module.name, 0)) for module in graph.modules
+        }
         if division not in divisions:
             divisions.append(division)
-    timed = {(of_module.cp, of_module.context_transfer) for division in divisions for of_module in division.values()}
-    for each in ranks:
-        if each.cp > 1 and (each.cp, each.context_transfer) not in timed:
+    timed = {
+        (module_ranks.cp, module_ranks.context_transfer) for division in divisions for module_ranks in division.values()
+    }
+    for timed_ranks in ranks:
+        if timed_ranks.cp > 1 and (timed_ranks.cp, timed_ranks.context_transfer) not in timed:
             raise UserError(
-                f"no module can be timed at cp {each.cp} ({each.context_transfer}): 2 x cp has to divide the positions "
-                f"of its rows, which are {', '.join(f'{count} of {name}' for name, count in positions.items())}, and "
+                f"no module can be timed at cp {timed_ranks.cp} ({timed_ranks.context_transfer}): 2 x cp has to "
+                "divide the positions of its rows, which are "
+                f"{', '.join(f'{count} of {name}' for name, count in positions.items())}, and "
                 'for "all_to_all" cp x tp its heads; choose another cp'
             )
     return divisions
@@ -58,7 +63,7 @@ def _divide(module: ModuleSpec, ranks: TimedRanks, positions: int) -> TimedRanks
     if ranks.cp == 1 or not module.supports_cp or positions % row_chunks(ranks.cp):
         return tensor_ranks
     divided = tensor_ranks._replace(cp=ranks.cp, context_transfer=ranks.context_transfer)
-    heads = [size for what, size in module.tensor_splits if what in HEAD_SPLITS]
+    heads = [size for split, size in module.tensor_splits if split in HEAD_SPLITS]
     if ranks.context_transfer == "all_to_all" and any(size % divided.devices for size in heads):
         return tensor_ranks
     return divided

@@ -102,7 +102,7 @@ def _shallow_models(
     """
     models: list[ShallowModel] = []
     for ranks_by_module in divisions:
-        measured = {of_module for model in models for of_module in model.ranks_by_module.items()}
+        measured = {name_and_ranks for model in models for name_and_ranks in model.ranks_by_module.items()}
         layers_per_stage = {
             name: _stage_layers(graph[name], (1,) if (name, ranks) in measured else FOUR_STAGES)
             for name, ranks in ranks_by_module.items()
@@ -128,7 +128,8 @@ def _layer_profiles(
     row_load = capacity_row_loads(batch, gradients.graph)[module.name][0]
     size_of_row = row_load[LoadColumn.TOKENS] or row_load[LoadColumn.ITEMS]
     layer_gradients = {
-        layer.name: of_layer for layer, _, of_layer in gradients.of_layers(module.name, 0, module.layer_count)
+        layer.name: required_gradients
+        for layer, _, required_gradients in gradients.of_layers(module.name, 0, module.layer_count)
     }
     profiles = []
     for ranks in sorted({run.model.ranks_by_module[module.name] for run in single_runs}):

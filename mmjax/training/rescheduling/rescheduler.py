@@ -107,8 +107,8 @@ class Rescheduler:
         schedule, expected = engine.schedule, self._expected
 
         def compute() -> tuple[Reconsidered, str]:
-            found = reconsider_order(engine.resolved, schedule, timeline, expected, tolerance)
-            return found, _digest(found.new_order.schedule) if found.new_order else _KEPT
+            reconsidered = reconsider_order(engine.resolved, schedule, timeline, expected, tolerance)
+            return reconsidered, _digest(reconsidered.new_order.schedule) if reconsidered.new_order else _KEPT
 
         self._pending = _Pending(step, self._threads.submit(compute))
 
@@ -139,9 +139,9 @@ class Rescheduler:
             return None
         return self._follow(step, pending.measured_step, pending.outcome.result()[0])
 
-    def _follow(self, step: int, measured_step: int, found: Reconsidered) -> OrderSwap | None:
-        self._expected = found.expected
-        if not (new := found.new_order):
+    def _follow(self, step: int, measured_step: int, reconsidered: Reconsidered) -> OrderSwap | None:
+        self._expected = reconsidered.expected
+        if not (new := reconsidered.new_order):
             return None
         self._engine.set_schedule(new.schedule)
         if jax.process_index() == 0:

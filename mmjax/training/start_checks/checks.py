@@ -66,18 +66,18 @@ def check_start(identity: Mapping[str, str], clock: Callable[[], float] = time.t
     refuse_differences(reports)
 
 
-def check_alike(what: str, identity: Mapping[str, str]) -> None:
+def check_alike(subject: str, identity: Mapping[str, str]) -> None:
     """Compares texts of all processes again.
 
     Args:
-        what: Names the comparison.
+        subject: Names the comparison.
         identity: Texts that must be alike in all processes, by name.
 
     Raises:
         DifferentProcessError: The processes differ; names the processes and the texts.
     """
     if jax.process_count() > 1:
-        refuse_differences(exchange_reports(what, identity, "", time.time))
+        refuse_differences(exchange_reports(subject, identity, "", time.time))
 
 
 def refuse_differences(reports: Mapping[int, StartReport]) -> None:
@@ -90,10 +90,10 @@ def refuse_differences(reports: Mapping[int, StartReport]) -> None:
 
 
 def exchange_reports(
-    what: str, identity: Mapping[str, str], failure: str, clock: Callable[[], float]
+    subject: str, identity: Mapping[str, str], failure: str, clock: Callable[[], float]
 ) -> dict[int, StartReport]:
     """Returns the reports of all processes, including this one; waits until all have written their reports."""
-    wait_for_processes(f"the reports on the {what}")
+    wait_for_processes(f"the reports on the {subject}")
     report = StartReport(host=socket.gethostname(), time=clock(), identity=identity, failure=failure)
-    texts = exchange_texts(f"comparing the {what}", report.to_json())
+    texts = exchange_texts(f"comparing the {subject}", report.to_json())
     return {process: StartReport.from_json(text, process) for process, text in sorted(texts.items())}

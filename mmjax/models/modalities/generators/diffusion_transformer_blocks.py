@@ -214,24 +214,24 @@ class DoubleStreamBlock(DiTBlock):
 
     def update(self, tokens: ImageTokens, rotary: Rotation | None, axes: Axes) -> Updated:
         """See `DiTBlock`."""
-        of_patches = self.patches.modulation(tokens.embedding, axes)
-        of_conditions = self.conditions.modulation(tokens.embedding, axes)
+        patch_modulation = self.patches.modulation(tokens.embedding, axes)
+        condition_modulation = self.conditions.modulation(tokens.embedding, axes)
         if self.conditions.mlp is None:
-            of_conditions = of_conditions[::-1]  # the published order here is scale, shift
-        normed_conditions = modulate(tokens.conditions, of_conditions[0], of_conditions[1])
-        normed_patches = modulate(tokens.patches, of_patches[0], of_patches[1])
+            condition_modulation = condition_modulation[::-1]  # the published order here is scale, shift
+        normed_conditions = modulate(tokens.conditions, condition_modulation[0], condition_modulation[1])
+        normed_patches = modulate(tokens.patches, patch_modulation[0], patch_modulation[1])
         for_conditions, for_patches = self._attend(normed_conditions, normed_patches, rotary, axes)
-        patches = tokens.patches + of_patches[2] * self.patches.attention.project_output(for_patches, axes)
+        patches = tokens.patches + patch_modulation[2] * self.patches.attention.project_output(for_patches, axes)
         if self.patches.own_attention is not None:
-            shift, scale, gate = of_patches[6:]
+            shift, scale, gate = patch_modulation[6:]
             normed = modulate(tokens.patches, shift, scale)
             patches = patches + gate * self.patches.own_attention(normed, axes)
-        patches = _add_mlp(self.patches, patches, of_patches, axes)
+        patches = _add_mlp(self.patches, patches, patch_modulation, axes)
         if self.conditions.mlp is None:
             return tokens.conditions, patches
         attended = self.conditions.attention.project_output(for_conditions, axes)
-        conditions = tokens.conditions + of_conditions[2] * attended
-        return _add_mlp(self.conditions, conditions, of_conditions, axes), patches
+        conditions = tokens.conditions + condition_modulation[2] * attended
+        return _add_mlp(self.conditions, conditions, condition_modulation, axes), patches
 
     def _attend(
         self, conditions: ConditionTokens, patches: PatchTokens, rotary: Rotation | None, axes: Axes

@@ -112,9 +112,11 @@ def make_stage_update(
     ) -> tuple[Tree, Tree]:
         new_masters, new_states = dict(masters), {}
         for row, key in zip(hyperparameters, sorted(gradients), strict=True):
-            of_key = Hyperparameters(*row)
+            key_hyperparameters = Hyperparameters(*row)
             updated = {
-                layer: update_layer(masters[key][layer], states[key][layer], layer_gradients, decision, of_key)
+                layer: update_layer(
+                    masters[key][layer], states[key][layer], layer_gradients, decision, key_hyperparameters
+                )
                 for layer, layer_gradients in gradients[key].items()
             }
             new_masters[key] = {layer: layer_masters for layer, (layer_masters, _) in updated.items()}
