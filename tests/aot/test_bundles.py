@@ -24,11 +24,11 @@ def is_of_encoder(operation: str) -> bool:
 @by_case
 def test_a_bundle_computes_and_exchanges_what_its_programs_do_and_exposes_less(case, gemms, record_property):
     alone, bundled = exposure_alone(case, gemms), exposure_in_bundle(case, gemms)
-    record_property("temporary_bytes", (bundled.temporary_bytes, *(of.temporary_bytes for of in alone)))
-    assert bundled.flops == sum(of.flops for of in alone)
-    assert bundled.exchanged_bytes == sum(of.exchanged_bytes for of in alone)
-    assert bundled.exposed_bytes < sum(of.exposed_bytes for of in alone)
-    assert bundled.exposed_seconds < sum(of.exposed_seconds for of in alone)
+    record_property("temporary_bytes", (bundled.temporary_bytes, *(exposure.temporary_bytes for exposure in alone)))
+    assert bundled.flops == sum(exposure.flops for exposure in alone)
+    assert bundled.exchanged_bytes == sum(exposure.exchanged_bytes for exposure in alone)
+    assert bundled.exposed_bytes < sum(exposure.exposed_bytes for exposure in alone)
+    assert bundled.exposed_seconds < sum(exposure.exposed_seconds for exposure in alone)
 
 
 @by_gemms
@@ -36,10 +36,14 @@ def test_a_bundle_computes_and_exchanges_what_its_programs_do_and_exposes_less(c
 def test_matmuls_of_the_encoder_are_under_way_while_the_backbone_exchanges(case, gemms):
     """Most of a gather and a reduction. A forward or backward also has matmuls of its own, and ends with a scatter."""
     large = [
-        each
-        for each in exposure_in_bundle(case, gemms).collectives
-        if each.size >= LARGE and not is_of_encoder(each.operation)
+        collective
+        for collective in exposure_in_bundle(case, gemms).collectives
+        if collective.size >= LARGE and not is_of_encoder(collective.operation)
     ]
-    beside_encoder = [each for each in large if any(is_of_encoder(of.operation) for of in each.concurrent_matmuls)]
-    share = sum(each.size for each in beside_encoder) / sum(each.size for each in large)
+    beside_encoder = [
+        collective
+        for collective in large
+        if any(is_of_encoder(matmul.operation) for matmul in collective.concurrent_matmuls)
+    ]
+    share = sum(collective.size for collective in beside_encoder) / sum(collective.size for collective in large)
     assert share >= (0.6 if case.first[1] in ("gather", "reduce") else 0.3)

@@ -40,8 +40,8 @@ def collectives(config: ExpertsConfig, policy: str) -> tuple[Collective, ...]:
 
     def gradients(parameters, x):
         y, pull = jax.vjp(layer, make_varying(parameters, (TENSOR,)), x)
-        of_parameters, of_x = pull(y)
-        return jax.tree.map(lambda leaf: leaf[None], of_parameters), of_x
+        parameter_gradients, x_gradient = pull(y)
+        return jax.tree.map(lambda leaf: leaf[None], parameter_gradients), x_gradient
 
     specs = jax.tree.map(lambda leaf: P(TENSOR) if leaf.ndim == 3 else P(), nnx.to_pure_dict(state))
     mapped = jax.shard_map(gradients, mesh=mesh, in_specs=(specs, P(TENSOR)), out_specs=P(TENSOR))
@@ -55,7 +55,11 @@ def collectives(config: ExpertsConfig, policy: str) -> tuple[Collective, ...]:
 
 
 def sizes(config: ExpertsConfig, policy: str, kind: str) -> list[int]:
-    return sorted(of.size for of in collectives(config, policy) if of.kind == kind and of.size > NUMBERS)
+    return sorted(
+        collective.size
+        for collective in collectives(config, policy)
+        if collective.kind == kind and collective.size > NUMBERS
+    )
 
 
 def moved(kernel) -> float:
@@ -80,6 +84,6 @@ def test_an_all_to_all_has_room_for_all_tokens_and_sends_them_again_where_they_a
     there, back = room * moved(expert_dispatch(WIDTH, routing.top_k)), room * moved(expert_combine(WIDTH))
     for policy, expected, exchanges in (("none", 2 * (there + back), 6), ("selective", 3 * there + 2 * back, 8)):
         assert sizes(EXCHANGED, policy, "all-gather") == sizes(EXCHANGED, policy, "reduce-scatter") == []
-        found = sizes(EXCHANGED, policy, "ragged-all-to-all")
-        assert len(found) == exchanges
-        assert 0 <= sum(found) - expected <= exchanges * 2 * NUMBERS
+        exchange_sizes = sizes(EXCHANGED, policy, "ragged-all-to-all")
+        assert len(exchange_sizes) == exchanges
+        assert 0 <= sum(exchange_sizes) - expected <= exchanges * 2 * NUMBERS

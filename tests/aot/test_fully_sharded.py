@@ -16,11 +16,11 @@ MATMULS = 4 + 3
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_each_weight_is_gathered_once_a_pass_and_each_gradient_scattered_once_in_float32(recompute, options):
-    forward, backward = (stage_schedule(recompute, of_pass, options) for of_pass in ("forward", "backward"))
-    for of in (forward, backward):
-        gathers = [each for each in of.of_layer if each.kind == "all-gather"]
+    forward, backward = (stage_schedule(recompute, direction, options) for direction in ("forward", "backward"))
+    for schedule in (forward, backward):
+        gathers = [collective for collective in schedule.of_layer if collective.kind == "all-gather"]
         assert len(gathers) == MATMULS
-        assert PARAMETERS * 2 <= of.bytes_of("all-gather") < PARAMETERS * 2 * 1.001  # and the scales of two norms
+        assert PARAMETERS * 2 <= schedule.bytes_of("all-gather") < PARAMETERS * 2 * 1.001  # and the scales of two norms
     assert forward.bytes_of("reduce-scatter") == 0
     assert PARAMETERS * 4 <= backward.bytes_of("reduce-scatter") < PARAMETERS * 4 * 1.001
 
@@ -28,7 +28,7 @@ def test_each_weight_is_gathered_once_a_pass_and_each_gradient_scattered_once_in
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_with_pipelined_collectives_matmuls_run_beside_most_of_what_a_layer_exchanges(recompute):
     """Of a backward seven eighths of the bytes, of a forward five; by default a backward may expose all gathers."""
-    forward, backward = (stage_schedule(recompute, of_pass, "pipelined") for of_pass in ("forward", "backward"))
+    forward, backward = (stage_schedule(recompute, direction, "pipelined") for direction in ("forward", "backward"))
     assert forward.exposed_bytes("all-gather") <= forward.bytes_of("all-gather") * 3 / 8
     for kind in ("all-gather", "reduce-scatter"):
         assert backward.exposed_bytes(kind) <= backward.bytes_of(kind) / 8

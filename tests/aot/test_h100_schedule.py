@@ -14,11 +14,11 @@ PROGRAMS = [(part, ranks, backward) for part in ("matmuls", "layer") for ranks i
 programs = pytest.mark.parametrize(("part", "ranks", "backward"), PROGRAMS)
 by_gemms = pytest.mark.parametrize("gemms", GEMMS)
 
-of_case = functools.cache(make_report)
+report_of_case = functools.cache(make_report)
 
 
 def ring(part: str, ranks: int, backward: bool, gemms: str) -> ScheduleReport:
-    return of_case(ProgramCase(part, ranks, backward, "ring"), gemms)
+    return report_of_case(ProgramCase(part, ranks, backward, "ring"), gemms)
 
 
 @by_gemms
@@ -42,12 +42,18 @@ def test_the_permutes_are_those_of_the_rings(part, ranks, backward, gemms):
 
 @programs
 def test_only_permutes_carry_activations(part, ranks, backward):
-    others = [of for of in ring(part, ranks, backward, "XLA").collectives if of.kind != "collective-permute"]
+    others = [
+        collective
+        for collective in ring(part, ranks, backward, "XLA").collectives
+        if collective.kind != "collective-permute"
+    ]
     activations = TOKENS * LLAMA3_70B.width * 2 // ranks
-    assert all(of.size < activations / 100 for of in others)
+    assert all(collective.size < activations / 100 for collective in others)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_the_ring_computes_what_the_plain_form_does(ranks):
-    plain = of_case(ProgramCase("matmuls", ranks, True, "gather"), "XLA")
-    assert sum(of.flops for of in ring("matmuls", ranks, True, "XLA").matmuls) == sum(of.flops for of in plain.matmuls)
+    plain = report_of_case(ProgramCase("matmuls", ranks, True, "gather"), "XLA")
+    assert sum(matmul.flops for matmul in ring("matmuls", ranks, True, "XLA").matmuls) == sum(
+        matmul.flops for matmul in plain.matmuls
+    )

@@ -16,8 +16,8 @@ def test_a_cut_gives_every_position_to_one_rank_and_computes_each_pair_once(name
 
 
 def test_contiguous_parts_of_one_causal_segment_are_as_uneven_as_its_triangle():
-    found = blocks_of_ranks(np.ones((1, 1024), np.int32), contiguous(1024, 4)).sum(axis=2)[0]
-    assert found.tolist() == [10, 26, 42, 58]
+    blocks = blocks_of_ranks(np.ones((1, 1024), np.int32), contiguous(1024, 4)).sum(axis=2)[0]
+    assert blocks.tolist() == [10, 26, 42, 58]
 
 
 def test_rows_are_filled_with_whole_samples():

@@ -97,9 +97,9 @@ def assert_residuals_are_counted(config: ModelConfig, plan: Plan) -> None:
     for leaf, sharding in zip(kept, programs.residual_shardings, strict=True):
         size = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         saved[sharding.memory_kind or "device"] += size
-    of = counted(config, plan, batch)
-    assert saved["device"] == pytest.approx(of.saved_bytes.max(), rel=0.1)
-    assert saved["pinned_host"] == of.offloaded_bytes.max()
+    counted_bytes = counted(config, plan, batch)
+    assert saved["device"] == pytest.approx(counted_bytes.saved_bytes.max(), rel=0.1)
+    assert saved["pinned_host"] == counted_bytes.offloaded_bytes.max()
 
 
 @pytest.mark.parametrize(("recompute", "tp"), first_in_default([("none", 1), ("selective", 2), ("full", 1)]))
@@ -126,12 +126,12 @@ def test_a_stage_holds_what_the_planner_counts(recompute, tp):
             parallelism=Parallelism(tp=tp, collectives=collectives),
         )
         plan, batch = Plan((unit,)), tiny_batch(config, rows=32)
-        of, programs = (
+        counted_bytes, programs = (
             counted(config, plan, batch),
             abstract_stage_programs(config, plan, batch, jax.devices(), "dense"),
         )
-        counts[depth] = of.static_bytes + float(of.saved_bytes.max())
+        counts[depth] = counted_bytes.static_bytes + float(counted_bytes.saved_bytes.max())
         totals[depth] = compiled_bytes(programs["b", 0], "dense", 1).total
     assert counts[24] == pytest.approx(totals[24], rel=0.1)
-    of_layers = totals[24] - totals[6]
-    assert counts[24] - counts[6] == pytest.approx(of_layers, rel=0.02 if recompute == "none" else 1e-3)
+    layer_bytes = totals[24] - totals[6]
+    assert counts[24] - counts[6] == pytest.approx(layer_bytes, rel=0.02 if recompute == "none" else 1e-3)

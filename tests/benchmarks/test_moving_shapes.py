@@ -30,7 +30,7 @@ def test_answers_stay_and_clips_change(tmp_path):
     folder = tmp_path / "shapes"
     list(write_moving_shapes(folder, {"train": 9, "test": CLIPS}))
     (tmp_path / "scratch").mkdir()
-    same, other, backwards, still = (found for _, found in sources(folder, tmp_path / "scratch"))
+    same, other, backwards, still = (source_folder for _, source_folder in sources(folder, tmp_path / "scratch"))
     assert same == folder
     expected = [draw_clip("test", number).direction for number in range(CLIPS)]
     assert [answers_of(changed, "test") for changed in (same, other, backwards, still)] == [expected] * 4

@@ -60,13 +60,13 @@ Part = VisionConfig | AudioConfig | BackboneConfig | UNetConfig | DiTConfig
 @functools.cache
 def parts() -> dict[str, Part]:
     """Every part, by its gin scope."""
-    found = {}
+    configs_by_scope = {}
     for path in sorted((FOLDER / "parts").glob("*.gin")):
         cli.parse_gin((f"models/parts/{path.name}",))
         for scope, kind in SCOPE.findall(path.read_text()):
             with gin.config_scope(scope):
-                found[scope] = cli.configured(getattr(architectures, kind))
-    return found
+                configs_by_scope[scope] = cli.configured(getattr(architectures, kind))
+    return configs_by_scope
 
 
 @functools.cache
@@ -78,13 +78,13 @@ def model(name: str) -> ModelConfig:
 @functools.cache
 def parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by trainable part, such as `vision` and `vision_projector`."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for module in model_modules(config):
         shapes = abstract_module_parameters(module)
         for piece in module.pieces:
             size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[piece.name]))
-            found[piece.part] = found.get(piece.part, 0) + size
-    return found
+            sizes[piece.part] = sizes.get(piece.part, 0) + size
+    return sizes
 
 
 @functools.cache
@@ -139,16 +139,16 @@ def test_a_model_is_made_of_the_parts_it_names(name):
     assert len(parts_named(name)) == len(modules)
     for scope, module in zip(parts_named(name), modules, strict=True):
         part = parts()[scope]
-        own = {field: getattr(module, field) for field in BINDING_OF_A_MODEL if hasattr(module, field)}
-        assert dataclasses.replace(part, **own) == module
+        model_fields = {field: getattr(module, field) for field in BINDING_OF_A_MODEL if hasattr(module, field)}
+        assert dataclasses.replace(part, **model_fields) == module
     assert config.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("name", "model_type"), COMPUTED_AS.items())
 def test_a_part_or_model_round_trips_through_its_published_config(name, model_type):
     """Writing config.json refuses whatever the published architecture would compute differently."""
-    of = parts()[name] if name in parts() else model(name)
-    values = registry.write_architecture(registry.find_architecture(model_type), of)
+    config = parts()[name] if name in parts() else model(name)
+    values = registry.write_architecture(registry.find_architecture(model_type), config)
     assert registry.model_type_of(values) in registry.find_architecture(model_type).model_types
     assert values.get("architecture", model_type) == model_type
 
@@ -164,11 +164,12 @@ def test_a_model_can_be_verified_small(name):
 def test_every_model_of_the_papers_exists():
     shapes = {path.stem: model(path.stem) for path in FILES}
     disttrain = {name: shapes[f"mllm_{name}"] for name in ("9b", "15b", "72b")}
-    assert [of.generators[0].image_size for of in disttrain.values()] == [512, 512, 1024]
-    assert [of.backbone.depth for of in disttrain.values()] == [32, 40, 80]
+    assert [config.generators[0].image_size for config in disttrain.values()] == [512, 512, 1024]
+    assert [config.backbone.depth for config in disttrain.values()] == [32, 40, 80]
     orchmllm = [shapes[f"mllm_{name}"] for name in ("10b", "18b", "84b")]
-    assert [[encoder.positions_per_token for encoder in of.encoders] for of in orchmllm] == [[1, 2], [4, 2], [4, 4]]
-    assert all(not of.generators for of in orchmllm)
+    positions = [[encoder.positions_per_token for encoder in config.encoders] for config in orchmllm]
+    assert positions == [[1, 2], [4, 2], [4, 4]]
+    assert all(not config.generators for config in orchmllm)
     with_internvit = {name for name in shapes if name.startswith("internvit_6b_")}
     assert len(with_internvit) == 5 and len([name for name in shapes if name.startswith("eva_clip_")]) == 4
     assert len([name for name in shapes if name.startswith("llava_1_6_")]) == 3

@@ -150,8 +150,8 @@ def published(name):
     config_class, model_class, values = PUBLISHED[name]
     config = getattr(transformers, config_class)(**values)
     with torch.device("meta"):
-        of = getattr(transformers, model_class)(config)
-    tensors = core.revert_weight_conversion(of, dict(of.named_parameters()))  # tied ones once
+        model = getattr(transformers, model_class)(config)
+    tensors = core.revert_weight_conversion(model, dict(model.named_parameters()))  # tied ones once
     return json.loads(json.dumps(config.to_dict(), default=str)), {n: tuple(t.shape) for n, t in tensors.items()}
 
 

@@ -11,11 +11,11 @@ from data.errors import BadSampleError, DataError
 
 @given(st.text("ab", max_size=90), st.integers(4, 80))
 def test_a_shortened_text_is_as_long_as_allowed_and_has_both_ends(text, characters):
-    found = shortened(text, characters)
-    assert found == text if len(text) <= characters else len(found) <= characters
-    assert found[:1] == text[:1]
+    shown = shortened(text, characters)
+    assert shown == text if len(text) <= characters else len(shown) <= characters
+    assert shown[:1] == text[:1]
     if len(text) > characters >= 40:
-        assert f"({len(text)} characters)" in found and found[-3:] == text[-3:] and found[:10] == text[:10]
+        assert f"({len(text)} characters)" in shown and shown[-3:] == text[-3:] and shown[:10] == text[:10]
 
 
 def test_each_line_of_an_error_of_data_is_cut_at_500_characters():

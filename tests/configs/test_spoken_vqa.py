@@ -78,8 +78,8 @@ def test_the_longest_sample_fits_a_row(tmp_path):
     catalogue = make_sample_index(config.data, config.model, source)
     for kind in ("spoken_vqa", "transcription"):
         sizes = [catalogue.sizes(number) for number in catalogue.ids_of_kind(kind)[:20]]
-        assert all(config.data.capacity.excess_reason(each.row_units) is None for each in sizes)
-        assert max(each.lengths["frames"] for each in sizes) == (3 if kind == "spoken_vqa" else 1) * 208
+        assert all(config.data.capacity.excess_reason(size.row_units) is None for size in sizes)
+        assert max(size.lengths["frames"] for size in sizes) == (3 if kind == "spoken_vqa" else 1) * 208
 
 
 def test_missing_speech_is_refused_with_the_command_that_makes_it(tmp_path, monkeypatch):

@@ -62,4 +62,4 @@ def test_the_executor_runs_it_with_the_gradients_of_one_device(example):
     actual_gradients, summary = engine.executor.gradients(noisy_state(engine), engine.place_batch(batch, STEP))
     assert engine.losses_by_name(summary) == pytest.approx({name: float(loss) for name, loss in losses.items()}, 1e-5)
     errors = gradient_errors(trees_by_module(actual_gradients), gradients)
-    assert max(error for of in errors.values() for error in of.values()) < GRADIENT_TOLERANCE
+    assert max(error for module_errors in errors.values() for error in module_errors.values()) < GRADIENT_TOLERANCE

@@ -123,8 +123,10 @@ def test_a_resumed_run_repeats_the_losses_and_the_score(finished, tmp_path):
         trainer.fit()
     resumed = mmjax.open_run(tmp_path).metrics
     for name, steps in (("loss/backbone", [3, 4]), ("accuracy", [4])):
-        of_step = {line["step"]: line[name] for line in metrics if name in line}
-        assert {line["step"]: line[name] for line in resumed if name in line} == {step: of_step[step] for step in steps}
+        values_by_step = {line["step"]: line[name] for line in metrics if name in line}
+        assert {line["step"]: line[name] for line in resumed if name in line} == {
+            step: values_by_step[step] for step in steps
+        }
 
 
 @pytest.mark.runs

@@ -43,7 +43,7 @@ def scaled_hop(channel_name: str, direction: str) -> Fault:
     """Multiplies what a channel carries by 1.01."""
 
     def inject(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-        (channel,) = [each for each in engine.executor.channels if each.name == channel_name]
+        (channel,) = [channel for channel in engine.executor.channels if channel.name == channel_name]
         bad = faulty(getattr(channel, direction), lambda array: array * 1.01)
         pair = (channel.source, channel.target)
         channels = engine.executor.microbatch_ops.channels_between

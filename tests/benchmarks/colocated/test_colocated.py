@@ -59,16 +59,20 @@ def test_ranks_are_all_devices_and_microbatches_whole(setting):
 
 
 def test_settings_are_those_of_the_tables():
-    weak = [(of.devices, of.batch, of.ranks) for of in settings.WEAK_SCALING]
+    weak = [(setting.devices, setting.batch, setting.ranks) for setting in settings.WEAK_SCALING]
     assert weak == [
         (64, 32, (2, 4, 8, 6)),
         (128, 64, (4, 4, 8, 6)),
         (256, 128, (4, 8, 8, 12)),
         (512, 256, (8, 8, 8, 12)),
     ]
-    strong = {of.devices: of.ranks for of in settings.STRONG_SCALING}
+    strong = {setting.devices: setting.ranks for setting in settings.STRONG_SCALING}
     assert strong == {1536: (24, 8, 8, 12), 2048: (32, 8, 8, 12), 3072: (48, 8, 8, 12)}
-    microbatches = [of.batch // (of.ranks.dp * settings.MICROBATCH) for of in settings.STRONG_SCALING if of.ranks]
+    microbatches = [
+        setting.batch // (setting.ranks.dp * settings.MICROBATCH)
+        for setting in settings.STRONG_SCALING
+        if setting.ranks
+    ]
     assert microbatches == [32, 24, 16]
 
 
@@ -84,12 +88,12 @@ def test_rows_are_alike_and_have_the_same_work_however_many_samples_they_have(ti
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6))
 def test_the_partition_is_that_of_the_papers_recurrence(weights, stages):
-    found = partition_by(np.array(weights, float), stages)
+    partition = partition_by(np.array(weights, float), stages)
     if stages > len(weights):
-        assert found is None
+        assert partition is None
         return
-    assert found is not None
-    slowest = max(sum(part) for part in np.split(np.array(weights), np.cumsum(found)[:-1]))
+    assert partition is not None
+    slowest = max(sum(part) for part in np.split(np.array(weights), np.cumsum(partition)[:-1]))
     assert slowest == recurrence(weights, len(weights), stages)
 
 
@@ -119,9 +123,9 @@ def test_partitions_have_all_layers_and_encoders_in_the_first_stage(tiny, stages
     with_encoder = {counts: slowest for counts, slowest in sums.items() if counts[0] >= encoder}
     assert sums[megatron.rebalanced(problem, stages)] == pytest.approx(min(with_encoder.values()))
     even = megatron.first_stage(problem, stages)
-    own = (even[0] - encoder, *even[1:])
-    assert sum(own) == backbone
-    assert max(own) - min(own) <= 1
+    backbone_layers = (even[0] - encoder, *even[1:])
+    assert sum(backbone_layers) == backbone
+    assert max(backbone_layers) - min(backbone_layers) <= 1
 
 
 def test_flops_of_layers_are_those_of_the_simulated_step(tiny):
@@ -162,8 +166,8 @@ def test_every_system_has_rows_and_the_backbone_alone_is_the_shortest_of_its_lay
     for name in systems_of(tiny):
         assert by_name[f"{TINY.title}, {name}: share of a device's memory"]["met"]
     seconds = {name: by_name[f"{TINY.title}, {name}: seconds of a step"]["value"] for name in systems_of(tiny)}
-    of_layout = [name for name in seconds if name.startswith(MEGATRON)]
-    assert all(seconds[BACKBONE] < seconds[name] for name in of_layout)
+    megatron_names = [name for name in seconds if name.startswith(MEGATRON)]
+    assert all(seconds[BACKBONE] < seconds[name] for name in megatron_names)
     ratio = by_name[f"{TINY.title}, {MEGATRON_BALANCED}: throughput over {MEGATRON}"]
     assert ratio["value"] == seconds[MEGATRON] / seconds[MEGATRON_BALANCED]
     assert ratio["goal"] == 1.0

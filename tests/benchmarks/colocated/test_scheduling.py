@@ -51,8 +51,8 @@ def test_increases_are_over_the_share_with_the_most_microbatches():
         for devices, count in (("1,536", 32), ("2,048", 24), ("3,072", 16))
     ]
     rows = [paper_row(name, value) for name, value in zip(names, (0.5, 0.75, 0.25), strict=True)]
-    found = scheduling.increase_rows(rows)
-    assert [(row["value"], row["met"]) for row in found] == [(0.25, True), (-0.25, False)]
+    increases = scheduling.increase_rows(rows)
+    assert [(row["value"], row["met"]) for row in increases] == [(0.25, True), (-0.25, False)]
     assert scheduling.increase_rows(rows[:2]) == []
 
 

@@ -40,16 +40,16 @@ WAYS = (
 
 
 @pytest.fixture(scope="module")
-def of_10b():
+def mllm_10b():
     return described("mllm_10b", 448)
 
 
 @pytest.fixture(scope="module")
-def samples(of_10b):
-    return draw_step(*of_10b, REPLICAS, MINI_BATCH)
+def samples(mllm_10b):
+    return draw_step(*mllm_10b, REPLICAS, MINI_BATCH)
 
 
-def test_images_are_bounded_and_smaller_bounds_shrink_them(of_10b, samples):
+def test_images_are_bounded_and_smaller_bounds_shrink_them(mllm_10b, samples):
     assert samples.tokens("vision").max() <= (448 // 14) ** 2
     largest = draw_step(*described("mllm_84b", 896), REPLICAS, MINI_BATCH).tokens("vision")
     assert (448 // 14) ** 2 < largest.max() <= (896 // 14) ** 2 + 4  # and the cell of a class token
@@ -89,8 +89,8 @@ def test_padded_loads_are_as_many_items_of_the_longest(samples):
     arrangement = arrange(samples, ORCHMLLM, PER_NODE)
     padded = replica_loads(samples, "audio", arrangement, True)
     for replica in range(REPLICAS):
-        own = samples.loads["audio"][arrangement.computed_by["audio"] == replica]
-        items = own[own[:, LoadColumn.ITEMS] > 0]
+        computed_loads = samples.loads["audio"][arrangement.computed_by["audio"] == replica]
+        items = computed_loads[computed_loads[:, LoadColumn.ITEMS] > 0]
         expected = len(items) * items.max(axis=0, initial=0)
         np.testing.assert_array_equal(padded[replica], expected)
 
@@ -109,14 +109,14 @@ def test_placement_keeps_bytes_within_nodes(samples):
         other.exchanges, REPLICAS, PER_NODE
     )
     for module in samples.loads:
-        sums = (np.sort(replica_loads(samples, module, each, True), axis=0) for each in (placed, other))
+        sums = (np.sort(replica_loads(samples, module, arrangement, True), axis=0) for arrangement in (placed, other))
         np.testing.assert_array_equal(*sums)
 
 
-def test_balance_shortens_a_step_and_waiting_lengthens_it(of_10b, samples):
+def test_balance_shortens_a_step_and_waiting_lengthens_it(mllm_10b, samples):
     def simulated(balancing, **options):
         arrangement = arrange(samples, balancing, PER_NODE)
-        return simulate_balanced(samples, of_10b[1], balancing, arrangement, choices=("full",), **options)
+        return simulate_balanced(samples, mllm_10b[1], balancing, arrangement, choices=("full",), **options)
 
     steps = [simulated(balancing) for balancing in (UNBALANCED, BACKBONE_ONLY, ORCHMLLM)]
     seconds = [step.seconds for step in steps]
@@ -139,9 +139,9 @@ def test_the_figures_of_balance_are_those_of_the_loads(samples):
     assert rows["x, audio padded, not balanced: share of padding"] == pytest.approx(share)
 
 
-def test_the_largest_mini_batch_fits_and_one_more_does_not(of_10b):
-    _, data = of_10b
-    drawn = draw_step(*of_10b, 8, 90)
+def test_the_largest_mini_batch_fits_and_one_more_does_not(mllm_10b):
+    _, data = mllm_10b
+    drawn = draw_step(*mllm_10b, 8, 90)
     largest = largest_mini_batch(drawn, data, NONE_PADDED)
     assert largest < 90
     for mini_batch, fits in ((largest, True), (largest + 1, False)):
@@ -157,9 +157,9 @@ def test_planning_takes_longer_with_placement(samples):
     assert min(with_placement["value"], without["value"]) > 0
 
 
-def test_megatron_has_its_encoders_on_the_first_stage(of_10b):
-    _, data = of_10b
-    samples = draw_step(*of_10b, 32, 1)
+def test_megatron_has_its_encoders_on_the_first_stage(mllm_10b):
+    _, data = mllm_10b
+    samples = draw_step(*mllm_10b, 32, 1)
     step = simulate_megatron(samples, data, Megatron(pp=2, samples=16), devices=32)
     units = {unit: {device for lane in lanes for device in lane.devices} for unit, lanes in
              step.timeline.lanes_of_units.items()}  # fmt: skip

@@ -72,8 +72,8 @@ def test_overhead_is_the_median_of_neighbours():
         return [comparison.StepTiming(0.0, whole, whole, 1.0, 1.0) for whole in wholes]
 
     times = {comparison.ONE_JIT: run(1, 2, 4), comparison.EXECUTOR: run(1.1, 3, 4.8), comparison.PLAN: run(2, 4, 8)}
-    got = comparison.summary(times)["overhead"]
-    assert (got[comparison.EXECUTOR]["median"], got[comparison.PLAN]["median"]) == (
+    overhead = comparison.summary(times)["overhead"]
+    assert (overhead[comparison.EXECUTOR]["median"], overhead[comparison.PLAN]["median"]) == (
         pytest.approx(0.2),
         pytest.approx(1.0),
     )

@@ -39,11 +39,11 @@ def test_every_op_is_counted_with_the_arrays_of_its_programs():
         "global_norm": 1,
         "update": 3,
     }
-    assert {kind: of["ops"] for kind, of in kinds.items()} == counts
+    assert {kind: figures["ops"] for kind, figures in kinds.items()} == counts
     assert result["ops"] == sum(counts.values())
-    assert {kind for kind, of in kinds.items() if of["arrays_per_op"] == 0} == {"hop", "gradient_hop"}
-    for of in kinds.values():
-        assert 0 <= of["us_of_calls"] < of["us_per_op"]
+    assert {kind for kind, figures in kinds.items() if figures["arrays_per_op"] == 0} == {"hop", "gradient_hop"}
+    for figures in kinds.values():
+        assert 0 <= figures["us_of_calls"] < figures["us_per_op"]
     text = format_dispatch(result)
     assert "the goal is at most 150 us" in text and len(text.splitlines()) == len(kinds) + 2
     assert OpCall.run.__qualname__ == "OpCall.run"  # timed no longer

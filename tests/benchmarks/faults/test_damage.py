@@ -23,10 +23,10 @@ def test_every_torn_checkpoint_is_found_out(tmp_path):
             file.write_bytes(bytes(range(size)))
         write_file_list(checkpoint)
         assert find_damage(checkpoint) is None
-        what = tear_checkpoint(checkpoint, random.Random(seed)).partition(":")[0]
-        done.add(what)
-        assert (what == HALF_WRITTEN) == (not saved_steps(checkpoint.parent))
-        assert what == HALF_WRITTEN or find_damage(checkpoint)
+        damage = tear_checkpoint(checkpoint, random.Random(seed)).partition(":")[0]
+        done.add(damage)
+        assert (damage == HALF_WRITTEN) == (not saved_steps(checkpoint.parent))
+        assert damage == HALF_WRITTEN or find_damage(checkpoint)
     assert done == {"a file truncated", "a byte flipped", "a file removed", HALF_WRITTEN}
 
 

@@ -35,18 +35,18 @@ def changed(**fields) -> EndState:
 
 
 def test_the_same_end_state_is_equal_bit_for_bit():
-    found = compare(UNDISTURBED, UNDISTURBED, True, True, NONE)
-    assert found.equal and found.difference == 0 and count_samples(UNDISTURBED.samples) == (0, 0)
+    comparison = compare(UNDISTURBED, UNDISTURBED, True, True, NONE)
+    assert comparison.equal and comparison.difference == 0 and count_samples(UNDISTURBED.samples) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("found", "lost", "repeated", "steps"),
+    ("end_state", "lost", "repeated", "steps"),
     [
         (changed(samples=UNDISTURBED.samples | {3: UNDISTURBED.samples[2]}), ROWS, ROWS, (3,)),
         (changed(samples={s: ids for s, ids in UNDISTURBED.samples.items() if s != 5}), ROWS, 0, (5,)),
         (changed(samples=UNDISTURBED.samples | {5: UNDISTURBED.samples[5][::-1]}), 0, 0, (5,)),
         (changed(losses=UNDISTURBED.losses | {7: UNDISTURBED.losses[7] | {"gradient_norm": 1.0 + 1e-6}}), 0, 0, (7,)),
-        (changed(losses={s: of for s, of in UNDISTURBED.losses.items() if s < STEPS}), 0, 0, (STEPS,)),
+        (changed(losses={s: losses for s, losses in UNDISTURBED.losses.items() if s < STEPS}), 0, 0, (STEPS,)),
         (changed(data={"batches": STEPS - 1}), 0, 0, ()),
         (changed(parameters=UNDISTURBED.parameters | {"zeros": np.full(3, 1e-7, np.float32)}), 0, 0, ()),
         (changed(refused=frozenset({4})), 0, 0, ()),
@@ -54,8 +54,8 @@ def test_the_same_end_state_is_equal_bit_for_bit():
         (changed(optimizer={}), 0, 0, ()),
     ],
 )
-def test_what_differs_is_found(found, lost, repeated, steps):
-    seen = compare(found, UNDISTURBED, True, True, NONE)
+def test_what_differs_is_found(end_state, lost, repeated, steps):
+    seen = compare(end_state, UNDISTURBED, True, True, NONE)
     assert not seen.equal
     assert (seen.lost, seen.repeated, seen.differing_steps) == (lost, repeated, steps)
 

@@ -13,15 +13,15 @@ pytestmark = pytest.mark.processes
 
 def processes_of(folder: pathlib.Path) -> dict[int, str]:
     """The command lines of all processes that name the folder, by id."""
-    found = {}
+    commands = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().decode(errors="replace").replace("\0", " ")
         except OSError:
             continue
         if str(folder) in command:
-            found[int(path.parent.name)] = command
-    return found
+            commands[int(path.parent.name)] = command
+    return commands
 
 
 def test_sigterm_ends_the_launcher_too(tmp_path):

@@ -34,7 +34,7 @@ class Painter:
         }
         wanted = np.array([labels[text] for text in descriptions], np.int32)
         wanted[:WRONG, 0] = (wanted[:WRONG, 0] + 1) % len(colours)
-        return np.stack([self._picture(of, number) for number, of in enumerate(wanted)])
+        return np.stack([self._picture(label, number) for number, label in enumerate(wanted)])
 
     def _picture(self, label: np.ndarray, number: int) -> np.ndarray:
         (fitting,) = np.nonzero((self.real.labels == label).all(axis=1))
@@ -70,9 +70,9 @@ def test_it_counts_the_colours_asked_for(result, painter):
 @pytest.mark.layouts
 def test_every_colour_and_shape_is_asked_for_in_turn(result):
     by_colour = result["by_colour"].values()
-    assert len(by_colour) == 8 and {of["images"] for of in by_colour} <= {12, 13, 14, 15}
-    for what in ("images", "colour", "shape"):
-        assert sum(of[what] for of in by_colour) == result[what]
+    assert len(by_colour) == 8 and {figures["images"] for figures in by_colour} <= {12, 13, 14, 15}
+    for field in ("images", "colour", "shape"):
+        assert sum(figures[field] for figures in by_colour) == result[field]
 
 
 @pytest.mark.layouts
@@ -92,7 +92,10 @@ def test_the_judge_learns_from_the_pictures_that_the_run_generates():
     shapes = labelled_images(EasyVQA("test", generated_part="shape"), SIDE)
     whole = labelled_images(EasyVQA("test"), SIDE)
     np.testing.assert_array_equal(shapes.labels, whole.labels)
-    coloured = [np.mean(np.abs(of.images - of.images[:, :1, :1]).max(-1) > 0.2, axis=(1, 2)) for of in (shapes, whole)]
+    coloured = [
+        np.mean(np.abs(labelled.images - labelled.images[:, :1, :1]).max(-1) > 0.2, axis=(1, 2))
+        for labelled in (shapes, whole)
+    ]
     assert np.median(coloured[0]) > 2 * np.median(coloured[1])
 
 

@@ -18,11 +18,11 @@ from tests.filled_row_loads import filled_row_loads
 @pytest.mark.parametrize("sizes", [FULL, TINY])
 def test_rows_are_full_and_no_sample_is_dropped_or_repeated(sizes):
     steps = gpu_batches.draw_steps(sizes)
-    filled = [sum(gpu_batches.sample_tokens(each, sizes) for each in row) for step in steps for row in step]
+    filled = [sum(gpu_batches.sample_tokens(sample, sizes) for sample in row) for step in steps for row in step]
     assert len(filled) == sizes.batches * sizes.rows
     assert max(filled) <= sizes.tokens
     assert np.mean(filled) > 0.95 * sizes.tokens
-    numbers = [each.number for step in steps for each in gpu_batches.step_samples(step)]
+    numbers = [sample.number for step in steps for sample in gpu_batches.step_samples(step)]
     assert len(set(numbers)) == len(numbers)
     assert max(numbers) < len(numbers) + gpu_batches.WINDOW
 
@@ -38,9 +38,9 @@ def test_work_and_tokens_are_those_of_the_arrays():
     graph = module_graph(TINY.model)
     for step, batch in zip(steps, host_batches(steps, TINY), strict=True):
         assert batch.real_and_capacity["backbone"][0] == gpu_batches.useful_tokens(step, TINY)
-        found = gpu_batches.step_flops(step, TINY)
+        flops = gpu_batches.step_flops(step, TINY)
         for name, loads in filled_row_loads(batch.arrays, graph).items():
-            assert found[name] == 3 * graph[name].forward_flops(loads).sum()
+            assert flops[name] == 3 * graph[name].forward_flops(loads).sum()
 
 
 def test_lengths_are_those_of_the_llava_like_data():

@@ -25,14 +25,14 @@ def losses(tmp_path_factory):
     model = PyTorchLlava(folder, torch.float32, "cpu").train()
     trainer = PyTorchTrainer(model, fused=False, clock=time.monotonic)
     (step, *_) = gpu_batches.draw_steps(TINY)
-    found = {}
+    losses = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.nn.attention.varlen.varlen_attn", by_segment)
         register_varlen()
     for form in PYTORCH_VARIANTS:
         if form.attention != "flex_attention":  # it has no backward on CPUs
-            found[form.name] = trainer.loss(form, microbatches(step, TINY, 2, form, "cpu"))
-    return found
+            losses[form.name] = trainer.loss(form, microbatches(step, TINY, 2, form, "cpu"))
+    return losses
 
 
 def exported(folder):
@@ -44,8 +44,8 @@ def exported(folder):
     modules = {module.name: module for module in model_modules(TINY.model)}
 
     def read(name, piece, layer):
-        (found,) = [each for each in modules[name].pieces if each.name == piece]
-        return init_layer_parameters(0, modules[name], found, int(layer))
+        (named_piece,) = [candidate for candidate in modules[name].pieces if candidate.name == piece]
+        return init_layer_parameters(0, modules[name], named_piece, int(layer))
 
     export_checkpoint(export_target_of_type("llava", TINY.model, "model", "float32"), read, folder / "weights", 10**9)
     return folder / "weights"

@@ -113,8 +113,8 @@ def test_other_custom_calls_are_no_matmuls():
 
 def test_two_that_run_at_once_are_both_hidden_by_the_matmul_and_listed_in_the_order_of_their_starts():
     lines = START, START.replace("%ps", "%qs"), GEMM, DONE.replace("%pd", "%qd").replace("%ps", "%qs"), DONE
-    found = find_collectives(scheduled(*lines))
-    assert [(permute.name, permute.flops) for permute in found] == [("ps", FLOPS), ("qs", FLOPS)]
+    permutes = find_collectives(scheduled(*lines))
+    assert [(permute.name, permute.flops) for permute in permutes] == [("ps", FLOPS), ("qs", FLOPS)]
 
 
 def test_a_wrapped_collective_has_its_own_kind_and_the_larger_of_its_sides():

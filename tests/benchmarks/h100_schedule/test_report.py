@@ -27,8 +27,8 @@ def collective(kind, *matmuls, size=2**25):
     )
 
 
-def reported(*found):
-    return ScheduleReport(ProgramCase("layer", 4, True, "ring"), "XLA", 3 * 2**20, found, (MATMUL,))
+def reported(*collectives):
+    return ScheduleReport(ProgramCase("layer", 4, True, "ring"), "XLA", 3 * 2**20, collectives, (MATMUL,))
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_the_figures_as_json_are_whole():
     figures = reported(collective("collective-permute", MATMUL)).as_json()
     assert figures["matmul_flops"] == MATMUL.flops
     assert (figures["collectives"], figures["gemms"], figures["temporary_bytes"]) == ("ring", "XLA", 3 * 2**20)
-    assert [(of["hidden"], of["flops"]) for of in figures["issued"]] == [(True, MATMUL.flops)]
+    assert [(issued["hidden"], issued["flops"]) for issued in figures["issued"]] == [(True, MATMUL.flops)]

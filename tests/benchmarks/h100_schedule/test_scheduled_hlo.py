@@ -46,7 +46,7 @@ def test_instructions_keep_their_order_their_operands_and_what_they_call():
     program = parse_scheduled_hlo(PROGRAM)
     entry = program.computations[program.entry]
     assert program.entry == "main"
-    assert [of.opcode for of in entry.instructions] == [
+    assert [instruction.opcode for instruction in entry.instructions] == [
         "parameter", "constant", "fusion", "tuple", "while", "get-tuple-element",
     ]  # fmt: skip
     assert entry["start"].operands == ("zero", "fusion")

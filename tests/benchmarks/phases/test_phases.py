@@ -21,8 +21,8 @@ def test_the_images_drawn_lie_side_by_side_in_rows_that_hold_them():
     items = draw_items(np.random.default_rng(1))
     assert len(set(items.rows.tolist())) > ROWS // 2 and (items.places + items.lengths).max() <= ROW_TOKENS
     for row in (0, 7, ROWS - 1):
-        own = items.rows == row
-        np.testing.assert_array_equal(items.places[own], np.cumsum(items.lengths[own]) - items.lengths[own])
+        in_row = items.rows == row
+        np.testing.assert_array_equal(items.places[in_row], np.cumsum(items.lengths[in_row]) - items.lengths[in_row])
 
 
 def test_exactly_the_tokens_needed_are_sent():
@@ -40,7 +40,7 @@ def test_the_work_counted_is_that_of_the_batches():
     spec = global_batch_spec(CONFIG.data, CONFIG.model).arrays
     for capacities, plan in ((None, PLAN), (1, work.plan_of_own_rows(1)), (3, work.plan_of_own_rows(3))):
         phases = plan_phase_rows(plan, CONFIG.model, spec)
-        batches = [dataclasses.replace(pipeline.loader, phases=phases)(each) for each in plans]
+        batches = [dataclasses.replace(pipeline.loader, phases=phases)(step_plan) for step_plan in plans]
         needed, computed = (
             sum(flops[unit] * batch.real_and_capacity[modules[unit]][number] for batch in batches for unit in modules)
             for number in (0, 1)
