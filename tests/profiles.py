@@ -17,14 +17,14 @@ def synthetic_profile(
             layer=f"{layer.part}/{layer.name}",
             tp=ranks.tp,
             cp=ranks.cp,
-            gradients=of,
+            gradients=gradients,
             recompute="none",
             sizes=(100.0,),
             forward=_passes(1e-6 * layer.parameter_count / ranks.devices),
             backward=_passes(2e-6 * layer.parameter_count / ranks.devices),
         )
         for module in graph.modules
-        for layer, _, of in turns.of_layers(module.name, 0, module.layer_count)
+        for layer, _, gradients in turns.of_layers(module.name, 0, module.layer_count)
         for ranks in itertools.starmap(TimedRanks, itertools.product(tps, (1, *(rings if module.supports_cp else ()))))
     )
     nothing = LinearFit(0.0, 0.0, 0.0)

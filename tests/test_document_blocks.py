@@ -30,15 +30,15 @@ DOCUMENTS = READER.documents(HOME)
 BLOCKS = [block for document in DOCUMENTS for block in READER.read_blocks(document, HOME)]
 
 
-def of(language: str):
+def every_block_of(language: str):
     """A parameter for every block of a language."""
-    found = [block for block in BLOCKS if block.language == language]
-    return pytest.mark.parametrize("block", found, ids=[block.where for block in found])
+    blocks = [block for block in BLOCKS if block.language == language]
+    return pytest.mark.parametrize("block", blocks, ids=[block.where for block in blocks])
 
 
 def mmjax_commands(text: str) -> list[tuple[str, list[str]]]:
     """The commands of mmjax in a shell's text: their names and flags."""
-    found = []
+    commands = []
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
         words.whitespace_split = True
@@ -47,10 +47,10 @@ def mmjax_commands(text: str) -> list[tuple[str, list[str]]]:
             if is_operator:
                 continue
             if command[:2] == ["python", "-m"] and command[2].startswith("mmjax."):
-                found.append((command[2].removeprefix("mmjax."), command[3:]))
+                commands.append((command[2].removeprefix("mmjax."), command[3:]))
             elif command[0] == "mmjax":
-                found.append((command[1], command[2:]))
-    return found
+                commands.append((command[1], command[2:]))
+    return commands
 
 
 def check_flags(name: str, flags: list[str]) -> None:
@@ -77,8 +77,8 @@ def scratch(tmp_path, monkeypatch):
 
 
 def test_blocks_of_all_kinds_are_found():
-    found = {(block.language, block.is_run) for block in BLOCKS}
-    assert found == {("bash", True), ("bash", False), ("python", True), ("python", False), ("gin", True)} | {
+    kinds = {(block.language, block.is_run) for block in BLOCKS}
+    assert kinds == {("bash", True), ("bash", False), ("python", True), ("python", False), ("gin", True)} | {
         (language, False) for language in READER.SHOWN
     }
 
@@ -97,7 +97,7 @@ def test_a_block_that_is_only_shown_holds_no_command(language):
     assert [b.where for b in BLOCKS if b.language == language and COMMAND_WORDS.search(b.text)] == []
 
 
-@of("bash")
+@every_block_of("bash")
 def test_the_commands_of_a_block_have_the_flags_that_it_names(block, monkeypatch, scratch):
     for name, flags in mmjax_commands(block.text):
         check_flags(name, flags)
@@ -114,7 +114,7 @@ def test_no_two_runs_of_the_documents_share_a_workdir():
     assert len(workdirs) > 5 and len({name.removeprefix("--workdir=") for name in workdirs}) == len(workdirs)
 
 
-@of("bash")
+@every_block_of("bash")
 def test_the_files_of_the_repository_that_a_block_names_exist(block):
     named = re.findall(r"(?<![\w/.])(?:examples|configs|tests)/[\w./-]*\w", block.text)
     assert [path for path in named if not (HOME / path).exists()] == []
@@ -129,19 +129,19 @@ def test_the_commands_in_the_text_of_a_document_have_the_flags_that_it_names(doc
                 check_flags(name, flags)
 
 
-@of("gin")
+@every_block_of("gin")
 def test_a_configuration_parses_in_the_folder_of_a_reader(block, scratch):
     assert block.file, "name the file in a comment in the first line"
     cli.parse_gin((block.file,))
 
 
-@of("gin")
+@every_block_of("gin")
 def test_a_configuration_that_examples_have_too_is_theirs(block):
     if (HOME / block.file).exists():
         assert block.text == (HOME / block.file).read_text()
 
 
-@of("python")
+@every_block_of("python")
 def test_what_a_program_imports_exists(block):
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom):

@@ -91,35 +91,35 @@ def within(module: str, packages: set[str]) -> bool:
 def imports(source: str, module: str = "", top_level_only: bool = False) -> frozenset[str]:
     """The full names that a file imports; `from a import b` is a.b, which may be a module or a name in one."""
     tree = ast.parse(source)
-    found = set()
+    names = set()
     for node in tree.body if top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = module.split(".")[: -node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            found |= {f"{base}.{alias.name}" for alias in node.names}
-    return frozenset(found)
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return frozenset(names)
 
 
 def forbidden(module: str, source: str) -> set[str]:
     """The imports of a module from levels that are not below its own."""
-    found = imports(source, module)
+    imported = imports(source, module)
     allowed = ALLOWED[level(module)]
-    wrong = {name for name in found if within(name, OURS) and not within(name, allowed)}
+    wrong = {name for name in imported if within(name, OURS) and not within(name, allowed)}
     if within(module, WITHOUT_JAX) and not within(module, {"sharding.runtime"}):
-        wrong |= {name for name in found if within(name, JAX)}
+        wrong |= {name for name in imported if within(name, JAX)}
     if level(module) != ENTRY_POINTS:
-        wrong |= {name for name in found if within(name, {"gin"})}
+        wrong |= {name for name in imported if within(name, {"gin"})}
     if module in BEFORE_JAX:
         wrong |= {name for name in imports(source, module, top_level_only=True) if within(name, JAX)}
     return wrong
 
 
 def test_every_module_imports_only_from_levels_below():
-    found = modules()
-    assert {"configs", "mmjax", "mmjax.cli"} <= set(found)
-    wrong = {name: forbidden(name, path.read_text()) for name, path in found.items()}
+    paths = modules()
+    assert {"configs", "mmjax", "mmjax.cli"} <= set(paths)
+    wrong = {name: forbidden(name, path.read_text()) for name, path in paths.items()}
     assert {name: culprits for name, culprits in wrong.items() if culprits} == {}
 
 
@@ -235,8 +235,8 @@ def test_no_file_imports_another_that_imports_it():
     ids=["none", "direct", "relative, and in a function", "through a third, for the type checker"],
 )
 def test_the_check_finds_loops_between_files(sources, loop):
-    found = file_loop({"a": ""} | sources)
-    assert sorted(set(found)) == sorted(set(loop)) and bool(found) == bool(loop)
+    actual = file_loop({"a": ""} | sources)
+    assert sorted(set(actual)) == sorted(set(loop)) and bool(actual) == bool(loop)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
@@ -259,8 +259,8 @@ def test_no_folder_imports_another_that_imports_it(depth):
 )
 def test_the_check_finds_loops_between_folders(sources, depth, loop):
     packages = {name.rpartition(".")[0] for name in sources} | {name.partition(".")[0] for name in sources}
-    found = import_loop(dict.fromkeys(packages, "") | sources, depth)
-    assert sorted(set(found)) == sorted(set(loop)) and bool(found) == bool(loop)
+    actual = import_loop(dict.fromkeys(packages, "") | sources, depth)
+    assert sorted(set(actual)) == sorted(set(loop)) and bool(actual) == bool(loop)
 
 
 def test_every_folder_of_tests_is_a_package():

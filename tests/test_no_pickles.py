@@ -15,7 +15,7 @@ ALLOW_PICKLE = {"allow_pickle", "weights_only"}
 
 def readers_of_pickles(source: str) -> list[str]:
     """What reads a pickle in a source, by line."""
-    found = []
+    uses = []
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -23,17 +23,17 @@ def readers_of_pickles(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         elif isinstance(node, ast.Call):
-            found += [f"{node.lineno}: {key.arg}" for key in node.keywords if key.arg in ALLOW_PICKLE]
-        found += [f"{node.lineno}: {name}" for name in names if name.split(".")[0] in READERS]
-    return found
+            uses += [f"{node.lineno}: {key.arg}" for key in node.keywords if key.arg in ALLOW_PICKLE]
+        uses += [f"{node.lineno}: {name}" for name in names if name.split(".")[0] in READERS]
+    return uses
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_reads_pickles(package):
     paths = sorted((HOME / package).rglob("*.py"))
     assert paths
-    found = {str(path): readers_of_pickles(path.read_text()) for path in paths}
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    uses_by_path = {str(path): readers_of_pickles(path.read_text()) for path in paths}
+    assert {path: lines for path, lines in uses_by_path.items() if lines} == {}
 
 
 def test_readers_of_pickles_are_seen():

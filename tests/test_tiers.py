@@ -18,10 +18,10 @@ PUBLISHED = re.compile(r'importorskip\(\s*"(torch|torchvision|transformers|diffu
 
 def tiers_by_test(path: pathlib.Path) -> dict[str, set[str]]:
     """The tiers that each test of a file is given: by the file, or by its decorators."""
-    of_file = {tier_of_file(path)} - {None}
+    file_tiers = {tier_of_file(path)} - {None}
     tests = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     return {
-        node.name: of_file
+        node.name: file_tiers
         | {name for mark in node.decorator_list for name in NAMED.findall(ast.unparse(mark))} - OTHERS
         for node in tests
         if node.name.startswith("test_")

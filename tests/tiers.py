@@ -33,8 +33,8 @@ _WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(\w+)", re.MULTILINE)
 
 def tier_of_file(path: pathlib.Path) -> str | None:
     """The tier to which all tests of a file belong; None if its tests say so one by one."""
-    found = _WHOLE_FILE.search(path.read_text())
-    return found[1] if found and found[1] in TIERS else None
+    match = _WHOLE_FILE.search(path.read_text())
+    return match[1] if match and match[1] in TIERS else None
 
 
 @functools.cache

@@ -40,9 +40,9 @@ def _checked(*arguments: Any, **_: Any) -> Any:
         function = decorated.__init__ if is_dataclass else decorated
         if not inspect.isfunction(function):
             return _jaxtyped(decorated, typechecker=_beartyped)
-        dimensions = [each for hint in function.__annotations__.values() for each in _dimensions(hint)]
+        dimensions = [dimension for hint in function.__annotations__.values() for dimension in _dimensions(hint)]
         lazy = inspect.isgeneratorfunction(function)  # beartype checks its arguments when it first goes on
-        if any(_UNKNOWN in each for each in dimensions) or (dimensions and lazy):
+        if any(_UNKNOWN in dimension for dimension in dimensions) or (dimensions and lazy):
             return _jaxtyped(decorated, typechecker=_beartyped)
         check = _with_dimensions if dimensions else _beartyped
         if not is_dataclass:

@@ -22,8 +22,10 @@ def changed_unit(unit: UnitPlan, **fields: Any) -> UnitPlan:
 
 def _nested(records: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a unit, with the records as they are once their fields are taken out."""
-    own = dict(fields)
+    unit_fields = dict(fields)
     for name, record in records.items():
-        keys = [field.name for field in dataclasses.fields(record) if field.name in own]
-        own[name] = dataclasses.replace(own.get(name, record), **{key: own.pop(key) for key in keys})
-    return own
+        keys = [field.name for field in dataclasses.fields(record) if field.name in unit_fields]
+        unit_fields[name] = dataclasses.replace(
+            unit_fields.get(name, record), **{key: unit_fields.pop(key) for key in keys}
+        )
+    return unit_fields

@@ -40,13 +40,13 @@ def reduced(picture: Picture) -> Picture:
     return _means(picture, REDUCTION).round().astype(np.uint8)
 
 
-def difference(found: Picture, stored: Picture) -> str:
+def difference(actual: Picture, stored: Picture) -> str:
     """What tells a reduced picture from the stored one; empty where they are the same page."""
-    taller = REDUCTION * (len(found) - len(stored))
-    if abs(taller) > _TALLER or found.shape[1] != stored.shape[1]:
-        return f"the page is {taller:+} pixels taller, {REDUCTION * (found.shape[1] - stored.shape[1]):+} wider"
-    rows = min(len(found), len(stored))
-    blocks = np.abs(_means(found[:rows], BLOCK) - _means(stored[:rows], BLOCK)).max(axis=2)
+    taller = REDUCTION * (len(actual) - len(stored))
+    if abs(taller) > _TALLER or actual.shape[1] != stored.shape[1]:
+        return f"the page is {taller:+} pixels taller, {REDUCTION * (actual.shape[1] - stored.shape[1]):+} wider"
+    rows = min(len(actual), len(stored))
+    blocks = np.abs(_means(actual[:rows], BLOCK) - _means(stored[:rows], BLOCK)).max(axis=2)
     differ = blocks > LARGEST_DIFFERENCE
     if differ.mean() <= MOST_DIFFERENT:
         return ""

@@ -33,7 +33,7 @@ def plan(folder: pathlib.Path) -> str:
 
 def sharded_plan(folder: pathlib.Path) -> str:
     """An encoder beside a fully sharded backbone."""
-    of = problem(ModelConfig((VISION,), BACKBONE, ()), memory=2e7)
+    planning_problem = problem(ModelConfig((VISION,), BACKBONE, ()), memory=2e7)
     units = (
         UnitPlan("vision", ("vision",), (0, 1, 2, 3), layers=(3,), parallelism=Parallelism(dp=4)),
         UnitPlan(
@@ -45,7 +45,9 @@ def sharded_plan(folder: pathlib.Path) -> str:
             parallelism=Parallelism(dp=4, fsdp=4),
         ),
     )
-    return plan_page(of.simulate(Plan(units, microbatches=2)), "Simulated step of a fully sharded backbone")
+    return plan_page(
+        planning_problem.simulate(Plan(units, microbatches=2)), "Simulated step of a fully sharded backbone"
+    )
 
 
 def data(folder: pathlib.Path) -> str:

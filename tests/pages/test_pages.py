@@ -22,8 +22,8 @@ def browser():
         if os.environ.get("CI"):
             pytest.fail(f"{lacking} is not installed; CI needs it")
         pytest.skip(f"{lacking} is not installed")
-    with started() as found:
-        yield found
+    with started() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="module")

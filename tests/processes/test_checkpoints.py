@@ -54,10 +54,10 @@ def test_any_number_of_processes_trains_and_evaluates_to_the_same_numbers(saved,
             assert seen[name]["score"] == alone[name]["score"]
             assert seen[name]["score"].targets == alone[name]["score"].targets > 0
             np.testing.assert_allclose(seen[name]["score"].loss, alone[name]["score"].loss, rtol=1e-5)
-        found = states(ranks, name)
-        assert found.keys() == expected.keys(), processes
+        actual = states(ranks, name)
+        assert actual.keys() == expected.keys(), processes
         for key, array in expected.items():
-            np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-7, err_msg=f"{processes} {key}")
+            np.testing.assert_allclose(actual[key], array, rtol=1e-5, atol=1e-7, err_msg=f"{processes} {key}")
 
 
 def test_any_number_of_processes_goes_on_from_the_checkpoint_of_any_other(saved, directory):

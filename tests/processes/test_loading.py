@@ -26,8 +26,8 @@ def test_an_image_that_one_process_cannot_read_ends_no_run_and_each_decodes_what
             expected[row % 2].update(ids)
         for module, (items, samples) in phases.plan(plan.rows, plan.sizes).items():
             # Each replica of the encoder has a row of a microbatch; the generator is the second process's.
-            of_process = items[:, 3] % 2 if module == "vision" else np.ones(len(items), int)
-            for sample, process in zip(samples.tolist(), of_process, strict=True):
+            processes = items[:, 3] % 2 if module == "vision" else np.ones(len(items), int)
+            for sample, process in zip(samples.tolist(), processes, strict=True):
                 expected[process].add(sample)
     images = pipeline.sample_index.ids_of_kind("vqa")
     # In a row that the first process alone reads, and its image is encoded by the second alone.
@@ -40,14 +40,15 @@ def test_an_image_that_one_process_cannot_read_ends_no_run_and_each_decodes_what
     )
     assert (
         losses == others
-        and np.isfinite([[*each.values()] for each in losses]).all()
+        and np.isfinite([[*step_losses.values()] for step_losses in losses]).all()
         and state["planner"] == same["planner"]
     )
     assert (counters["unreadable_samples"], refused["unreadable_samples"]) == (0, 1)
-    for process, found in enumerate((decoded, also)):
+    for process, process_samples in enumerate((decoded, also)):
         kinds = pipeline.sample_index
-        assert found == {
-            (kinds.kind_of(each), each - kinds.ids_of_kind(kinds.kind_of(each)).start) for each in expected[process]
+        assert process_samples == {
+            (kinds.kind_of(sample_id), sample_id - kinds.ids_of_kind(kinds.kind_of(sample_id)).start)
+            for sample_id in expected[process]
         }
 
 

@@ -67,7 +67,11 @@ def verify(folder, processes, *arguments):
 
 def features(layout: NamedLayout) -> set[tuple[Any, ...]]:
     """What a layout has that the plan of one device has not, by the modules of its units."""
-    own = {("transport", layout.transport), ("attention", layout.attention), ("schedule", layout.plan.schedule)}
+    own_features = {
+        ("transport", layout.transport),
+        ("attention", layout.attention),
+        ("schedule", layout.plan.schedule),
+    }
     for unit in layout.plan.units:
         plain = UnitPlan(unit.name, unit.modules, (0,))
         records = ((unit, plain), (unit.parallelism, plain.parallelism), (unit.schedule_hints, plain.schedule_hints))
@@ -79,8 +83,8 @@ def features(layout: NamedLayout) -> set[tuple[Any, ...]]:
             }:
                 value = getattr(record, field)
                 if value != getattr(default, field):
-                    own.add((unit.modules, field, value if isinstance(value, str) else ""))
-    return own
+                    own_features.add((unit.modules, field, value if isinstance(value, str) else ""))
+    return own_features
 
 
 def fewest_with_all_features(layouts: list[NamedLayout]) -> list[NamedLayout]:

@@ -66,7 +66,7 @@ class Counted(SmallVQA):
         return dataclasses.replace(
             metadata,
             items=[dataclasses.replace(item, load=counted(item.load)) for item in metadata.items],
-            target_images=[dataclasses.replace(each, load=counted(each.load)) for each in metadata.target_images],
+            target_images=[dataclasses.replace(image, load=counted(image.load)) for image in metadata.target_images],
         )
 
 
