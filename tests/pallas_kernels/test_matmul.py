@@ -34,7 +34,7 @@ def product_and_gradients(x, w, cotangent, function=matmul):
 )
 def test_product_and_gradients_are_those_of_numpy_in_the_dtype_of_the_operands(leading, dtype):
     x, w, cotangent = operands(*leading, dtype=dtype)
-    wide_x, wide_w, wide_cotangent = (np.asarray(each, np.float64) for each in (x, w, cotangent))
+    wide_x, wide_w, wide_cotangent = (np.asarray(array, np.float64) for array in (x, w, cotangent))
     wgrad = wide_x.reshape(-1, INPUTS).T @ wide_cotangent.reshape(-1, OUTPUTS)
     expected = (wide_x @ wide_w, wide_cotangent @ wide_w.T, wgrad)
     for actual, wanted in zip(jax.jit(product_and_gradients)(x, w, cotangent), expected, strict=True):

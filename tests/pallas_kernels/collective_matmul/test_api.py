@@ -48,7 +48,7 @@ def operands(dtype="float32"):
 
 def seeds(dtype="float32"):
     random = np.random.default_rng(1)
-    return tuple(jnp.asarray(random.normal(size=(ROWS, POSITIONS, of)), dtype) for of in (*COLUMNS, WIDTH))
+    return tuple(jnp.asarray(random.normal(size=(ROWS, POSITIONS, width)), dtype) for width in (*COLUMNS, WIDTH))
 
 
 @functools.cache
@@ -93,10 +93,10 @@ def scattering(mesh, backend, tiling, sequence):
 def test_all_gather_matmul_is_the_plain_product_with_its_gradients(backend, tensor, tiling, dtype):
     x, *weights, _ = (a.astype(dtype) for a in operands("bfloat16"))
     given = tuple(a.astype(dtype) for a in seeds("bfloat16")[:2])
-    found = gathering(mesh_of(2, tensor), backend, tiling)(x, tuple(weights), given)
-    for got, wanted in zip(jax.tree.leaves(found), exact()[0], strict=True):
-        assert got.dtype == dtype
-        assert relative_error(got, wanted) < DIGITS[dtype]
+    results = gathering(mesh_of(2, tensor), backend, tiling)(x, tuple(weights), given)
+    for result, wanted in zip(jax.tree.leaves(results), exact()[0], strict=True):
+        assert result.dtype == dtype
+        assert relative_error(result, wanted) < DIGITS[dtype]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_reduce_scatter_and_all_reduce_are_the_plain_product_with_its_gradients(
     down, seed = operands("bfloat16")[3].astype(dtype), seeds("bfloat16")[2].astype(dtype)
     hidden = exact()[2]
     x = jnp.asarray(hidden, dtype)
-    found = scattering(mesh_of(2, tensor), backend, tiling, sequence)(x, down, seed)
+    results = scattering(mesh_of(2, tensor), backend, tiling, sequence)(x, down, seed)
     lost = relative_error(x, hidden)  # rounding the operand is not an error of the sum
-    for got, wanted in zip(found, exact()[1], strict=True):
-        assert got.dtype == dtype
-        assert relative_error(got, wanted) < DIGITS[dtype] + lost
+    for result, wanted in zip(results, exact()[1], strict=True):
+        assert result.dtype == dtype
+        assert relative_error(result, wanted) < DIGITS[dtype] + lost
 
 
 @pytest.mark.parametrize("dtype", DIGITS)
@@ -129,18 +129,18 @@ def test_transposed_weights_give_float32_results_and_their_gradients(backend, dt
             all_gather_matmul, axes=("tensor",), backend=backend, transposed=True, dtype=jnp.float32
         )
         (y,), vjp = jax.vjp(call, x, (table,))
-        of_x, (of_table,) = vjp((seed,))
-        return y, of_x, of_table
+        x_gradient, (table_gradient,) = vjp((seed,))
+        return y, x_gradient, table_gradient
 
     columns, sequence, rows = P("data", None, "tensor"), P("data", "tensor"), P("tensor")
     specs = (sequence, rows, columns), (columns, sequence, rows)
     mapped = jax.shard_map(body, mesh=mesh_of(2, 2), in_specs=specs[0], out_specs=specs[1])
-    y, of_x, of_table = jax.jit(mapped)(x, table.T, seed)
+    y, x_gradient, table_gradient = jax.jit(mapped)(x, table.T, seed)
     exact_x, exact_table, exact_seed = (np.asarray(a, np.float64) for a in (x, table, seed))
-    assert (y.dtype, of_x.dtype, of_table.dtype) == ("float32", dtype, dtype)
+    assert (y.dtype, x_gradient.dtype, table_gradient.dtype) == ("float32", dtype, dtype)
     assert relative_error(y, exact_x @ exact_table) < 1e-6
-    assert relative_error(of_x, exact_seed @ exact_table.T) < DIGITS[dtype]
-    assert relative_error(of_table, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
+    assert relative_error(x_gradient, exact_seed @ exact_table.T) < DIGITS[dtype]
+    assert relative_error(table_gradient, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
 
 
 def over_tensor(collective, program):

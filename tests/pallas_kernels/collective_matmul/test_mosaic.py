@@ -86,8 +86,8 @@ CALLS = [
 def test_it_computes_what_the_reference_does_with_kernels_that_keep_their_contract(
     name, operands, dtype, plain_kernels
 ):
-    got, wanted = (call(module, name, operands, dtype) for module in (mosaic, reference))
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    actual, wanted = (call(module, name, operands, dtype) for module in (mosaic, reference))
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 

@@ -39,7 +39,7 @@ def in_lockstep(program, kind, config, inputs, outputs):
 
     def body(*refs):
         *operands, barrier = refs
-        ports = [kind(Fixed(RANKS, own), config, None, operands) for own in range(RANKS)]
+        ports = [kind(Fixed(RANKS, rank), config, None, operands) for rank in range(RANKS)]
         for step in program.steps:
             for port in ports:
                 target = None if step.target is None else port.rank(step.target)

@@ -24,8 +24,8 @@ class UnsafeOrderError(Exception):
 class Recorder:
     """A port that records what one block of a rank does."""
 
-    def __init__(self, own, ranks):
-        self.own, self.ranks, self.events = own, ranks, []
+    def __init__(self, rank, ranks):
+        self.own, self.ranks, self.events = rank, ranks, []
 
     def rank(self, offset):
         return (self.own + offset) % self.ranks

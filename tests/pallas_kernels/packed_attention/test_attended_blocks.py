@@ -66,8 +66,8 @@ def test_no_pair_of_blocks_is_missed(drawn, sizes):
     visible = np.pad(visible, ((0, 0), *((0, -visible.shape[axis + 1] % sizes[axis]) for axis in (0, 1))))
     r, s, t = visible.shape
     expected = visible.reshape(r, s // sizes[0], sizes[0], t // sizes[1], sizes[1]).any(axis=(2, 4))
-    found = blocks_overlap(mask.queries, mask.keys, None, sizes)
-    assert not np.any(expected & ~np.asarray(found))
+    overlap = blocks_overlap(mask.queries, mask.keys, None, sizes)
+    assert not np.any(expected & ~np.asarray(overlap))
 
 
 @pytest.mark.layouts
@@ -82,8 +82,8 @@ def test_output_and_gradients_follow_the_definition(drawn, seed):
     for implementation in ("dense", "blocked"):
         mask = mask_of(case, blocks, block=4)
         output, back = jax.vjp(lambda *x: packed_attention(*x, mask, implementation=implementation), *inputs[:3])  # noqa: B023
-        for found, exact, magnitude in zip((output, *back(inputs[3])), expected, magnitudes, strict=True):
-            assert np.linalg.norm(np.asarray(found, np.float64) - exact) <= 1e-6 * np.linalg.norm(magnitude)
+        for actual, exact, magnitude in zip((output, *back(inputs[3])), expected, magnitudes, strict=True):
+            assert np.linalg.norm(np.asarray(actual, np.float64) - exact) <= 1e-6 * np.linalg.norm(magnitude)
 
 
 @pytest.mark.parity
@@ -94,8 +94,8 @@ def test_images_are_seen_as_in_gemma_3():
     published = masking.blockwise_overlay(gemma3.get_block_sequence_ids_for_mask(torch.from_numpy(is_image)))
     expected = [[j <= i or bool(published(0, 0, i, j)) for j in range(9)] for i in range(9)]
     blocks = np.array([[0, 1, 1, 1, 0, 0, 2, 2, 0]], np.int32)
-    found = dense_mask(make_segment_mask(np.ones((1, 9), np.int32), blocks=blocks, causal=True))
-    assert np.asarray(found)[0].tolist() == expected
+    mask = dense_mask(make_segment_mask(np.ones((1, 9), np.int32), blocks=blocks, causal=True))
+    assert np.asarray(mask)[0].tolist() == expected
 
 
 def test_an_image_costs_the_pairs_that_it_adds():

@@ -122,10 +122,10 @@ def test_chunks_are_dealt_there_and_back(length, ranks, chunk):
     assert chunk_size(length, ranks) == chunk
     order = zigzag_order(length, ranks)
     np.testing.assert_array_equal(np.sort(order), np.arange(length))
-    of_ranks = order.reshape(ranks, -1)
-    assert of_ranks[0, 0] == 0
-    assert of_ranks[-1, 0] == (ranks - 1) * chunk
-    assert of_ranks[0, chunk] == (2 * ranks - 1) * chunk
+    rank_positions = order.reshape(ranks, -1)
+    assert rank_positions[0, 0] == 0
+    assert rank_positions[-1, 0] == (ranks - 1) * chunk
+    assert rank_positions[0, chunk] == (2 * ranks - 1) * chunk
 
 
 def test_a_row_that_cannot_be_divided_is_refused():

@@ -37,13 +37,13 @@ def program(implementation: str, rows: int, width: tuple[int, ...] = (WIDTH,)):
 
 
 def expected(x: np.ndarray, sizes: np.ndarray, rows: int) -> np.ndarray:
-    found = np.zeros((RANKS, rows, *x.shape[2:]), x.dtype)
+    received = np.zeros((RANKS, rows, *x.shape[2:]), x.dtype)
     starts = np.cumsum(sizes, axis=1) - sizes
     for target in range(RANKS):
         blocks = [x[s, starts[s, target] : starts[s, target] + sizes[s, target]] for s in range(RANKS)]
         arrived = np.concatenate(blocks)
-        found[target, : len(arrived)] = arrived
-    return found
+        received[target, : len(arrived)] = arrived
+    return received
 
 
 @pytest.mark.parametrize("implementation", RUNS_HERE)
@@ -52,9 +52,9 @@ def test_rows_are_received_ordered_by_source_with_zeros_behind(kind, implementat
     rows = int(SIZES[kind].sum(axis=0).max()) + 2
     x = RANDOM.normal(size=(2, RANKS, ROWS, WIDTH)).astype(np.float32)
     sent = np.stack([SIZES[kind], SIZES[kind]])
-    got = np.asarray(program(implementation, rows)(x, sent))
+    actual = np.asarray(program(implementation, rows)(x, sent))
     for group in range(2):
-        np.testing.assert_array_equal(got[group], expected(x[group], SIZES[kind], rows))
+        np.testing.assert_array_equal(actual[group], expected(x[group], SIZES[kind], rows))
 
 
 @pytest.mark.parametrize("implementation", RUNS_HERE)
