@@ -32,9 +32,9 @@ def test_activations_and_gradients_run_inside_shard_map(name, dtype):
         return y, back(y)[0]
 
     shards = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("ranks"), out_specs=P("ranks")))(x)
-    for found, expected in zip(shards, local(x), strict=True):
-        assert found.dtype == x.dtype
-        there, here = (array.astype(np.float32) for array in (found, expected))
+    for actual, expected in zip(shards, local(x), strict=True):
+        assert actual.dtype == x.dtype
+        there, here = (array.astype(np.float32) for array in (actual, expected))
         np.testing.assert_allclose(there, here, rtol=1e-5 if dtype == "float32" else 1e-2, atol=1e-8)
 
 

@@ -60,8 +60,8 @@ def test_grouped_query_attention_equals_its_definition():
         scores = np.einsum("rse,rte->rst", q[:, :, head], k[:, :, head // 2]) / np.sqrt(2)
         shares = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
         expected[:, :, head] = np.einsum("rst,rte->rse", shares, v[:, :, head // 2])
-    got = attention(weights)(x, mask=packing)
-    np.testing.assert_allclose(got, expected.reshape(2, 5, 8) @ weights["output"], rtol=1e-4, atol=1e-5)
+    actual = attention(weights)(x, mask=packing)
+    np.testing.assert_allclose(actual, expected.reshape(2, 5, 8) @ weights["output"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["self", "cross"])

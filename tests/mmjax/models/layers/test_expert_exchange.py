@@ -76,10 +76,10 @@ def program(form, ranks, top_k, tensor=1):
     return jax.jit(run)
 
 
-def compare(found, expected, error):
-    for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def compare(actual, expected, error):
+    for leaf, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         wanted = np.asarray(wanted, np.float32)
-        assert np.linalg.norm(np.asarray(got, np.float32) - wanted) <= error * np.linalg.norm(wanted)
+        assert np.linalg.norm(np.asarray(leaf, np.float32) - wanted) <= error * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("form", first_in_default(EXPERT_SUMS))
@@ -111,9 +111,9 @@ def test_in_bfloat16_sums_differ_by_rounding_alone():
     parameters, x, seed = operands("bfloat16")
     weights, experts = weights_of(2), jnp.asarray(routings(4, 2)["anywhere"], jnp.int32)
     given = (parameters, x, experts, weights, seed)
-    found, expected = program("all_to_all", 4, 2)(*given), program("", 1, 2)(*given)
-    assert found[0].dtype == jnp.bfloat16
-    compare(found, expected, 2**-7)
+    actual, expected = program("all_to_all", 4, 2)(*given), program("", 1, 2)(*given)
+    assert actual[0].dtype == jnp.bfloat16
+    compare(actual, expected, 2**-7)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -121,8 +121,8 @@ def test_in_bfloat16_sums_differ_by_rounding_alone():
 def test_a_token_goes_once_to_each_rank_that_has_any_of_its_experts(ranks, top_k):
     random = np.random.default_rng(2)
     chosen = np.stack([random.permutation(EXPERTS)[:top_k] for _ in range(50)]) // (EXPERTS // ranks)
-    found = np.asarray(target_ranks(jnp.asarray(chosen, jnp.int32), ranks))
-    assert found.shape == (50, min(top_k, ranks))
-    for row, of_token in zip(found.tolist(), chosen.tolist(), strict=True):
-        targets = sorted(set(of_token))
+    target_rows = np.asarray(target_ranks(jnp.asarray(chosen, jnp.int32), ranks))
+    assert target_rows.shape == (50, min(top_k, ranks))
+    for row, token_ranks in zip(target_rows.tolist(), chosen.tolist(), strict=True):
+        targets = sorted(set(token_ranks))
         assert row == targets + [ranks] * (len(row) - len(targets))

@@ -73,8 +73,8 @@ def dense(config, parameters, x, counted):
         gated, upped = inputs @ gate[0] + gate[1], inputs @ up[0] + up[1]
         if config.limit:
             gated, upped = jnp.minimum(gated, config.limit), jnp.clip(upped, -config.limit, config.limit)
-        of_expert = (jax.nn.silu(gated) * (upped + config.up_offset)) @ down[0] + down[1]
-        y += mask[..., expert : expert + 1] * of_expert if weights_inputs else weight * of_expert
+        expert_output = (jax.nn.silu(gated) * (upped + config.up_offset)) @ down[0] + down[1]
+        y += mask[..., expert : expert + 1] * expert_output if weights_inputs else weight * expert_output
     if config.shared_ffn:
         gate, up, down = (parameters["shared"][name]["kernel"] for name in ("gate", "up", "down"))
         open_by = jax.nn.sigmoid(x @ parameters["shared_gate"]["kernel"]) if config.shared_gate else 1.0
@@ -82,9 +82,9 @@ def dense(config, parameters, x, counted):
     loss = jnp.zeros(())
     for row, segments in enumerate(np.asarray(counted.segments)):
         for segment in set(segments.tolist()) - {0}:
-            of = np.flatnonzero(segments == segment)
-            share = jnp.sum(counted.loss_shares[row, of])
-            fractions, means = jnp.mean(mask[row, of], axis=0), jnp.mean(probabilities[row, of], axis=0)
+            positions = np.flatnonzero(segments == segment)
+            share = jnp.sum(counted.loss_shares[row, positions])
+            fractions, means = jnp.mean(mask[row, positions], axis=0), jnp.mean(probabilities[row, positions], axis=0)
             loss += share * config.count * jnp.sum(fractions * means)
     return y, config.balance_weight * loss
 
@@ -139,9 +139,9 @@ def expected(config):
     return with_gradients(functools.partial(dense, config), *operands)
 
 
-def close(found, wanted):
+def close(actual, wanted):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * (1 + np.max(np.abs(b)))), found, wanted
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * (1 + np.max(np.abs(b)))), actual, wanted
     )
 
 

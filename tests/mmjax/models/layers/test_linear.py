@@ -78,7 +78,7 @@ def test_split_hidden_widths_give_the_same_outputs_and_gradients(build):
     graph, state = nnx.split(module)
     leaves = {path: draw(*leaf.shape, seed=n) for n, (path, leaf) in enumerate(nnx.to_flat_state(state))}
     specs = {
-        path: P(*("model" if of == "tensor" else None for of in leaf.get_metadata("split")))
+        path: P(*("model" if axis == "tensor" else None for axis in leaf.get_metadata("split")))
         for path, leaf in nnx.to_flat_state(state)
     }
     x = draw(2, 3, 6, seed=9)
@@ -91,9 +91,9 @@ def test_split_hidden_widths_give_the_same_outputs_and_gradients(build):
 
     split = jax.shard_map(lambda leaves, x: run(leaves, x, TENSOR), mesh=mesh(), in_specs=(specs, P()), out_specs=P())
     expected, expected_vjp = jax.vjp(lambda leaves, x: run(leaves, x, Axes()), leaves, x)
-    got, vjp = jax.vjp(jax.jit(split), leaves, x)
-    close(got, expected)
-    jax.tree.map(close, vjp(jnp.ones_like(got)), expected_vjp(jnp.ones_like(got)))
+    actual, vjp = jax.vjp(jax.jit(split), leaves, x)
+    close(actual, expected)
+    jax.tree.map(close, vjp(jnp.ones_like(actual)), expected_vjp(jnp.ones_like(actual)))
 
 
 def test_the_bias_of_a_row_parallel_projection_is_added_once():

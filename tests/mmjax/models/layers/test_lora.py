@@ -39,17 +39,21 @@ def test_merged_weights_give_the_outputs_of_the_adapters():
     tree = noisy_parameters(ADAPTED)
     merged = merge_model_adapters(tree, model_modules(ADAPTED), LORA)
     assert jax.tree.structure(merged) == jax.tree.structure(initial(WITHOUT_GENERATOR))
-    of_adapters, without = losses(ADAPTED, tree), losses(WITHOUT_GENERATOR, merged)
-    np.testing.assert_allclose(without, of_adapters, rtol=1e-5)
+    adapted_loss, without = losses(ADAPTED, tree), losses(WITHOUT_GENERATOR, merged)
+    np.testing.assert_allclose(without, adapted_loss, rtol=1e-5)
     bare = {module: {p: t for p, t in pieces.items() if not p.endswith("_lora")} for module, pieces in tree.items()}
-    assert abs(losses(WITHOUT_GENERATOR, bare) - of_adapters) > 1e-3 * abs(of_adapters)
+    assert abs(losses(WITHOUT_GENERATOR, bare) - adapted_loss) > 1e-3 * abs(adapted_loss)
 
 
 def test_only_targets_have_adapters():
     (vision, backbone) = model_modules(ADAPTED)
-    of_vision = piece_definition(next(piece for piece in vision.pieces if piece.name == "blocks_lora"))
-    found = {path.removeprefix("['").replace("']['", "/").removesuffix("']") for path in paths(of_vision.shapes)}
-    assert found == {f"{at}/adapter/{name}" for at in ("attention/query", "mlp/down") for name in ("down", "up")}
+    vision_adapters = piece_definition(next(piece for piece in vision.pieces if piece.name == "blocks_lora"))
+    adapter_paths = {
+        path.removeprefix("['").replace("']['", "/").removesuffix("']") for path in paths(vision_adapters.shapes)
+    }
+    assert adapter_paths == {
+        f"{at}/adapter/{name}" for at in ("attention/query", "mlp/down") for name in ("down", "up")
+    }
     assert [piece.part for piece in backbone.pieces] == ["backbone", "backbone", "backbone_lora", "backbone"]
     assert [piece.name for piece in backbone.compute_pieces] == ["embed", "blocks", "head"]
 

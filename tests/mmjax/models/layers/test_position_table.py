@@ -26,8 +26,8 @@ def table(interpolation="bicubic"):
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_an_image_of_the_tables_size_is_not_interpolated(interpolation):
     module, values = table(interpolation)
-    found = module(jnp.asarray(places(SIDE, SIDE))[None], jnp.ones((1, SIDE**2), jnp.int32))
-    np.testing.assert_array_equal(found[0], values.reshape(-1, WIDTH))
+    embeddings = module(jnp.asarray(places(SIDE, SIDE))[None], jnp.ones((1, SIDE**2), jnp.int32))
+    np.testing.assert_array_equal(embeddings[0], values.reshape(-1, WIDTH))
 
 
 @pytest.mark.parity
@@ -40,18 +40,18 @@ def test_packed_images_are_interpolated_each_by_itself(interpolation):
     sizes = [(6, 3), (2, 5), (1, 9), (SIDE, SIDE)]
     positions = np.concatenate([places(*size) for size in sizes] + [np.zeros((2, 2), int)])
     segments = np.repeat([1, 2, 3, 4, 0], [height * width for height, width in sizes] + [2])
-    found = np.asarray(module(jnp.asarray(positions)[None], jnp.asarray(segments)[None]))[0]
+    embeddings = np.asarray(module(jnp.asarray(positions)[None], jnp.asarray(segments)[None]))[0]
     for number, size in enumerate(sizes, start=1):
         maps = torch.tensor(values).permute(2, 0, 1)[None]
         expected = torch.nn.functional.interpolate(maps, size=size, mode=mode, **options)
         expected = expected[0].permute(1, 2, 0).reshape(-1, WIDTH)
-        np.testing.assert_allclose(found[segments == number], expected.numpy(), atol=1e-5)
+        np.testing.assert_allclose(embeddings[segments == number], expected.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_a_class_token_does_not_change_other_positions(interpolation):
     module, values = table(interpolation)
     positions = np.concatenate([[[-1, -1]], places(SIDE, SIDE)])
-    found = module(jnp.asarray(positions)[None], jnp.ones((1, SIDE**2 + 1), jnp.int32))
-    np.testing.assert_array_equal(found[0, 1:], values.reshape(-1, WIDTH))
-    assert np.isfinite(found).all()  # what is not used must not spoil gradients
+    embeddings = module(jnp.asarray(positions)[None], jnp.ones((1, SIDE**2 + 1), jnp.int32))
+    np.testing.assert_array_equal(embeddings[0, 1:], values.reshape(-1, WIDTH))
+    assert np.isfinite(embeddings).all()  # what is not used must not spoil gradients

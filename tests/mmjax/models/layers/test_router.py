@@ -36,18 +36,18 @@ def plain_routing(logits, router, bias):
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 def test_routing_equals_a_loop_over_tokens(router):
     bias = jnp.asarray(BIAS) if router.selection_bias else None
-    found = route_tokens(jnp.asarray(LOGITS), ExpertsConfig(count=COUNT, top_k=TOP, router=router), bias)
+    routing = route_tokens(jnp.asarray(LOGITS), ExpertsConfig(count=COUNT, top_k=TOP, router=router), bias)
     for place in np.ndindex(LOGITS.shape[:2]):
         experts, weights, probabilities = plain_routing(LOGITS[place], router, BIAS * router.selection_bias)
-        assert np.asarray(found.experts)[place].tolist() == experts
-        np.testing.assert_allclose(found.weights[place], weights, rtol=1e-5)
-        np.testing.assert_allclose(found.probabilities[place], probabilities, rtol=1e-5)
+        assert np.asarray(routing.experts)[place].tolist() == experts
+        np.testing.assert_allclose(routing.weights[place], weights, rtol=1e-5)
+        np.testing.assert_allclose(routing.probabilities[place], probabilities, rtol=1e-5)
 
 
 def test_normalised_softmax_scores_are_the_softmax_of_the_chosen_logits():
-    found = route_tokens(jnp.asarray(LOGITS), ExpertsConfig(count=COUNT, top_k=TOP))
-    chosen = np.take_along_axis(LOGITS, np.asarray(found.experts), axis=-1)
-    np.testing.assert_allclose(found.weights, jax.nn.softmax(jnp.asarray(chosen)), rtol=1e-5)
+    routing = route_tokens(jnp.asarray(LOGITS), ExpertsConfig(count=COUNT, top_k=TOP))
+    chosen = np.take_along_axis(LOGITS, np.asarray(routing.experts), axis=-1)
+    np.testing.assert_allclose(routing.weights, jax.nn.softmax(jnp.asarray(chosen)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("logit", [-60.0, -88.0, -104.0, -1e4])
@@ -57,13 +57,13 @@ def test_sigmoids_that_are_all_nearly_zero_give_the_published_weights_and_finite
     logits = jnp.full((1, 2, COUNT), logit)
 
     def total(logits):
-        found = route_tokens(logits, config, jnp.asarray(BIAS))
-        return jnp.sum(found.weights) + jnp.sum(found.probabilities), found
+        routing = route_tokens(logits, config, jnp.asarray(BIAS))
+        return jnp.sum(routing.weights) + jnp.sum(routing.probabilities), routing
 
-    gradients, found = jax.grad(total, has_aux=True)(logits)
+    gradients, routing = jax.grad(total, has_aux=True)(logits)
     score = np.exp(np.float64(logit))  # transformers divides by the sum of the chosen plus 1e-20
-    np.testing.assert_allclose(found.weights, 2.5 * score / (TOP * score + 1e-20), rtol=1e-5, atol=1e-15)
-    np.testing.assert_allclose(found.probabilities, score / (COUNT * score + 1e-20), rtol=1e-5, atol=1e-15)
+    np.testing.assert_allclose(routing.weights, 2.5 * score / (TOP * score + 1e-20), rtol=1e-5, atol=1e-15)
+    np.testing.assert_allclose(routing.probabilities, score / (COUNT * score + 1e-20), rtol=1e-5, atol=1e-15)
     assert np.isfinite(gradients).all()
 
 
@@ -73,8 +73,8 @@ def test_weights_have_no_gradient_of_the_selection_bias_but_of_the_logits():
     def total(logits, bias):
         return jnp.sum(jnp.square(route_tokens(logits, config, bias).weights))
 
-    of_logits, of_bias = jax.grad(total, (0, 1))(jnp.asarray(LOGITS), jnp.asarray(BIAS))
-    assert np.all(np.asarray(of_bias) == 0) and np.any(np.asarray(of_logits) != 0)
+    logit_gradients, bias_gradients = jax.grad(total, (0, 1))(jnp.asarray(LOGITS), jnp.asarray(BIAS))
+    assert np.all(np.asarray(bias_gradients) == 0) and np.any(np.asarray(logit_gradients) != 0)
 
 
 @pytest.mark.parametrize(

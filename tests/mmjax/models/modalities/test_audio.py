@@ -27,7 +27,7 @@ def clip(seed, frames):
 
 def row(*clips, frames=FRAMES):
     """Clips one after another, padded with zeros to a row of so many frames."""
-    lengths = [len(each) // 2 for each in clips]
+    lengths = [len(clip) // 2 for clip in clips]
     rest = frames // 2 - sum(lengths)
     segments = np.repeat([*range(1, len(clips) + 1), 0], [*lengths, rest])
     positions = np.concatenate([np.arange(length) for length in (*lengths, rest)])
@@ -73,16 +73,18 @@ def test_a_temporal_convolution_equals_its_definition(stride):
     for center in range(0, 6, stride):
         seen = [at for at in (center - 1, center, center + 1) if 0 <= at < 6 and clips[at] == clips[center]]
         expected.append(bias + sum(x[at] @ kernel[1 + at - center] for at in seen))
-    got = convolution(jnp.asarray(x)[None], jnp.asarray(clips)[None], Axes())
-    np.testing.assert_allclose(got[0], np.stack(expected), rtol=1e-5, atol=1e-5)
+    actual = convolution(jnp.asarray(x)[None], jnp.asarray(clips)[None], Axes())
+    np.testing.assert_allclose(actual[0], np.stack(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_the_convolution_of_a_clip_that_fills_the_row_does_not_wrap_around():
     batch = row(clip(0, FRAMES))
     other = {**batch, "frames": batch["frames"].at[0, -1].add(1.0)}
     embed = MODULE.pieces[0]
-    of = weights()["embed"]["000"]
-    first, second = (np.asarray(piece_definition(embed).apply(of, {}, each, Axes()))[0] for each in (batch, other))
+    parameters = weights()["embed"]["000"]
+    first, second = (
+        np.asarray(piece_definition(embed).apply(parameters, {}, arrays, Axes()))[0] for arrays in (batch, other)
+    )
     np.testing.assert_array_equal(first[:-1], second[:-1])
     assert np.max(np.abs(first[-1] - second[-1])) > 1e-3
 
@@ -108,12 +110,12 @@ def test_gradients_reach_every_parameter_and_no_frame_of_another_clip():
     def loss(parameters, frames):
         return jnp.sum(jnp.square(run(parameters, {**batch, "frames": frames})[0, 2]))
 
-    of_weights, of_frames = jax.grad(loss, argnums=(0, 1))(weights(), batch["frames"])
-    for path, gradient in jax.tree_util.tree_leaves_with_path(of_weights):
+    weight_gradients, frame_gradients = jax.grad(loss, argnums=(0, 1))(weights(), batch["frames"])
+    for path, gradient in jax.tree_util.tree_leaves_with_path(weight_gradients):
         name = jax.tree_util.keystr(path)
         # Softmax does not change when every score of a query does, as the bias of the keys changes them.
         assert float(jnp.max(jnp.abs(gradient))) > 1e-6 or "['key']['bias']" in name, name
-    reached = np.abs(np.asarray(of_frames))[0].max(axis=1) > 0
+    reached = np.abs(np.asarray(frame_gradients))[0].max(axis=1) > 0
     np.testing.assert_array_equal(reached, np.arange(FRAMES) // 4 == 2)
 
 
@@ -124,9 +126,9 @@ def test_split_heads_and_channels_give_the_same_outputs(number):
     shared = piece.shared_inputs(batch) if piece.shared_inputs else batch
     x = [{}, jnp.asarray(np.random.default_rng(0).normal(size=(1, FRAMES // 2, AUDIO.width)), jnp.float32)][number]
     specs = jax.tree.map(
-        lambda split: P(*("model" if each else None for each in split)),
+        lambda split: P(*("model" if axis else None for axis in split)),
         definition.splits,
-        is_leaf=lambda each: isinstance(each, tuple),
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
     )
     mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     parameters = weights()[piece.name]["000"]

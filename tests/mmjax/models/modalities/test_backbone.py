@@ -63,8 +63,8 @@ def test_an_ungated_block_equals_its_definition():
         rotary = rotary_cos_sin(jnp.arange(3)[None], rotary_frequencies(2, 10.0))
         return block(x, SharedInputs(make_segment_mask(np.ones((1, 3), np.int32)), rotary), Axes()), expected
 
-    got, expected = both(x)
-    np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
+    actual, expected = both(x)
+    np.testing.assert_allclose(actual[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_encoder_tokens_are_inserted_at_their_index():

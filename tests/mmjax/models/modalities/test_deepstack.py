@@ -99,13 +99,13 @@ def parameters(published):
     shapes = {"/".join(key.key for key in path): leaf.shape for path, leaf in flat}
     tensors = {f"model.{name}": tensor.numpy() for name, tensor in published.state_dict().items()}
     tensors["lm_head.weight"] = np.zeros((24, 64), np.float32)
-    found = {}
+    loaded = {}
     for match in match_rules({"backbone": with_first_layers(rules, "blocks", ("early_0", "early_1"))}, shapes):
         values = match.layout.to_parameters(tuple(tensors[name] for name in match.tensor_names), match.parameter_shapes)
         for path, value in zip(match.parameter_paths, values, strict=True):
-            found = set_leaf(found, path, jnp.asarray(value))
+            loaded = set_leaf(loaded, path, jnp.asarray(value))
     random = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 3 + 0.01, init_module_parameters(0, vision))
-    return {"vision": random, "backbone": found["backbone"]}
+    return {"vision": random, "backbone": loaded["backbone"]}
 
 
 def see(parameters):
@@ -128,8 +128,8 @@ def test_hidden_states_are_transformers(published, parameters):
             use_cache=False,
         ).last_hidden_state.numpy()
     backbone = CachedBackbone(MODEL, model_modules(MODEL))
-    _, found = backbone.prefill(parameters, {"vision": picture(), "backbone": batch}, jnp.array([LENGTH]))
-    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
+    _, hidden = backbone.prefill(parameters, {"vision": picture(), "backbone": batch}, jnp.array([LENGTH]))
+    assert np.linalg.norm(hidden - expected) <= 1e-5 * np.linalg.norm(expected)
     without = published(inputs_embeds=embeds, use_cache=False).last_hidden_state.detach().numpy()
     assert np.linalg.norm(without - expected) > 0.01 * np.linalg.norm(expected)
 
@@ -155,15 +155,15 @@ def test_decoding_goes_on_behind_a_prompt_with_features(parameters):
 def test_taps_are_the_outputs_of_encoders_that_end_there(parameters):
     """Each through its own projector: the encoder cut behind the layer, with that projector in place of the last."""
     seen = jnp.split(see(parameters), 3, axis=-1)
-    own = parameters["vision"]
+    tree = parameters["vision"]
     for part, (depth, projector) in enumerate([(4, "last"), (1, "0"), (3, "1")]):
         config = VISION.deepstack_projector if part else VISION.projector
         cut = dataclasses.replace(
             VISION, depth=depth, deepstack_layers=(), projector=config, final_norm=VISION.final_norm and not part
         )
         module = model_modules(dataclasses.replace(MODEL, encoders=(cut,)))[0]
-        weights = own["projector"]["000"]["taps"][projector] if part else get_leaf(own, "projector/000/last")
-        alone = run_module(module, own | {"projector": {"000": weights}}, {}, picture()).activations["backbone"]
+        weights = tree["projector"]["000"]["taps"][projector] if part else get_leaf(tree, "projector/000/last")
+        alone = run_module(module, tree | {"projector": {"000": weights}}, {}, picture()).activations["backbone"]
         np.testing.assert_allclose(seen[part], alone, rtol=1e-5, atol=1e-6)
 
 

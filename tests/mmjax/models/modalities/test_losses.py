@@ -90,9 +90,9 @@ def split(loss, devices):
     def run(logits, targets, weights):
         vocabulary = logits.shape[-1]
         padded = jnp.pad(logits, [(0, 0), (0, 0), (0, -vocabulary % devices)], constant_values=50.0)
-        of_rank = functools.partial(losses_of, loss, axes=TENSOR, vocabulary=vocabulary)
+        rank_losses = functools.partial(losses_of, loss, axes=TENSOR, vocabulary=vocabulary)
         in_specs = P(None, None, "model"), P(), P()
-        return jax.shard_map(of_rank, mesh=mesh, in_specs=in_specs, out_specs=P())(padded, targets, weights)
+        return jax.shard_map(rank_losses, mesh=mesh, in_specs=in_specs, out_specs=P())(padded, targets, weights)
 
     return run
 

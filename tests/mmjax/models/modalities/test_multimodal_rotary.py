@@ -50,8 +50,8 @@ def test_cosines_and_sines_are_transformers(kind, scaled):
     with torch.no_grad():
         expected = theirs(torch.zeros(1), torch.from_numpy(POSITIONS).permute(2, 0, 1))
     scaling = YarnScaling(factor=4.0, original_positions=512) if scaled else None
-    found = backbone_rotary(backbone(sections, interleaved, rope_scaling=scaling), jnp.asarray(POSITIONS))
-    for ours, published in zip((found.cos, found.sin), expected, strict=True):
+    rotation = backbone_rotary(backbone(sections, interleaved, rope_scaling=scaling), jnp.asarray(POSITIONS))
+    for ours, published in zip((rotation.cos, rotation.sin), expected, strict=True):
         published = published.numpy()
         assert ours.shape == (2, 5, 1, 64)
         # Angles of thousands of radians in float32 differ in the fourth digit behind the point.
@@ -66,8 +66,8 @@ def test_text_rotates_as_without_sections(kind):
     without = dataclasses.replace(config, rope_sections=(), rope_interleaved=False)
     plain = backbone_rotary(without, jnp.asarray(POSITIONS[..., 0]))
     alike = backbone_rotary(config, jnp.asarray(POSITIONS[..., :1].repeat(3, axis=2)))
-    for of_text, of_one in zip(alike[:2], plain[:2], strict=True):
-        np.testing.assert_array_equal(of_text, of_one)
+    for alike_part, plain_part in zip(alike[:2], plain[:2], strict=True):
+        np.testing.assert_array_equal(alike_part, plain_part)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_pooled_and_normed_patches_are_projected_as_in_gemma_3():
         theirs.mm_soft_emb_norm.weight.copy_(torch.from_numpy(scale))
         expected = theirs(torch.from_numpy(values.reshape(1, -1, VISION.width)))[0].numpy()
     vision = dataclasses.replace(VISION, projector=LinearProjectorConfig(norm=True, bias=False))
-    found = project(vision, values, {"linear/kernel": weight, "norm/scale": scale})
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    projected = project(vision, values, {"linear/kernel": weight, "norm/scale": scale})
+    np.testing.assert_allclose(projected, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_every_patch_is_projected_as_in_paligemma():
@@ -63,9 +63,9 @@ def test_every_patch_is_projected_as_in_paligemma():
         random(BACKBONE.width),
     )
     vision = dataclasses.replace(VISION, merge=1, projector=LinearProjectorConfig())
-    found = project(vision, values, {"linear/kernel": weight, "linear/bias": bias})
+    projected = project(vision, values, {"linear/kernel": weight, "linear/bias": bias})
     expected = values.reshape(-1, VISION.width) @ weight + bias
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(projected, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parity
@@ -85,6 +85,6 @@ def test_squares_of_patches_are_projected_as_in_llama_4():
         adapter.mlp.fc2.weight.copy_(torch.from_numpy(down.T.copy()))
         adapted = adapter(torch.from_numpy(values.reshape(1, -1, VISION.width)))[0].numpy()
     vision = dataclasses.replace(VISION, projector=AdapterProjectorConfig(width))
-    found = project(vision, values, {"mlp.up/kernel": up, "mlp.down/kernel": down, "linear/kernel": last})
+    projected = project(vision, values, {"mlp.up/kernel": up, "mlp.down/kernel": down, "linear/kernel": last})
     expected = adapted @ last  # Llama4MultiModalProjector
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(projected, expected, atol=1e-5 * np.abs(expected).max())

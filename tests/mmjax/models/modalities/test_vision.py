@@ -87,7 +87,7 @@ def encoder(config):
     module = model_modules(ModelConfig((config,), BACKBONE, ()))[0]
     leaves, tree = jax.tree.flatten(init_module_parameters(0, module))
     random = np.random.default_rng(0)
-    moved = [jnp.asarray(of + random.normal(0, 0.1, of.shape).astype(np.float32)) for of in leaves]
+    moved = [jnp.asarray(leaf + random.normal(0, 0.1, leaf.shape).astype(np.float32)) for leaf in leaves]
     weights = jax.tree.unflatten(tree, moved)
     return jax.jit(lambda batch: run_module(module, weights, {}, batch).activations[BACKBONE.name])
 
@@ -119,9 +119,9 @@ def test_tokens_of_an_image_do_not_depend_on_the_rest_of_the_row(config):
     first, second = image(0, 8, 4), image(1, 4, 4)
     (alone,) = encode(config, first)
     assert alone.shape == (2, BACKBONE.width)
-    for packed, of in ((encode(config, second, first), 1), (encode(config, first, second), 0)):
-        np.testing.assert_allclose(packed[of], alone, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(packed[1 - of], encode(config, second)[0], rtol=1e-4, atol=1e-5)
+    for packed, index in ((encode(config, second, first), 1), (encode(config, first, second), 0)):
+        np.testing.assert_allclose(packed[index], alone, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(packed[1 - index], encode(config, second)[0], rtol=1e-4, atol=1e-5)
     assert np.max(np.abs(encode(config, image(2, 8, 4))[0] - alone)) > 1e-2
 
 
@@ -148,7 +148,7 @@ def test_rotary_positions_are_scaled_to_the_pretraining_grid():
         )[1]
         for grid in (0, 4, 8)
     ]
-    plain, rows_same, doubled = ([np.asarray(of)[0, :, 0] for of in rotation[:2]] for rotation in prepared)
+    plain, rows_same, doubled = ([np.asarray(array)[0, :, 0] for array in rotation[:2]] for rotation in prepared)
     half = VISION.head_width // 4
     angles = [np.arctan2(sines, cosines) for cosines, sines in (plain, rows_same, doubled)]
     np.testing.assert_allclose(angles[1][1, :half], angles[0][1, :half], atol=1e-6)  # 4 rows, as the grid

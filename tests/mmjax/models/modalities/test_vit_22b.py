@@ -38,18 +38,22 @@ def normed(x, scale):
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * scale
 
 
-def block(x, of):
+def block(x, parameters):
     """y' = LN(x); x + attention(y') + MLP(y'), with normed queries and keys; biases in the MLP alone."""
     torch = single_threaded_torch()
-    own = of["attention"]
-    y = normed(x, of["attention_norm"]["scale"])
-    query, key, value = ((y @ own[name]["kernel"]).reshape(-1, HEADS, HEAD_WIDTH) for name in ("query", "key", "value"))
-    query, key = normed(query, own["query_norm"]["scale"]), normed(key, own["key_norm"]["scale"])
+    attention = parameters["attention"]
+    y = normed(x, parameters["attention_norm"]["scale"])
+    query, key, value = (
+        (y @ attention[name]["kernel"]).reshape(-1, HEADS, HEAD_WIDTH) for name in ("query", "key", "value")
+    )
+    query, key = normed(query, attention["query_norm"]["scale"]), normed(key, attention["key_norm"]["scale"])
     shares = torch.softmax(torch.einsum("qhe,khe->hqk", query, key) / HEAD_WIDTH**0.5, dim=-1)
     seen = torch.einsum("hqk,khe->qhe", shares, value).reshape(len(x), -1)
-    hidden = torch.nn.functional.gelu(y @ of["mlp"]["up"]["kernel"] + of["mlp"]["up"]["bias"], approximate="tanh")
-    mlp = hidden @ of["mlp"]["down"]["kernel"] + of["mlp"]["down"]["bias"]
-    return x + seen @ own["output"]["kernel"] + mlp
+    hidden = torch.nn.functional.gelu(
+        y @ parameters["mlp"]["up"]["kernel"] + parameters["mlp"]["up"]["bias"], approximate="tanh"
+    )
+    mlp = hidden @ parameters["mlp"]["down"]["kernel"] + parameters["mlp"]["down"]["bias"]
+    return x + seen @ attention["output"]["kernel"] + mlp
 
 
 def reference(pixels, tree):
@@ -71,7 +75,7 @@ def test_blocks_match_the_paper_in_pytorch():
     module = model_modules(as_model(config))[0]
     random = np.random.default_rng(0)
     tree = jax.tree.map(
-        lambda of: of + random.normal(0, 0.2, of.shape).astype(np.float32), init_module_parameters(0, module)
+        lambda leaf: leaf + random.normal(0, 0.2, leaf.shape).astype(np.float32), init_module_parameters(0, module)
     )
     assert set(tree["blocks"]["000"]) == {"attention", "attention_norm", "mlp"}
     assert all(
@@ -79,10 +83,10 @@ def test_blocks_match_the_paper_in_pytorch():
     )
     seen = picture(0, 8, 8)
     arrays = packed(config, seen)
-    _, found = raster(hidden_states(module, tree, arrays), arrays, 1)
+    _, actual = raster(hidden_states(module, tree, arrays), arrays, 1)
     expected = reference(seen, tree)
     assert np.std(expected) > 0.1
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", ["vit_3b", "vit_5b", "vit_11b"])

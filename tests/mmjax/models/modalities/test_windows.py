@@ -73,8 +73,8 @@ def test_a_traced_layer_reads_the_mask_that_its_number_reads(layer):
     expected = inputs_of_layer(inputs(), VISION.kind_of_layers, layer)
     traced = jax.jit(lambda shared, number: inputs_of_layer(shared, VISION.kind_of_layers, number))(inputs(), layer)
     jax.tree.map(np.testing.assert_array_equal, traced, expected)
-    own = np.asarray(expected.mask.queries.segments)[0]
-    assert len(set(own[own > 0])) == (3 if layer == 1 else 6 + 1 + 6)
+    segments = np.asarray(expected.mask.queries.segments)[0]
+    assert len(set(segments[segments > 0])) == (3 if layer == 1 else 6 + 1 + 6)
 
 
 def test_blocked_attention_within_windows_equals_dense_attention():
@@ -97,13 +97,13 @@ def tokens(config, sizes, image, padding=0):
     """Backbone tokens of an image whose pixels are the same in every row."""
     module = model_modules(ModelConfig((config,), BACKBONE, ()))[0]
     positions, segments = row_of(sizes, padding)
-    own = np.asarray(segments)[0] == image
-    patches = np.random.default_rng(1).normal(size=(1, len(own), config.patch_width)).astype(np.float32)
-    patches[0, own] = np.random.default_rng(2).normal(size=(own.sum(), config.patch_width))
+    in_image = np.asarray(segments)[0] == image
+    patches = np.random.default_rng(1).normal(size=(1, len(in_image), config.patch_width)).astype(np.float32)
+    patches[0, in_image] = np.random.default_rng(2).normal(size=(in_image.sum(), config.patch_width))
     batch = {"patches": jnp.asarray(patches), "positions": positions, "segments": segments}
     parameters = jax.tree.map(jnp.asarray, init_module_parameters(0, module))
     run = jax.jit(lambda parameters, batch: run_module(module, parameters, {}, batch).activations["backbone"])
-    return np.asarray(run(parameters, batch))[0][own[:: MERGE**2]]
+    return np.asarray(run(parameters, batch))[0][in_image[:: MERGE**2]]
 
 
 def test_an_image_has_the_same_tokens_alone_and_in_a_row_and_windows_matter():

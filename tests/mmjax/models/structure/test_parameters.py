@@ -42,7 +42,7 @@ def test_parameter_trees_have_the_documented_names():
 def test_trainable_parts_are_those_of_the_spec():
     owners = {module.name: [piece.part for piece in module.pieces] for module in model_modules(tiny_model())}
     parts = {module.name: module.trainable_parts for module in module_graph(tiny_model()).modules}
-    assert parts == {name: tuple(dict.fromkeys(of)) for name, of in owners.items()}
+    assert parts == {name: tuple(dict.fromkeys(module_parts)) for name, module_parts in owners.items()}
 
 
 def test_initial_values_have_the_abstract_shapes():
@@ -144,12 +144,12 @@ def test_full_size_models_are_traced_without_arrays():
             batch[generator.name]["seed_and_step"] = np.zeros(2, np.int32)
         with jax.numpy_dtype_promotion("standard"):  # jax's own attention asks which of two precisions is wider
             left = jax.eval_shape(lambda p, b, modules=modules: run_model(modules, p, b), parameters, batch)
-        assert {name: of.loss is not None for name, of in left.items()} == {
+        assert {name: output.loss is not None for name, output in left.items()} == {
             module.name: module.name == "backbone" or module.name in {g.name for g in short.generators}
             for module in modules
         }
-        for of in left.values():
-            assert isinstance(of, ModuleOutput)
-            assert {leaf.dtype for leaf in of.activations.values()} <= {jnp.dtype(jnp.bfloat16)}
+        for output in left.values():
+            assert isinstance(output, ModuleOutput)
+            assert {leaf.dtype for leaf in output.activations.values()} <= {jnp.dtype(jnp.bfloat16)}
     assert 7.0e9 < sizes["7B with an encoder of 300 M"] < 8.5e9
     assert 70e9 < sizes["70B, two encoders, two generators"] < 75e9

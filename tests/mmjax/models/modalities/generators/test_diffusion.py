@@ -34,9 +34,9 @@ def images(seed, count=4):
 def test_the_true_prediction_recovers_image_and_noise(schedule):
     clean, noise, time = images(0), images(1), jnp.array([0.0, 300.0, 700.0, 999.0])
     mixed, target = add_noise(schedule, clean, noise, time)
-    image, found = image_and_noise(schedule, mixed, target, time)
+    image, recovered_noise = image_and_noise(schedule, mixed, target, time)
     np.testing.assert_allclose(image, clean, atol=1e-5)
-    np.testing.assert_allclose(found, noise, atol=1e-5)
+    np.testing.assert_allclose(recovered_noise, noise, atol=1e-5)
     np.testing.assert_allclose(mixed[0], clean[0], atol=0.05)
 
 
@@ -94,7 +94,7 @@ def test_ddim_with_the_true_prediction_recovers_the_image(name, steps):
 
     def predict(x, time):
         """The prediction at x of the path that ends in the clean image."""
-        signal, share = (each[:, None, None, None] for each in schedule.signal_and_noise(time))
+        signal, share = (level[:, None, None, None] for level in schedule.signal_and_noise(time))
         noise = (x - signal * clean) / share
         velocity = noise - clean if schedule.prediction == "flow" else signal * noise - share * clean
         return noise if schedule.prediction == "epsilon" else velocity

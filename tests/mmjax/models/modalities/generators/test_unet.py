@@ -61,10 +61,10 @@ def test_predictions_have_the_images_shape_and_depend_on_all_inputs():
         "conditions": (images, time, conditions * (1 + first)),
         "one condition, at the same mean": (images, time, conditions + first_two),
     }
-    for what, arguments in others.items():
+    for changed_input, arguments in others.items():
         change = np.abs(np.asarray(run(*arguments)) - np.asarray(out))
-        assert change[0].max() > 1e-3, what
-        assert change[1].max() == 0, what  # images of a batch do not see each other
+        assert change[0].max() > 1e-3, changed_input
+        assert change[1].max() == 0, changed_input  # images of a batch do not see each other
 
 
 @pytest.mark.parametrize("widths", [(8,), (8, 16), (8, 16, 24)])
