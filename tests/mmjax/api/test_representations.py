@@ -77,7 +77,9 @@ def check_records() -> None:
 def check_timed() -> None:
     plan = Plan((UnitPlan("all", ("vision",), (0,)),))
     times = (StepTimes(seconds=(0.25, 0.5)), StepTimes(error="this plan needs 90 GB, and a device has 80 GB"))
-    timed = tuple(TimedPlan(name, plan, 1.0, each) for name, each in zip(("one", "other"), times, strict=True))
+    timed = tuple(
+        TimedPlan(name, plan, 1.0, step_times) for name, step_times in zip(("one", "other"), times, strict=True)
+    )
     assert_fits(TimedPlans(timed, "NVIDIA H100 80GB HBM3", "h100"), "one", "other")
 
 
@@ -126,16 +128,16 @@ def test_configurations_of_the_package_fit_a_screen(file):
 
 
 def test_every_configuration_fits_a_screen_with_all_its_defaults_left_out():
-    found = set()
+    kinds = set()
     for module in pkgutil.iter_modules(configs.__path__):
         for kind in vars(importlib.import_module(f"configs.{module.name}")).values():
             if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__.startswith("configs."):
                 required = [f for f in dataclasses.fields(kind) if f.init and f.default is f.default_factory]
                 if not required and not inspect.isabstract(kind):
-                    found.add(kind)
+                    kinds.add(kind)
                     if len(dataclasses.fields(kind)) > 3:
                         assert repr(kind()) == f"{kind.__name__}()"
-    assert OptimizerConfig in found and len(found) > 15
+    assert OptimizerConfig in kinds and len(kinds) > 15
     for cluster in CLUSTERS.values():
         assert_fits(cluster, "ClusterConfig(")
 
@@ -178,5 +180,5 @@ def test_defaults_and_hidden_fields_are_left_out_and_long_values_cut():
         ")",
     ]
     assert_fits(Record(names={str(number): "x" * 300 for number in range(9)}), "xxx..., '1': ", " ...\n)")
-    many = Record(kinds=(several,) * 40)
-    assert_fits(many, "    ...")
+    many_kinds = Record(kinds=(several,) * 40)
+    assert_fits(many_kinds, "    ...")

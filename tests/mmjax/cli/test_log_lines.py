@@ -12,8 +12,8 @@ from mmjax.cli.log_lines import show_logs_as_lines
 @pytest.fixture
 def start_logging(monkeypatch):
     """Sets up a command's logging as in a process that has none, and returns what it writes to standard error."""
-    own = logging.getLogger("mmjax")
-    level = own.level
+    logger = logging.getLogger("mmjax")
+    level = logger.level
 
     def start() -> io.StringIO:
         shown = io.StringIO()
@@ -23,7 +23,7 @@ def start_logging(monkeypatch):
         return shown
 
     yield start
-    own.setLevel(level)
+    logger.setLevel(level)
 
 
 def test_logs_start_with_how_grave_they_are(start_logging):

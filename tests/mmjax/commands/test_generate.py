@@ -76,13 +76,13 @@ config.TrainConfig:
   sample_questions = 0
   sample_images = 0
 """ + "".join(
-    f"{module}.{type(of).__name__}.{field.name} = {getattr(of, field.name)!r}\n"
-    for module, of in (
-        *(("architectures", each) for each in (*MODEL.encoders, MODEL.backbone, *MODEL.generators)),
+    f"{module}.{type(config).__name__}.{field.name} = {getattr(config, field.name)!r}\n"
+    for module, config in (
+        *(("architectures", part) for part in (*MODEL.encoders, MODEL.backbone, *MODEL.generators)),
         ("data_config", DATA),
     )
-    for field in dataclasses.fields(of)
-    if getattr(of, field.name) != field.default
+    for field in dataclasses.fields(config)
+    if getattr(config, field.name) != field.default
 )
 
 PLAN = """{"microbatches": 1, "schedule": "1f1b", "units": [
@@ -161,7 +161,9 @@ def count_correct(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
     """(questions whose every word is the argmax of the whole model, questions) of one sample, by teacher forcing."""
     form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     batch: GlobalBatch = build_global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
-    arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
+    arrays = {
+        name: {**module_arrays, "seed_and_step": np.zeros(2, np.int32)} for name, module_arrays in batch.arrays.items()
+    }
     correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].auxiliary_metrics["correct"])(
         masters, arrays
     )
@@ -208,7 +210,7 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
         {"prompt": f"<video>{QUESTION}", "video": "clip.mp4"},
     ]
     (workdir.parent / "clip.mp4").write_bytes(clip_file())
-    (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(request) + "\n" for request in asked))
     done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3", "--guidance=2")
     assert done.returncode == 0, done.stderr
     assert "warning: --guidance needs GeneratorConfig.condition_dropout" in done.stderr

@@ -27,17 +27,17 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "2" if name == "JAX_NUM_PROCESSES" else "1")
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
     wanted = ("--gin_file=models/mllm_9b.gin", "--devices=24", "--batch_rows=24", f"--output={path}", "--json")
-    found = json.loads(run_without_jax("mmjax.plan", *wanted).stdout)
-    policies = {each["policy"]: each for each in found["policies"]}
+    report = json.loads(run_without_jax("mmjax.plan", *wanted).stdout)
+    policies = {entry["policy"]: entry for entry in report["policies"]}
     assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated", "balanced", "fsdp", "colocated"]
-    for each in policies.values():
-        assert 0 < each["mfu"] < 1 and each["step_seconds"] > 0 and each["devices"] <= 24
-        shares = [cause["share"] for cause in each["idle"].values()]
-        assert abs(sum(shares) + each["busy"]["share"] - 1) < 1e-6
-    best = policies[found["choice"]]
-    assert best["step_seconds"] <= min(each["step_seconds"] for each in policies.values()) * 1.01
-    assert all(each["devices"] < best["devices"] for each in found["on_fewer_devices"])
-    assert Plan.load(path) == Plan.from_json(json.dumps(found["plan"]))
+    for entry in policies.values():
+        assert 0 < entry["mfu"] < 1 and entry["step_seconds"] > 0 and entry["devices"] <= 24
+        shares = [cause["share"] for cause in entry["idle"].values()]
+        assert abs(sum(shares) + entry["busy"]["share"] - 1) < 1e-6
+    best = policies[report["choice"]]
+    assert best["step_seconds"] <= min(entry["step_seconds"] for entry in policies.values()) * 1.01
+    assert all(entry["devices"] < best["devices"] for entry in report["on_fewer_devices"])
+    assert Plan.load(path) == Plan.from_json(json.dumps(report["plan"]))
 
 
 @pytest.mark.processes
@@ -79,11 +79,9 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
     for result in comparison.results:
         assert result.policy in cells
         for unit in result.plan.units:
-            of = unit.parallelism
-            numbers = (
-                f"{len(unit.devices):,}",
-                *map(str, (of.pipeline_replicas, of.dp, of.fsdp, of.tp, unit.pp, *unit.capacities)),
-            )
+            parallelism = unit.parallelism
+            sizes = (parallelism.pipeline_replicas, parallelism.dp, parallelism.fsdp, parallelism.tp, unit.pp)
+            numbers = (f"{len(unit.devices):,}", *map(str, (*sizes, *unit.capacities)))
             words = (*unit.modules, *numbers, f"{result.timeline.mfu_by_unit[unit.name]:.0%}")
             assert set(words) <= set(cells), (unit.name, words)
 

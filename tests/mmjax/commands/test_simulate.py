@@ -90,8 +90,9 @@ def test_a_colocated_plan_says_what_idle_time_is_filled(tmp_path):
     parts = told.stdout.count("(continued)") + 1  # each begins with what its rows are of
     assert copies == [["vision", "0", "0"], ["vision", "1", "0"]] * parts
     document = json.loads(simulate(*flags, "--json").stdout)
-    (of,) = document["filled_idle"]
-    assert (of["unit"], of["others"]) == ("backbone", ["vision"]) and 0 < of["filled_share"] < 1
+    (filled_idle,) = document["filled_idle"]
+    assert (filled_idle["unit"], filled_idle["others"]) == ("backbone", ["vision"])
+    assert 0 < filled_idle["filled_share"] < 1
     assert [(stage["unit"], stage["pipeline_replica"], stage["stage"]) for stage in document["stages"][:2]] == [
         ("vision", 0, 0),
         ("vision", 1, 0),

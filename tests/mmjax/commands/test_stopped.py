@@ -30,16 +30,16 @@ def stopped_after(begins_with: str, *command: str) -> tuple[int, dict, str]:
 def test_a_plan_that_is_stopped_has_the_policies_compared_so_far_and_is_not_written(tmp_path):
     kept = tmp_path / "plan.json"
     line = ("--gin_file=models/mllm_9b.gin", "--devices=24", "--batch_rows=24", "--json", f"--output={kept}")
-    code, found, said = stopped_after("comparing 2 of", "mmjax.plan", *line)
+    code, report, said = stopped_after("comparing 2 of", "mmjax.plan", *line)
     assert code == 130 and "Traceback" not in said
-    assert found["stopped"] and len(found["policies"]) >= 2 and found["on_fewer_devices"] == []
-    assert found["choice"] in {each["policy"] for each in found["policies"]}
+    assert report["stopped"] and len(report["policies"]) >= 2 and report["on_fewer_devices"] == []
+    assert report["choice"] in {entry["policy"] for entry in report["policies"]}
     assert not kept.exists()
 
 
 def test_a_verification_that_is_stopped_has_the_layouts_compared_so_far_and_is_not_ok():
     line = ("--gin_file=tiny.gin", "--steps=1", "--json")
-    code, found, said = stopped_after("verifying 1 of", "mmjax.verify", *line)
+    code, report, said = stopped_after("verifying 1 of", "mmjax.verify", *line)
     assert code == 130 and "Traceback" not in said
-    assert found["stopped"] and not found["ok"] and len(found["layouts"]) >= 1
-    assert f"stopped: {len(found['layouts'])} of " in said
+    assert report["stopped"] and not report["ok"] and len(report["layouts"]) >= 1
+    assert f"stopped: {len(report['layouts'])} of " in said

@@ -73,13 +73,13 @@ def test_microbatches_of_the_default_layouts_have_every_capacity_and_sometimes_n
     batches = training_batches(config.data, config.model, config.dataset("train"))
     arrays = [next(batches).arrays for _ in range(2)]
     batches.close()
-    found = collections.defaultdict(set)
+    capacities = collections.defaultdict(set)
     for layout in layouts:
         phases = plan_phase_rows(layout.plan, config.model, spec)
-        for each in arrays:
-            for module, numbers in phases.capacities(phases.deal(each)).items():
-                found[module, len(phases.phases[module].capacities)].update(numbers)
-    assert found == {
+        for batch_arrays in arrays:
+            for module, numbers in phases.capacities(phases.deal(batch_arrays)).items():
+                capacities[module, len(phases.phases[module].capacities)].update(numbers)
+    assert capacities == {
         ("vision", 1): {0, None},
         ("vision", 2): {0, 1, None},
         ("generator", 1): {0, None},
@@ -92,17 +92,17 @@ def test_layouts_of_the_default_list_agree(tmp_path):
     """Two of two capacities, one with copies; `.ci/run` lets the command itself try all, which takes minutes."""
     _, _, layouts, refused = tiny_run()
     assert len(layouts) >= 12 and not refused
-    of_two_capacities = [layout.plan for layout in layouts if layout.plan.unit_of("vision").capacities]
-    by_copies = {plan.unit_of("vision").parallelism.pipeline_replicas: plan for plan in of_two_capacities}
+    two_capacity_plans = [layout.plan for layout in layouts if layout.plan.unit_of("vision").capacities]
+    by_copies = {plan.unit_of("vision").parallelism.pipeline_replicas: plan for plan in two_capacity_plans}
     chosen = {f"{copies}.json": by_copies[copies] for copies in (1, 2)}
     for name, plan in chosen.items():
         plan.save(tmp_path / name)
     result = verify(tmp_path, "--json", "--steps=1", *(f"--plan={name}" for name in chosen))
     assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads(result.stdout)
-    assert set(found) == {"ok", "stopped", "layouts"} and (found["ok"], found["stopped"]) == (True, False)
-    assert [layout["layout"] for layout in found["layouts"]] == list(chosen) and len(chosen) == 2
-    for layout in found["layouts"]:
+    report = json.loads(result.stdout)
+    assert set(report) == {"ok", "stopped", "layouts"} and (report["ok"], report["stopped"]) == (True, False)
+    assert [layout["layout"] for layout in report["layouts"]] == list(chosen) and len(chosen) == 2
+    for layout in report["layouts"]:
         assert layout["ok"] is True and set(layout["modules"]) == {*MODULES, "all modules"}
         assert layout["modules"]["vision"]["loss"] is None
         for name, module in layout["modules"].items():
@@ -125,9 +125,9 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     (tmp_path / "faulty.py").write_text(FAULTY)
     result = verify(tmp_path, f"--plan={plan}", "--steps=1", "--json", module=("faulty.py",))
     assert result.returncode == 1, result.stdout + result.stderr
-    found = json.loads(result.stdout)
-    (layout,) = found["layouts"]
-    assert (found["ok"], layout["ok"], layout["layout"]) == (False, False, str(plan))
+    report = json.loads(result.stdout)
+    (layout,) = report["layouts"]
+    assert (report["ok"], layout["ok"], layout["layout"]) == (False, False, str(plan))
     for name in MODULES:
         assert layout["modules"][name]["gradient"]["error"] > 0.1 and not layout["modules"][name]["ok"]
     assert layout["modules"]["backbone"]["loss"]["error"] < 1e-5

@@ -122,7 +122,7 @@ def written(lengths: np.ndarray, rows: slice = slice(None), sampling: Sampling |
     )
     seeds = jnp.arange(3, dtype=jnp.int32)[rows]
     asked = arrays(TEXTS[rows], lengths[rows])
-    return [np.asarray(of) for of in jax.jit(write)(parameters, asked, jnp.asarray(lengths[rows]), seeds)]
+    return [np.asarray(array) for array in jax.jit(write)(parameters, asked, jnp.asarray(lengths[rows]), seeds)]
 
 
 @pytest.mark.parametrize(

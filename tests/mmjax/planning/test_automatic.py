@@ -43,8 +43,8 @@ def test_auto_plans_what_can_be_trained_and_predicts_its_step(tmp_path, path):
     assert plan.device_count > 1 and "from this machine's profile" in remark
     assert 0 < prediction.step_seconds <= prediction.work_seconds
     alone = dataclasses.replace(CONFIG, plan="")
-    one, _, of_one = automatic.plan_and_predict(alone, tmp_path, path, any_device=False)
-    assert one == single_device_plan(GRAPH) and prediction.step_seconds < of_one.step_seconds
+    one, _, one_prediction = automatic.plan_and_predict(alone, tmp_path, path, any_device=False)
+    assert one == single_device_plan(GRAPH) and prediction.step_seconds < one_prediction.step_seconds
 
 
 def test_a_profile_that_the_workdir_keeps_is_used_again(tmp_path, path):
@@ -75,12 +75,12 @@ def test_a_plan_that_was_made_for_another_step_is_told_so(tmp_path):
     for rows, expected in ((CONFIG.data.rows, ""), (16, "the plan was made for rows 16 (here 8)")):
         plan = dataclasses.replace(single_device_plan(GRAPH), made_for=dataclasses.replace(made_for, rows=rows))
         plan.save(path)
-        found = automatic.plan_and_predict(dataclasses.replace(CONFIG, plan=str(path)), tmp_path, "", False)
-        assert found == (plan, expected, None)
+        planned = automatic.plan_and_predict(dataclasses.replace(CONFIG, plan=str(path)), tmp_path, "", False)
+        assert planned == (plan, expected, None)
 
 
 def test_the_summary_has_the_median_of_the_steps_after_the_first_window(tmp_path):
     lines = [{"step": step, automatic.STEP_SECONDS: seconds} for step, seconds in enumerate((9.0, 0.2, 0.4, 0.3))]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = automatic.compare_prediction(automatic.PredictedStep(0.25, 0.5), tmp_path)
-    assert found == {"step_seconds": 0.25, "work_seconds": 0.5, "measured_step_seconds": 0.3}
+    comparison = automatic.compare_prediction(automatic.PredictedStep(0.25, 0.5), tmp_path)
+    assert comparison == {"step_seconds": 0.25, "work_seconds": 0.5, "measured_step_seconds": 0.3}

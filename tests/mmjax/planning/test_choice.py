@@ -11,20 +11,20 @@ from sharding.planners.policies.policy_comparison import PolicyComparison, compa
 from sharding.plans.plan import single_device_plan
 from tests.sharding.planners.problems import problem
 
-OF = problem(devices=12)
+PROBLEM = problem(devices=12)
 
 
 def compared(*results):
-    return PolicyComparison(problem=OF, results=results, choice=best_result(OF, results), bound=1.0)
+    return PolicyComparison(problem=PROBLEM, results=results, choice=best_result(PROBLEM, results), bound=1.0)
 
 
 def result(name, plan):
-    return PolicyResult(name, SimulatedPlan(plan, OF.simulate(plan)))
+    return PolicyResult(name, SimulatedPlan(plan, PROBLEM.simulate(plan)))
 
 
 @pytest.fixture(scope="module")
 def every_policy():
-    return compare_policies(OF)
+    return compare_policies(PROBLEM)
 
 
 def test_the_best_of_all_policies_is_the_shortest_step(every_policy):
@@ -33,9 +33,9 @@ def test_the_best_of_all_policies_is_the_shortest_step(every_policy):
 
 
 def test_a_shorter_plan_that_cannot_be_trained_is_named_with_the_reason(every_policy):
-    (rigid,) = [each for each in every_policy.results if each.policy == "rigid"]
-    said = explain_choice(compared(rigid, result("mine", single_device_plan(OF.graph))))
-    ratio = rigid.timeline.step / OF.simulate(single_device_plan(OF.graph)).step
+    (rigid,) = [policy_result for policy_result in every_policy.results if policy_result.policy == "rigid"]
+    said = explain_choice(compared(rigid, result("mine", single_device_plan(PROBLEM.graph))))
+    ratio = rigid.timeline.step / PROBLEM.simulate(single_device_plan(PROBLEM.graph)).step
     assert said.startswith("Choice: mine, the shortest simulated step of the plans that can be trained. rigid takes ")
     assert f"rigid takes {ratio:.2f} times as long" in said and ratio < 1
     assert "but cannot be trained: unit vision: 8 rows of the global batch are not divisible by" in said
@@ -43,30 +43,38 @@ def test_a_shorter_plan_that_cannot_be_trained_is_named_with_the_reason(every_po
 
 
 def test_a_choice_that_cannot_be_trained_says_so(every_policy):
-    (rigid,) = [each for each in every_policy.results if each.policy == "rigid"]
+    (rigid,) = [policy_result for policy_result in every_policy.results if policy_result.policy == "rigid"]
     said = explain_choice(compared(rigid))
     assert "Choice: rigid, the shortest simulated step. " in said and "but not trained: unit vision: 8 rows" in said
 
 
 def test_the_bound_is_said_of_modules_on_devices_of_their_own_alone(every_policy):
-    found = {each.policy: each for each in every_policy.results}
-    own, balanced, first_stage = (found[name] for name in ("disaggregated", "balanced", "rigid_first_stage"))
-    together = result("mine", single_device_plan(OF.graph))
-    assert every_policy.above_bound(own) == own.timeline.step / every_policy.bound - 1
-    for each in (balanced, first_stage, together, PolicyResult("mine", None, "no plan")):
-        assert every_policy.above_bound(each) is None
-    assert " the bound, 1 s: the optimum if every module had devices of its own" in explain_choice(compared(own))
+    results = {policy_result.policy: policy_result for policy_result in every_policy.results}
+    disaggregated, balanced, first_stage = (
+        results[name] for name in ("disaggregated", "balanced", "rigid_first_stage")
+    )
+    together = result("mine", single_device_plan(PROBLEM.graph))
+    assert every_policy.above_bound(disaggregated) == disaggregated.timeline.step / every_policy.bound - 1
+    for policy_result in (balanced, first_stage, together, PolicyResult("mine", None, "no plan")):
+        assert every_policy.above_bound(policy_result) is None
+    assert " the bound, 1 s: the optimum if every module had devices of its own" in explain_choice(
+        compared(disaggregated)
+    )
     assert "bound" not in explain_choice(compared(balanced)) + explain_choice(compared(together))
-    entries = {entry["policy"]: entry for entry in plan_document(compared(own, balanced))["policies"]}
-    assert entries["disaggregated"]["above_bound"] == own.timeline.step - 1
+    entries = {entry["policy"]: entry for entry in plan_document(compared(disaggregated, balanced))["policies"]}
+    assert entries["disaggregated"]["above_bound"] == disaggregated.timeline.step - 1
     assert entries["balanced"]["above_bound"] is None
 
 
 def test_a_step_that_is_longer_between_processes_is_said():
-    of = problem(devices=12, rows=24, spread=0.6)
-    found = compare_policies(of, "disaggregated")
-    ratio = of.simulate(found.plan, rendezvous=True).step / found.timeline.step
-    assert ratio > 1.02 and f"the step takes {ratio:.2f} times as long; --rendezvous" in explain_choice(found)
-    between = compare_policies(dataclasses.replace(of, rendezvous=True), "disaggregated")
+    planning_problem = problem(devices=12, rows=24, spread=0.6)
+    comparison = compare_policies(planning_problem, "disaggregated")
+    ratio = planning_problem.simulate(comparison.plan, rendezvous=True).step / comparison.timeline.step
+    assert ratio > 1.02 and f"the step takes {ratio:.2f} times as long; --rendezvous" in explain_choice(comparison)
+    between = compare_policies(dataclasses.replace(planning_problem, rendezvous=True), "disaggregated")
     assert "--rendezvous" not in explain_choice(between)
-    assert between.timeline.step == of.simulate(between.plan, rendezvous=True).step <= ratio * found.timeline.step
+    assert (
+        between.timeline.step
+        == planning_problem.simulate(between.plan, rendezvous=True).step
+        <= ratio * comparison.timeline.step
+    )

@@ -19,7 +19,7 @@ def read(made_for: PlanPurpose | None = None, **flags):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch) -> pathlib.Path:
+def own_files(tmp_path, monkeypatch) -> pathlib.Path:
     """Described data and a cluster of the user's own, in the current folder."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("my_data.gin").write_text((cli.CONFIGS / "data" / "internvl_like.gin").read_text())
@@ -29,10 +29,10 @@ def own(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("form", ["my_data.gin", "my_data", "./my_data.gin", "absolute"])
-def test_described_data_is_given_by_a_path(own, form):
-    found = read(gin_file=(MODEL,), data=str(own / "my_data.gin") if form == "absolute" else form)
-    assert found.config.data == read(gin_file=(MODEL,), data="internvl_like").config.data
-    assert pathlib.Path(found.configuration.data).samefile("my_data.gin")
+def test_described_data_is_given_by_a_path(own_files, form):
+    inputs = read(gin_file=(MODEL,), data=str(own_files / "my_data.gin") if form == "absolute" else form)
+    assert inputs.config.data == read(gin_file=(MODEL,), data="internvl_like").config.data
+    assert pathlib.Path(inputs.configuration.data).samefile("my_data.gin")
 
 
 @pytest.mark.parametrize("name", ["laion_like", "laion_like.gin", "data/laion_like.gin"])
@@ -41,7 +41,7 @@ def test_a_name_in_the_configs_package_may_end_in_gin_or_not(name):
 
 
 @pytest.mark.parametrize("form", ["my_cluster.gin", "my_cluster"])
-def test_a_cluster_is_given_by_a_path_or_a_name_without_its_ending(own, form):
+def test_a_cluster_is_given_by_a_path_or_a_name_without_its_ending(own_files, form):
     assert read(gin_file=(MODEL,), cluster=form).cluster.name == "mine"
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_refused_with_what_is(flags, message):
         read(gin_file=(MODEL,), **flags)
 
 
-def test_a_plan_for_data_of_ones_own_does_not_run_their_file(own):
+def test_a_plan_for_data_of_ones_own_does_not_run_their_file(own_files):
     planned = read(gin_file=(MODEL,), data="my_data.gin").configuration
     made_for = PlanPurpose(configuration=planned, cluster="a800", devices=8)
     with pytest.raises(UserError, match="--data is missing: the plan was made with described data of your own"):
@@ -81,5 +81,5 @@ def test_a_plan_for_data_of_ones_own_does_not_run_their_file(own):
     assert read(made_for, data="my_data.gin").configuration == planned
     packaged = dataclasses.replace(planned, data="laion_like")
     assert read(dataclasses.replace(made_for, configuration=packaged)).configuration.data == "laion_like"
-    of_a_run = dataclasses.replace(planned, data="EasyVqaDataset")  # the name of a training run's data set
-    assert read(dataclasses.replace(made_for, configuration=of_a_run)).configuration.data == "internvl_like"
+    run_configuration = dataclasses.replace(planned, data="EasyVqaDataset")  # the name of a training run's data set
+    assert read(dataclasses.replace(made_for, configuration=run_configuration)).configuration.data == "internvl_like"

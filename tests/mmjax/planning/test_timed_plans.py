@@ -107,33 +107,38 @@ def test_without_a_plan_that_runs_none_is_chosen():
 @pytest.mark.parametrize("policy", ["auto", "balanced", "disaggregated"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, count):
-    of = problem(devices=8)
+    planning_problem = problem(devices=8)
     policies = tuple(PLANNING_POLICIES) if policy == "auto" else (policy,)
     steps = set()
     for name in policies:
-        for plan in (*PLANNING_POLICIES[name](of), *SPARE_PLANS.get(name, lambda _: ())(of)):
-            timeline = of.simulate(plan)
-            if is_trainable(of, plan) and of.memory_fraction(timeline) <= 1:
+        for plan in (
+            *PLANNING_POLICIES[name](planning_problem),
+            *SPARE_PLANS.get(name, lambda _: ())(planning_problem),
+        ):
+            timeline = planning_problem.simulate(plan)
+            if is_trainable(planning_problem, plan) and planning_problem.memory_fraction(timeline) <= 1:
                 steps.add(timeline.step)
-    found = best_candidates(of, count, policy)
-    assert [each.timeline.step for each in found.values()] == pytest.approx(sorted(steps)[:count], rel=1e-12)
-    assert all(each.plan.made_for == of.purpose for each in found.values())
-    assert all(name.partition(" ")[0] in policies for name in found)
+    candidates = best_candidates(planning_problem, count, policy)
+    assert [candidate.timeline.step for candidate in candidates.values()] == pytest.approx(
+        sorted(steps)[:count], rel=1e-12
+    )
+    assert all(candidate.plan.made_for == planning_problem.purpose for candidate in candidates.values())
+    assert all(name.partition(" ")[0] in policies for name in candidates)
 
 
 def test_several_partitions_of_the_balanced_policy_are_candidates():
     seen = []
-    found = best_candidates(problem(devices=8), 3, "balanced", lambda *counts: seen.append(counts))
+    candidates = best_candidates(problem(devices=8), 3, "balanced", lambda *counts: seen.append(counts))
     assert seen == [(0, 1), (1, 1)]
-    assert list(found) == ["balanced", "balanced 2", "balanced 3"]
-    assert len({(each.plan.units, each.plan.microbatches) for each in found.values()}) == 3
+    assert list(candidates) == ["balanced", "balanced 2", "balanced 3"]
+    assert len({(candidate.plan.units, candidate.plan.microbatches) for candidate in candidates.values()}) == 3
 
 
 def test_where_no_plan_can_be_trained_or_fits_the_error_says_why():
     with pytest.raises(PlanError, match="plan that can be trained; the plan of rigid: unit vision: 8 rows"):
         best_candidates(problem(devices=12), 2, "rigid")
-    of = problem(devices=8)
-    small = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=1e3))
+    planning_problem = problem(devices=8)
+    small = dataclasses.replace(planning_problem, cluster=dataclasses.replace(planning_problem.cluster, memory=1e3))
     with pytest.raises(PlanError, match="no plan that can be trained fits 8 devices of .*; give more devices, or"):
         best_candidates(small, 2)
 
@@ -205,7 +210,7 @@ def test_a_plan_file_is_taken_where_a_plan_is(tmp_path):
     plan.save(tmp_path / "plan.json")
     files = {"text": str(tmp_path / "plan.json"), "path": tmp_path / "plan.json"}
     timed = mmjax.time_plans(CONFIG, files, steps=1)
-    assert {each.name: each.plan for each in timed.plans} == dict.fromkeys(files, plan)
+    assert {timed_plan.name: timed_plan.plan for timed_plan in timed.plans} == dict.fromkeys(files, plan)
 
 
 @pytest.mark.layouts
@@ -215,9 +220,9 @@ def test_the_command_writes_the_fastest_of_the_plans_that_it_times(tmp_path, cap
     bindings += ["VisionConfig.depth=1", "BackboneConfig.depth=1", "DataConfig.tokens=192"]
     line = ["--gin_file=tiny.gin", "--devices=1", "--timed_plans=1", "--json", f"--output={path}"]
     assert COMMAND.prepare(COMMAND.parse([*line, *(f"--gin.{binding}" for binding in bindings)]))() == 0
-    found = json.loads(capsys.readouterr().out)
-    (timed,) = found["timed"]["plans"]
-    assert timed["median_seconds"] > 0 and not timed["error"] and found["cluster"] == "cpu"
-    assert Plan.load(path) == Plan.from_json(json.dumps(found["plan"])) == Plan.from_json(json.dumps(timed["plan"]))
-    simulated = {each["policy"]: each["step_seconds"] for each in found["policies"] if "step_seconds" in each}
-    assert timed["simulated_seconds"] <= simulated[found["choice"]] * (1 + STEP_SLACK)
+    report = json.loads(capsys.readouterr().out)
+    (timed,) = report["timed"]["plans"]
+    assert timed["median_seconds"] > 0 and not timed["error"] and report["cluster"] == "cpu"
+    assert Plan.load(path) == Plan.from_json(json.dumps(report["plan"])) == Plan.from_json(json.dumps(timed["plan"]))
+    simulated = {entry["policy"]: entry["step_seconds"] for entry in report["policies"] if "step_seconds" in entry}
+    assert timed["simulated_seconds"] <= simulated[report["choice"]] * (1 + STEP_SLACK)

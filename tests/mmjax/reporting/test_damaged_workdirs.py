@@ -151,7 +151,7 @@ def test_no_file_from_outside_of_the_workdir_gets_into_the_page(workdir, make):
         (samples / "id_rsa").write_text(SECRET)
     lines.write_text(text)
     page = page_or_refusal(workdir)
-    shown = [base64.b64decode(found) for found in re.findall(r"base64,([^\"]+)", page)]
+    shown = [base64.b64decode(encoded) for encoded in re.findall(r"base64,([^\"]+)", page)]
     assert not any(SECRET.encode() in picture for picture in shown) and SECRET not in page
     assert "no name of a file in" in page or "leads out of the workdir" in page or "is no PNG file" in page
 
@@ -182,7 +182,7 @@ def test_folders_pipes_and_links_in_a_circle_in_the_place_of_files_are_refused_o
 def test_names_of_checkpoints_and_samples_that_are_no_steps(workdir):
     for name in ("²", "٣", "9" * 200, "-1"):
         (workdir / "checkpoints" / name).mkdir()
-    assert [each.step for each in open_run(workdir).checkpoints] == [6, 12]
+    assert [checkpoint.step for checkpoint in open_run(workdir).checkpoints] == [6, 12]
     (workdir / "samples" / "step_x.jsonl").write_text("")
     assert "step_x.jsonl is no file of samples" in page_or_refusal(workdir)
 

@@ -9,13 +9,13 @@ from mmjax.reporting.line_chart import Series, line_chart
 def points(chart: str) -> list[tuple[float, int, str]]:
     """Height, step and value of each point."""
     root = xml.etree.ElementTree.fromstring(chart)
-    found = []
+    chart_points = []
     for node in root.iter():
         if node.get("class") == "point":
             y = node.get("cy") or re.match(r"M[\d.]+ ([\d.]+)", node.get("d")).group(1)
             step, value = re.fullmatch(r".*, step (\d+): (.*)", node.find("title").text).groups()
-            found.append((float(y), int(step), value))
-    return found
+            chart_points.append((float(y), int(step), value))
+    return chart_points
 
 
 def chart(values: list[float], **options) -> str:

@@ -20,10 +20,10 @@ def drawn_points(root) -> dict[str, list[tuple[str, int, str]]]:
     """By title of a chart: series, step and value of its points."""
     return {
         words(figure.find("figcaption")): [
-            (found[1], int(found[2]), found[3])
+            (match[1], int(match[2]), match[3])
             for point in figure.iter()
             if point.get("class") == "point"
-            for found in [re.fullmatch(r"(.*), step (\d+): (.*)", point.find("title").text)]
+            for match in [re.fullmatch(r"(.*), step (\d+): (.*)", point.find("title").text)]
         ]
         for figure in root.iter("figure")
     }
@@ -51,10 +51,10 @@ def test_each_step_of_a_run_that_was_resumed_twice_is_drawn_once(tmp_path):
         "Padding of rows by module": ["backbone"],
         "mine": ["score"],
     }.items():
-        found = collections.defaultdict(list)
+        steps_by_series = collections.defaultdict(list)
         for name, step, _ in charts.pop(title):
-            found[name].append(step)
-        assert found == dict.fromkeys(series, steps), title
+            steps_by_series[name].append(step)
+        assert steps_by_series == dict.fromkeys(series, steps), title
     assert set(charts) == {"Loss of backbone", "Held-out accuracy"}
     marks = [words(node) for node in root.iter("g") if node.get("class") == "mark"]
     assert {mark.partition(",")[0] for mark in marks} == {"resumed at step 6", "resumed at step 10"}
@@ -81,7 +81,7 @@ def test_held_out_loss_is_drawn_beside_the_training_loss(tmp_path):
         ("held out", 12, "0.6250"),
     ]
     assert [step for name, step, _ in points[title] if name == "training"] == list(range(1, 13))
-    assert "Loss of generator" in points and not any("held_out_loss" in found for found in points)
+    assert "Loss of generator" in points and not any("held_out_loss" in chart_title for chart_title in points)
     figures = [words(node) for node in root.iter("div") if node.get("class") == "figure"]
     assert "0.6250 held-out loss of backbone" in figures and "0.3333 training loss of backbone" in figures
 
