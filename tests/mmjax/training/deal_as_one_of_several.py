@@ -65,13 +65,15 @@ if __name__ == "__main__":
     # Batches of a run: the one that is not agreed on stays the next.
     config = dataclasses.replace(CONFIG, seed=int(rank == 2))
     requirements = BatchRequirements(phases=PHASES)
-    with contextlib.closing(training_batches(config, ModelConfig(), SmallVQA("train"), None, requirements)) as of_run:
-        next(of_run)
-        before = of_run.get_state()
+    with contextlib.closing(
+        training_batches(config, ModelConfig(), SmallVQA("train"), None, requirements)
+    ) as run_batches:
+        next(run_batches)
+        before = run_batches.get_state()
         with contextlib.suppress(ItemDisagreementError):
-            agreed_batch_and_state(of_run, PHASES, 60)
+            agreed_batch_and_state(run_batches, PHASES, 60)
             raise AssertionError("other samples are dealt otherwise")
-        assert of_run.get_state() == before and before["batches"] == 1
+        assert run_batches.get_state() == before and before["batches"] == 1
     other = dataclasses.replace(batch, arrays={})
     assert [*agreed_batches([other], DealtPhases(), 60)] == [other]
     jax.distributed.shutdown()

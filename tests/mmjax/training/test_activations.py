@@ -27,7 +27,7 @@ NAMES = (
 )
 
 
-def of_layers(*patterns: str, gradients: bool = False) -> dict[str, np.ndarray]:
+def tiny_activations(*patterns: str, gradients: bool = False) -> dict[str, np.ndarray]:
     key = {"seed_and_step": np.array([SEED, STEP], np.int32)}
     batch = {name: {**arrays, **key} for name, arrays in tiny_batch(WITHOUT_GENERATOR).items()}
     parameters = noisy_parameters(WITHOUT_GENERATOR)
@@ -35,7 +35,7 @@ def of_layers(*patterns: str, gradients: bool = False) -> dict[str, np.ndarray]:
 
 
 def test_the_loss_follows_from_the_last_blocks_activations():
-    activations, batch = of_layers("*"), tiny_batch(WITHOUT_GENERATOR)["backbone"]
+    activations, batch = tiny_activations("*"), tiny_batch(WITHOUT_GENERATOR)["backbone"]
     assert tuple(activations) == NAMES, "in the order in which layers compute"
     assert activations["vision/embed/000"].shape == (*batch["tokens"].shape[:1], 8, 8)
     head = noisy_parameters(WITHOUT_GENERATOR)["backbone"]["head"]["000"]
@@ -53,17 +53,17 @@ def test_gradients_of_biases_and_scales_follow_from_those_of_activations():
     """A bias that is added last has the sum of the gradients, a scale that of the gradients times what it scales."""
     parameters = noisy_parameters(WITHOUT_GENERATOR)
     _, expected = reference(WITHOUT_GENERATOR)(parameters, tiny_batch(WITHOUT_GENERATOR))
-    gradients, activations = of_layers("vision/*", gradients=True), of_layers("vision/norm/*")
+    gradients, activations = tiny_activations("vision/*", gradients=True), tiny_activations("vision/norm/*")
     for name, path in (
         ("vision/blocks/000", ("blocks", "000", "mlp", "down")),
         ("vision/blocks/001", ("blocks", "001", "mlp", "down")),
         ("vision/norm/000", ("norm", "000", "norm")),
         ("vision/projector/000>backbone", ("projector", "000", "mlp", "down")),
     ):
-        of_layer = expected["vision"]
+        layer_gradients = expected["vision"]
         for key in path:
-            of_layer = of_layer[key]
-        np.testing.assert_allclose(gradients[name].sum(axis=(0, 1)), of_layer["bias"], rtol=1e-4, atol=1e-8)
+            layer_gradients = layer_gradients[key]
+        np.testing.assert_allclose(gradients[name].sum(axis=(0, 1)), layer_gradients["bias"], rtol=1e-4, atol=1e-8)
     norm = parameters["vision"]["norm"]["000"]["norm"]
     unscaled = (activations["vision/norm/000"] - norm["bias"]) / norm["scale"]
     np.testing.assert_allclose(
@@ -92,20 +92,22 @@ def test_names_are_patterns_and_one_that_matches_nothing_is_refused_with_the_nea
 def test_a_trainer_gives_those_of_its_next_batch_on_any_plan_and_leaves_the_batch():
     own_rows = {"vision": {"phase_rows": 1}, "generator": {"phase_rows": 3, "capacities": (3,)}}
     units = tuple(changed_unit(unit, **own_rows.get(unit.name, {})) for unit in PLAN.units)
-    found = {}
+    values_by_plan = {}
     for name, plan in (("own rows", dataclasses.replace(PLAN, units=units)), ("plain", PLAN)):
         with mmjax.Trainer(CONFIG, plan) as trainer:
             before = trainer.activations("*blocks/*")
             trainer.step()
-            found[name] = (before, trainer.activations("*blocks/*"), trainer.activation_gradients("*blocks/*"))
+            values_by_plan[name] = (before, trainer.activations("*blocks/*"), trainer.activation_gradients("*blocks/*"))
             batch = next(trainer.batches)
             if name == "plain":
                 again = trainer.activations(["backbone/blocks/001", "vision/*"], batch)
-                np.testing.assert_array_equal(again["backbone/blocks/001"], found[name][1]["backbone/blocks/001"])
+                np.testing.assert_array_equal(
+                    again["backbone/blocks/001"], values_by_plan[name][1]["backbone/blocks/001"]
+                )
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5),
-        found["plain"],
-        found["own rows"],
+        values_by_plan["plain"],
+        values_by_plan["own rows"],
     )
-    before, after, _ = found["plain"]
+    before, after, _ = values_by_plan["plain"]
     assert all(np.any(before[name] != after[name]) for name in before)

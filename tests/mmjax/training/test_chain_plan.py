@@ -33,5 +33,5 @@ def test_it_trains_to_the_losses_of_one_device_which_goes_on_with_its_checkpoint
     _, resumed = run(tmp_path / "chain", alone, resume=True, config=CONFIG)
     assert len(expected) == 8 and stopped.losses and resumed and not set(stopped.losses) & set(resumed)
     losses = stopped.losses | resumed
-    for step, of_step in expected.items():
-        assert losses[step] == pytest.approx(of_step, rel=1e-4), step
+    for step, step_losses in expected.items():
+        assert losses[step] == pytest.approx(step_losses, rel=1e-4), step

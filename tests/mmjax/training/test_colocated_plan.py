@@ -58,9 +58,9 @@ def test_it_has_copies_beside_the_backbone_and_bundles_of_every_kind(steps):
 def test_it_trains_to_the_losses_of_one_device_and_its_recording_has_every_op(steps):
     expected, trainer = steps
     for step in expected:
-        found = trainer.step()
-        assert found.losses == pytest.approx(step.losses, rel=1e-4), step.step
-        assert found.gradient_norm == pytest.approx(step.gradient_norm, rel=1e-4), step.step
+        actual = trainer.step()
+        assert actual.losses == pytest.approx(step.losses, rel=1e-4), step.step
+        assert actual.gradient_norm == pytest.approx(step.gradient_norm, rel=1e-4), step.step
     timeline = trainer.timeline()
     check_measured(timeline, trainer.engine.schedule)
     lanes = [

@@ -32,8 +32,8 @@ def test_a_signal_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_pa
     assert first.stopped_by == name and 2 <= first.step < 6 and first.score is None
     second, after = run(tmp_path, resume=True)
     assert second.step == 6 and not second.stopped_by
-    for step, of in (before | after).items():
-        assert of == losses[step], step
+    for step, step_losses in (before | after).items():
+        assert step_losses == losses[step], step
     assert second.score == whole.score
     assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" not in line] == [1, 2, 3, 4, 5, 6]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

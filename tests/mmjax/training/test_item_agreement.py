@@ -9,13 +9,13 @@ from tests.sharding.runtime.processes import run_cluster
 @pytest.mark.processes
 def test_a_process_that_dealt_other_items_is_named_by_all():
     said = run_cluster("tests.mmjax.training.deal_as_one_of_several", (1, 1, 1))
-    for each in said:
-        (error,) = (line for line in each.splitlines() if line.startswith("seed"))
+    for output in said:
+        (error,) = (line for line in output.splitlines() if line.startswith("seed"))
         assert error == (
             "seed 2: process 2 has dealt the items of the next batch otherwise than 2 of 3 processes: their sizes "
             "of samples differ; give all processes the same data set and configuration"
         )
-        all_refuse, one_refuses = (line for line in each.splitlines() if " refuse: " in line)
+        all_refuse, one_refuses = (line for line in output.splitlines() if " refuse: " in line)
         assert all_refuse == "3 refuse: does not fit"
         assert one_refuses.startswith("1 refuse: process 1 has dealt the items of the next batch otherwise than 2 of 3")
 

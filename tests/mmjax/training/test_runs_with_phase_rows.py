@@ -58,8 +58,8 @@ def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
     ):
         plan = with_own_rows({**OWN_ROWS, "vision": {"phase_rows": 1, **vision}})
         result, seen = run(tmp_path / "with", plan, resume=shorter is weighted, config=shorter)
-        for step, of in seen.items():
-            for name, loss in of.items():
+        for step, step_losses in seen.items():
+            for name, loss in step_losses.items():
                 assert loss == pytest.approx(losses[step][name], rel=1e-5), (step, name)
     assert result.score == whole.score and result.step == 6
     # A microbatch takes the smallest capacity that holds its images, and one without any to generate takes none.
@@ -96,7 +96,9 @@ def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tm
 def test_a_refused_batch_ends_the_run_after_a_save_from_which_it_goes_on_with_a_larger_capacity(tmp_path, caplog):
     data = dataclasses.replace(CONFIG.data, seed=24, mixture=(("vqa", 0.05), ("description", 1.0)))
     config = dataclasses.replace(CONFIG, data=data, checkpoint_interval=1000)
-    small, large = (with_own_rows({"vision": {"phase_rows": 1, "capacities": each}}) for each in ((16,), (16, 32)))
+    small, large = (
+        with_own_rows({"vision": {"phase_rows": 1, "capacities": capacities}}) for capacities in ((16,), (16, 32))
+    )
     undisturbed, losses = run(tmp_path / "undisturbed", large, config=config)
     assert undisturbed.step == 6
     caplog.clear()

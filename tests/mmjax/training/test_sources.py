@@ -53,8 +53,8 @@ def trained(source, workdir, plan, **data):
     try:
         return trainer.fit(progress, metrics)
     finally:
-        for each in (progress, metrics, trainer):
-            each.close()
+        for resource in (progress, metrics, trainer):
+            resource.close()
 
 
 def test_every_source_brings_samples_of_its_own(source):

@@ -89,7 +89,7 @@ def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_win
             ("backbone", [batch.targets for _, batch in window]),
             ("generator", [batch.real_and_capacity["generator"][0] for _, batch in window]),
         ):
-            mean = sum(of[name] * count for (of, _), count in zip(window, items, strict=True)) / sum(items)
+            mean = sum(values[name] * count for (values, _), count in zip(window, items, strict=True)) / sum(items)
             assert line[f"loss/{name}"] == pytest.approx(mean, rel=1e-12)
     batches.close()
 
@@ -107,8 +107,8 @@ def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(unint
     PLAN.save(tmp_path / "plan.json")
     with Trainer(CONFIG, tmp_path / "plan.json") as trainer:
         assert trainer.engine.plan == PLAN
-        gradients, of_next = trainer.gradients()
-        assert of_next == losses[1] and trainer.steps_done == 0
+        gradients, next_losses = trainer.gradients()
+        assert next_losses == losses[1] and trainer.steps_done == 0
         first = trainer.step()
         assert (first.step, first.losses) == (1, losses[1])
         norm = np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(gradients)))
@@ -188,8 +188,8 @@ def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path)
     run(tmp_path, recorder=Recorder(1, functools.partial(os.kill, os.getpid(), signal.SIGTERM)))
     _, after = run(tmp_path, plan=OTHER_PLAN, resume=True)
     assert max(after) == 6
-    for step, of in after.items():
-        for module, loss in of.items():
+    for step, step_losses in after.items():
+        for module, loss in step_losses.items():
             assert loss == pytest.approx(losses[step][module], rel=2e-5)
 
 
@@ -228,10 +228,12 @@ def test_the_held_out_loss_is_the_mean_over_the_target_tokens_of_the_test_split(
     losses = reference(MODEL)
     batches = evaluation_batches(DATA, MODEL, CONFIG.dataset("test"))
     with contextlib.closing(batches):
-        found = [(float(losses(parameters, batch.arrays)[0]["backbone"]), batch.targets) for batch in batches]
-    targets = sum(count for _, count in found)
-    assert len(found) > 1 and score.targets == targets
-    assert score.loss == pytest.approx(sum(loss * count for loss, count in found) / targets, rel=1e-4)
+        losses_and_targets = [
+            (float(losses(parameters, batch.arrays)[0]["backbone"]), batch.targets) for batch in batches
+        ]
+    targets = sum(count for _, count in losses_and_targets)
+    assert len(losses_and_targets) > 1 and score.targets == targets
+    assert score.loss == pytest.approx(sum(loss * count for loss, count in losses_and_targets) / targets, rel=1e-4)
     assert score.scalars("backbone") == {"accuracy": score.accuracy, "held_out_loss/backbone": score.loss}
 
 

@@ -30,7 +30,7 @@ def make_unreadable(checkpoint: pathlib.Path) -> None:
     """Gives it a file of size 0 that the system refuses to read."""
     (checkpoint / "c").unlink()
     (checkpoint / "c").symlink_to("/proc/self/mem")
-    records = {of: list(record) for of, record in read_file_records(checkpoint).items()} | {"c": [0, 0]}
+    records = {file: list(record) for file, record in read_file_records(checkpoint).items()} | {"c": [0, 0]}
     crc32 = zlib.crc32(json.dumps(records, sort_keys=True).encode())
     (checkpoint / FILE_LIST).write_text(json.dumps({"files": records, "crc32": crc32}))
 

@@ -75,7 +75,7 @@ def test_any_damage_is_named_in_a_line_or_does_not_matter(checkpoint, random):
 def forge(directory: pathlib.Path, name: str, content: bytes) -> None:
     """Replaces a file of the checkpoint and its checksum."""
     (directory / "3" / name).write_bytes(content)
-    records = {of: list(record) for of, record in read_file_records(directory / "3").items()}
+    records = {file: list(record) for file, record in read_file_records(directory / "3").items()}
     records[name] = [len(content), zlib.crc32(content)]
     crc32 = zlib.crc32(json.dumps(records, sort_keys=True).encode())
     (directory / "3" / FILE_LIST).write_text(json.dumps({"files": records, "crc32": crc32}))
@@ -114,7 +114,7 @@ def with_unreadable_host_file(checkpoint: pathlib.Path) -> None:
     """Gives a checkpoint a file that is as its list says, as far as anybody can see."""
     (checkpoint / HOST_FILE).unlink()
     (checkpoint / HOST_FILE).symlink_to(REFUSED_BY_SYSTEM)
-    records = {of: list(record) for of, record in read_file_records(checkpoint).items()} | {HOST_FILE: [0, 0]}
+    records = {file: list(record) for file, record in read_file_records(checkpoint).items()} | {HOST_FILE: [0, 0]}
     crc32 = zlib.crc32(json.dumps(records, sort_keys=True).encode())
     (checkpoint / FILE_LIST).write_text(json.dumps({"files": records, "crc32": crc32}))
 

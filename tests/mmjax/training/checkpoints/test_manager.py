@@ -139,7 +139,9 @@ def test_a_save_takes_no_more_device_memory_than_a_layer(tmp_path):
     checkpoints = CheckpointManager(tmp_path, runs.MODEL)
     checkpoints.save(1, engine, state, {})
     checkpoints.wait()
-    layers = [layer for keys in state.master_weights.values() for of in keys.values() for layer in of.values()]
+    layers = [
+        layer for keys in state.master_weights.values() for key_layers in keys.values() for layer in key_layers.values()
+    ]
     largest = max(sum(leaf.nbytes for leaf in jax.tree.leaves(layer)) for layer in layers)
     before = live_bytes()
     checkpoints.save(2, engine, state, {})
@@ -306,7 +308,7 @@ def test_the_state_of_another_algorithm_is_restored_on_another_plan(tmp_path, al
     checkpoints.save(3, engines[0], state, {})
     restored, _, _ = checkpoints.restore(engines[1])
     checkpoints.close()
-    runs.assert_same(*(runs.assembled(runs.local_arrays(each)) for each in (restored, state)))
+    runs.assert_same(*(runs.assembled(runs.local_arrays(engine_state)) for engine_state in (restored, state)))
 
 
 def test_a_directory_in_use_is_refused_without_resume(saved):
@@ -348,7 +350,7 @@ def test_parts_that_newly_train_start_with_fresh_moments_and_frozen_ones_lose_th
     trained = {"vision/projector", "generator/projector"}
     state, _, _ = CheckpointManager(saved[0], runs.MODEL).restore(projectors)
     held = runs.assembled(runs.local_arrays(state))
-    assert {key for of in state.optimizer_state.values() for key in of} == trained
+    assert {key for stage_state in state.optimizer_state.values() for key in stage_state} == trained
     assert "vision/norm is left out" in caplog.text and "vision/projector" not in caplog.text
     runs.assert_same(held, {name: array for name, array in saved[2][4].items() if name in held})
 
@@ -357,7 +359,9 @@ def test_parts_that_newly_train_start_with_fresh_moments_and_frozen_ones_lose_th
     state, _, _ = checkpoints.restore(everything)
     checkpoints.close()
     assert "vision/norm starts fresh" in caplog.text
-    again, fresh = (runs.assembled(runs.local_arrays(of)) for of in (state, everything.initial_state()))
+    again, fresh = (
+        runs.assembled(runs.local_arrays(engine_state)) for engine_state in (state, everything.initial_state())
+    )
     kept = {name for name in again if "masters" in name or any(key in name for key in trained)}
     runs.assert_same({n: again[n] for n in kept}, {n: saved[2][4][n] for n in kept})
     runs.assert_same({n: again[n] for n in again.keys() - kept}, {n: fresh[n] for n in fresh.keys() - kept})

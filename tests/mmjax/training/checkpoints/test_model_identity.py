@@ -56,11 +56,13 @@ def test_differing_fields_are_named():
 def without_kinds(stored):
     """As versions wrote it that did not tell the classes of configurations."""
     if isinstance(stored, list):
-        return [without_kinds(each) for each in stored]
+        return [without_kinds(item) for item in stored]
     return {k: without_kinds(v) for k, v in stored.items() if k != "kind"} if isinstance(stored, dict) else stored
 
 
-LINEAR, LLAMA3 = (ModelConfig(backbone=BackboneConfig(rope_scaling=of(4.0))) for of in (LinearScaling, Llama3Scaling))
+LINEAR, LLAMA3 = (
+    ModelConfig(backbone=BackboneConfig(rope_scaling=scaling(4.0))) for scaling in (LinearScaling, Llama3Scaling)
+)
 EXPERTS = ModelConfig(backbone=BackboneConfig(experts=ExpertsConfig()))
 SCALED = ModelConfig(generators=(UNetConfig(schedule=ScaledLinearSchedule()),))
 

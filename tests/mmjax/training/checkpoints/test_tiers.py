@@ -87,8 +87,8 @@ def test_each_folder_keeps_what_its_rules_keep_and_copies_are_exact(trained):
 
 
 def test_a_new_workdir_resumes_from_the_copies_alone(copies, trained, tmp_path):
-    state, found, checkpoints = resumed(tmp_path / "new", copies[1])
-    assert found == ({"batches": 5}, 5)
+    state, host_state_and_step, checkpoints = resumed(tmp_path / "new", copies[1])
+    assert host_state_and_step == ({"batches": 5}, 5)
     runs.assert_same(state, runs.assembled(runs.local_arrays(trained[2])))
     assert saved_steps(tmp_path / "new") == [5]
     assert contents(tmp_path / "new" / "5") == contents(copies[1] / "5")
@@ -157,8 +157,8 @@ def test_retention_leaves_the_copy_that_was_just_made(copies):
 
 def test_a_remote_folder_that_fails_is_a_warning(copies, trained, tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    _, found, checkpoints = resumed(copies[0], tmp_path / "file")
-    assert found == ({"batches": 5}, 5)
+    _, host_state_and_step, checkpoints = resumed(copies[0], tmp_path / "file")
+    assert host_state_and_step == ({"batches": 5}, 5)
     checkpoints.save(6, runs.engine("one"), trained[2], {})
     checkpoints.wait_for_remote()
     checkpoints.close()

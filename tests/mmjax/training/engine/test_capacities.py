@@ -134,7 +134,9 @@ def count_programs(monkeypatch):
 
         for stage_id, stage in engine.executor.stages.items():
             for capacity, programs in (
-                (n, each) for own in stage.pipeline_replicas for n, each in enumerate(own.by_capacity)
+                (n, capacity_programs)
+                for replica in stage.pipeline_replicas
+                for n, capacity_programs in enumerate(replica.by_capacity)
             ):
                 for kind in ("forward", "backward", "evaluate"):
                     program = getattr(programs, kind)

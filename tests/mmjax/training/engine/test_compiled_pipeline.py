@@ -143,14 +143,14 @@ def test_evaluations_and_updates_are_those_of_dispatched_stages_and_nothing_comp
             state, summary = engine.executor.step(state, placed)
             evaluated = engine.executor.evaluate(engine.executor.compute_weights(state), placed)
         assert not compiled or engine is engines[1]
-        of_backbone = {
-            number: each
+        backbone_outputs = {
+            number: outputs
             for (unit, _), numbers in evaluated.items()
-            for number, each in numbers.items()
-            if unit == "backbone" and each.losses
+            for number, outputs in numbers.items()
+            if unit == "backbone" and outputs.losses
         }
-        losses = [float(np.sum(of_backbone[number].losses["backbone"])) for number in range(3)]
-        correct = [int(np.sum(of_backbone[number].auxiliary_metrics["backbone/correct"])) for number in range(3)]
+        losses = [float(np.sum(backbone_outputs[number].losses["backbone"])) for number in range(3)]
+        correct = [int(np.sum(backbone_outputs[number].auxiliary_metrics["backbone/correct"])) for number in range(3)]
         results.append([float(summary.gradient_norm), *losses, *correct])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
 

@@ -88,9 +88,9 @@ def test_an_evaluation_has_the_losses_of_each_microbatch_and_nothing_compiles_af
     assert not compiled
     losses = 0.0
     for unit in ("backbone", "generator", "painter"):
-        of_unit = evaluated[unit, 0]
-        assert sorted(of_unit) == [0, 1, 2]
-        losses += sum(float(np.sum(loss)) for each in of_unit.values() for loss in each.losses.values())
+        unit_outputs = evaluated[unit, 0]
+        assert sorted(unit_outputs) == [0, 1, 2]
+        losses += sum(float(np.sum(loss)) for outputs in unit_outputs.values() for loss in outputs.losses.values())
     np.testing.assert_allclose(losses, float(np.sum(summary.losses)), rtol=1e-5)
 
 

@@ -357,9 +357,11 @@ def test_evaluation_gives_the_losses_of_the_step():
     state, batch = noisy_state(engine), tiny_batch(TIED_EMBEDDINGS)
     results = engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
     losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
-    found = results["backbone", 1].values()
-    np.testing.assert_allclose(sum(float(np.sum(loss["backbone"])) for loss, _ in found), losses["backbone"], rtol=1e-5)
-    assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
+    outputs = results["backbone", 1].values()
+    np.testing.assert_allclose(
+        sum(float(np.sum(loss["backbone"])) for loss, _ in outputs), losses["backbone"], rtol=1e-5
+    )
+    assert [judged["backbone/correct"].shape for _, judged in outputs] == [(4, 12)] * 2
 
 
 def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():

@@ -75,9 +75,9 @@ def test_losses_and_gradients_are_those_of_one_device(name):
     engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
     losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
     gradients, decision = gradients_and_summary(engine, batch)
-    found = engine.losses_by_name(decision)
-    assert set(found) == {"backbone", "backbone/balance"}  # of both stages together, each apart
-    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
+    actual_losses = engine.losses_by_name(decision)
+    assert set(actual_losses) == {"backbone", "backbone/balance"}  # of both stages together, each apart
+    np.testing.assert_allclose([actual_losses[name] for name in losses], list(losses.values()), rtol=1e-5)
     assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     error, path = largest_error(gradients, expected)
@@ -116,9 +116,9 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     counts = (loads + experts.top_k / experts.count) * tokens
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
     assert round(counts.sum()) == experts.top_k * tokens and np.ptp(counts) > 1
-    found, _ = gradients_and_summary(engine, batch)
-    of_plan = found["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
-    np.testing.assert_allclose(of_plan, blocks["selection_bias"], atol=1e-12)
+    plan_gradients, _ = gradients_and_summary(engine, batch)
+    bias_gradient = plan_gradients["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
+    np.testing.assert_allclose(bias_gradient, blocks["selection_bias"], atol=1e-12)
     assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}
 
 

@@ -52,7 +52,7 @@ def backbone(**fields):
 
 
 def _name(units: tuple) -> str:
-    return "-".join(f"fsdp{of.fsdp}of{of.dp}" for of in (unit.parallelism for unit in units))
+    return "-".join(f"fsdp{parallelism.fsdp}of{parallelism.dp}" for parallelism in (unit.parallelism for unit in units))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def _name(units: tuple) -> str:
     ids=lambda value: None if isinstance(value, ModelConfig) else _name(value),
 )
 def test_losses_and_gradients_are_those_of_one_device(units, config):
-    rows = 2 * math.lcm(*(of.replicas_of(name) for of in units for name in of.modules))
+    rows = 2 * math.lcm(*(unit.replicas_of(name) for unit in units for name in unit.modules))
     engine = Engine(config, Plan(units, microbatches=2), tiny_batch(config, rows), SETTINGS)
     assert_step_of_one_device(engine, rows)
 
@@ -127,8 +127,8 @@ def test_rows_placed_by_nodes_change_no_gradient():
     engine, batch = shared_engine(EVERY_PHASE, TWO_ENCODERS), tiny_batch(TWO_ENCODERS)
     near = plan_phase_rows(EVERY_PHASE, TWO_ENCODERS, batch, devices_per_node=1).deal(batch)
     assert (near["vision items"]["items"] != engine.dealt_phases.deal(batch)["vision items"]["items"]).any()
-    (found, _), (expected, _) = (gradients_and_summary(engine, each) for each in (near, batch))
-    assert largest_error(found, jax.tree.map(np.asarray, expected))[0] < 1e-5
+    (actual, _), (expected, _) = (gradients_and_summary(engine, host_batch) for host_batch in (near, batch))
+    assert largest_error(actual, jax.tree.map(np.asarray, expected))[0] < 1e-5
 
 
 @pytest.mark.layouts

@@ -63,8 +63,8 @@ def check(plan: Plan, config: ModelConfig, trainable: tuple[str, ...] = ("all",)
     losses, expected = reference(config)(noisy_parameters(config), batch)
     expected = trained_pieces(engine, expected)
     gradients, decision = gradients_and_summary(engine, batch)
-    found = engine.losses_by_name(decision)
-    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
+    actual_losses = engine.losses_by_name(decision)
+    np.testing.assert_allclose([actual_losses[name] for name in losses], list(losses.values()), rtol=1e-5)
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
@@ -153,8 +153,8 @@ def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
     restored, _, _ = checkpoints.restore(other)
     checkpoints.close()
     for trees in ("master_weights", "optimizer_state"):
-        saved, found = (trees_by_module(getattr(each, trees)) for each in (state, restored))
-        jax.tree.map(np.testing.assert_array_equal, saved, found)
+        saved, loaded = (trees_by_module(getattr(engine_state, trees)) for engine_state in (state, restored))
+        jax.tree.map(np.testing.assert_array_equal, saved, loaded)
 
 
 def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
@@ -191,11 +191,11 @@ def test_a_stage_without_a_backward_saves_nothing_whatever_the_policy(recompute)
     given, none = programs
     assert given.backward is None and given.residual_shardings == []
     arguments = (*given.operand_shapes, jax.eval_shape(given.zero_losses))
-    texts = (each.forward.lower(*arguments).compile().as_text() for each in (given, none))
+    texts = (stage_programs.forward.lower(*arguments).compile().as_text() for stage_programs in (given, none))
     locations = re.compile(r", metadata={[^}]*}|^\d+ .*\n", re.MULTILINE)  # of operations, and tables of source lines
-    text, of_none = (locations.sub("", text) for text in texts)
+    text, plain_text = (locations.sub("", text) for text in texts)
     assert "host" not in text
-    assert text == of_none
+    assert text == plain_text
 
 
 class WithoutHostMemory:

@@ -80,9 +80,9 @@ def test_steps_with_weight_decay_and_clipping_are_those_of_one_device(algorithm,
         shapes = {leaf.shape for leaf in jax.tree.leaves((state.master_weights, state.optimizer_state))}
         assert (27, 16) in shapes and not any(28 in shape for shape in shapes)
     for path, expected in jax.tree_util.tree_leaves_with_path(ends[0]):
-        got, start = (at(tree, path) for tree in (ends[1], noisy_parameters(config)))
+        actual, start = (at(tree, path) for tree in (ends[1], noisy_parameters(config)))
         update = np.linalg.norm(expected - start)
-        assert np.linalg.norm(got - expected) < 1e-3 * update, jax.tree_util.keystr(path)
+        assert np.linalg.norm(actual - expected) < 1e-3 * update, jax.tree_util.keystr(path)
 
 
 def at(tree, path):

@@ -145,14 +145,14 @@ def test_an_evaluation_answers_as_without_rows_of_its_own():
         ),
         2,
     )
-    found = []
-    for each in (plan, whole):
-        engine = shared_engine(each, config)
+    correct = []
+    for phase_plan in (plan, whole):
+        engine = shared_engine(phase_plan, config)
         batch = engine.place_batch(tiny_batch(config), STEP)
         weights = engine.executor.compute_weights(noisy_state(engine))
         results = engine.executor.evaluate(weights, batch)["backbone", 0].values()
-        found.append([np.asarray(result.auxiliary_metrics["backbone/correct"]) for result in results])
-    for one, two in zip(*found, strict=True):
+        correct.append([np.asarray(result.auxiliary_metrics["backbone/correct"]) for result in results])
+    for one, two in zip(*correct, strict=True):
         np.testing.assert_array_equal(one, two)
 
 

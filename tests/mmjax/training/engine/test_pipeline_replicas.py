@@ -132,8 +132,10 @@ def test_fully_sharded_chunks_with_rows_of_their_own_exchange_with_the_copy_that
     engine, batch = shared_engine(OWN_ROWS, FOUR_LAYERS), sparse_batch(FOUR_LAYERS)
     assert engine.place_batch(batch, STEP).capacities == {"eyes": (1, None, 0, 0)}
     (channels,) = engine.exchanges.channels.values()
-    found = collections.Counter((each.source_replica, each.target_replica, each.capacity) for each in channels)
-    assert found == collections.Counter(
+    channel_counts = collections.Counter(
+        (channel.source_replica, channel.target_replica, channel.capacity) for channel in channels
+    )
+    assert channel_counts == collections.Counter(
         (pipeline_replica, 0, capacity) for pipeline_replica in range(4) for capacity in range(2)
     )
     assert_step_of_one_device(engine, batch=batch)
@@ -151,10 +153,10 @@ def test_a_frozen_encoder_runs_forward_alone_and_an_evaluation_agrees_too():
     assert_step_of_one_device(engine)
     weights = engine.executor.compute_weights(noisy_state(engine))
     results = engine.executor.evaluate(weights, engine.place_batch(batch, STEP))
-    assert {stage: sorted(of) for stage, of in results.items()} == dict.fromkeys(engine.stages, [0, 1, 2, 3])
+    assert {stage: sorted(outputs) for stage, outputs in results.items()} == dict.fromkeys(engine.stages, [0, 1, 2, 3])
     losses, _ = reference(WITHOUT_GENERATOR)(noisy_parameters(WITHOUT_GENERATOR), batch)
-    found = sum(float(np.sum(loss["backbone"])) for loss, _ in results["backbone", 1].values())
-    np.testing.assert_allclose(found, losses["backbone"], rtol=1e-5)
+    total_loss = sum(float(np.sum(loss["backbone"])) for loss, _ in results["backbone", 1].values())
+    np.testing.assert_allclose(total_loss, losses["backbone"], rtol=1e-5)
 
 
 def test_an_update_keeps_what_copies_share_and_divides_it_over_them():
@@ -241,8 +243,8 @@ def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path)
         checkpoints.close()
         assert_same(assembled(local_arrays(restored)), assembled(local_arrays(state)))
         losses = [
-            np.sum(engine.executor.step(each, engine.place_batch(batch, STEP + 1))[1].losses)
-            for engine, each in ((saving, state), (resuming, restored))
+            np.sum(engine.executor.step(engine_state, engine.place_batch(batch, STEP + 1))[1].losses)
+            for engine, engine_state in ((saving, state), (resuming, restored))
         ]
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
@@ -268,7 +270,9 @@ def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
 def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatch):
     engine = shared_engine(UNEQUAL_SHARES, EVERY_MODULE)
     channel = next(
-        each for each in engine.executor.channels if each.name == "backbone>generator" and each.target_replica
+        channel
+        for channel in engine.executor.channels
+        if channel.name == "backbone>generator" and channel.target_replica
     )
 
     def fail():

@@ -31,27 +31,30 @@ def table(layout):
 
 
 def test_every_module_a_unit_of_one_stage():
-    found = layouts(
+    stage_layouts = layouts(
         UnitPlan("v", ("vision",), (0,), layers=(2,)),
         UnitPlan("b", ("backbone",), (1,), layers=(3,)),
         UnitPlan("g", ("generator",), (2,)),
     )
-    assert table(found["v", 0]) == [
+    assert table(stage_layouts["v", 0]) == [
         ("vision/embed", "000"), ("vision/blocks", "000 001"), ("vision/norm", "000"), ("vision/projector", "000"),
     ]  # fmt: skip
-    assert (found["v", 0].inputs, found["v", 0].outputs) == ((), ("vision>backbone",))
-    assert (found["b", 0].inputs, found["b", 0].outputs) == (("vision>backbone",), ("backbone>generator",))
-    assert table(found["g", 0]) == [("generator/projector", "000"), ("generator/unet", "000")]
-    assert (found["g", 0].inputs, found["g", 0].outputs) == (("backbone>generator",), ())
+    assert (stage_layouts["v", 0].inputs, stage_layouts["v", 0].outputs) == ((), ("vision>backbone",))
+    assert (stage_layouts["b", 0].inputs, stage_layouts["b", 0].outputs) == (
+        ("vision>backbone",),
+        ("backbone>generator",),
+    )
+    assert table(stage_layouts["g", 0]) == [("generator/projector", "000"), ("generator/unet", "000")]
+    assert (stage_layouts["g", 0].inputs, stage_layouts["g", 0].outputs) == (("backbone>generator",), ())
 
 
 def test_uneven_stages_of_one_module_pass_activations_on():
-    found = layouts(
+    stage_layouts = layouts(
         UnitPlan("v", ("vision",), (0,), layers=(2,)),
         UnitPlan("b", ("backbone",), (1, 2), layers=(2, 1), recompute=("full", "none")),
         UnitPlan("g", ("generator",), (3,)),
     )
-    first, second = found["b", 0], found["b", 1]
+    first, second = stage_layouts["b", 0], stage_layouts["b", 1]
     assert table(first) == [("backbone/embed", "000"), ("backbone/blocks", "000 001")]
     assert table(second) == [("backbone/blocks", "002"), ("backbone/head", "000")]
     assert (first.inputs, first.outputs) == (("vision>backbone",), ("backbone#2",))
@@ -64,11 +67,11 @@ def test_uneven_stages_of_one_module_pass_activations_on():
 
 
 def test_several_modules_in_a_unit_are_cut_anywhere():
-    found = layouts(
+    stage_layouts = layouts(
         UnitPlan("vb", ("vision", "backbone"), (0, 1, 2), layers=(1, 2, 2), recompute=("none",) * 3),
         UnitPlan("g", ("generator",), (0,)),
     )
-    assert [table(found["vb", stage]) for stage in range(3)] == [
+    assert [table(stage_layouts["vb", stage]) for stage in range(3)] == [
         [("vision/embed", "000"), ("vision/blocks", "000")],
         [
             ("vision/blocks", "001"), ("vision/norm", "000"), ("vision/projector", "000"),
@@ -76,8 +79,8 @@ def test_several_modules_in_a_unit_are_cut_anywhere():
         ],
         [("backbone/blocks", "001 002"), ("backbone/head", "000")],
     ]  # fmt: skip
-    assert [found["vb", stage].inputs for stage in range(3)] == [(), ("vision#1",), ("backbone#1",)]
-    assert found["g", 0].inputs == found["vb", 2].outputs == ("backbone>generator",)
+    assert [stage_layouts["vb", stage].inputs for stage in range(3)] == [(), ("vision#1",), ("backbone#1",)]
+    assert stage_layouts["g", 0].inputs == stage_layouts["vb", 2].outputs == ("backbone>generator",)
 
 
 def test_a_whole_model_on_one_stage_has_no_channels():

@@ -95,8 +95,8 @@ def test_frozen_parts_have_no_optimizer_state_and_stay_as_they_are():
     engine = training("projectors")
     state = noisy_state(engine)
     before = {
-        node: {key: jax.tree.map(np.array, tree) for key, tree in of_node.items()}
-        for node, of_node in state.master_weights.items()
+        node: {key: jax.tree.map(np.array, tree) for key, tree in node_trees.items()}
+        for node, node_trees in state.master_weights.items()
     }
     assert pieces(state.optimizer_state) == {"vision/projector", "generator/projector"}
     for step in range(2):
@@ -164,8 +164,8 @@ def test_an_autoencoder_trains_only_by_its_name():
     assert trained_parts(graph, ("all", "painter_vae")) == everything | {"painter_vae"}
     both = ("dgrad", "wgrad")
     for trainable, expected_gradients in ((("all",), ()), (("all", "painter_vae"), both), (("painter_vae",), both)):
-        of_layers = RequiredGradients(graph, trained_parts(graph, trainable)).of_layers("painter", 0, 1)
-        assert {layer.name: gradients for layer, _, gradients in of_layers}["vae"] == expected_gradients
+        layer_gradients = RequiredGradients(graph, trained_parts(graph, trainable)).of_layers("painter", 0, 1)
+        assert {layer.name: gradients for layer, _, gradients in layer_gradients}["vae"] == expected_gradients
 
     engine, batch = training("painter_vae", plan=single_unit_plan(config, dp=1), config=config), tiny_batch(config)
     gradients, _ = gradients_and_summary(engine, batch)

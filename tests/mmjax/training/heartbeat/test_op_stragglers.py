@@ -49,13 +49,15 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
     later = longer(earlier, span.op, replica, share * earlier.step)
     added = later.step * SHARE
     hypothesis.assume(abs(share * earlier.step - max(added, (FACTOR - 1) * before)) > 1e-6 * earlier.step)
-    found = find(earlier, later)
+    straggler = find(earlier, later)
     if share * earlier.step < max(added, (FACTOR - 1) * before):
-        assert found is None
+        assert straggler is None
     else:
-        assert found is not None and found.op == span.op._replace(microbatch=-1)
-        assert found.devices == tuple(replicas[replica])
-        np.testing.assert_allclose([found.before, found.after], [before, before + share * earlier.step], rtol=1e-6)
+        assert straggler is not None and straggler.op == span.op._replace(microbatch=-1)
+        assert straggler.devices == tuple(replicas[replica])
+        np.testing.assert_allclose(
+            [straggler.before, straggler.after], [before, before + share * earlier.step], rtol=1e-6
+        )
 
 
 @hypothesis.settings(max_examples=5, deadline=None)
@@ -77,11 +79,11 @@ def test_only_microbatches_of_the_same_capacity_are_compared(capacities, recipe,
         for capacity in capacities
     )
     later = longer(earlier, op, 0, 10 * earlier.step)
-    found = find(earlier, later, before, after)
+    straggler = find(earlier, later, before, after)
     if capacities == (1, 1):
-        assert found is not None and found.op == op._replace(microbatch=-1)
+        assert straggler is not None and straggler.op == op._replace(microbatch=-1)
     else:
-        assert found is None
+        assert straggler is None
     # An op that runs once per step is compared whatever the capacities are.
     once = next(span.op for span in earlier.spans if span.op.kind == "gather")
     slow = find(earlier, longer(later, once, 0, 100 * earlier.step), before, after)

@@ -111,10 +111,10 @@ def test_utilization_counts_every_allocated_device():
 
 
 def test_the_flops_of_a_value_are_those_of_a_full_row_over_its_values():
-    few, many = tiny_batch(WITHOUT_GENERATOR, rows=2), tiny_batch(WITHOUT_GENERATOR, rows=8)
-    values = row_values(WITHOUT_GENERATOR, few)
+    two_rows, eight_rows = tiny_batch(WITHOUT_GENERATOR, rows=2), tiny_batch(WITHOUT_GENERATOR, rows=8)
+    values = row_values(WITHOUT_GENERATOR, two_rows)
     assert {name: value.count for name, value in values.items()} == {"vision": PATCHES, "backbone": TOKENS}
     modules, kind = model_modules(WITHOUT_GENERATOR), "NVIDIA A100-SXM4-80GB"
-    flops = value_flops(modules, few, values, kind)
-    assert flops == value_flops(modules, many, row_values(WITHOUT_GENERATOR, many), kind)
-    assert all(flops.values()) and value_flops(modules, few, values, "cpu") == {}
+    flops = value_flops(modules, two_rows, values, kind)
+    assert flops == value_flops(modules, eight_rows, row_values(WITHOUT_GENERATOR, eight_rows), kind)
+    assert all(flops.values()) and value_flops(modules, two_rows, values, "cpu") == {}

@@ -80,13 +80,13 @@ def wandb_records(folder: pathlib.Path) -> list:
 
 def wandb_history(folder: pathlib.Path) -> list[tuple[int, str, float]]:
     """(step, name, value) of all that was logged, in its order."""
-    found = []
+    history = []
     for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
             items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             step = items.pop("_step", record.history.step.num)
-            found += [(step, name, value) for name, value in sorted(items.items()) if not name.startswith("_")]
-    return found
+            history += [(step, name, value) for name, value in sorted(items.items()) if not name.startswith("_")]
+    return history
 
 
 EVERY_STEP_ONCE = [

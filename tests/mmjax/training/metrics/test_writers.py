@@ -156,9 +156,9 @@ def test_a_writer_of_the_users_own_receives_what_the_files_do(tmp_path):
     writer.write(4, {"loss": 0.5})
     writer.write(4, {"accuracy": 0.25})
     writer.close()
-    (own,) = made
-    assert own.start == RunStart(workdir=tmp_path, resumed_step=3, parameters={"model.width": 8})
-    assert own.written == [(4, {"loss": 0.5}), (4, {"accuracy": 0.25})] and own.closed
+    (own_writer,) = made
+    assert own_writer.start == RunStart(workdir=tmp_path, resumed_step=3, parameters={"model.width": 8})
+    assert own_writer.written == [(4, {"loss": 0.5}), (4, {"accuracy": 0.25})] and own_writer.closed
 
 
 def test_a_writer_that_refuses_to_start_leaves_the_metrics_as_they_are(tmp_path):
@@ -176,12 +176,12 @@ def test_a_writer_that_refuses_to_start_leaves_the_metrics_as_they_are(tmp_path)
 
 
 def test_all_writers_are_closed_though_one_fails(tmp_path):
-    own = OwnWriter(RunStart(workdir=tmp_path))
+    own_writer = OwnWriter(RunStart(workdir=tmp_path))
 
     class Failing(OwnWriter):
         def close(self) -> None:
             raise OSError("no connection")
 
     with pytest.raises(OSError, match="no connection"):
-        CombinedWriter([own, Failing(own.start), last := OwnWriter(own.start)]).close()
-    assert own.closed and last.closed
+        CombinedWriter([own_writer, Failing(own_writer.start), last := OwnWriter(own_writer.start)]).close()
+    assert own_writer.closed and last.closed

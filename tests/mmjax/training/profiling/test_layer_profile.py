@@ -66,8 +66,8 @@ def test_a_profile_has_every_layer_and_stacks_take_time(measured):
 def test_it_costs_a_plan_after_a_round_trip(measured, batch):
     costs = ProfiledCostModel(Profile.from_json(measured.to_json()))
     rows = capacity_row_loads(batch.arrays, GRAPH)
-    of = plan_costs(ResolvedPlan(single_device_plan(GRAPH), GRAPH, TRAINS), BatchCosts(GRAPH, costs, rows))
-    for (module, _), stage in of.stages.items():
+    step_costs = plan_costs(ResolvedPlan(single_device_plan(GRAPH), GRAPH, TRAINS), BatchCosts(GRAPH, costs, rows))
+    for (module, _), stage in step_costs.stages.items():
         trains = module != "vision"
         assert stage.forward > 0 and stage.gather > 0
         assert (stage.backward > 0) == trains and (stage.update > 0) == trains
@@ -83,10 +83,10 @@ def test_context_parallel_ranks_are_timed_where_they_divide_a_module_and_cost_a_
     assert blocks.forward.single_layer[0] > 0 and blocks.backward.single_layer[0] > 0
 
     costs = BatchCosts(GRAPH, ProfiledCostModel(measured), capacity_row_loads(batch.arrays, GRAPH))
-    of = plan_costs(ResolvedPlan(_on_context_ranks(ranks), costs.graph, TRAINS), costs)
+    step_costs = plan_costs(ResolvedPlan(_on_context_ranks(ranks), costs.graph, TRAINS), costs)
     backbone = [layer.forward for name, layer in divided.items() if name.startswith("backbone/")]
     row = sum(forward.single_layer[0] for forward in backbone) + 2 * blocks.forward.additional_layer[0]
-    assert float(of.stages["backbone", 0].forward.sum()) == pytest.approx(2 * row)
+    assert float(step_costs.stages["backbone", 0].forward.sum()) == pytest.approx(2 * row)
 
 
 def test_a_plan_on_context_parallel_ranks_that_were_not_timed_is_refused(measured, batch):

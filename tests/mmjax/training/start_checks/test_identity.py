@@ -36,13 +36,13 @@ def test_installed_packages_are_not_compared_by_source_and_many_own_ones_as_one(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
         sys.modules[name].__file__ = str(folder / f"{name}.py")
         if number == 2:
-            few = identity.run_identity("configuration", "plan")
-    many = identity.run_identity("configuration", "plan")
+            few_packages = identity.run_identity("configuration", "plan")
+    many_packages = identity.run_identity("configuration", "plan")
     (tmp_path / f"{names[-1]}.py").write_text("SIZE = 2\n")
     edited = identity.run_identity("configuration", "plan")
-    assert set(few) - set(before) == {"source of package_of_this_test_2"}
+    assert set(few_packages) - set(before) == {"source of package_of_this_test_2"}
     name = "source of packages that are not installed"
-    assert set(many) - set(before) == {name} and many[name] != edited[name]
+    assert set(many_packages) - set(before) == {name} and many_packages[name] != edited[name]
 
 
 def test_another_source_of_mmjax_is_another_identity(tmp_path, monkeypatch):

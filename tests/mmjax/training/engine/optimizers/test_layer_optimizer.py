@@ -99,19 +99,21 @@ def cosine(peak, warmup):
 def test_updates_of_sharded_layers_are_those_of_optax_on_whole_layers(algorithm):
     """On stages of data, tensor, expert and pipeline ranks; the projector has settings of its own."""
     decay = 0.1 if isinstance(algorithm, KEEP_DECAY) else 0.0
-    own = PartOptimizer(learning_rate=0.03, weight_decay=2 * decay, warmup_steps=0, schedule=ConstantRate())
+    projector_settings = PartOptimizer(
+        learning_rate=0.03, weight_decay=2 * decay, warmup_steps=0, schedule=ConstantRate()
+    )
     optimizer = OptimizerConfig(
         algorithm=algorithm,
         learning_rate=0.01,
         weight_decay=decay,
         warmup_fraction=0.2,
-        parts=(("vision_projector", own),),
+        parts=(("vision_projector", projector_settings),),
     )
     plain = PLAIN[algorithm](cosine(0.01, 2), decay)
     plain_projector = PLAIN[algorithm](optax.constant_schedule(0.03), 2 * decay)
     engine = Engine(CONFIG, PLAN, tiny_batch(CONFIG), EngineSettings(optimizer, steps=STEPS))
     state = noisy_state(engine)
-    updates = {each: jax.jit(each.update) for each in (plain, plain_projector)}
+    updates = {transformation: jax.jit(transformation.update) for transformation in (plain, plain_projector)}
     for stage_id, stage in engine.stages.items():
         mesh, masters, moments = stage.mesh, state.master_weights[stage_id], state.optimizer_state[stage_id]
         random = np.random.default_rng(0)
@@ -146,7 +148,7 @@ def test_adafactor_keeps_rows_and_columns_of_large_matrices_and_muon_one_moment(
 
     matrix = 256 * 512
     assert elements(Adafactor()) < matrix / 100
-    assert [elements(each) // matrix for each in (AdamW(), Lion(), SGD(), Muon())] == [2, 1, 1, 1]
+    assert [elements(algorithm) // matrix for algorithm in (AdamW(), Lion(), SGD(), Muon())] == [2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("algorithm", PLAIN, ids=lambda algorithm: type(algorithm).__name__)

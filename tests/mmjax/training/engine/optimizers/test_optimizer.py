@@ -62,8 +62,8 @@ def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
         tree = optax.apply_updates(tree, changes)
         state, _ = engine.executor.step(state, engine.place_batch(batch, step))
     assert float(decision.clip_scale) < 1  # the clip was at work
-    got = trees_by_module(state.master_weights)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, tree)
+    actual = trees_by_module(state.master_weights)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), actual, tree)
 
 
 @pytest.mark.parametrize(("max_norm", "scale"), [(0.0, 1.0), (5.0, 0.5)])
@@ -191,6 +191,6 @@ def test_every_op_of_a_step_is_timed_once():
     engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
     seconds = measure_op_times(engine, [tiny_batch(TIED_EMBEDDINGS, seed=0)], 1)
     assert set(seconds) == set(engine.executor.training_schedule.ops)
-    assert all(each >= 0 for each in seconds.values())
+    assert all(duration >= 0 for duration in seconds.values())
     sums = seconds_by_kind(seconds)
     assert sums["forward"] > 0 and sums["backward"] > 0 and sum(sums.values()) == pytest.approx(sum(seconds.values()))
