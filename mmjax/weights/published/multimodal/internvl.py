@@ -12,12 +12,12 @@ from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
 from mmjax.weights.published.decoders.dense import internlm2, llama, qwen2, qwen3
 from mmjax.weights.published.decoders.experts import qwen3_moe
-from mmjax.weights.published.encoders import internvit
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     ACTIVATIONS,
     published_activation,
     unused_block_count,
 )
+from mmjax.weights.published.encoders.vision import internvit
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR

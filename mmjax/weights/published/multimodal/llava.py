@@ -12,12 +12,12 @@ from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.dense import llama, mistral, qwen2, qwen3
-from mmjax.weights.published.encoders import clip, pixtral, siglip
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     ACTIVATIONS,
     published_activation,
     unused_block_count,
 )
+from mmjax.weights.published.encoders.vision import clip, pixtral, siglip
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR

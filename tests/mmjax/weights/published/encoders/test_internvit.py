@@ -11,7 +11,7 @@ from mmjax.models.model import model_modules
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
-from mmjax.weights.published.encoders import internvit
+from mmjax.weights.published.encoders.vision import internvit
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
 from tests.mmjax.weights.published.encoders.small_internvits import (
     IMAGENET,

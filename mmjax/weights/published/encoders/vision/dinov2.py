@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.transformer import PROJECTIONS
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     IMAGENET_PIXELS,
     VIT_BASE_DEFAULTS,
     block_rules,

@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from configs.architectures import AudioConfig
-from mmjax.weights.published.encoders.vision_transformer import ACTIVATIONS, block_rules, published_activation
+from mmjax.weights.published.encoders.shared.vision_transformer import ACTIVATIONS, block_rules, published_activation
 from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported, Values
 from mmjax.weights.published.rules import (
     Rule,

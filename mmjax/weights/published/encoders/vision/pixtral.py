@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     CLIP_PIXELS,
     VIT_BASE_DEFAULTS,
     block_rules,

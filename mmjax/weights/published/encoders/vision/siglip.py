@@ -1,7 +1,7 @@
 """SigLIP's image tower (arXiv 2303.15343), `SiglipVisionModel` of transformers, which whole models contain."""
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     CLIP_BLOCK_NAMES,
     HALF_PIXELS,
     VIT_BASE_DEFAULTS,

@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.attention_windows import AttentionWindows
-from mmjax.weights.published.encoders.qwen_vision import (
+from mmjax.weights.published.encoders.shared.qwen_towers import (
     ATTENTION_NAMES,
     DEFAULTS,
     GATED_MLP_NAMES,
@@ -23,7 +23,7 @@ from mmjax.weights.published.encoders.qwen_vision import (
     with_defaults,
     write_tower,
 )
-from mmjax.weights.published.encoders.vision_transformer import CLIP_PIXELS
+from mmjax.weights.published.encoders.shared.vision_transformer import CLIP_PIXELS
 from mmjax.weights.published.rules import PublishedArchitecture, Rules
 
 OWN_DEFAULTS = {

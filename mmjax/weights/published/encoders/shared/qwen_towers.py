@@ -14,7 +14,7 @@ from configs.architectures import VisionConfig
 from configs.projectors import MLPProjectorConfig
 from configs.transformer import PROJECTIONS
 from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     ACTIVATIONS,
     PixelNormalisation,
     block_rules,

@@ -5,7 +5,7 @@ class token alone.
 """
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     CLIP_BLOCK_NAMES,
     CLIP_PIXELS,
     VIT_BASE_DEFAULTS,

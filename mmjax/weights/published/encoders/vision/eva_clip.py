@@ -10,7 +10,7 @@ from typing import Any
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
 from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     CLIP_PIXELS,
     block_rules,
     class_token_rule,

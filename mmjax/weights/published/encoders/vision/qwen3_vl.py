@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.projectors import MLPProjectorConfig
-from mmjax.weights.published.encoders.qwen_vision import (
+from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     NORM_EPSILON,
     PROJECTOR,
@@ -22,7 +22,7 @@ from mmjax.weights.published.encoders.qwen_vision import (
     with_defaults,
     write_tower,
 )
-from mmjax.weights.published.encoders.vision_transformer import HALF_PIXELS
+from mmjax.weights.published.encoders.shared.vision_transformer import HALF_PIXELS
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules
 from mmjax.weights.published.tensor_layouts import Reshaped
 

@@ -1,7 +1,7 @@
 """ViT (arXiv 2010.11929), `ViTModel` of transformers."""
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     HALF_PIXELS,
     QKV_BIAS,
     VIT_BASE_DEFAULTS,

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders import siglip
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     HALF_PIXELS,
     read_encoder,
     require_encoder_round_trip,
     write_encoder,
 )
+from mmjax.weights.published.encoders.vision import siglip
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 

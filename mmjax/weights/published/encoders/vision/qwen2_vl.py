@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.qwen_vision import (
+from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     MERGER_NAMES,
     MLP_NAMES,
@@ -15,7 +15,7 @@ from mmjax.weights.published.encoders.qwen_vision import (
     with_defaults,
     write_tower,
 )
-from mmjax.weights.published.encoders.vision_transformer import CLIP_PIXELS
+from mmjax.weights.published.encoders.shared.vision_transformer import CLIP_PIXELS
 from mmjax.weights.published.rules import PublishedArchitecture, Rules
 
 OWN_DEFAULTS = {**DEFAULTS, "embed_dim": 1280, "mlp_ratio": 4, "hidden_act": "quick_gelu"}

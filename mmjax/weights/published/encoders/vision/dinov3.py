@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_transformer import (
     IMAGENET_PIXELS,
     LAYER_SCALE,
     VIT_BASE_DEFAULTS,
