@@ -6,11 +6,11 @@ attention to silence.
 """
 
 import functools
-from typing import Any
 
 from configs.architectures import AudioConfig
-from mmjax.weights.published.encoders.shared.vision_transformer import ACTIVATIONS, block_rules, published_activation
-from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported, Values
+from mmjax.weights.published.encoders.shared.activations import activation_key
+from mmjax.weights.published.encoders.shared.vision_rules import block_rules
+from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported
 from mmjax.weights.published.rules import (
     Rule,
     Rules,
@@ -61,25 +61,13 @@ def rules(config: AudioConfig) -> Rules:
     return {config.name: encoder_rules(config, "encoder.", "layer_norm")}
 
 
-def _read_activation(values: Values) -> dict[str, Any]:
-    if values["activation_function"] not in ACTIVATIONS:
-        raise ValueError(
-            f"activation_function is {values['activation_function']!r}; choose one of {', '.join(ACTIVATIONS)}"
-        )
-    return {"activation": ACTIVATIONS[values["activation_function"]]}
-
-
-def _write_activation(config: AudioConfig) -> dict[str, Any]:
-    return {"activation_function": published_activation(config.activation)}
-
-
 ENCODER_KEYS = (
     Unsupported("scale_embedding", "; only embeddings that are not scaled can be computed"),
     Key("d_model", "width"),
     Key("encoder_layers", "depth"),
     Key("encoder_attention_heads", "heads"),
     Key("encoder_ffn_dim", "ffn"),
-    Keys(_read_activation, _write_activation),
+    activation_key("activation_function"),
     Key("num_mel_bins", "mels"),
     Keys(write=lambda _: {"max_source_positions": POSITIONS}),
     Fields({"norm_epsilon": 1e-5, "biases": BIASES}),

@@ -7,29 +7,35 @@ squares of patches, here the projector. A tower's own checkpoint describes no ba
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.projectors import MLPProjectorConfig
 from configs.transformer import PROJECTIONS
-from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.shared.vision_transformer import (
-    ACTIVATIONS,
-    PixelNormalisation,
+from mmjax.weights.published.encoders.shared.vision_keys import ACTIVATION, PATCH, rotary_positions
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    QUERY_KEY_VALUE,
     block_rules,
     norm_bias,
     patch_embedding_rules,
-    published_activation,
 )
-from mmjax.weights.published.rules import Rule, linear_rules, norm_rules, require_round_trip
-from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
+from mmjax.weights.published.encoders.shared.vision_transformer import encoder_architecture
+from mmjax.weights.published.key_table import Fields, Key, Table
+from mmjax.weights.published.rules import (
+    PublishedArchitecture,
+    Rule,
+    fused_rules,
+    linear_rules,
+    norm_rules,
+    require_round_trip,
+)
+from mmjax.weights.published.tensor_layouts import LINEAR
 
 BLOCK = "blocks.{layer}"
 MERGER = "merger"
-UNDESCRIBED_FIELDS = ("pixel_mean", "pixel_std")
 NORM_EPSILON = 1e-6
-ROPE_BASE = 10000.0
 PROJECTOR = MLPProjectorConfig(activation="gelu", hidden="positions")
 
 NAMES = {"attention_norm": "norm1", "attention/output": "attn.proj", "mlp_norm": "norm2"}
@@ -80,22 +86,12 @@ def tower_rules(config: VisionConfig, own_names: Mapping[str, str], merger: Merg
         own_names: Names in a block besides `NAMES`.
         merger: Names in the merger.
     """
+    fused = fused_rules(f"{BLOCK}.attn.qkv", "blocks/attention", QUERY_KEY_VALUE, bias=True)
     return (
         *patch_embedding_rules("patch_embed.proj", config),
-        *(() if "attention/query" in own_names else _fused_attention_rules()),
+        *(() if "attention/query" in own_names else fused),
         *block_rules(BLOCK, {**NAMES, **own_names}, config),
         *norm_rules(f"{MERGER}.{merger.norm}", "norm/norm", norm_bias(config)),
-    )
-
-
-def _fused_attention_rules() -> tuple[Rule, ...]:
-    kernels, biases = (
-        tuple(f"blocks/attention/{name}/{parameter}" for name in ("query", "key", "value"))
-        for parameter in ("kernel", "bias")
-    )
-    return (
-        Rule(f"{BLOCK}.attn.qkv.weight", kernels, Fused()),
-        Rule(f"{BLOCK}.attn.qkv.bias", biases, Fused(part_layout=IDENTITY)),
     )
 
 
@@ -119,75 +115,45 @@ def merger_patterns(merger: MergerNames) -> tuple[str, ...]:
     return (f"{MERGER}.{merger.up}.*", f"{MERGER}.{merger.down}.*", "deepstack_merger_list.*")
 
 
-def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the contents of config.json with defaults where it leaves values out.
+TOWER_KEYS: Table = (
+    Key("depth", "depth"),
+    Key("num_heads", "heads"),
+    ACTIVATION,
+    PATCH,
+    Key("in_channels", "channels"),
+    Key("spatial_merge_size", "merge"),
+    Key("temporal_patch_size", "temporal_patch"),
+    rotary_positions("axial", "default"),
+    Fields(
+        {
+            "norm_epsilon": NORM_EPSILON,
+            "biases": PROJECTIONS,
+            "patch_bias": False,
+            "positions": "none",
+            "projector": PROJECTOR,
+        }
+    ),
+)
+"""Keys of all towers."""
 
-    Raises:
-        ValueError: A patch is no square.
-    """
-    values = {**defaults, **values}
-    for key in ("patch_size", "temporal_patch_size"):
-        if not isinstance(values[key], int):
-            raise ValueError(f"{key} is {values[key]!r}; only one number can be computed")
-    return values
 
-
-def read_tower(values: Mapping[str, Any], pixels: PixelNormalisation, **fields: Any) -> VisionConfig:
-    """Reads the configuration from the keys that all towers have.
+def tower_architecture(
+    name: str, model_types: tuple[str, ...], keys: Table, merger: MergerNames, **others: Any
+) -> PublishedArchitecture:
+    """Makes the architecture of a tower.
 
     Args:
-        values: Contents of config.json with its defaults; `image_mean` and `image_std` as preprocessor_config.json has
-            them.
-        pixels: Normalisation where `values` have none.
-        **fields: Fields of the configuration that these keys do not describe.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
+        name: Name of the class that loads it.
+        model_types: Its `model_type`s.
+        keys: Its own keys besides `TOWER_KEYS`.
+        merger: Names in the merger.
+        **others: Other arguments of `table_architecture`.
     """
-    if values["hidden_act"] not in ACTIVATIONS:
-        raise ValueError(f"hidden_act is {values['hidden_act']!r}; choose one of {', '.join(ACTIVATIONS)}")
-    mean, std = values.get("image_mean", pixels.mean), values.get("image_std", pixels.std)
-    described = {
-        "depth": values["depth"],
-        "heads": values["num_heads"],
-        "norm_epsilon": NORM_EPSILON,
-        "activation": ACTIVATIONS[values["hidden_act"]],
-        "biases": PROJECTIONS,
-        "patch": values["patch_size"],
-        "channels": values["in_channels"],
-        "merge": values["spatial_merge_size"],
-        "temporal_patch": values["temporal_patch_size"],
-        "pixel_mean": tuple(2 * value - 1 for value in mean),  # pixels are in [-1, 1] here, in [0, 1] there
-        "pixel_std": tuple(2 * value for value in std),
-        "patch_bias": False,
-        "positions": "none",
-        "rope": VisionRope(_rope_base(values.get("rope_parameters") or {})),
-        "projector": PROJECTOR,
-    }
-    return VisionConfig(**{**described, **fields})
-
-
-def _rope_base(parameters: Mapping[str, Any]) -> float:
-    kind = parameters.get("rope_type", "axial")
-    if kind not in ("axial", "default"):
-        raise ValueError(f"rope_parameters.rope_type is {kind!r}; only 'axial' can be computed")
-    return float(parameters.get("rope_theta", ROPE_BASE))
-
-
-def write_tower(config: VisionConfig) -> dict[str, Any]:
-    """Writes the keys that `read_tower` reads."""
-    return {
-        "depth": config.depth,
-        "num_heads": config.heads,
-        "hidden_act": published_activation(config.activation),
-        "patch_size": config.patch,
-        "in_channels": config.channels,
-        "spatial_merge_size": config.merge,
-        "temporal_patch_size": config.temporal_patch,
-        "rope_parameters": {"rope_theta": config.rope.base if config.rope else ROPE_BASE, "rope_type": "axial"},
-    }
-
-
-def require_tower_round_trip(config: VisionConfig, read_back: VisionConfig) -> None:
-    """As `require_round_trip`, without the fields that config.json does not describe."""
-    require_round_trip(config, read_back, UNDESCRIBED_FIELDS)
+    return encoder_architecture(
+        name,
+        model_types,
+        (*TOWER_KEYS, *keys),
+        require_same=functools.partial(require_round_trip, except_fields=("pixel_mean", "pixel_std")),
+        ignored=lambda config: merger_patterns(merger),
+        **others,
+    )

@@ -3,36 +3,35 @@
 Both differ in how they resize the position table: with registers it is antialiased.
 """
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.transformer import PROJECTIONS
-from mmjax.weights.published.encoders.shared.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_keys import (
+    ACTIVATION,
+    EPSILON,
     IMAGENET_PIXELS,
-    VIT_BASE_DEFAULTS,
-    block_rules,
-    class_token_rule,
-    patch_embedding_rules,
-    position_table_rule,
-    read_encoder,
-    read_layer_scale,
-    register_rules,
-    require_encoder_round_trip,
-    unused_block_patterns,
-    write_encoder,
+    SIZES,
+    layer_scale,
+    patches,
+    query_key_value_bias,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, norm_rules
-from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    VIT_ATTENTION_NAMES,
+    block_rules,
+    final_norm_rules,
+    unused_patterns,
+    vit_embedding_rules,
+)
+from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_DEFAULTS, encoder_architecture
+from mmjax.weights.published.key_table import Entry, Fields, Fixed, Key, Keys, Values
+from mmjax.weights.published.rules import PublishedArchitecture, Rules, fused_rules
+from mmjax.weights.published.table_architecture import with_defaults
 
 BLOCK = "encoder.layer.{layer}"
 NAMES = {
     "attention_norm": "norm1",
-    "attention/query": "attention.attention.query",
-    "attention/key": "attention.attention.key",
-    "attention/value": "attention.attention.value",
-    "attention/output": "attention.output.dense",
+    **VIT_ATTENTION_NAMES,
     "attention_scale": "layer_scale1.lambda1",
     "mlp_norm": "norm2",
     "mlp_scale": "layer_scale2.lambda1",
@@ -50,7 +49,6 @@ DEFAULTS = {
     "layerscale_value": 1.0,
     "qkv_bias": True,
     "use_swiglu_ffn": False,
-    "num_register_tokens": 0,
 }
 REGISTER_DEFAULTS = {**DEFAULTS, "patch_size": 16, "num_register_tokens": 4}
 """Values that transformers assumes where a file leaves them out."""
@@ -60,93 +58,54 @@ SWIGLU_MULTIPLE = 8  # the width of a gated feed-forward layer is a multiple of 
 
 def rules(config: VisionConfig) -> Rules:
     """Rules of the encoder."""
+    gate_and_up = fused_rules(f"{BLOCK}.mlp.weights_in", "blocks/mlp", ("gate", "up"), bias="mlp" in config.biases)
     encoder = (
-        *patch_embedding_rules("embeddings.patch_embeddings.projection", config),
-        class_token_rule("embeddings.cls_token", config, leading=(1, 1)),
-        *register_rules("embeddings.register_tokens", config),
-        position_table_rule("embeddings.position_embeddings", config, leading=(1,)),
+        *vit_embedding_rules(config),
         *block_rules(BLOCK, {**NAMES, **(GATED if config.gated else UNGATED)}, config),
-        *(_gate_and_up_rules() if config.gated else ()),
-        *(norm_rules("layernorm", "norm/norm", bias=True) if config.final_norm else ()),
+        *(gate_and_up if config.gated else ()),
+        *final_norm_rules("layernorm", config),
     )
     return {config.name: encoder}
 
 
-def _gate_and_up_rules() -> Iterator[Rule]:
-    layouts = (("weight", "kernel", LINEAR), ("bias", "bias", IDENTITY))
-    for tensor, parameter, layout in layouts:
-        paths = tuple(f"blocks/mlp/{projection}/{parameter}" for projection in ("gate", "up"))
-        yield Rule(f"{BLOCK}.mlp.weights_in.{tensor}", paths, Fused(part_layout=layout))
+def _read_mlp(values: Values) -> dict[str, Any]:
+    """Reads the feed-forward layer: a gated one has two thirds of the width, rounded up to a multiple of 8."""
+    ffn, gated = int(values["hidden_size"] * values["mlp_ratio"]), values["use_swiglu_ffn"]
+    if not gated:
+        return {"ffn": ffn, "gated": gated, **ACTIVATION.read(values)}
+    return {"ffn": -(-int(ffn * 2 / 3) // SWIGLU_MULTIPLE) * SWIGLU_MULTIPLE, "gated": gated, "activation": "silu"}
 
 
-def read_config(
-    values: Mapping[str, Any], defaults: Mapping[str, Any] = DEFAULTS, interpolation: str = "bicubic"
-) -> VisionConfig:
-    """Reads transformers' Dinov2Config or Dinov2WithRegistersConfig.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    values = {**defaults, **values}
-    gated = values["use_swiglu_ffn"]
-    sized = {**values, "intermediate_size": _ffn(values["hidden_size"], values["mlp_ratio"], gated)}
-    return read_encoder(
-        {**sized, "hidden_act": "silu"} if gated else sized,
-        IMAGENET_PIXELS,
-        class_token=True,
-        registers=values["num_register_tokens"],
-        interpolation=interpolation,
-        biases=PROJECTIONS if values["qkv_bias"] else ("output", "mlp"),
-        gated=gated,
-        layer_scale=read_layer_scale("layerscale_value", values["layerscale_value"]),
-    )
+def _write_mlp(config: VisionConfig) -> dict[str, Any]:
+    """Writes the feed-forward layer with a whole-number ratio; reading back finds one that gives another width."""
+    ratio = max(1, round(config.ffn * (3 / 2 if config.gated else 1) / config.width))
+    activation = {} if config.gated else ACTIVATION.write(config)
+    return {"mlp_ratio": ratio, "use_swiglu_ffn": config.gated, **activation}
 
 
-def _ffn(width: int, ratio: int | float, gated: bool) -> int:
-    """Returns the width of the feed-forward layer; two thirds of it, rounded up to a multiple of 8, for a gated one."""
-    ffn = int(width * ratio)
-    return ffn if not gated else -(-int(ffn * 2 / 3) // SWIGLU_MULTIPLE) * SWIGLU_MULTIPLE
-
-
-def _mlp_ratio(config: VisionConfig) -> int:
-    """Returns the whole-number ratio for config.json; the round trip finds a ratio that gives another width."""
-    return max(1, round(config.ffn * (3 / 2 if config.gated else 1) / config.width))
-
-
-def write_config(
-    config: VisionConfig, defaults: Mapping[str, Any] = DEFAULTS, interpolation: str = "bicubic"
-) -> dict[str, Any]:
-    """Writes transformers' Dinov2Config or Dinov2WithRegistersConfig."""
-    values = write_encoder(config)
-    del values["intermediate_size"]
-    if config.gated:
-        del values["hidden_act"]  # it is always SiLU
-    values |= {
-        "mlp_ratio": _mlp_ratio(config),
-        "use_swiglu_ffn": config.gated,
-        "qkv_bias": "query" in config.biases,
-        "layerscale_value": config.layer_scale or 1.0,
-    }
-    if defaults["num_register_tokens"]:
-        values["num_register_tokens"] = config.registers
-    require_encoder_round_trip(config, read_config(values, defaults, interpolation))
-    return values
+KEYS = (
+    *SIZES,
+    EPSILON,
+    patches(),
+    IMAGENET_PIXELS,
+    Keys(_read_mlp, _write_mlp),
+    query_key_value_bias("qkv_bias"),
+    layer_scale("layerscale_value"),
+    Fields({"class_token": True}),
+)
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The mask token of pretraining, a classifier, and unused blocks."""
-    final_norm = () if config.final_norm else ("layernorm.*",)
-    return ("embeddings.mask_token", "classifier.*", *final_norm, *unused_block_patterns(BLOCK, config))
+    return ("embeddings.mask_token", "classifier.*", *unused_patterns(BLOCK, config, "layernorm"))
 
 
-def _published(name: str, model_type: str, defaults: Mapping[str, Any], interpolation: str) -> PublishedArchitecture:
-    options = {"defaults": defaults, "interpolation": interpolation}
-    return PublishedArchitecture(
-        name=name,
-        model_types=(model_type,),
-        config_type=VisionConfig,
-        read_config=functools.partial(read_config, **options),
-        write_config=functools.partial(write_config, **options),
+def _published(name: str, model_type: str, defaults: Mapping[str, Any], *keys: Entry) -> PublishedArchitecture:
+    return encoder_architecture(
+        name,
+        (model_type,),
+        (*KEYS, *keys),
+        prepare=with_defaults(defaults),
         rules=rules,
         ignored=ignored,
         aliases=((f"{model_type}.", ""),),
@@ -154,6 +113,12 @@ def _published(name: str, model_type: str, defaults: Mapping[str, Any], interpol
 
 
 PUBLISHED = (
-    _published("Dinov2Model", "dinov2", DEFAULTS, "bicubic"),
-    _published("Dinov2WithRegistersModel", "dinov2_with_registers", REGISTER_DEFAULTS, "bicubic_antialiased"),
+    _published("Dinov2Model", "dinov2", DEFAULTS, Fixed("num_register_tokens", 0)),
+    _published(
+        "Dinov2WithRegistersModel",
+        "dinov2_with_registers",
+        REGISTER_DEFAULTS,
+        Key("num_register_tokens", "registers"),
+        Fields({"interpolation": "bicubic_antialiased"}),
+    ),
 )

@@ -4,24 +4,35 @@ The first one, and the largest of the second generation, are vision transformers
 post-norm blocks. The others have rotary and learned positions, gated feed-forward layers and inner norms.
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
-from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.encoders.shared.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_keys import (
     CLIP_PIXELS,
+    block_count,
+    patches,
+    query_key_value_bias,
+    square_side,
+)
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    QUERY_KEY_VALUE,
     block_rules,
     class_token_rule,
-    norm_bias,
+    final_norm_rules,
     patch_embedding_rules,
     position_table_rule,
-    require_encoder_round_trip,
-    unused_block_patterns,
+    unused_patterns,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
-from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, InterleavedRotary
+from mmjax.weights.published.encoders.shared.vision_transformer import (
+    encoder_architecture,
+    require_encoder_round_trip,
+)
+from mmjax.weights.published.key_table import Fields, Fixed, Key, Keys, Values, write_table
+from mmjax.weights.published.rules import Rule, Rules, fused_rules, linear_rules
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, InterleavedRotary
 
 BLOCK = "blocks.{layer}"
 NAMES = {
@@ -118,7 +129,7 @@ def rules(config: VisionConfig) -> Rules:
         position_table_rule("pos_embed", config, leading=(1,)),
         *(_separate_attention_rules(config) if config.gated else _fused_attention_rules(config)),
         *block_rules(BLOCK, names, config),
-        *(norm_rules("norm", "norm/norm", norm_bias(config)) if config.final_norm else ()),
+        *final_norm_rules("norm", config),
     )
     return {config.name: encoder}
 
@@ -136,22 +147,21 @@ def _separate_attention_rules(config: VisionConfig) -> Iterator[Rule]:
 
 def _fused_attention_rules(config: VisionConfig) -> Iterator[Rule]:
     """Rules for models without gates: one tensor for queries, keys and values, and two biases."""
-    kernels = tuple(f"blocks/attention/{name}/kernel" for name in ("query", "key", "value"))
-    yield Rule(f"{BLOCK}.attn.qkv.weight", kernels, Fused())
+    yield from fused_rules(f"{BLOCK}.attn.qkv", "blocks/attention", QUERY_KEY_VALUE, bias=False)
     if "query" in config.biases:
         yield Rule(f"{BLOCK}.attn.q_bias", "blocks/attention/query/bias")
         yield Rule(f"{BLOCK}.attn.v_bias", "blocks/attention/value/bias")
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads timm's config.json: the name of a model, and the `model_args` that differ from timm's for that name.
-
-    Raises:
-        ValueError: An argument has a value that cannot be computed.
-    """
+def _arguments(values: Values) -> Values:
+    """Returns the arguments of the model that timm's config.json names, with `model_args`, and its pixels' values."""
+    pretrained = values.get("pretrained_cfg", {})
+    pixels = {f"image_{key}": pretrained[key] for key in ("mean", "std") if key in pretrained}
     pool = {key: values[key] for key in ("global_pool",) if key in values}
-    arguments = {**DEFAULTS, **VARIANTS[values["architecture"]], **pool, **values.get("model_args", {})}
-    require_values(arguments, REQUIRED_VALUES)
+    return {**DEFAULTS, **VARIANTS[values["architecture"]], **pixels, **pool, **values.get("model_args", {})}
+
+
+def _read_gates(arguments: Values) -> dict[str, Any]:
     gated, rotary = arguments["swiglu_mlp"], arguments["use_rot_pos_emb"]
     if not gated == rotary != arguments["qkv_fused"]:
         raise ValueError(
@@ -160,44 +170,76 @@ def read_config(values: Mapping[str, Any]) -> VisionConfig:
         )
     if gated and not arguments["scale_mlp"]:
         raise ValueError("swiglu_mlp without scale_mlp fuses the gate with another tensor, which can't be read")
-    pretrained = values.get("pretrained_cfg", {})
-    mean, std = pretrained.get("mean", CLIP_PIXELS.mean), pretrained.get("std", CLIP_PIXELS.std)
-    return VisionConfig(
-        width=arguments["embed_dim"],
-        depth=arguments["depth"],
-        heads=arguments["num_heads"],
-        ffn=int(arguments["embed_dim"] * arguments["mlp_ratio"]),
-        activation="silu" if gated else "gelu",
-        gated=gated,
-        biases=("query", "value", "output", "mlp") if arguments["qkv_bias"] else ("output", "mlp"),
-        inner_norms=tuple(
-            layer for layer, key in (("attention", "scale_attn_inner"), ("mlp", "scale_mlp")) if arguments[key]
-        ),
-        patch=arguments["patch_size"],
-        channels=arguments["in_chans"],
-        merge=1,
-        pixel_mean=tuple(2 * value - 1 for value in mean),
-        pixel_std=tuple(2 * value for value in std),
-        class_token=True,
-        positions="learned",
-        grid=_square_side("img_size", arguments["img_size"]) // arguments["patch_size"],
-        rope=_rope(arguments) if rotary else None,
-        norms="after" if arguments["use_post_norm"] else "before",
-        final_norm=arguments["global_pool"] != "avg",
-    )
+    return {"gated": gated, "activation": "silu" if gated else "gelu"}
 
 
-def _rope(arguments: Mapping[str, Any]) -> VisionRope:
-    grid = _square_side("ref_feat_shape", arguments["ref_feat_shape"] or 0)
-    return VisionRope(float(arguments["rope_temperature"]), grid=grid)
+def _write_gates(config: VisionConfig) -> dict[str, Any]:
+    return {
+        "qkv_fused": not config.gated,
+        "swiglu_mlp": config.gated,
+        "use_rot_pos_emb": config.rope is not None,
+    }
 
 
-def _square_side(key: str, sides: Any) -> int:
-    """Side of a square, which timm gives as one number or as several."""
-    lengths = tuple(sides) if isinstance(sides, list | tuple) else (sides,)
-    if len(set(lengths)) != 1:
-        raise ValueError(f"{key} is {sides!r}; only a square can be computed")
-    return lengths[0]
+def _read_rope(arguments: Values) -> dict[str, Any]:
+    if not arguments["use_rot_pos_emb"]:
+        return {"rope": None}
+    grid = square_side("ref_feat_shape", arguments["ref_feat_shape"] or 0)
+    return {"rope": VisionRope(float(arguments["rope_temperature"]), grid=grid)}
+
+
+def _write_rope(config: VisionConfig) -> dict[str, Any]:
+    rope = config.rope or VisionRope(DEFAULTS["rope_temperature"])
+    return {"rope_temperature": rope.base, "ref_feat_shape": [rope.grid] * 2 if rope.grid else None}
+
+
+INNER_NORM_KEYS = {"attention": "scale_attn_inner", "mlp": "scale_mlp"}
+"""Arguments by the name of the layer in `VisionConfig.inner_norms`."""
+
+ARGUMENTS = (
+    *(Fixed(key, value) for key, value in REQUIRED_VALUES.items()),
+    patches("img_size", read_side=square_side),
+    Key("in_chans", "channels"),
+    Key("embed_dim", "width"),
+    block_count("depth"),
+    Key("num_heads", "heads"),
+    Keys(
+        lambda arguments: {"ffn": int(arguments["embed_dim"] * arguments["mlp_ratio"])},
+        lambda config: {"mlp_ratio": config.ffn / config.width},
+    ),
+    query_key_value_bias("qkv_bias", ("query", "value", "output", "mlp")),
+    Keys(_read_gates, _write_gates),
+    Keys(
+        lambda arguments: {"inner_norms": tuple(layer for layer, key in INNER_NORM_KEYS.items() if arguments[key])},
+        lambda config: {key: layer in config.inner_norms for layer, key in INNER_NORM_KEYS.items()},
+    ),
+    Keys(_read_rope, _write_rope),
+    Key(
+        "use_post_norm",
+        "norms",
+        to_field=lambda after: "after" if after else "before",
+        to_value=lambda norms: norms == "after",
+    ),
+    Key(
+        "global_pool",
+        "final_norm",
+        to_field=lambda pool: pool != "avg",
+        to_value=lambda final_norm: "token" if final_norm else "avg",
+    ),
+    CLIP_PIXELS,
+    Fields({"class_token": True}),
+)
+"""Arguments of timm's models."""
+
+
+def ignored(config: VisionConfig) -> tuple[str, ...]:
+    """Tensors of layers after the features, and unused blocks."""
+    return ("head.*", "fc_norm.*", *unused_patterns(BLOCK, config, "norm"))
+
+
+_BY_ARGUMENTS = encoder_architecture(
+    "Eva", tuple(VARIANTS), ARGUMENTS, prepare=_arguments, rules=rules, ignored=ignored
+)
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
@@ -206,60 +248,23 @@ def write_config(config: VisionConfig) -> dict[str, Any]:
         values = {"architecture": architecture, "num_classes": 0, "global_pool": arguments["global_pool"]}
         if _is_described_by(config, values):
             return values
+    arguments = write_table(ARGUMENTS, config)
     values = {
         "architecture": "eva02_base_patch16_clip_224",
         "num_classes": 0,
-        "global_pool": "token" if config.final_norm else "avg",
-        "model_args": _model_arguments(config),
+        "global_pool": arguments.pop("global_pool"),
+        "model_args": arguments,
     }
-    require_encoder_round_trip(config, read_config(values))
+    require_encoder_round_trip(config, _BY_ARGUMENTS.read_config(values))
     return values
 
 
-def _is_described_by(config: VisionConfig, values: Mapping[str, Any]) -> bool:
+def _is_described_by(config: VisionConfig, values: Values) -> bool:
     try:
-        require_encoder_round_trip(config, read_config(values))
+        require_encoder_round_trip(config, _BY_ARGUMENTS.read_config(values))
     except ValueError:
         return False
     return True
 
 
-def _model_arguments(config: VisionConfig) -> dict[str, Any]:
-    rope = config.rope or VisionRope(DEFAULTS["rope_temperature"])
-    return {
-        "img_size": config.grid * config.patch,
-        "patch_size": config.patch,
-        "in_chans": config.channels,
-        "embed_dim": config.width,
-        "depth": config.depth + config.unused_blocks,
-        "num_heads": config.heads,
-        "mlp_ratio": config.ffn / config.width,
-        "qkv_bias": "query" in config.biases,
-        "qkv_fused": not config.gated,
-        "swiglu_mlp": config.gated,
-        "scale_mlp": "mlp" in config.inner_norms,
-        "scale_attn_inner": "attention" in config.inner_norms,
-        "use_rot_pos_emb": config.rope is not None,
-        "rope_temperature": rope.base,
-        "ref_feat_shape": [rope.grid] * 2 if rope.grid else None,
-        "use_post_norm": config.norms == "after",
-    }
-
-
-def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """Tensors of layers after the features, and unused blocks."""
-    final_norm = () if config.final_norm else ("norm.*",)
-    return ("head.*", "fc_norm.*", *final_norm, *unused_block_patterns(BLOCK, config))
-
-
-PUBLISHED = (
-    PublishedArchitecture(
-        name="Eva",
-        model_types=tuple(VARIANTS),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=ignored,
-    ),
-)
+PUBLISHED = (dataclasses.replace(_BY_ARGUMENTS, write_config=write_config),)

@@ -8,27 +8,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.transformer import PROJECTIONS
-from mmjax.weights.published.encoders.shared.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_keys import (
+    ACTIVATION,
+    EPSILON,
+    FFN,
     IMAGENET_PIXELS,
-    VIT_BASE_DEFAULTS,
+    SIZES,
+    layer_scale,
+    patches,
+    query_key_value_bias,
+    square_side,
+)
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    QUERY_KEY_VALUE,
     block_rules,
     class_token_rule,
-    norm_bias,
+    final_norm_rules,
     patch_embedding_rules,
     position_table_rule,
-    read_encoder,
-    require_encoder_round_trip,
-    unused_block_patterns,
-    write_encoder,
+    unused_patterns,
+    vit_embedding_rules,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, norm_rules
-from mmjax.weights.published.tensor_layouts import IDENTITY, Fused
+from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_DEFAULTS, encoder_architecture
+from mmjax.weights.published.key_table import Fields, Fixed, Keys, Table, Values
+from mmjax.weights.published.rules import Rules, fused_rules
+from mmjax.weights.published.table_architecture import with_defaults
 
 ORIGINAL_BLOCK, BLOCK = "encoder.layers.{layer}", "encoder.layer.{layer}"
 NORMS = {"layer_norm": "layernorm", "rms_norm": "rmsnorm"}
-QUERY_KEY_VALUE = ("query", "key", "value")
 QK_NORMS = ("attention/query_norm", "attention/key_norm")
+QK_NORM_EPSILON = 1e-6  # of transformers, whatever a file says
 
 # Names in a block of the checkpoint, by the path in a block here.
 ORIGINAL_NAMES = {
@@ -90,27 +99,15 @@ DEFAULTS = {
 }
 """Values that the authors' code and transformers assume where config.json leaves them out."""
 
-_TRANSFORMERS_KEYS = {
-    "qkv_bias": "attention_bias",
-    "qk_normalization": "use_qk_norm",
-    "initializer_factor": "layer_scale_init_value",
-}
-"""Keys of transformers by the authors' keys with the same meaning."""
-
 
 def original_rules(config: VisionConfig) -> Rules:
     """Rules of the encoder by the authors' names; queries, keys and values are one tensor."""
-    attention = f"{ORIGINAL_BLOCK}.attn.qkv"
-    kernels, biases = (
-        tuple(f"blocks/attention/{name}/{parameter}" for name in QUERY_KEY_VALUE) for parameter in ("kernel", "bias")
-    )
-    bias = (Rule(f"{attention}.bias", biases, Fused(part_layout=IDENTITY)),) if "query" in config.biases else ()
+    bias = "query" in config.biases
     encoder = (
         *patch_embedding_rules("embeddings.patch_embedding", config),
         class_token_rule("embeddings.class_embedding", config, leading=(1, 1)),
         position_table_rule("embeddings.position_embedding", config, leading=(1,)),
-        Rule(f"{attention}.weight", kernels, Fused()),
-        *bias,
+        *fused_rules(f"{ORIGINAL_BLOCK}.attn.qkv", "blocks/attention", QUERY_KEY_VALUE, bias),
         *block_rules(ORIGINAL_BLOCK, _block_names(ORIGINAL_NAMES, config), config),
     )
     return {config.name: encoder}
@@ -119,11 +116,9 @@ def original_rules(config: VisionConfig) -> Rules:
 def rules(config: VisionConfig) -> Rules:
     """Rules of the encoder by transformers' names."""
     encoder = (
-        *patch_embedding_rules("embeddings.patch_embeddings.projection", config),
-        class_token_rule("embeddings.cls_token", config, leading=(1, 1)),
-        position_table_rule("embeddings.position_embeddings", config, leading=(1,)),
+        *vit_embedding_rules(config),
         *block_rules(BLOCK, _block_names(NAMES, config), config),
-        *(norm_rules("layernorm", "norm/norm", norm_bias(config)) if config.final_norm else ()),
+        *final_norm_rules("layernorm", config),
     )
     return {config.name: encoder}
 
@@ -133,114 +128,93 @@ def _block_names(names: Mapping[str, str], config: VisionConfig) -> dict[str, st
     return {path: name for path, name in names.items() if config.qk_norm != "none" or path not in QK_NORMS}
 
 
-def read_original(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads the authors' InternVisionConfig."""
-    values = {**ORIGINAL_DEFAULTS, **values}
-    renamed = {key: values[original] for original, key in _TRANSFORMERS_KEYS.items()}
-    return _read({**values, **renamed}, final_norm=False)
+def _keys(bias: str, qk_norm: str, scale: str) -> Table:
+    """Keys of both formats, given the names that differ.
 
-
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' InternVLVisionConfig.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
+    Args:
+        bias: Key of the biases of queries, keys and values.
+        qk_norm: Key that says whether queries and keys have norms.
+        scale: Key of the initial value of layer scales.
     """
-    values = {**DEFAULTS, **values}
-    for key in ("image_size", "patch_size"):
-        sides = values[key] if isinstance(values[key], list | tuple) else [values[key]]
-        if len(set(sides)) > 1:
-            raise ValueError(f"{key} is {values[key]!r}; only a square can be computed")
-        values[key] = sides[0]
-    if not values["use_absolute_position_embeddings"]:
-        raise ValueError("use_absolute_position_embeddings is false; only learned positions can be computed")
-    if values["use_qk_norm"] and values["layer_norm_eps"] != 1e-6:
-        raise ValueError(
-            f"layer_norm_eps is {values['layer_norm_eps']}, and the epsilon of the norms of queries and keys is always "
-            "1e-6; only equal ones can be computed"
-        )
-    if not values["use_mean_pooling"] and values["norm_type"] != "layer_norm":
-        raise ValueError("use_mean_pooling is false and norm_type 'rms_norm': the final norm is of another kind")
-    return _read(values, final_norm=not values["use_mean_pooling"])
 
+    def read_norms(values: Values) -> dict[str, Any]:
+        kind = values["norm_type"]
+        if kind not in NORMS:
+            raise ValueError(f"norm_type is {kind!r}; choose one of {', '.join(NORMS)}")
+        if values[qk_norm] and kind != "rms_norm":
+            raise ValueError(f"{qk_norm} is true and norm_type is {kind!r}; queries and keys have only RMSNorms")
+        return {"norm": NORMS[kind], "qk_norm": "width" if values[qk_norm] else "none"}
 
-def _read(values: Mapping[str, Any], final_norm: bool) -> VisionConfig:
-    """Reads the configuration that transformers' keys describe."""
-    if values["norm_type"] not in NORMS:
-        raise ValueError(f"norm_type is {values['norm_type']!r}; choose one of {', '.join(NORMS)}")
-    if values["use_qk_norm"] and values["norm_type"] != "rms_norm":
-        raise ValueError("queries and keys have RMSNorms and norm_type is 'layer_norm'; only one kind can be computed")
-    if not values["layer_scale_init_value"] > 0:
-        raise ValueError(f"the layer scale starts at {values['layer_scale_init_value']}; it must be above 0")
-    return read_encoder(
-        values,
+    def write_norms(config: VisionConfig) -> dict[str, Any]:
+        norm_types = {norm: norm_type for norm_type, norm in NORMS.items()}
+        return {"norm_type": norm_types[config.norm], qk_norm: config.qk_norm != "none"}
+
+    return (
+        *SIZES,
+        FFN,
+        EPSILON,
+        ACTIVATION,
         IMAGENET_PIXELS,
-        norm=NORMS[values["norm_type"]],
-        biases=PROJECTIONS if values["attention_bias"] else ("output", "mlp"),
-        qk_norm="width" if values["use_qk_norm"] else "none",
-        layer_scale=float(values["layer_scale_init_value"]),
-        class_token=True,
-        final_norm=final_norm,
+        Keys(read_norms, write_norms),
+        query_key_value_bias(bias),
+        layer_scale(scale),
+        Fields({"class_token": True}),
     )
 
 
-def write_original(config: VisionConfig) -> dict[str, Any]:
-    """Writes the authors' InternVisionConfig."""
-    transformers_values = _write(config)
-    values = {key: value for key, value in transformers_values.items() if key not in _TRANSFORMERS_KEYS.values()}
-    values |= {original: transformers_values[key] for original, key in _TRANSFORMERS_KEYS.items()}
-    require_encoder_round_trip(config, read_original(values))
-    return values
+def _require_epsilon(values: Values) -> dict[str, Any]:
+    if values["use_qk_norm"] and values["layer_norm_eps"] != QK_NORM_EPSILON:
+        raise ValueError(
+            f"layer_norm_eps is {values['layer_norm_eps']}, and the epsilon of the norms of queries and keys is always "
+            f"{QK_NORM_EPSILON}; only equal ones can be computed"
+        )
+    return {}
 
 
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' InternVLVisionConfig."""
-    values = _write(config)
-    squares = {key: [values[key]] * 2 for key in ("image_size", "patch_size")}
+def _read_final_norm(values: Values) -> dict[str, Any]:
+    if not values["use_mean_pooling"] and values["norm_type"] != "layer_norm":
+        raise ValueError("use_mean_pooling is false and norm_type 'rms_norm': the final norm is of another kind")
+    return {"final_norm": not values["use_mean_pooling"]}
+
+
+ORIGINAL_KEYS = (
+    *_keys("qkv_bias", "qk_normalization", "initializer_factor"),
+    patches(),
+    Fields({"final_norm": False}),
+)
+KEYS = (
+    *_keys("attention_bias", "use_qk_norm", "layer_scale_init_value"),
+    patches(read_side=square_side, write_side=lambda side: [side, side]),
+    Fixed("use_absolute_position_embeddings", True),
+    Keys(_require_epsilon),
     # Where blocks are unused, so is the norm after them, and the published models have none.
-    values |= {**squares, "use_mean_pooling": not config.final_norm}
-    require_encoder_round_trip(config, read_config(values))
-    return values
-
-
-def _write(config: VisionConfig) -> dict[str, Any]:
-    """Writes the keys that `_read` reads."""
-    norm_types = {norm: norm_type for norm_type, norm in NORMS.items()}
-    return {
-        **write_encoder(config),
-        "norm_type": norm_types[config.norm],
-        "attention_bias": "query" in config.biases,
-        "use_qk_norm": config.qk_norm != "none",
-        "layer_scale_init_value": config.layer_scale,
-    }
+    Keys(_read_final_norm, lambda config: {"use_mean_pooling": not config.final_norm}),
+)
 
 
 def ignored_of_original(config: VisionConfig) -> tuple[str, ...]:
     """Unused blocks, by the authors' names."""
-    return unused_block_patterns(ORIGINAL_BLOCK, config)
+    return unused_patterns(ORIGINAL_BLOCK, config)
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The mask token of pretraining, and unused blocks."""
-    final_norm = () if config.final_norm else ("layernorm.*",)
-    return ("embeddings.mask_token", *final_norm, *unused_block_patterns(BLOCK, config))
+    return ("embeddings.mask_token", *unused_patterns(BLOCK, config, "layernorm"))
 
 
-ORIGINAL = PublishedArchitecture(
-    name="InternVisionModel",
-    model_types=("intern_vit_6b",),
-    config_type=VisionConfig,
-    read_config=read_original,
-    write_config=write_original,
+ORIGINAL = encoder_architecture(
+    "InternVisionModel",
+    ("intern_vit_6b",),
+    ORIGINAL_KEYS,
+    prepare=with_defaults(ORIGINAL_DEFAULTS),
     rules=original_rules,
     ignored=ignored_of_original,
 )
-TRANSFORMERS = PublishedArchitecture(
-    name="InternVLVisionModel",
-    model_types=("internvl_vision",),
-    config_type=VisionConfig,
-    read_config=read_config,
-    write_config=write_config,
+TRANSFORMERS = encoder_architecture(
+    "InternVLVisionModel",
+    ("internvl_vision",),
+    KEYS,
+    prepare=with_defaults(DEFAULTS),
     rules=rules,
     ignored=ignored,
 )

@@ -6,7 +6,7 @@ Patches attend within windows in most layers. transformers reorders them by wind
 here they keep their order.
 """
 
-from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 from configs.architectures import VisionConfig
@@ -16,15 +16,13 @@ from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     GATED_MLP_NAMES,
     MERGER_NAMES,
-    merger_patterns,
-    read_tower,
-    require_tower_round_trip,
+    tower_architecture,
     tower_rules,
-    with_defaults,
-    write_tower,
 )
-from mmjax.weights.published.encoders.shared.vision_transformer import CLIP_PIXELS
-from mmjax.weights.published.rules import PublishedArchitecture, Rules
+from mmjax.weights.published.encoders.shared.vision_keys import CLIP_PIXELS, FFN
+from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rules
+from mmjax.weights.published.table_architecture import with_defaults
 
 OWN_DEFAULTS = {
     **DEFAULTS,
@@ -46,66 +44,34 @@ def rules_of_omni(config: VisionConfig) -> Rules:
     return {config.name: tower_rules(config, {**ATTENTION_NAMES, **GATED_MLP_NAMES}, MERGER_NAMES)}
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' Qwen2_5_VLVisionConfig, or Qwen2_5OmniVisionEncoderConfig.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    values = with_defaults(values, OWN_DEFAULTS)
-    return read_tower(
-        values,
-        CLIP_PIXELS,
-        width=values["hidden_size"],
-        ffn=values["intermediate_size"],
-        norm="rmsnorm",
-        gated=True,
-        windows=_read_windows(values),
-    )
-
-
-def _read_windows(values: Mapping[str, Any]) -> AttentionWindows | None:
+def _read_windows(values: Values) -> dict[str, Any]:
     """Reads the windows, which are whole cells of merged patches; None where no layer has any."""
     full = sorted({layer for layer in values["fullatt_block_indexes"] if layer < values["depth"]})
     if len(full) == values["depth"]:
-        return None
+        return {"windows": None}
     cells = values["window_size"] // values["spatial_merge_size"] // values["patch_size"]
     if not cells:
         raise ValueError(f"window_size is {values['window_size']}, less than one cell of merged patches")
-    return AttentionWindows(cells * values["spatial_merge_size"], tuple(full))
+    return {"windows": AttentionWindows(cells * values["spatial_merge_size"], tuple(full))}
 
 
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' Qwen2_5_VLVisionConfig, without the backbone's width (`out_hidden_size`).
-
-    Raises:
-        ValueError: The tower cannot compute the configuration.
-    """
+def _write_windows(config: VisionConfig) -> dict[str, Any]:
     side = config.windows.side * config.patch if config.windows else OWN_DEFAULTS["window_size"]
-    values = {
-        "hidden_size": config.width,
-        "intermediate_size": config.ffn,
-        "window_size": side,
-        "fullatt_block_indexes": list(config.windows.full_layers if config.windows else range(config.depth)),
-        **write_tower(config),
-    }
-    require_tower_round_trip(config, read_config(values))
-    return values
+    full = config.windows.full_layers if config.windows else range(config.depth)
+    return {"window_size": side, "fullatt_block_indexes": list(full)}
 
 
-def _published(name: str, model_type: str, rules: Callable[[VisionConfig], Rules]) -> PublishedArchitecture:
-    return PublishedArchitecture(
-        name=name,
-        model_types=(model_type,),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        ignored=lambda config: merger_patterns(MERGER_NAMES),
-    )
+KEYS = (
+    Key("hidden_size", "width"),
+    FFN,
+    Keys(_read_windows, _write_windows),
+    CLIP_PIXELS,
+    Fields({"norm": "rmsnorm", "gated": True}),
+)
+"""The tower's own keys; `out_hidden_size` is the backbone's width."""
 
-
+_tower = functools.partial(tower_architecture, keys=KEYS, merger=MERGER_NAMES, prepare=with_defaults(OWN_DEFAULTS))
 PUBLISHED = (
-    _published("Qwen2_5_VisionTransformerPretrainedModel", "qwen2_5_vl_vision", rules),
-    _published("Qwen2_5OmniVisionEncoder", "qwen2_5_omni_vision_encoder", rules_of_omni),
+    _tower("Qwen2_5_VisionTransformerPretrainedModel", ("qwen2_5_vl_vision",), rules=rules),
+    _tower("Qwen2_5OmniVisionEncoder", ("qwen2_5_omni_vision_encoder",), rules=rules_of_omni),
 )

@@ -3,8 +3,6 @@
 A learned position table beside rotary positions, and mergers of tapped layers (DeepStack), which a whole model has.
 """
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
@@ -12,18 +10,15 @@ from configs.projectors import MLPProjectorConfig
 from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     NORM_EPSILON,
-    PROJECTOR,
     QWEN3_MERGER_NAMES,
     QWEN3_MLP_NAMES,
-    merger_patterns,
-    read_tower,
-    require_tower_round_trip,
+    tower_architecture,
     tower_rules,
-    with_defaults,
-    write_tower,
 )
-from mmjax.weights.published.encoders.shared.vision_transformer import HALF_PIXELS
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules
+from mmjax.weights.published.encoders.shared.vision_keys import FFN, HALF_PIXELS, square_table
+from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, Rules
+from mmjax.weights.published.table_architecture import with_defaults
 from mmjax.weights.published.tensor_layouts import Reshaped
 
 OWN_DEFAULTS = {
@@ -45,59 +40,30 @@ def rules(config: VisionConfig) -> Rules:
     return {config.name: (table, *tower_rules(config, QWEN3_MLP_NAMES, QWEN3_MERGER_NAMES))}
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' Qwen3VLVisionConfig.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    values = with_defaults(values, OWN_DEFAULTS)
-    grid = math.isqrt(values["num_position_embeddings"])
-    if grid**2 != values["num_position_embeddings"]:
-        raise ValueError(f"num_position_embeddings is {values['num_position_embeddings']}, which is no square table")
+def _read_taps(values: Values) -> dict[str, Any]:
     taps = tuple(values["deepstack_visual_indexes"])
     if list(taps) != sorted(taps):
         raise ValueError(f"deepstack_visual_indexes is {list(taps)}; only ascending ones can be computed")
-    return read_tower(
-        values,
-        HALF_PIXELS,
-        width=values["hidden_size"],
-        ffn=values["intermediate_size"],
-        patch_bias=True,
-        positions="learned",
-        grid=grid,
-        interpolation="bilinear_corners",
-        projector=PROJECTOR,
-        deepstack_layers=taps,
-        deepstack_projector=TAP_PROJECTOR if taps else None,
-    )
+    return {"deepstack_layers": taps, "deepstack_projector": TAP_PROJECTOR if taps else None}
 
 
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' Qwen3VLVisionConfig, without the backbone's width (`out_hidden_size`).
-
-    Raises:
-        ValueError: The tower cannot compute the configuration.
-    """
-    values = {
-        "hidden_size": config.width,
-        "intermediate_size": config.ffn,
-        "num_position_embeddings": config.grid**2,
-        "deepstack_visual_indexes": list(config.deepstack_layers),
-        **write_tower(config),
-    }
-    require_tower_round_trip(config, read_config(values))
-    return values
-
+KEYS = (
+    Key("hidden_size", "width"),
+    FFN,
+    square_table("num_position_embeddings"),
+    Keys(_read_taps, lambda config: {"deepstack_visual_indexes": list(config.deepstack_layers)}),
+    HALF_PIXELS,
+    Fields({"patch_bias": True, "positions": "learned", "interpolation": "bilinear_corners"}),
+)
+"""The tower's own keys; `out_hidden_size` is the backbone's width."""
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="Qwen3VLVisionModel",
-        model_types=("qwen3_vl_vision", "qwen3_vl_moe_vision"),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
+    tower_architecture(
+        "Qwen3VLVisionModel",
+        ("qwen3_vl_vision", "qwen3_vl_moe_vision"),
+        KEYS,
+        QWEN3_MERGER_NAMES,
+        prepare=with_defaults(OWN_DEFAULTS),
         rules=rules,
-        ignored=lambda config: merger_patterns(QWEN3_MERGER_NAMES),
     ),
 )

@@ -3,24 +3,36 @@
 The checkpoints of SigLIP 2 with a fixed resolution are SigLIP's, by their `model_type` too.
 """
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.shared.vision_transformer import (
+from mmjax.weights.published.encoders.shared.vision_keys import (
+    ACTIVATION,
+    EPSILON,
+    FFN,
     HALF_PIXELS,
-    read_encoder,
-    require_encoder_round_trip,
-    write_encoder,
+    PATCH,
+    SIZES,
+    square_table,
 )
+from mmjax.weights.published.encoders.shared.vision_transformer import encoder_architecture, of_whole_models
 from mmjax.weights.published.encoders.vision import siglip
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules
+from mmjax.weights.published.key_table import Fields
+from mmjax.weights.published.rules import Rule, Rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 PIXELS = "embed/pixels/kernel"
 DEFAULTS = {**siglip.DEFAULTS, "num_patches": 256}
 """Values that transformers assumes where a file leaves them out."""
+
+KEYS = (
+    *SIZES,
+    FFN,
+    EPSILON,
+    ACTIVATION,
+    PATCH,
+    square_table("num_patches"),
+    HALF_PIXELS,
+    Fields({"interpolation": "bilinear_antialiased"}),
+)
 
 
 def rules(config: VisionConfig) -> Rules:
@@ -30,37 +42,12 @@ def rules(config: VisionConfig) -> Rules:
     return {config.name: (pixels, *others)}
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' Siglip2VisionConfig, or a Siglip2Config that contains one.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    tower = {**DEFAULTS, **values, **values.get("vision_config", {})}
-    side = math.isqrt(tower["num_patches"])
-    if side**2 != tower["num_patches"]:
-        raise ValueError(f"num_patches is {tower['num_patches']}; only the number of a square can be computed")
-    if not isinstance(tower["patch_size"], int):
-        raise ValueError(f"patch_size is {tower['patch_size']!r}; only one number, for a square, can be computed")
-    sized = {**tower, "image_size": side * tower["patch_size"]}
-    return read_encoder(sized, HALF_PIXELS, interpolation="bilinear_antialiased")
-
-
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' Siglip2VisionConfig."""
-    values = {**write_encoder(config), "num_patches": config.grid**2}
-    del values["image_size"]
-    require_encoder_round_trip(config, read_config(values))
-    return values
-
-
 PUBLISHED = (
-    PublishedArchitecture(
-        name="Siglip2VisionModel",
-        model_types=("siglip2_vision_model", "siglip2"),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
+    encoder_architecture(
+        "Siglip2VisionModel",
+        ("siglip2_vision_model", "siglip2"),
+        KEYS,
+        prepare=of_whole_models(DEFAULTS),
         rules=rules,
         ignored=siglip.ignored,
         aliases=siglip.ALIASES,

@@ -1,62 +1,53 @@
 """ViT (arXiv 2010.11929), `ViTModel` of transformers."""
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.shared.vision_transformer import (
-    HALF_PIXELS,
-    QKV_BIAS,
-    VIT_BASE_DEFAULTS,
+from mmjax.weights.published.encoders.shared.vision_keys import ENCODER_KEYS, HALF_PIXELS, query_key_value_bias
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    VIT_ATTENTION_NAMES,
     block_rules,
-    class_token_rule,
-    encoder_architecture,
-    patch_embedding_rules,
-    position_table_rule,
-    unused_block_patterns,
+    final_norm_rules,
+    unused_patterns,
+    vit_embedding_rules,
 )
+from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_DEFAULTS, encoder_architecture
 from mmjax.weights.published.key_table import Fields
-from mmjax.weights.published.rules import Rules, norm_rules
+from mmjax.weights.published.rules import Rules
 from mmjax.weights.published.table_architecture import with_defaults
 
 BLOCK = "encoder.layer.{layer}"
 NAMES = {
     "attention_norm": "layernorm_before",
-    "attention/query": "attention.attention.query",
-    "attention/key": "attention.attention.key",
-    "attention/value": "attention.attention.value",
-    "attention/output": "attention.output.dense",
+    **VIT_ATTENTION_NAMES,
     "mlp_norm": "layernorm_after",
     "mlp/up": "intermediate.dense",
     "mlp/down": "output.dense",
 }
 """Names in a block of the checkpoint, by the path in a block here."""
 
-DEFAULTS = {**VIT_BASE_DEFAULTS, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+DEFAULTS = {**VIT_BASE_DEFAULTS, "layer_norm_eps": 1e-12, "hidden_act": "gelu", "qkv_bias": True}
 """Values that transformers assumes where a file leaves them out."""
 
 
 def rules(config: VisionConfig) -> Rules:
     """Rules of the encoder."""
     encoder = (
-        *patch_embedding_rules("embeddings.patch_embeddings.projection", config),
-        class_token_rule("embeddings.cls_token", config, leading=(1, 1)),
-        position_table_rule("embeddings.position_embeddings", config, leading=(1,)),
+        *vit_embedding_rules(config),
         *block_rules(BLOCK, NAMES, config),
-        *(norm_rules("layernorm", "norm/norm", bias=True) if config.final_norm else ()),
+        *final_norm_rules("layernorm", config),
     )
     return {config.name: encoder}
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """Tensors of layers after the features, the mask token of pretraining, and unused blocks."""
-    final_norm = () if config.final_norm else ("layernorm.*",)
-    return ("pooler.*", "classifier.*", "embeddings.mask_token", *final_norm, *unused_block_patterns(BLOCK, config))
+    return ("pooler.*", "classifier.*", "embeddings.mask_token", *unused_patterns(BLOCK, config, "layernorm"))
 
 
 PUBLISHED = (
     encoder_architecture(
         "ViTModel",
         ("vit",),
-        HALF_PIXELS,
-        (QKV_BIAS, Fields({"class_token": True})),
+        (*ENCODER_KEYS, HALF_PIXELS, query_key_value_bias("qkv_bias"), Fields({"class_token": True})),
         prepare=with_defaults(DEFAULTS),
         rules=rules,
         ignored=ignored,

@@ -151,7 +151,7 @@ def test_values_missing_from_the_authors_files_are_those_of_the_6b_model():
         ("internvl_vision", {"norm_type": "batch_norm"}, "norm_type is 'batch_norm'"),
         ("internvl_vision", {"use_qk_norm": True}, "norm_type is 'layer_norm'"),
         ("internvl_vision", {"image_size": [448, 224]}, "image_size is"),
-        ("internvl_vision", {"layer_scale_init_value": 0.0}, "layer scale starts at 0"),
+        ("internvl_vision", {"layer_scale_init_value": 0.0}, "layer_scale_init_value is 0"),
         ("internvl_vision", {"use_absolute_position_embeddings": False}, "use_absolute_position_embeddings"),
         ("internvl_vision", {"norm_type": "rms_norm", "use_mean_pooling": False}, "use_mean_pooling"),
         ("intern_vit_6b", {"norm_type": "layer_norm"}, "norm_type is 'layer_norm'"),
