@@ -9,7 +9,7 @@ import functools
 
 from configs.architectures import AudioConfig
 from mmjax.weights.published.encoders.shared.activations import activation_key
-from mmjax.weights.published.encoders.shared.vision_rules import block_rules
+from mmjax.weights.published.encoders.shared.vision_rules import SELF_ATTENTION_NAMES, block_rules
 from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported
 from mmjax.weights.published.rules import (
     Rule,
@@ -23,10 +23,7 @@ from mmjax.weights.published.tensor_layouts import CONVOLUTION_1D
 
 NAMES = {
     "attention_norm": "self_attn_layer_norm",
-    "attention/query": "self_attn.q_proj",
-    "attention/key": "self_attn.k_proj",
-    "attention/value": "self_attn.v_proj",
-    "attention/output": "self_attn.out_proj",
+    **SELF_ATTENTION_NAMES,
     "mlp_norm": "final_layer_norm",
     "mlp/up": "fc1",
     "mlp/down": "fc2",

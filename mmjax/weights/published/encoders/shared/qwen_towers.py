@@ -17,6 +17,7 @@ from configs.transformer import PROJECTIONS
 from mmjax.weights.published.encoders.shared.vision_keys import ACTIVATION, PATCH, rotary_positions
 from mmjax.weights.published.encoders.shared.vision_rules import (
     QUERY_KEY_VALUE,
+    TIMM_NAMES,
     block_rules,
     norm_bias,
     patch_embedding_rules,
@@ -37,16 +38,6 @@ BLOCK = "blocks.{layer}"
 MERGER = "merger"
 NORM_EPSILON = 1e-6
 PROJECTOR = MLPProjectorConfig(activation="gelu", hidden="positions")
-
-NAMES = {"attention_norm": "norm1", "attention/output": "attn.proj", "mlp_norm": "norm2"}
-"""Names in a block of all towers, by the path in a block here; the names of the feed-forward layers differ."""
-
-ATTENTION_NAMES = {"attention/query": "attn.q", "attention/key": "attn.k", "attention/value": "attn.v"}
-"""Names of the projections where they are no single tensor (Qwen2.5-Omni)."""
-
-MLP_NAMES = {"mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2"}
-GATED_MLP_NAMES = {"mlp/gate": "mlp.gate_proj", "mlp/up": "mlp.up_proj", "mlp/down": "mlp.down_proj"}
-QWEN3_MLP_NAMES = {"mlp/up": "mlp.linear_fc1", "mlp/down": "mlp.linear_fc2"}
 
 DEFAULTS = {
     "depth": 32,
@@ -83,14 +74,14 @@ def tower_rules(config: VisionConfig, own_names: Mapping[str, str], merger: Merg
 
     Args:
         config: The tower.
-        own_names: Names in a block besides `NAMES`.
+        own_names: Names in a block besides `TIMM_NAMES`.
         merger: Names in the merger.
     """
     fused = fused_rules(f"{BLOCK}.attn.qkv", "blocks/attention", QUERY_KEY_VALUE, bias=True)
     return (
         *patch_embedding_rules("patch_embed.proj", config),
         *(() if "attention/query" in own_names else fused),
-        *block_rules(BLOCK, {**NAMES, **own_names}, config),
+        *block_rules(BLOCK, {**TIMM_NAMES, **own_names}, config),
         *norm_rules(f"{MERGER}.{merger.norm}", "norm/norm", norm_bias(config)),
     )
 

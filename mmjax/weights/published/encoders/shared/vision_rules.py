@@ -23,25 +23,33 @@ BIASES = {
 LAYER_SCALES = ("attention_scale", "mlp_scale")
 """Paths of the layer scales in a block; the names of their tensors do not end in `.weight`."""
 
-CLIP_BLOCK_NAMES = {
-    "attention_norm": "layer_norm1",
-    "attention/query": "self_attn.q_proj",
-    "attention/key": "self_attn.k_proj",
-    "attention/value": "self_attn.v_proj",
-    "attention/output": "self_attn.out_proj",
-    "mlp_norm": "layer_norm2",
-    "mlp/up": "mlp.fc1",
-    "mlp/down": "mlp.fc2",
-}
-"""Names in a block of CLIP and SigLIP, by the path in a block here."""
-
+# Names that several encoders have in a block, by the path in a block here.
+MLP_NAMES = {"mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2"}
+TIMM_NAMES = {"attention_norm": "norm1", "attention/output": "attn.proj", "mlp_norm": "norm2"}
 VIT_ATTENTION_NAMES = {
     "attention/query": "attention.attention.query",
     "attention/key": "attention.attention.key",
     "attention/value": "attention.attention.value",
     "attention/output": "attention.output.dense",
 }
-"""Names of the projections of attention in a block of ViT and DINOv2, by the path in a block here."""
+ATTENTION_NAMES = {
+    "attention/query": "attention.q_proj",
+    "attention/key": "attention.k_proj",
+    "attention/value": "attention.v_proj",
+    "attention/output": "attention.o_proj",
+}
+SELF_ATTENTION_NAMES = {
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.out_proj",
+}
+CLIP_NAMES = {
+    "attention_norm": "layer_norm1",
+    **SELF_ATTENTION_NAMES,
+    "mlp_norm": "layer_norm2",
+    **MLP_NAMES,
+}
 
 
 def block_rules(block: str, names: Mapping[str, str], config: TransformerConfig) -> Iterator[Rule]:

@@ -7,7 +7,7 @@ class token alone.
 from configs.architectures import VisionConfig
 from mmjax.weights.published.encoders.shared.vision_keys import CLIP_PIXELS, ENCODER_KEYS
 from mmjax.weights.published.encoders.shared.vision_rules import (
-    CLIP_BLOCK_NAMES,
+    CLIP_NAMES,
     block_rules,
     class_token_rule,
     patch_embedding_rules,
@@ -41,7 +41,7 @@ def rules(config: VisionConfig) -> Rules:
         class_token_rule(f"{embeddings}.class_embedding", config),
         position_table_rule(f"{embeddings}.position_embedding.weight", config),
         *norm_rules(f"{TOWER}.pre_layrnorm", "embed/norm", bias=True),
-        *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
+        *block_rules(BLOCK, CLIP_NAMES, config),
     )
     return {config.name: encoder}
 

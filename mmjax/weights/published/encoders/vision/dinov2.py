@@ -17,6 +17,7 @@ from mmjax.weights.published.encoders.shared.vision_keys import (
     query_key_value_bias,
 )
 from mmjax.weights.published.encoders.shared.vision_rules import (
+    MLP_NAMES,
     VIT_ATTENTION_NAMES,
     block_rules,
     final_norm_rules,
@@ -36,7 +37,6 @@ NAMES = {
     "mlp_norm": "norm2",
     "mlp_scale": "layer_scale2.lambda1",
 }
-UNGATED = {"mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2"}
 GATED = {"mlp/down": "mlp.weights_out"}
 """Names in a block of the checkpoint, by the path in a block here; gate and up are one tensor."""
 
@@ -61,7 +61,7 @@ def rules(config: VisionConfig) -> Rules:
     gate_and_up = fused_rules(f"{BLOCK}.mlp.weights_in", "blocks/mlp", ("gate", "up"), bias="mlp" in config.biases)
     encoder = (
         *vit_embedding_rules(config),
-        *block_rules(BLOCK, {**NAMES, **(GATED if config.gated else UNGATED)}, config),
+        *block_rules(BLOCK, {**NAMES, **(GATED if config.gated else MLP_NAMES)}, config),
         *(gate_and_up if config.gated else ()),
         *final_norm_rules("layernorm", config),
     )

@@ -7,6 +7,7 @@ from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
 from mmjax.weights.published.encoders.shared.vision_keys import ENCODER_KEYS, IMAGENET_PIXELS, layer_scale
 from mmjax.weights.published.encoders.shared.vision_rules import (
+    ATTENTION_NAMES,
     block_rules,
     class_token_rule,
     final_norm_rules,
@@ -22,10 +23,7 @@ from mmjax.weights.published.table_architecture import with_defaults
 BLOCK = "layer.{layer}"
 NAMES = {
     "attention_norm": "norm1",
-    "attention/query": "attention.q_proj",
-    "attention/key": "attention.k_proj",
-    "attention/value": "attention.v_proj",
-    "attention/output": "attention.o_proj",
+    **ATTENTION_NAMES,
     "attention_scale": "layer_scale1.lambda1",
     "mlp_norm": "norm2",
     "mlp/up": "mlp.up_proj",

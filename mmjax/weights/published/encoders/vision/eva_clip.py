@@ -18,7 +18,9 @@ from mmjax.weights.published.encoders.shared.vision_keys import (
     square_side,
 )
 from mmjax.weights.published.encoders.shared.vision_rules import (
+    MLP_NAMES,
     QUERY_KEY_VALUE,
+    TIMM_NAMES,
     block_rules,
     class_token_rule,
     final_norm_rules,
@@ -35,14 +37,7 @@ from mmjax.weights.published.rules import Rule, Rules, fused_rules, linear_rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, InterleavedRotary
 
 BLOCK = "blocks.{layer}"
-NAMES = {
-    "attention_norm": "norm1",
-    "attention/output": "attn.proj",
-    "mlp_norm": "norm2",
-    "mlp/down": "mlp.fc2",
-}
-GATED = {"mlp/gate": "mlp.fc1_g", "mlp/up": "mlp.fc1_x"}
-UNGATED = {"mlp/up": "mlp.fc1"}
+GATED = {**MLP_NAMES, "mlp/gate": "mlp.fc1_g", "mlp/up": "mlp.fc1_x"}
 INNER_NORMS = {"attention": "attn.norm", "mlp": "mlp.norm"}
 """Names in a block of the checkpoint, by the path in a block here."""
 
@@ -122,7 +117,7 @@ VARIANTS = {
 def rules(config: VisionConfig) -> Rules:
     """Rules of the encoder."""
     inner_norms = {f"{layer}/inner_norm": INNER_NORMS[layer] for layer in config.inner_norms}
-    names = {**NAMES, **(GATED if config.gated else UNGATED), **inner_norms}
+    names = {**TIMM_NAMES, **(GATED if config.gated else MLP_NAMES), **inner_norms}
     encoder = (
         *patch_embedding_rules("patch_embed.proj", config),
         class_token_rule("cls_token", config, leading=(1, 1)),

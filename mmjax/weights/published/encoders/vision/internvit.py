@@ -20,7 +20,10 @@ from mmjax.weights.published.encoders.shared.vision_keys import (
     square_side,
 )
 from mmjax.weights.published.encoders.shared.vision_rules import (
+    ATTENTION_NAMES,
+    MLP_NAMES,
     QUERY_KEY_VALUE,
+    TIMM_NAMES,
     block_rules,
     class_token_rule,
     final_norm_rules,
@@ -41,28 +44,22 @@ QK_NORM_EPSILON = 1e-6  # of transformers, whatever a file says
 
 # Names in a block of the checkpoint, by the path in a block here.
 ORIGINAL_NAMES = {
-    "attention_norm": "norm1",
-    "attention/output": "attn.proj",
+    **TIMM_NAMES,
+    **MLP_NAMES,
     "attention/query_norm": "attn.q_norm",
     "attention/key_norm": "attn.k_norm",
     "attention_scale": "ls1",
-    "mlp_norm": "norm2",
-    "mlp/up": "mlp.fc1",
-    "mlp/down": "mlp.fc2",
     "mlp_scale": "ls2",
 }
 NAMES = {
     "attention_norm": "layernorm_before",
-    "attention/query": "attention.q_proj",
-    "attention/key": "attention.k_proj",
-    "attention/value": "attention.v_proj",
+    **ATTENTION_NAMES,
     "attention/output": "attention.projection_layer",
     "attention/query_norm": "attention.q_norm",
     "attention/key_norm": "attention.k_norm",
     "attention_scale": "lambda_1",
     "mlp_norm": "layernorm_after",
-    "mlp/up": "mlp.fc1",
-    "mlp/down": "mlp.fc2",
+    **MLP_NAMES,
     "mlp_scale": "lambda_2",
 }
 

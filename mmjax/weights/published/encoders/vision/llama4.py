@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from configs.architectures import VisionConfig
 from mmjax.weights.published.encoders.shared.vision_keys import FFN, HALF_PIXELS, SIZES, patches, rotary_positions
 from mmjax.weights.published.encoders.shared.vision_rules import (
+    MLP_NAMES,
     block_rules,
     class_token_rule,
     final_norm_rules,
@@ -34,8 +35,7 @@ NAMES = {
     "attention/value": "self_attn.v_proj",
     "attention/output": "self_attn.o_proj",
     "mlp_norm": "post_attention_layernorm",
-    "mlp/up": "mlp.fc1",
-    "mlp/down": "mlp.fc2",
+    **MLP_NAMES,
 }
 ROTATED = {"query": "self_attn.q_proj", "key": "self_attn.k_proj"}
 """Names in a block of the checkpoint, by the path in a block here."""

@@ -11,7 +11,12 @@ from mmjax.weights.published.encoders.shared.vision_keys import (
     patches,
     rotary_positions,
 )
-from mmjax.weights.published.encoders.shared.vision_rules import block_rules, patch_embedding_rules, unused_patterns
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    ATTENTION_NAMES,
+    block_rules,
+    patch_embedding_rules,
+    unused_patterns,
+)
 from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_DEFAULTS, encoder_architecture
 from mmjax.weights.published.key_table import Fields, Keys, Values
 from mmjax.weights.published.rules import Rules, norm_rules
@@ -20,10 +25,7 @@ from mmjax.weights.published.table_architecture import with_defaults
 BLOCK = "transformer.layers.{layer}"
 NAMES = {
     "attention_norm": "attention_norm",
-    "attention/query": "attention.q_proj",
-    "attention/key": "attention.k_proj",
-    "attention/value": "attention.v_proj",
-    "attention/output": "attention.o_proj",
+    **ATTENTION_NAMES,
     "mlp_norm": "ffn_norm",
     "mlp/gate": "feed_forward.gate_proj",
     "mlp/up": "feed_forward.up_proj",

@@ -12,9 +12,7 @@ from typing import Any
 from configs.architectures import VisionConfig
 from configs.attention_windows import AttentionWindows
 from mmjax.weights.published.encoders.shared.qwen_towers import (
-    ATTENTION_NAMES,
     DEFAULTS,
-    GATED_MLP_NAMES,
     MERGER_NAMES,
     tower_architecture,
     tower_rules,
@@ -23,6 +21,10 @@ from mmjax.weights.published.encoders.shared.vision_keys import CLIP_PIXELS, FFN
 from mmjax.weights.published.key_table import Fields, Key, Keys, Values
 from mmjax.weights.published.rules import Rules
 from mmjax.weights.published.table_architecture import with_defaults
+
+NAMES = {"mlp/gate": "mlp.gate_proj", "mlp/up": "mlp.up_proj", "mlp/down": "mlp.down_proj"}
+OMNI_NAMES = {**NAMES, "attention/query": "attn.q", "attention/key": "attn.k", "attention/value": "attn.v"}
+"""Names in a block; in Qwen2.5-Omni, queries, keys and values are no single tensor."""
 
 OWN_DEFAULTS = {
     **DEFAULTS,
@@ -36,12 +38,12 @@ OWN_DEFAULTS = {
 
 def rules(config: VisionConfig) -> Rules:
     """Rules of the tower; a whole model has its projector."""
-    return {config.name: tower_rules(config, GATED_MLP_NAMES, MERGER_NAMES)}
+    return {config.name: tower_rules(config, NAMES, MERGER_NAMES)}
 
 
 def rules_of_omni(config: VisionConfig) -> Rules:
     """Rules of Qwen2.5-Omni's tower, which is the same but for its tensors of queries, keys and values."""
-    return {config.name: tower_rules(config, {**ATTENTION_NAMES, **GATED_MLP_NAMES}, MERGER_NAMES)}
+    return {config.name: tower_rules(config, OMNI_NAMES, MERGER_NAMES)}
 
 
 def _read_windows(values: Values) -> dict[str, Any]:

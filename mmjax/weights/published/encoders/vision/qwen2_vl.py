@@ -4,11 +4,11 @@ from configs.architectures import VisionConfig
 from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     MERGER_NAMES,
-    MLP_NAMES,
     tower_architecture,
     tower_rules,
 )
 from mmjax.weights.published.encoders.shared.vision_keys import CLIP_PIXELS
+from mmjax.weights.published.encoders.shared.vision_rules import MLP_NAMES
 from mmjax.weights.published.key_table import Key, Keys
 from mmjax.weights.published.rules import Rules
 from mmjax.weights.published.table_architecture import with_defaults

@@ -11,7 +11,6 @@ from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     NORM_EPSILON,
     QWEN3_MERGER_NAMES,
-    QWEN3_MLP_NAMES,
     tower_architecture,
     tower_rules,
 )
@@ -21,6 +20,7 @@ from mmjax.weights.published.rules import Rule, Rules
 from mmjax.weights.published.table_architecture import with_defaults
 from mmjax.weights.published.tensor_layouts import Reshaped
 
+NAMES = {"mlp/up": "mlp.linear_fc1", "mlp/down": "mlp.linear_fc2"}
 OWN_DEFAULTS = {
     **DEFAULTS,
     "depth": 27,
@@ -37,7 +37,7 @@ TAP_PROJECTOR = MLPProjectorConfig(norm=True, activation="gelu", hidden="positio
 def rules(config: VisionConfig) -> Rules:
     """Rules of the tower; a whole model has its projector."""
     table = Rule("pos_embed.weight", "embed/table/table", Reshaped((config.grid**2, config.width)))
-    return {config.name: (table, *tower_rules(config, QWEN3_MLP_NAMES, QWEN3_MERGER_NAMES))}
+    return {config.name: (table, *tower_rules(config, NAMES, QWEN3_MERGER_NAMES))}
 
 
 def _read_taps(values: Values) -> dict[str, Any]:

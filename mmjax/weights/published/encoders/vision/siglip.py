@@ -3,7 +3,7 @@
 from configs.architectures import VisionConfig
 from mmjax.weights.published.encoders.shared.vision_keys import ENCODER_KEYS, HALF_PIXELS
 from mmjax.weights.published.encoders.shared.vision_rules import (
-    CLIP_BLOCK_NAMES,
+    CLIP_NAMES,
     block_rules,
     final_norm_rules,
     patch_embedding_rules,
@@ -33,7 +33,7 @@ def rules(config: VisionConfig) -> Rules:
     encoder = (
         *patch_embedding_rules(f"{TOWER}.embeddings.patch_embedding", config),
         position_table_rule(f"{TOWER}.embeddings.position_embedding.weight", config),
-        *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
+        *block_rules(BLOCK, CLIP_NAMES, config),
         *final_norm_rules(FINAL_NORM, config),
     )
     return {config.name: encoder}
