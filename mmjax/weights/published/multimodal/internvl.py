@@ -10,9 +10,9 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
+from mmjax.weights.published.activations import published_activation, read_activation
 from mmjax.weights.published.decoders.dense import internlm2, llama, qwen2, qwen3
 from mmjax.weights.published.decoders.experts import qwen3_moe
-from mmjax.weights.published.encoders.shared.activations import published_activation, read_activation
 from mmjax.weights.published.encoders.shared.vision_keys import unused_block_count
 from mmjax.weights.published.encoders.vision import internvit
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type

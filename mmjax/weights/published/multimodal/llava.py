@@ -10,9 +10,9 @@ from typing import Any
 
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
+from mmjax.weights.published.activations import published_activation, read_activation
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.dense import llama, mistral, qwen2, qwen3
-from mmjax.weights.published.encoders.shared.activations import published_activation, read_activation
 from mmjax.weights.published.encoders.shared.vision_keys import unused_block_count
 from mmjax.weights.published.encoders.vision import clip, pixtral, siglip
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type

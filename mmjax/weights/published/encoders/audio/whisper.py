@@ -8,7 +8,7 @@ attention to silence.
 import functools
 
 from configs.architectures import AudioConfig
-from mmjax.weights.published.encoders.shared.activations import activation_key
+from mmjax.weights.published.activations import activation_key
 from mmjax.weights.published.encoders.shared.vision_rules import SELF_ATTENTION_NAMES, block_rules
 from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported
 from mmjax.weights.published.rules import (

@@ -9,7 +9,7 @@ from typing import Any
 from configs.architectures import VisionConfig
 from configs.transformer import PROJECTIONS
 from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.shared.activations import activation_key
+from mmjax.weights.published.activations import activation_key
 from mmjax.weights.published.key_table import Entry, Key, Keys, Table, Values
 
 

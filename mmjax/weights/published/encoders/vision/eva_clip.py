@@ -62,22 +62,6 @@ DEFAULTS = {
 }
 """Arguments that timm assumes for a model that leaves them out."""
 
-REQUIRED_VALUES = {
-    "attn_type": "eva",
-    "class_token": True,
-    "init_values": None,
-    "no_embed_class": False,
-    "num_reg_tokens": 0,
-    "qk_norm": False,
-    "rope_grid_indexing": "ij",
-    "rope_grid_offset": 0.0,
-    "rope_rotate_half": False,
-    "rope_type": "cat",
-    "use_abs_pos_emb": True,
-    "use_pre_transformer_norm": False,
-}
-"""Arguments of timm with the only value that can be computed, which is timm's default too."""
-
 SECOND_GENERATION = {
     "mlp_ratio": 4 * 2 / 3,
     "qkv_fused": False,
@@ -192,7 +176,18 @@ INNER_NORM_KEYS = {"attention": "scale_attn_inner", "mlp": "scale_mlp"}
 """Arguments by the name of the layer in `VisionConfig.inner_norms`."""
 
 ARGUMENTS = (
-    *(Fixed(key, value) for key, value in REQUIRED_VALUES.items()),
+    Fixed("attn_type", "eva"),
+    Fixed("class_token", True),
+    Fixed("init_values", None),
+    Fixed("no_embed_class", False),
+    Fixed("num_reg_tokens", 0),
+    Fixed("qk_norm", False),
+    Fixed("rope_grid_indexing", "ij"),
+    Fixed("rope_grid_offset", 0.0),
+    Fixed("rope_rotate_half", False),
+    Fixed("rope_type", "cat"),
+    Fixed("use_abs_pos_emb", True),
+    Fixed("use_pre_transformer_norm", False),
     patches("img_size", read_side=square_side),
     Key("in_chans", "channels"),
     Key("embed_dim", "width"),
