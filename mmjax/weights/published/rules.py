@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.training_choices import without_training_choices
-from mmjax.weights.published.tensor_layouts import IDENTITY, Shape, TensorLayout
+from mmjax.weights.published.tensor_layouts import IDENTITY, Fused, Shape, TensorLayout
 
 LAYER = "{layer}"
 
@@ -162,6 +162,21 @@ def linear_rules(tensor: str, parameter: str, layout: TensorLayout, bias: bool) 
     """Makes rules of a projection or convolution: `weight` and, if any, `bias` become `kernel` and `bias`."""
     kernel = Rule(f"{tensor}.weight", f"{parameter}/kernel", layout)
     return (kernel, Rule(f"{tensor}.bias", f"{parameter}/bias")) if bias else (kernel,)
+
+
+def fused_rules(tensor: str, parameter: str, projections: Iterable[str], bias: bool) -> tuple[Rule, ...]:
+    """Makes rules of projections that are one tensor, one after the other.
+
+    Args:
+        tensor: Name of the tensor, without `.weight`.
+        parameter: The path that holds the projections.
+        projections: Names of the projections.
+        bias: Whether they have biases, which are one tensor too.
+    """
+    paths = [f"{parameter}/{projection}" for projection in projections]
+    kernels = Rule(f"{tensor}.weight", tuple(f"{path}/kernel" for path in paths), Fused())
+    biases = Rule(f"{tensor}.bias", tuple(f"{path}/bias" for path in paths), Fused(part_layout=IDENTITY))
+    return (kernels, biases) if bias else (kernels,)
 
 
 def norm_rules(tensor: str, parameter: str, bias: bool) -> tuple[Rule, ...]:

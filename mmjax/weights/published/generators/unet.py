@@ -10,8 +10,8 @@ from mmjax.weights.published.generators.diffusers_format import (
     heads_per_level,
     residual_block_rules,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
-from mmjax.weights.published.tensor_layouts import CONVOLUTION, IDENTITY, LINEAR, Fused
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, fused_rules, linear_rules, norm_rules
+from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
 
 UNET = "unet/unet"
 """Path of the U-Net in a generator."""
@@ -208,9 +208,7 @@ def _transformer_rules(config: UNetConfig, tensor: str, parameter: str) -> Itera
             yield from linear_rules(f"{block}.{attention}.to_{letter}", f"{path}/{projected}", LINEAR, bias=False)
         yield from linear_rules(f"{block}.{attention}.to_out.0", f"{path}/output", LINEAR, bias=True)
     yield from norm_rules(f"{block}.norm3", f"{parameter}/mlp_norm", bias=True)
-    for kind, name, layout in (("weight", "kernel", LINEAR), ("bias", "bias", IDENTITY)):
-        halves = tuple(f"{parameter}/mlp/{half}/{name}" for half in ("up", "gate"))
-        yield Rule(f"{block}.ff.net.0.proj.{kind}", halves, Fused(part_layout=layout))
+    yield from fused_rules(f"{block}.ff.net.0.proj", f"{parameter}/mlp", ("up", "gate"), bias=True)
     yield from linear_rules(f"{block}.ff.net.2", f"{parameter}/mlp/down", LINEAR, bias=True)
 
 

@@ -10,14 +10,11 @@ from typing import Any
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
+from mmjax.weights.published.activations import published_activation, read_activation
 from mmjax.weights.published.decoders.dense import internlm2, llama, qwen2, qwen3
 from mmjax.weights.published.decoders.experts import qwen3_moe
-from mmjax.weights.published.encoders import internvit
-from mmjax.weights.published.encoders.vision_transformer import (
-    ACTIVATIONS,
-    published_activation,
-    unused_block_count,
-)
+from mmjax.weights.published.encoders.shared.vision_keys import unused_block_count
+from mmjax.weights.published.encoders.vision import internvit
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
@@ -51,15 +48,13 @@ def vision_language_model(
     merge = round(1 / downsample_ratio)
     if merge * downsample_ratio != 1:
         raise ValueError(f"downsample_ratio is {downsample_ratio}; only one divided by a whole number can be computed")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"projector_hidden_act is {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
     encoder = dataclasses.replace(
         tower,
         depth=tower.depth - unused_blocks,
         unused_blocks=unused_blocks,
         final_norm=tower.final_norm and not unused_blocks,
         merge=merge,
-        projector=MLPProjectorConfig(norm=True, activation=ACTIVATIONS[activation]),
+        projector=MLPProjectorConfig(norm=True, activation=read_activation("projector_hidden_act", activation)),
     )
     return ModelConfig((encoder,), backbone, ())
 

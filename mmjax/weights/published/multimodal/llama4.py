@@ -7,7 +7,7 @@ from typing import Any
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import AdapterProjectorConfig
 from mmjax.weights.published.decoders.experts import llama4 as text
-from mmjax.weights.published.encoders import llama4 as vision
+from mmjax.weights.published.encoders.vision import llama4 as vision
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR

@@ -10,14 +10,11 @@ from typing import Any
 
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
+from mmjax.weights.published.activations import published_activation, read_activation
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.decoders.dense import llama, mistral, qwen2, qwen3
-from mmjax.weights.published.encoders import clip, pixtral, siglip
-from mmjax.weights.published.encoders.vision_transformer import (
-    ACTIVATIONS,
-    published_activation,
-    unused_block_count,
-)
+from mmjax.weights.published.encoders.shared.vision_keys import unused_block_count
+from mmjax.weights.published.encoders.vision import clip, pixtral, siglip
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
@@ -112,7 +109,8 @@ class Llava:
             {"vision_feature_select_strategy": self.strategy, **values},
             {"vision_feature_select_strategy": select_strategy(tower), "multimodal_projector_bias": True},
         )
-        projector = MLPProjectorConfig(activation=ACTIVATIONS[values.get("projector_hidden_act", "gelu")])
+        activation = read_activation("projector_hidden_act", values.get("projector_hidden_act", "gelu"))
+        projector = MLPProjectorConfig(activation=activation)
         layer = values.get("vision_feature_layer", self.feature_layer)
         unused = unused_block_count("vision_feature_layer", layer, tower.depth)
         encoder = dataclasses.replace(tower, depth=tower.depth - unused, unused_blocks=unused, projector=projector)

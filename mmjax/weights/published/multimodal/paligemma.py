@@ -10,7 +10,7 @@ from typing import Any
 from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import LinearProjectorConfig
 from mmjax.weights.published.decoders.dense import gemma
-from mmjax.weights.published.encoders import siglip
+from mmjax.weights.published.encoders.vision import siglip
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR

@@ -10,8 +10,9 @@ from typing import Any
 
 from configs.architectures import AudioConfig, ModelConfig, VisionConfig
 from mmjax.weights.published.decoders.dense import qwen2
-from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen_audio
-from mmjax.weights.published.encoders.qwen_vision import MERGER_NAMES, merger_rules
+from mmjax.weights.published.encoders.audio import qwen_audio
+from mmjax.weights.published.encoders.shared.qwen_towers import MERGER_NAMES, merger_rules
+from mmjax.weights.published.encoders.vision import qwen2_5_vl
 from mmjax.weights.published.multimodal.mrope import read_sections, write_sections
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder
 from mmjax.weights.published.rules import Rule, with_prefix
@@ -33,9 +34,7 @@ def audio_projector(encoder: AudioConfig) -> tuple[Rule, ...]:
 
 VISION_TOWER = PublishedEncoder(
     prefix=VISION,
-    architectures={
-        name: each for each in qwen2_5_vl_vision.PUBLISHED for name in each.model_types if "qwen2_5_omni" in name
-    },
+    architectures={name: each for each in qwen2_5_vl.PUBLISHED for name in each.model_types if "qwen2_5_omni" in name},
     projector=vision_projector,
     ignored=(),
 )

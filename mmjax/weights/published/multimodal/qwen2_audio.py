@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.architectures import AudioConfig, ModelConfig
 from mmjax.weights.published.decoders.dense import qwen2
-from mmjax.weights.published.encoders import qwen_audio
+from mmjax.weights.published.encoders.audio import qwen_audio
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.rules import Rule
 

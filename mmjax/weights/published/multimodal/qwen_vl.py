@@ -11,13 +11,13 @@ from typing import Any
 from configs.architectures import ModelConfig, VisionConfig
 from mmjax.weights.published.decoders.dense import qwen2, qwen3
 from mmjax.weights.published.decoders.experts import qwen3_vl_moe
-from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen2_vl_vision, qwen3_vl_vision
-from mmjax.weights.published.encoders.qwen_vision import (
+from mmjax.weights.published.encoders.shared.qwen_towers import (
     MERGER_NAMES,
     QWEN3_MERGER_NAMES,
     MergerNames,
     merger_rules,
 )
+from mmjax.weights.published.encoders.vision import qwen2_5_vl, qwen2_vl, qwen3_vl
 from mmjax.weights.published.multimodal.mrope import read_sections, write_sections
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, Tying
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, with_prefix
@@ -115,7 +115,7 @@ PUBLISHED = (
     QwenVL(
         name="Qwen2VLForConditionalGeneration",
         model_type="qwen2_vl",
-        tower=qwen2_vl_vision.PUBLISHED[0],
+        tower=qwen2_vl.PUBLISHED[0],
         merger=MERGER_NAMES,
         decoder=qwen2.PUBLISHED[0],
         tying="either",
@@ -124,7 +124,7 @@ PUBLISHED = (
     QwenVL(
         name="Qwen2_5_VLForConditionalGeneration",
         model_type="qwen2_5_vl",
-        tower=next(each for each in qwen2_5_vl_vision.PUBLISHED if "qwen2_5_vl_vision" in each.model_types),
+        tower=next(each for each in qwen2_5_vl.PUBLISHED if "qwen2_5_vl_vision" in each.model_types),
         merger=MERGER_NAMES,
         decoder=qwen2.PUBLISHED[0],
         tying="either",
@@ -133,7 +133,7 @@ PUBLISHED = (
     QwenVL(
         name="Qwen3VLForConditionalGeneration",
         model_type="qwen3_vl",
-        tower=qwen3_vl_vision.PUBLISHED[0],
+        tower=qwen3_vl.PUBLISHED[0],
         merger=QWEN3_MERGER_NAMES,
         decoder=qwen3.PUBLISHED[0],
         tying="model",
@@ -142,7 +142,7 @@ PUBLISHED = (
     QwenVL(
         name="Qwen3VLMoeForConditionalGeneration",
         model_type="qwen3_vl_moe",
-        tower=qwen3_vl_vision.PUBLISHED[0],
+        tower=qwen3_vl.PUBLISHED[0],
         merger=QWEN3_MERGER_NAMES,
         decoder=qwen3_vl_moe.TEXT,
         other_decoder=qwen3_vl_moe.TEXT_OF_AUTHORS,

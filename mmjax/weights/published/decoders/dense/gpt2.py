@@ -1,23 +1,16 @@
 """GPT-2, and GPT-3's blocks (arXiv 2005.14165), `GPT2LMHeadModel`: learned positions, LayerNorm, GELU."""
 
-from typing import Any
-
 from configs.architectures import BackboneConfig
 from configs.transformer import PROJECTIONS
+from mmjax.weights.published.activations import activation_key
 from mmjax.weights.published.decoders.shared.llama_like import decoder_architecture
-from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.key_table import Fields, Fixed, Key, Keys
 from mmjax.weights.published.rules import Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, Fused
 
 BLOCK = "transformer.h.{layer}"
 QUERY_KEY_VALUE = ("query", "key", "value")
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-REQUIRED_VALUES = {
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "scale_attn_weights": True,
-}
-"""Keys of config.json with the only value that can be computed."""
 
 
 def rules(config: BackboneConfig) -> Rules:
@@ -43,30 +36,10 @@ def _query_key_value(parameter: str) -> tuple[str, ...]:
     return tuple(f"blocks/attention/{name}/{parameter}" for name in QUERY_KEY_VALUE)
 
 
-def read_fixed(values: Values) -> dict[str, Any]:
-    """Returns no field; raises ValueError where a key of REQUIRED_VALUES has another value."""
-    for key, required in REQUIRED_VALUES.items():
-        if values.get(key, required) is not required:
-            raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
-    return {}
-
-
-def read_activation(values: Values) -> dict[str, Any]:
-    """Reads the activation; raises ValueError for an unknown one."""
-    activation = values.get("activation_function", "gelu_new")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation_function is {activation!r}; only {', '.join(ACTIVATIONS)} can be computed")
-    return {"activation": ACTIVATIONS[activation]}
-
-
-def write_activation(config: BackboneConfig) -> dict[str, Any]:
-    """Writes the first of the names of the activation."""
-    names = {activation: published for published, activation in reversed(ACTIVATIONS.items())}
-    return {"activation_function": names.get(config.activation, config.activation)}
-
-
 KEYS = (
-    Keys(read_fixed),
+    Fixed("scale_attn_by_inverse_layer_idx", False),
+    Fixed("add_cross_attention", False),
+    Fixed("scale_attn_weights", True),
     Key("vocab_size", "vocabulary"),
     Key("n_embd", "width"),
     Key("n_layer", "depth"),
@@ -75,7 +48,7 @@ KEYS = (
     Keys(lambda values: {"ffn": values.get("n_inner") or 4 * values["n_embd"]}, lambda config: {"n_inner": config.ffn}),
     Key("n_positions", "max_positions"),
     Key("layer_norm_epsilon", "norm_epsilon", 1e-5, float),
-    Keys(read_activation, write_activation),
+    activation_key("activation_function", ACTIVATIONS, default="gelu_new"),
     Key("tie_word_embeddings", "tie_embeddings", True, bool),
     Fields({"norm": "layernorm", "gated": False, "biases": PROJECTIONS, "positions": "learned"}),
 )

@@ -25,8 +25,8 @@ from mmjax.weights.published.decoders.shared.rope_config import (
     write_rotated_part,
 )
 from mmjax.weights.published.key_table import Keys, Unsupported, Values
-from mmjax.weights.published.rules import Rule, Rules, linear_rules
-from mmjax.weights.published.tensor_layouts import LINEAR, Fused
+from mmjax.weights.published.rules import Rules, fused_rules, linear_rules
+from mmjax.weights.published.tensor_layouts import LINEAR
 
 EARLIER_NAMES = ("su", "yarn")
 """Name of LongRoPE in files of earlier versions of transformers; no Phi has YaRN."""
@@ -34,16 +34,13 @@ EARLIER_NAMES = ("su", "yarn")
 
 def rules(config: BackboneConfig) -> Rules:
     """Rules of the backbone."""
-    fused = (
-        ("self_attn.qkv_proj", [f"blocks/attention/{name}/kernel" for name in ("query", "key", "value")]),
-        ("mlp.gate_up_proj", [f"blocks/mlp/{name}/kernel" for name in ("gate", "up")]),
-    )
-    matrices = (Rule(f"{BLOCK}.{name}.weight", tuple(paths), Fused()) for name, paths in fused)
-    outputs = (
+    matrices = (
+        *fused_rules(f"{BLOCK}.self_attn.qkv_proj", "blocks/attention", ("query", "key", "value"), bias=False),
+        *fused_rules(f"{BLOCK}.mlp.gate_up_proj", "blocks/mlp", ("gate", "up"), bias=False),
         *linear_rules(f"{BLOCK}.self_attn.o_proj", "blocks/attention/output", LINEAR, bias=False),
         *linear_rules(f"{BLOCK}.mlp.down_proj", "blocks/mlp/down", LINEAR, bias=False),
     )
-    return {config.name: (*embedding_and_head_rules(config), *matrices, *outputs)}
+    return {config.name: (*embedding_and_head_rules(config), *matrices)}
 
 
 def prepare(values: Values) -> Values:

@@ -12,7 +12,7 @@ from mmjax.models.model import model_modules
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
-from mmjax.weights.published.encoders import eva_clip
+from mmjax.weights.published.encoders.vision import eva_clip
 from mmjax.weights.published_checkpoint import as_model, checkpoint_matches, open_checkpoint
 from tests.mmjax.weights.published.encoders import timm_models
 from tests.mmjax.weights.published.encoders.vision_parity import (

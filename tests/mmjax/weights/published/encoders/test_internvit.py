@@ -11,7 +11,7 @@ from mmjax.models.model import model_modules
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
-from mmjax.weights.published.encoders import internvit
+from mmjax.weights.published.encoders.vision import internvit
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
 from tests.mmjax.weights.published.encoders.small_internvits import (
     IMAGENET,
@@ -151,7 +151,7 @@ def test_values_missing_from_the_authors_files_are_those_of_the_6b_model():
         ("internvl_vision", {"norm_type": "batch_norm"}, "norm_type is 'batch_norm'"),
         ("internvl_vision", {"use_qk_norm": True}, "norm_type is 'layer_norm'"),
         ("internvl_vision", {"image_size": [448, 224]}, "image_size is"),
-        ("internvl_vision", {"layer_scale_init_value": 0.0}, "layer scale starts at 0"),
+        ("internvl_vision", {"layer_scale_init_value": 0.0}, "layer_scale_init_value is 0"),
         ("internvl_vision", {"use_absolute_position_embeddings": False}, "use_absolute_position_embeddings"),
         ("internvl_vision", {"norm_type": "rms_norm", "use_mean_pooling": False}, "use_mean_pooling"),
         ("intern_vit_6b", {"norm_type": "layer_norm"}, "norm_type is 'layer_norm'"),

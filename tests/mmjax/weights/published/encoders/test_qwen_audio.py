@@ -14,7 +14,7 @@ from mmjax.models.model import model_modules, run_module
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
-from mmjax.weights.published.encoders.qwen_audio import projector_rules
+from mmjax.weights.published.encoders.audio.qwen_audio import projector_rules
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
 from tests.mmjax.weights.published.encoders.vision_parity import hidden_states
 from tests.mmjax.weights.published.parity import (

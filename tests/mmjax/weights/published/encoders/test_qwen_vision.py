@@ -13,7 +13,7 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.weights import registry
-from mmjax.weights.published.encoders.qwen_vision import MERGER_NAMES, QWEN3_MERGER_NAMES, merger_rules
+from mmjax.weights.published.encoders.shared.qwen_towers import MERGER_NAMES, QWEN3_MERGER_NAMES, merger_rules
 from mmjax.weights.published.rules import match_rules
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint, parameter_shapes
 from sharding.trees import set_leaf

@@ -3,32 +3,27 @@
 Patches have no embedded positions: queries and keys rotate by the patch's coordinates in its image, from -1 to 1.
 """
 
-from typing import Any
-
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.vision_transformer import (
-    IMAGENET_PIXELS,
-    LAYER_SCALE,
-    VIT_BASE_DEFAULTS,
+from mmjax.weights.published.encoders.shared.vision_keys import ENCODER_KEYS, IMAGENET_PIXELS, layer_scale
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    ATTENTION_NAMES,
     block_rules,
     class_token_rule,
-    encoder_architecture,
+    final_norm_rules,
     patch_embedding_rules,
     register_rules,
-    unused_block_patterns,
+    unused_patterns,
 )
-from mmjax.weights.published.key_table import Fields, Key, Keys, Values
-from mmjax.weights.published.rules import Rules, norm_rules
+from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_DEFAULTS, encoder_architecture
+from mmjax.weights.published.key_table import Fields, Key, Keys
+from mmjax.weights.published.rules import Rules
 from mmjax.weights.published.table_architecture import with_defaults
 
 BLOCK = "layer.{layer}"
 NAMES = {
     "attention_norm": "norm1",
-    "attention/query": "attention.q_proj",
-    "attention/key": "attention.k_proj",
-    "attention/value": "attention.v_proj",
-    "attention/output": "attention.o_proj",
+    **ATTENTION_NAMES,
     "attention_scale": "layer_scale1.lambda1",
     "mlp_norm": "norm2",
     "mlp/up": "mlp.up_proj",
@@ -74,27 +69,26 @@ def rules(config: VisionConfig) -> Rules:
         class_token_rule("embeddings.cls_token", config, leading=(1, 1)),
         *register_rules("embeddings.register_tokens", config),
         *block_rules(BLOCK, {**NAMES, **(GATE if config.gated else {})}, config),
-        *(norm_rules("norm", "norm/norm", bias=True) if config.final_norm else ()),
+        *final_norm_rules("norm", config),
     )
     return {config.name: encoder}
 
 
-def _read_rope(values: Values) -> dict[str, Any]:
-    return {"rope": VisionRope(float(values["rope_theta"]), coordinates="centred")}
-
-
-def _write_rope(config: VisionConfig) -> dict[str, Any]:
-    return {"rope_theta": config.rope.base if config.rope else DEFAULTS["rope_theta"]}
-
-
 KEYS = (
+    *ENCODER_KEYS,
+    IMAGENET_PIXELS,
     Keys(
         lambda values: {"biases": tuple(name for name, key in BIAS_KEYS.items() if values[key])},
         lambda config: {key: name in config.biases for name, key in BIAS_KEYS.items()},
     ),
-    LAYER_SCALE,
+    layer_scale("layerscale_value"),
     Key("num_register_tokens", "registers"),
-    Keys(_read_rope, _write_rope),
+    Key(
+        "rope_theta",
+        "rope",
+        to_field=lambda base: VisionRope(float(base), coordinates="centred"),
+        to_value=lambda rope: rope.base if rope else DEFAULTS["rope_theta"],
+    ),
     Key("use_gated_mlp", "gated"),
     Fields({"class_token": True, "positions": "none"}),
 )
@@ -102,16 +96,13 @@ KEYS = (
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The mask token of pretraining, registers where there are none, and unused blocks."""
-    final_norm = () if config.final_norm else ("norm.*",)
-    tokens = ("embeddings.mask_token", "embeddings.register_tokens")
-    return (*tokens, *final_norm, *unused_block_patterns(BLOCK, config))
+    return ("embeddings.mask_token", "embeddings.register_tokens", *unused_patterns(BLOCK, config, "norm"))
 
 
 PUBLISHED = (
     encoder_architecture(
         "DINOv3ViTModel",
         ("dinov3_vit",),
-        IMAGENET_PIXELS,
         KEYS,
         prepare=with_defaults(DEFAULTS),
         rules=rules,

@@ -1,22 +1,26 @@
 """SigLIP's image tower (arXiv 2303.15343), `SiglipVisionModel` of transformers, which whole models contain."""
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.vision_transformer import (
-    CLIP_BLOCK_NAMES,
-    HALF_PIXELS,
-    VIT_BASE_DEFAULTS,
+from mmjax.weights.published.encoders.shared.vision_keys import ENCODER_KEYS, HALF_PIXELS
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    CLIP_NAMES,
     block_rules,
-    encoder_architecture,
-    of_whole_models,
+    final_norm_rules,
     patch_embedding_rules,
     position_table_rule,
-    unused_block_patterns,
+    unused_patterns,
+)
+from mmjax.weights.published.encoders.shared.vision_transformer import (
+    VIT_BASE_DEFAULTS,
+    encoder_architecture,
+    of_whole_models,
 )
 from mmjax.weights.published.key_table import Fields
-from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rules
+from mmjax.weights.published.rules import PublishedArchitecture, Rules
 
 TOWER = "vision_model"
 BLOCK = f"{TOWER}.encoder.layers.{{layer}}"
+FINAL_NORM = f"{TOWER}.post_layernorm"
 DEFAULTS = {**VIT_BASE_DEFAULTS, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
 """Values that transformers assumes where a file leaves them out, as many of SigLIP's do."""
 
@@ -26,29 +30,26 @@ ALIASES = tuple((f"{part}.", f"{TOWER}.{part}.") for part in ("embeddings", "enc
 
 def rules(config: VisionConfig) -> Rules:
     """Rules of the encoder."""
-    final_norm = norm_rules(f"{TOWER}.post_layernorm", "norm/norm", bias=True) if config.final_norm else ()
     encoder = (
         *patch_embedding_rules(f"{TOWER}.embeddings.patch_embedding", config),
         position_table_rule(f"{TOWER}.embeddings.position_embedding.weight", config),
-        *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
-        *final_norm,
+        *block_rules(BLOCK, CLIP_NAMES, config),
+        *final_norm_rules(FINAL_NORM, config),
     )
     return {config.name: encoder}
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The pooling head, unused blocks, and tensors of whole models outside the tower."""
-    tower = (f"{TOWER}.head.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
-    final_norm = () if config.final_norm else (f"{TOWER}.post_layernorm.*",)
-    return (*tower, *final_norm, "text_model.*", "logit_scale", "logit_bias")
+    tower = (f"{TOWER}.head.*", f"{TOWER}.embeddings.position_ids", *unused_patterns(BLOCK, config, FINAL_NORM))
+    return (*tower, "text_model.*", "logit_scale", "logit_bias")
 
 
 def _tower(*keys: Fields) -> PublishedArchitecture:
     return encoder_architecture(
         "SiglipVisionModel",
         ("siglip_vision_model", "siglip"),
-        HALF_PIXELS,
-        keys,
+        (*ENCODER_KEYS, HALF_PIXELS, *keys),
         prepare=of_whole_models(DEFAULTS),
         rules=rules,
         ignored=ignored,

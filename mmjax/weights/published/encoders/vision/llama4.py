@@ -4,22 +4,21 @@ The class token is the last position there and the first here; attention does no
 the tower belongs to the projector (`multimodal/llama4.py`).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from configs.architectures import VisionConfig
-from configs.vision_rope import VisionRope
-from mmjax.weights.published.encoders.vision_transformer import (
-    HALF_PIXELS,
-    VIT_BASE_DEFAULTS,
+from mmjax.weights.published.encoders.shared.vision_keys import FFN, HALF_PIXELS, SIZES, patches, rotary_positions
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    MLP_NAMES,
     block_rules,
     class_token_rule,
-    read_encoder,
-    require_encoder_round_trip,
-    unused_block_patterns,
-    write_encoder,
+    final_norm_rules,
+    unused_patterns,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, norm_rules
+from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_DEFAULTS, encoder_architecture
+from mmjax.weights.published.key_table import Fields, Keys
+from mmjax.weights.published.rules import Rule, Rules, norm_rules
+from mmjax.weights.published.table_architecture import with_defaults
 from mmjax.weights.published.tensor_layouts import (
     IDENTITY,
     LINEAR,
@@ -36,8 +35,7 @@ NAMES = {
     "attention/value": "self_attn.v_proj",
     "attention/output": "self_attn.o_proj",
     "mlp_norm": "post_attention_layernorm",
-    "mlp/up": "mlp.fc1",
-    "mlp/down": "mlp.fc2",
+    **MLP_NAMES,
 }
 ROTATED = {"query": "self_attn.q_proj", "key": "self_attn.k_proj"}
 """Names in a block of the checkpoint, by the path in a block here."""
@@ -49,12 +47,26 @@ DEFAULTS = {
     "intermediate_size": 5632,
     "image_size": 448,
     "patch_size": 14,
-    "rope_theta": 10000.0,
 }
 """Values that transformers assumes where a file leaves them out."""
 
-FIXED = {"layer_norm_eps": 1e-5, "hidden_act": "gelu"}
-"""Fields that the tower has whatever the contents of config.json."""
+KEYS = (
+    *SIZES,
+    FFN,
+    patches(),
+    HALF_PIXELS,
+    rotary_positions("default", coordinates="number"),
+    Keys(write=lambda _: {"norm_eps": 1e-5, "hidden_act": "gelu"}),  # the tower has these whatever a file says
+    Fields(
+        {
+            "norm_epsilon": 1e-5,
+            "activation": "gelu",
+            "class_token": True,
+            "patch_bias": False,
+            "input_norm": True,
+        }
+    ),
+)
 
 
 def rules(config: VisionConfig) -> Rules:
@@ -69,7 +81,7 @@ def rules(config: VisionConfig) -> Rules:
         *norm_rules("layernorm_pre", "embed/norm", bias=True),
         *block_rules(BLOCK, NAMES, config),
         *_rotated_rules(config),
-        *(norm_rules("layernorm_post", "norm/norm", bias=True) if config.final_norm else ()),
+        *final_norm_rules("layernorm_post", config),
     )
     return {config.name: encoder}
 
@@ -82,49 +94,17 @@ def _rotated_rules(config: VisionConfig) -> Iterator[Rule]:
             yield Rule(f"{BLOCK}.{tensor}.{kind}", f"blocks/attention/{name}/{parameter}", channels)
 
 
-def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Reads transformers' Llama4VisionConfig.
-
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    values = {**DEFAULTS, **values, **FIXED}
-    rope = values.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"rope_parameters.rope_type is {rope['rope_type']!r}; only 'default' can be computed")
-    return read_encoder(
-        values,
-        HALF_PIXELS,
-        class_token=True,
-        patch_bias=False,
-        input_norm=True,
-        rope=VisionRope(float(rope.get("rope_theta", values["rope_theta"])), coordinates="number"),
-    )
-
-
-def write_config(config: VisionConfig) -> dict[str, Any]:
-    """Writes transformers' Llama4VisionConfig, without the keys of the adapter."""
-    base = config.rope.base if config.rope else DEFAULTS["rope_theta"]
-    values = {**write_encoder(config), "rope_parameters": {"rope_type": "default", "rope_theta": base}}
-    values["norm_eps"] = values.pop("layer_norm_eps")
-    require_encoder_round_trip(config, read_config(values))
-    return values
-
-
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The adapter, fixed frequencies, and unused blocks."""
-    final_norm = () if config.final_norm else ("layernorm_post.*",)
-    adapter = ("vision_adapter.*", "rotary_embedding.*")
-    return (*adapter, *final_norm, *unused_block_patterns(BLOCK, config))
+    return ("vision_adapter.*", "rotary_embedding.*", *unused_patterns(BLOCK, config, "layernorm_post"))
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="Llama4VisionModel",
-        model_types=("llama4_vision_model",),
-        config_type=VisionConfig,
-        read_config=read_config,
-        write_config=write_config,
+    encoder_architecture(
+        "Llama4VisionModel",
+        ("llama4_vision_model",),
+        KEYS,
+        prepare=with_defaults(DEFAULTS),
         rules=rules,
         ignored=ignored,
     ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from configs.architectures import AudioConfig
 from configs.projectors import LinearProjectorConfig
-from mmjax.weights.published.encoders.whisper import ENCODER_KEYS, encoder_rules
+from mmjax.weights.published.encoders.audio.whisper import ENCODER_KEYS, encoder_rules
 from mmjax.weights.published.key_table import Fields, Key
 from mmjax.weights.published.rules import Rule, Rules, linear_rules
 from mmjax.weights.published.table_architecture import table_architecture, with_defaults

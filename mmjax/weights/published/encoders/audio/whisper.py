@@ -6,11 +6,11 @@ attention to silence.
 """
 
 import functools
-from typing import Any
 
 from configs.architectures import AudioConfig
-from mmjax.weights.published.encoders.vision_transformer import ACTIVATIONS, block_rules, published_activation
-from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported, Values
+from mmjax.weights.published.activations import activation_key
+from mmjax.weights.published.encoders.shared.vision_rules import SELF_ATTENTION_NAMES, block_rules
+from mmjax.weights.published.key_table import Fields, Key, Keys, Unsupported
 from mmjax.weights.published.rules import (
     Rule,
     Rules,
@@ -23,10 +23,7 @@ from mmjax.weights.published.tensor_layouts import CONVOLUTION_1D
 
 NAMES = {
     "attention_norm": "self_attn_layer_norm",
-    "attention/query": "self_attn.q_proj",
-    "attention/key": "self_attn.k_proj",
-    "attention/value": "self_attn.v_proj",
-    "attention/output": "self_attn.out_proj",
+    **SELF_ATTENTION_NAMES,
     "mlp_norm": "final_layer_norm",
     "mlp/up": "fc1",
     "mlp/down": "fc2",
@@ -61,25 +58,13 @@ def rules(config: AudioConfig) -> Rules:
     return {config.name: encoder_rules(config, "encoder.", "layer_norm")}
 
 
-def _read_activation(values: Values) -> dict[str, Any]:
-    if values["activation_function"] not in ACTIVATIONS:
-        raise ValueError(
-            f"activation_function is {values['activation_function']!r}; choose one of {', '.join(ACTIVATIONS)}"
-        )
-    return {"activation": ACTIVATIONS[values["activation_function"]]}
-
-
-def _write_activation(config: AudioConfig) -> dict[str, Any]:
-    return {"activation_function": published_activation(config.activation)}
-
-
 ENCODER_KEYS = (
     Unsupported("scale_embedding", "; only embeddings that are not scaled can be computed"),
     Key("d_model", "width"),
     Key("encoder_layers", "depth"),
     Key("encoder_attention_heads", "heads"),
     Key("encoder_ffn_dim", "ffn"),
-    Keys(_read_activation, _write_activation),
+    activation_key("activation_function"),
     Key("num_mel_bins", "mels"),
     Keys(write=lambda _: {"max_source_positions": POSITIONS}),
     Fields({"norm_epsilon": 1e-5, "biases": BIASES}),

@@ -5,17 +5,19 @@ class token alone.
 """
 
 from configs.architectures import VisionConfig
-from mmjax.weights.published.encoders.vision_transformer import (
-    CLIP_BLOCK_NAMES,
-    CLIP_PIXELS,
-    VIT_BASE_DEFAULTS,
+from mmjax.weights.published.encoders.shared.vision_keys import CLIP_PIXELS, ENCODER_KEYS
+from mmjax.weights.published.encoders.shared.vision_rules import (
+    CLIP_NAMES,
     block_rules,
     class_token_rule,
-    encoder_architecture,
-    of_whole_models,
     patch_embedding_rules,
     position_table_rule,
-    unused_block_patterns,
+    unused_patterns,
+)
+from mmjax.weights.published.encoders.shared.vision_transformer import (
+    VIT_BASE_DEFAULTS,
+    encoder_architecture,
+    of_whole_models,
 )
 from mmjax.weights.published.key_table import Fields
 from mmjax.weights.published.rules import Rules, norm_rules
@@ -39,23 +41,24 @@ def rules(config: VisionConfig) -> Rules:
         class_token_rule(f"{embeddings}.class_embedding", config),
         position_table_rule(f"{embeddings}.position_embedding.weight", config),
         *norm_rules(f"{TOWER}.pre_layrnorm", "embed/norm", bias=True),
-        *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
+        *block_rules(BLOCK, CLIP_NAMES, config),
     )
     return {config.name: encoder}
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
     """The norm after the last block, unused blocks, and tensors of whole CLIP models outside the tower."""
-    tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
+    tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_patterns(BLOCK, config))
     return (*tower, "text_model.*", "logit_scale", "*_projection.weight")
 
+
+FIELDS = Fields({"patch_bias": False, "class_token": True, "input_norm": True, "final_norm": False})
 
 PUBLISHED = (
     encoder_architecture(
         "CLIPVisionModel",
         ("clip_vision_model", "clip"),
-        CLIP_PIXELS,
-        (Fields({"patch_bias": False, "class_token": True, "input_norm": True, "final_norm": False}),),
+        (*ENCODER_KEYS, CLIP_PIXELS, FIELDS),
         prepare=of_whole_models(DEFAULTS),
         rules=rules,
         ignored=ignored,

@@ -1,0 +1,1 @@
+"""Published audio encoders: one file per architecture."""

@@ -1,0 +1,1 @@
+"""Published vision encoders: one file per architecture."""
