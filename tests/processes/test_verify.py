@@ -16,9 +16,9 @@ import pytest
 import mmjax
 from mmjax import cli
 from mmjax.training.config import TrainConfig
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layout_kinds import NamedLayout
-from mmjax.training.verification.layouts import default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

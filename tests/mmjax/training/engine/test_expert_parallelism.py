@@ -10,7 +10,8 @@ from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelCon
 from mmjax.models.layers.experts import LOAD_GRADIENT_SCALE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
-from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.layout_table import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS
 from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
@@ -26,7 +27,7 @@ from tests.mmjax.training.engines import (
     reference,
     shared_engine,
 )
-from tests.mmjax.training.verification.test_layouts import ROWS
+from tests.mmjax.training.verification.layouts.test_default_layouts import ROWS
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 

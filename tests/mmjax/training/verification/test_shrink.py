@@ -20,7 +20,7 @@ from data.data_config import DataConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
-from mmjax.training.verification.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan

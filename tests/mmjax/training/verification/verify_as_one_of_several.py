@@ -15,8 +15,8 @@ import jax
 from mmjax.training.engine.engine import Engine
 from mmjax.training.verification import comparison
 from mmjax.training.verification.comparison import verify_layouts
-from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layout_results import prepare_processes
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
