@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.command import run_benchmark
 from benchmarks.spoken_vqa import deranged, make_scorer
 from mmjax import cli
 
@@ -97,13 +98,11 @@ def with_changed_frames(
     return folder
 
 
-COMMAND = cli.Command(
-    name="benchmarks.moving_shapes",
-    summary="Scores a trained model on clips of moving shapes, and on other, reversed and still ones.",
-    examples=("--workdir=runs/shapes --clips=shapes",),
-    arguments=MovingShapesArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        MovingShapesArguments,
+        name="benchmarks.moving_shapes",
+        summary="Scores a trained model on clips of moving shapes, and on other, reversed and still ones.",
+        examples=("--workdir=runs/shapes --clips=shapes",),
+    )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 Item = TypeVar("Item")
@@ -129,13 +130,11 @@ def make_scorer(config, workdir: pathlib.Path, devices, data):
     return score
 
 
-COMMAND = cli.Command(
-    name="benchmarks.spoken_vqa",
-    summary="Scores a trained model on questions with other clips, and with other images.",
-    examples=("--workdir=runs/spoken --speech=speech",),
-    arguments=SpokenVQAArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        SpokenVQAArguments,
+        name="benchmarks.spoken_vqa",
+        summary="Scores a trained model on questions with other clips, and with other images.",
+        examples=("--workdir=runs/spoken --speech=speech",),
+    )
