@@ -19,6 +19,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
+from tests.unit_plans import module_unit
 
 SEED, STEP = 3, 7
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), steps=20, seed=SEED)
@@ -39,15 +40,8 @@ def single_unit_plan(config, microbatches=1, recompute="none", dp=2, tp=2):
     return Plan((unit,), microbatches)
 
 
-VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2))
-BACKBONE_UNIT = UnitPlan(
-    "backbone",
-    ("backbone",),
-    (2, 3, 4, 5),
-    layers=(1, 2),
-    recompute=("selective", "full"),
-    parallelism=Parallelism(tp=2),
-)
+VISION_UNIT = module_unit("vision", (0, 1), layers=(2,), dp=2)
+BACKBONE_UNIT = module_unit("backbone", (2, 3, 4, 5), layers=(1, 2), recompute=("selective", "full"), tp=2)
 # Without a generator, whose U-Net takes most of the time to compile.
 WITHOUT_GENERATOR = ModelConfig((VISION,), BACKBONE, ())
 TIED_EMBEDDINGS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), ())

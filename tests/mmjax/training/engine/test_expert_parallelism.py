@@ -13,10 +13,8 @@ from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.layouts.default_layouts import default_layouts
 from mmjax.training.verification.layouts.layout_table import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS
 from sharding.expert_transfer import Routing, cheaper_transfer
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import resolve_plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     assert_step_of_one_device,
@@ -30,6 +28,7 @@ from tests.mmjax.training.engines import (
 from tests.mmjax.training.verification.layouts.test_default_layouts import ROWS
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
+from tests.unit_plans import module_unit
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
 ROUTING = Routing(EXPERTS.count, EXPERTS.top_k)
@@ -38,29 +37,19 @@ LATENT = LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width
 PLANS = {
     "pipeline of expert and tensor ranks": Plan(
         (
-            UnitPlan(
-                "mind",
-                ("backbone",),
-                tuple(range(8)),
-                layers=(1, 2),
-                recompute=("selective", "full"),
-                parallelism=Parallelism(dp=2, tp=2, ep=2),
+            module_unit(
+                "backbone", range(8), layers=(1, 2), name="mind", recompute=("selective", "full"), dp=2, tp=2, ep=2
             ),
         ),
         microbatches=2,
     ),
     "expert ranks that are some of the instances": Plan(
-        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), layers=(3,), parallelism=Parallelism(dp=4, tp=1, ep=2)),)
+        (module_unit("backbone", (7, 6, 5, 4), layers=(3,), name="mind", dp=4, tp=1, ep=2),)
     ),
     "an all-to-all among half of the ranks that divide all weights": Plan(
         (
-            UnitPlan(
-                "mind",
-                ("backbone",),
-                tuple(range(8)),
-                layers=(3,),
-                recompute=("2 full, 1 none",),
-                parallelism=Parallelism(dp=8, ep=4, fsdp=8),
+            module_unit(
+                "backbone", range(8), layers=(3,), name="mind", recompute=("2 full, 1 none",), dp=8, ep=4, fsdp=8
             ),
         )
     ),
@@ -97,14 +86,7 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     experts = dataclasses.replace(OPTIONS, dense_layers=dense, interval=interval)
     backbone = dataclasses.replace(CONFIG.backbone, kv_heads=4, latent_attention=latent, experts=experts)
     config = dataclasses.replace(CONFIG, backbone=backbone)
-    unit = UnitPlan(
-        "mind",
-        ("backbone",),
-        tuple(range(8)),
-        layers=cut,
-        recompute=("selective", "none"),
-        parallelism=Parallelism(dp=2, tp=2, ep=2),
-    )
+    unit = module_unit("backbone", range(8), layers=cut, name="mind", recompute=("selective", "none"), dp=2, tp=2, ep=2)
     engine = shared_engine(Plan((unit,), microbatches=2), config)
     assert_step_of_one_device(engine)
     batch = tiny_batch(config)

@@ -18,7 +18,6 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,
@@ -32,7 +31,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
-from tests.unit_plans import flat_unit
+from tests.unit_plans import flat_unit, module_unit
 
 DEEP = dataclasses.replace(BACKBONE, depth=5)
 CONFIG = ModelConfig((VISION,), DEEP, ())
@@ -117,13 +116,8 @@ def test_so_are_those_of_adapters_and_behind_a_frozen_encoder(trainable):
 
 @pytest.mark.layouts
 def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over_runs():
-    unit = UnitPlan(
-        "mind",
-        ("backbone",),
-        (0, 1),
-        layers=(5,),
-        recompute=("1 full, 1 selective, 2 none, 1 offload",),
-        parallelism=Parallelism(dp=2, ep=2),
+    unit = module_unit(
+        "backbone", (0, 1), layers=(5,), name="mind", recompute=("1 full, 1 selective, 2 none, 1 offload",), dp=2, ep=2
     )
     check(Plan((unit,), 2), EXPERTS)
 
@@ -131,7 +125,7 @@ def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over
 def test_no_residual_is_a_copy_of_a_weight():
     """A stack's slices would be saved with the activations; a run has a stack of its own. Only activations grow."""
     wide = ModelConfig((), dataclasses.replace(DEEP, width=128, ffn=192, vocabulary=192), ())
-    unit = UnitPlan("mind", ("backbone",), (0,), layers=(5,), recompute=("2 none, 1 full, 2 selective",))
+    unit = module_unit("backbone", (0,), layers=(5,), name="mind", recompute=("2 none, 1 full, 2 selective",))
     sizes = []
     for rows in (4, 8):
         engine = Engine(wide, Plan((unit,)), tiny_batch(wide, rows), EngineSettings())
@@ -158,9 +152,7 @@ def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
 
 
 def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
-    unit = UnitPlan(
-        "mind", ("backbone",), (0, 1), layers=(5,), recompute=("1 full, 4 offload",), parallelism=Parallelism(dp=2)
-    )
+    unit = module_unit("backbone", (0, 1), layers=(5,), name="mind", recompute=("1 full, 4 offload",), dp=2)
     config = ModelConfig((), DEEP, ())
     engine = shared_engine(Plan((unit,)), config)
     programs = engine.executor.stages["mind", 0].programs
