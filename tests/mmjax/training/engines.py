@@ -131,16 +131,22 @@ def gradients_and_summary(engine: Engine, batch, state=None):
     return trees_by_module(gradients), decision
 
 
-def assert_step_of_one_device(engine: Engine, rows: int = 8, batch=None) -> None:
-    """Losses, gradients and their norm are those of `reference`, for a batch or for `tiny_batch` of so many rows."""
+def assert_step_of_one_device(engine: Engine, rows: int = 8, batch=None):
+    """Losses, gradients and their norm are those of `reference`, for a batch or for `tiny_batch` of so many rows.
+
+    Returns the gradients, and the losses by name.
+    """
     batch = tiny_batch(engine.config, rows) if batch is None else batch
     losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
     expected = trained_pieces(engine, expected)
     gradients, decision = gradients_and_summary(engine, batch)
-    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    found = engine.losses_by_name(decision)
+    assert set(found) == set(losses)
+    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
     squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
     assert float(decision.all_finite) == 1
+    return gradients, found

@@ -18,8 +18,6 @@ from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     assert_step_of_one_device,
-    gradients_and_summary,
-    largest_error,
     noisy_parameters,
     noisy_state,
     reference,
@@ -62,18 +60,9 @@ OPTIONS = dataclasses.replace(EXPERTS, router=GROUPS, biases=True, limit=1.0, up
 @pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(name):
     assert cheaper_transfer(ROUTING, PLANS[name].units[0].parallelism.ep, nodes=1) == TRANSFERS[list(PLANS).index(name)]
-    engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
-    losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
-    gradients, decision = gradients_and_summary(engine, batch)
-    found = engine.losses_by_name(decision)
-    assert set(found) == {"backbone", "backbone/balance"}  # of both stages together, each apart
-    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
+    _, losses = assert_step_of_one_device(shared_engine(PLANS[name], CONFIG))
+    assert set(losses) == {"backbone", "backbone/balance"}  # of both stages together, each apart
     assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
-    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, path = largest_error(gradients, expected)
-    assert error < 1e-3, path
-    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
-    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
 @pytest.mark.layouts
@@ -88,7 +77,7 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     config = dataclasses.replace(CONFIG, backbone=backbone)
     unit = module_unit("backbone", range(8), layers=cut, name="mind", recompute=("selective", "none"), dp=2, tp=2, ep=2)
     engine = shared_engine(Plan((unit,), microbatches=2), config)
-    assert_step_of_one_device(engine)
+    found, _ = assert_step_of_one_device(engine)
     batch = tiny_batch(config)
     _, gradients = reference(config)(noisy_parameters(config), batch)
     blocks = gradients["backbone"]["blocks"]["000"]["mlp"]
@@ -99,7 +88,6 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     counts = (loads + experts.top_k / experts.count) * tokens
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
     assert round(counts.sum()) == experts.top_k * tokens and np.ptp(counts) > 1
-    found, _ = gradients_and_summary(engine, batch)
     of_plan = found["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
     np.testing.assert_allclose(of_plan, blocks["selection_bias"], atol=1e-12)
     assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}

@@ -21,13 +21,9 @@ from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,
-    gradients_and_summary,
-    largest_error,
-    noisy_parameters,
+    assert_step_of_one_device,
     noisy_state,
-    reference,
     shared_engine,
-    trained_pieces,
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
@@ -57,18 +53,7 @@ def chain(*recompute: str, layers=(7,), dp=1, tp=1, **fields) -> Plan:
 
 
 def check(plan: Plan, config: ModelConfig, trainable: tuple[str, ...] = ("all",)) -> None:
-    engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
-    batch = tiny_batch(config)
-    losses, expected = reference(config)(noisy_parameters(config), batch)
-    expected = trained_pieces(engine, expected)
-    gradients, decision = gradients_and_summary(engine, batch)
-    found = engine.losses_by_name(decision)
-    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
-    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, name = largest_error(gradients, expected)
-    assert error < 1e-3, name
-    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
-    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+    assert_step_of_one_device(shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable)))
 
 
 def test_a_stack_is_divided_where_its_policy_changes_and_keeps_its_layers():

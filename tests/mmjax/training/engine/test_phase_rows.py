@@ -155,8 +155,4 @@ def test_items_with_a_class_token_keep_its_cell():
     )
     engine, batch = shared_engine(plan, config), tiny_batch(config)
     batch["backbone"]["vision_index"][1::3] = -1  # these rows have no image
-    losses, expected = reference(config)(noisy_parameters(config), batch)
-    gradients, summary = gradients_and_summary(engine, batch)
-    np.testing.assert_allclose(np.sum(summary.losses), sum(losses.values()), rtol=1e-5)
-    error, name = largest_error(gradients, expected)
-    assert error < 1e-3, name
+    assert_step_of_one_device(engine, batch=batch)
