@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 GOAL = 0.01
@@ -112,13 +113,11 @@ def describe(result: dict) -> str:
     )
 
 
-COMMAND = cli.Command(
-    name="benchmarks.checkpoint_stall",
-    summary="Measures how much longer steps take because a checkpoint is saved beside them.",
-    examples=("--gin_file=quickstart.gin --rounds=10",),
-    arguments=CheckpointStallArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        CheckpointStallArguments,
+        name="benchmarks.checkpoint_stall",
+        summary="Measures how much longer steps take because a checkpoint is saved beside them.",
+        examples=("--gin_file=quickstart.gin --rounds=10",),
+    )

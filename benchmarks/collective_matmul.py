@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.command import run_benchmark
 from benchmarks.relative_error import relative_error
 from benchmarks.timing import in_turns, timed_jax
 from mmjax import cli
@@ -117,13 +118,11 @@ def error(form: Callable, operands: tuple, wanted: list) -> float:
     return max(map(relative_error, form(*operands), wanted))
 
 
-COMMAND = cli.Command(
-    name="benchmarks.collective_matmul",
-    summary="Times collective matmuls by backend and tiling, on all devices there are.",
-    examples=("--rows=2048 --turns=10",),
-    arguments=CollectiveMatmulArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        CollectiveMatmulArguments,
+        name="benchmarks.collective_matmul",
+        summary="Times collective matmuls by backend and tiling, on all devices there are.",
+        examples=("--rows=2048 --turns=10",),
+    )

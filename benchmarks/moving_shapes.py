@@ -9,12 +9,12 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from benchmarks.spoken_vqa import deranged, make_scorer
+from benchmarks.changed_inputs import deranged, print_scores
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 
@@ -30,21 +30,14 @@ class MovingShapesArguments(cli.BindingArguments):
 
 def main(arguments: MovingShapesArguments) -> int:
     """Scores every source and prints a line for each."""
-    import jax
-
     from data.datasets.moving_shapes import moving_shapes
 
     workdir, clips = pathlib.Path(arguments.workdir), pathlib.Path(arguments.clips)
     config = cli.run_config(workdir, arguments)
     print(f"{'commonest answer':<36}{commonest_answer_accuracy(clips):.1%}", flush=True)
-    score = make_scorer(config, workdir, jax.devices()[:1], config.data)
     with tempfile.TemporaryDirectory() as scratch:
-        for name, folder in sources(clips, pathlib.Path(scratch)):
-            begin = time.perf_counter()
-            found = score(moving_shapes("test", str(folder)))
-            print(
-                f"{name:<36}{found.accuracy:.1%} of {found.questions}, {time.perf_counter() - begin:.0f} s", flush=True
-            )
+        changed = ((name, moving_shapes("test", str(of))) for name, of in sources(clips, pathlib.Path(scratch)))
+        print_scores(config, workdir, config.data, changed)
     return 0
 
 
@@ -97,13 +90,11 @@ def with_changed_frames(
     return folder
 
 
-COMMAND = cli.Command(
-    name="benchmarks.moving_shapes",
-    summary="Scores a trained model on clips of moving shapes, and on other, reversed and still ones.",
-    examples=("--workdir=runs/shapes --clips=shapes",),
-    arguments=MovingShapesArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        MovingShapesArguments,
+        name="benchmarks.moving_shapes",
+        summary="Scores a trained model on clips of moving shapes, and on other, reversed and still ones.",
+        examples=("--workdir=runs/shapes --clips=shapes",),
+    )

@@ -7,6 +7,7 @@ Both take turns in one process, so that their ratio is right also on a machine t
 import dataclasses
 import json
 
+from benchmarks.command import run_benchmark
 from benchmarks.timing import in_turns, timed_jax
 from mmjax import cli
 
@@ -124,13 +125,11 @@ def describe(result: dict) -> str:
     return "\n".join([*lines, "", str(result["versions"])])
 
 
-COMMAND = cli.Command(
-    name="benchmarks.packed_attention",
-    summary="Times attention in blocks against the square, forward and backward, on this CPU.",
-    examples=("--rounds=3",),
-    arguments=PackedAttentionArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        PackedAttentionArguments,
+        name="benchmarks.packed_attention",
+        summary="Times attention in blocks against the square, forward and backward, on this CPU.",
+        examples=("--rounds=3",),
+    )

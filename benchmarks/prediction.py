@@ -8,6 +8,7 @@ the machine may drift. On a CPU the sums are compared, because its devices share
 import dataclasses
 import json
 
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 GOAL = 0.15
@@ -56,13 +57,11 @@ def main(arguments: PredictionArguments) -> int:
     return 0 if abs(ratio - 1) <= GOAL else 1
 
 
-COMMAND = cli.Command(
-    name="benchmarks.prediction",
-    summary="Compares what a profile predicts for every op of a step with what is measured.",
-    examples=("--gin_file=quickstart.gin --steps=8",),
-    arguments=PredictionArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        PredictionArguments,
+        name="benchmarks.prediction",
+        summary="Compares what a profile predicts for every op of a step with what is measured.",
+        examples=("--gin_file=quickstart.gin --steps=8",),
+    )

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from benchmarks.command import run_benchmark
 from data.packing.global_batch import GlobalBatch
 from data.producers.wire import decode_batch, encode_batch
 from mmjax import cli
@@ -200,13 +201,11 @@ def _by_grpc(megabytes: int) -> Iterator[Callable[[], Fetch]]:
         yield connect
 
 
-COMMAND = cli.Command(
-    name="benchmarks.service",
-    summary="Measures the transports of batches between processes on loopback.",
-    examples=("--json",),
-    arguments=cli.JsonArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.service",
+        summary="Measures the transports of batches between processes on loopback.",
+        examples=("--json",),
+    )

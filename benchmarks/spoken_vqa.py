@@ -10,13 +10,15 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from benchmarks.changed_inputs import deranged, print_scores
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
-Item = TypeVar("Item")
+if TYPE_CHECKING:
+    from data.datasets.dataset import Dataset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,21 +33,13 @@ class SpokenVQAArguments(cli.BindingArguments):
 
 def main(arguments: SpokenVQAArguments) -> int:
     """Scores every source and prints a line for each."""
-    import jax
-
     workdir = pathlib.Path(arguments.workdir)
     config = cli.run_config(workdir, arguments)
     print(f"{'commonest answer to each question':<36}{commonest_answer_accuracy():.1%}", flush=True)
     # Other questions may be longer than the question of any sample.
     longer = dataclasses.replace(config.data, frames=2 * config.data.frames)
-    score = make_scorer(config, workdir, jax.devices()[:1], longer)
     with tempfile.TemporaryDirectory() as scratch:
-        for name, source in sources(arguments.speech, scratch):
-            begin = time.perf_counter()
-            found = score(source)
-            print(
-                f"{name:<36}{found.accuracy:.1%} of {found.questions}, {time.perf_counter() - begin:.0f} s", flush=True
-            )
+        print_scores(config, workdir, longer, sources(arguments.speech, scratch))
     return 0
 
 
@@ -60,7 +54,7 @@ def commonest_answer_accuracy() -> float:
     return sum(answer == answers[question].most_common(1)[0][0] for question, answer in asked) / len(asked)
 
 
-def sources(speech: str, scratch: str) -> Iterator[tuple[str, object]]:
+def sources(speech: str, scratch: str) -> "Iterator[tuple[str, Dataset]]":
     """(name, source): the test split as it is, with clips of other questions, and with other images."""
     import easy_vqa
 
@@ -88,54 +82,11 @@ def write_mismatched_speech(speech: pathlib.Path, folder: pathlib.Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(document))
 
 
-def deranged(items: Sequence[Item]) -> list[Item]:
-    """The items in an order in which none keeps its place: each takes its neighbour's in a random ring."""
-    import numpy as np
-
-    ring = np.random.default_rng(0).permutation(len(items))
-    found = list(items)
-    for place, taken in zip(ring, np.roll(ring, 1), strict=True):
-        found[place] = items[taken]
-    return found
-
-
-def make_scorer(config, workdir: pathlib.Path, devices, data):
-    """Makes a function that scores a source by the newest checkpoint, on one device, in a configuration's rows."""
-    from data.packing.pipeline import evaluation_batches
-    from mmjax.training.checkpoints.manager import CheckpointManager
-    from mmjax.training.engine.engine import Engine
-    from mmjax.training.evaluation import evaluate_answers
-    from sharding.plans.plan import single_device_plan
-    from sharding.specs.modules import module_graph
-
-    def batches(source):
-        return evaluation_batches(data, config.model, source)
-
-    plan = single_device_plan(module_graph(config.model))
-    first = batches(config.dataset("test"))
-    engine = Engine(config.model, plan, next(first).arrays, config.engine_settings)
-    first.close()
-    checkpoints = CheckpointManager(workdir / "checkpoints", config.model)
-    state, _, _ = checkpoints.restore(engine)
-    checkpoints.close()
-
-    def score(source):
-        held_out = batches(source)
-        try:
-            return evaluate_answers(engine, state, held_out)
-        finally:
-            held_out.close()
-
-    return score
-
-
-COMMAND = cli.Command(
-    name="benchmarks.spoken_vqa",
-    summary="Scores a trained model on questions with other clips, and with other images.",
-    examples=("--workdir=runs/spoken --speech=speech",),
-    arguments=SpokenVQAArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        SpokenVQAArguments,
+        name="benchmarks.spoken_vqa",
+        summary="Scores a trained model on questions with other clips, and with other images.",
+        examples=("--workdir=runs/spoken --speech=speech",),
+    )

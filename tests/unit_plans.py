@@ -1,6 +1,7 @@
 """Units for tests whose parameters name fields of a unit, of its `Parallelism` and of its `ScheduleHints` alike."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from sharding.plans.parallelism import Parallelism
@@ -13,6 +14,14 @@ _NESTED = {"parallelism": Parallelism, "schedule_hints": ScheduleHints}
 def flat_unit(*args: Any, **fields: Any) -> UnitPlan:
     """A unit of fields that are its own or belong to one of its records."""
     return UnitPlan(*args, **_nested({name: record() for name, record in _NESTED.items()}, fields))
+
+
+def module_unit(
+    module: str, devices: Iterable[int], *, layers: tuple[int, ...] = (1,), name: str = "", **fields: Any
+) -> UnitPlan:
+    """A unit of one module, with its name if no other is given, without recomputation; fields as of `flat_unit`."""
+    fields = {"recompute": ("none",) * len(layers)} | fields
+    return flat_unit(name or module, (module,), tuple(devices), layers=layers, **fields)
 
 
 def changed_unit(unit: UnitPlan, **fields: Any) -> UnitPlan:

@@ -5,6 +5,7 @@ of the paper's pseudocode, or of what public code does. Times are milliseconds u
 differ between machines, so compare them with the reference's.
 """
 
+from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from mmjax import cli
 
@@ -17,13 +18,11 @@ def main(arguments: cli.JsonArguments) -> int:
     return report(rows, "reference", digits=6, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.balancing",
-    summary="Compares the speed and evenness of balancing with the papers' algorithms.",
-    examples=("--json",),
-    arguments=cli.JsonArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.balancing",
+        summary="Compares the speed and evenness of balancing with the papers' algorithms.",
+        examples=("--json",),
+    )

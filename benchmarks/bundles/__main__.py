@@ -5,19 +5,12 @@ Compiles programs of a stage of Llama3-70B and of a slice of ViT-22B for eight H
 and the temporary memory. The goal of a bundle is to expose less than its two programs alone do. Nothing runs.
 """
 
-import dataclasses
-
-from benchmarks.h100_schedule.command import run_without_devices
+from benchmarks.command import hide_devices, run_benchmark
 from configs.errors import UserError
 from mmjax import cli
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BundlesArguments(cli.JsonArguments):
-    """Flags of the command."""
-
-
-def main(arguments: BundlesArguments) -> int:
+def main(arguments: cli.JsonArguments) -> int:
     """Compiles and prints; 1 if a bundle exposes no less than its programs alone."""
     from benchmarks.bundles.exposure import CASES, bundle_rows
     from benchmarks.h100_schedule.compilation import missing_plugin
@@ -28,13 +21,12 @@ def main(arguments: BundlesArguments) -> int:
     return report(bundle_rows(CASES), "alone", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.bundles",
-    summary="Compiles bundles of an encoder's and a backbone's programs for H100s, and reports what they hide.",
-    examples=("--json",),
-    arguments=BundlesArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    run_without_devices(COMMAND)
+    hide_devices()
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.bundles",
+        summary="Compiles bundles of an encoder's and a backbone's programs for H100s, and reports what they hide.",
+        examples=("--json",),
+    )

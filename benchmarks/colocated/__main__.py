@@ -8,6 +8,7 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 import dataclasses
 
 from benchmarks.colocated import settings
+from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from configs.errors import UserError
 from mmjax import cli
@@ -44,13 +45,11 @@ def main(arguments: ColocatedArguments) -> int:
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.colocated",
-    summary="Simulates Optimus's models as colocated plans, with its baselines and with the backbone alone.",
-    examples=("--models=vit_3b_gpt_11b",),
-    arguments=ColocatedArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        ColocatedArguments,
+        name="benchmarks.colocated",
+        summary="Simulates Optimus's models as colocated plans, with its baselines and with the backbone alone.",
+        examples=("--models=vit_3b_gpt_11b",),
+    )

@@ -5,8 +5,7 @@ their FLOPs counted by XLA, times how often the step runs them and on how many d
 XLA counts a loop's body once.
 """
 
-import dataclasses
-
+from benchmarks.command import run_benchmark
 from benchmarks.rows import paper_row, report
 from mmjax import cli
 
@@ -14,12 +13,7 @@ GOAL = 1.05
 """Most FLOPs of a colocated step over the FLOPs of the same model on separate submeshes."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkArguments(cli.JsonArguments):
-    """Flags of the command."""
-
-
-def main(arguments: WorkArguments) -> int:
+def main(arguments: cli.JsonArguments) -> int:
     """Prints the table. Returns 0 if the goal is met, else 1."""
     from benchmarks.colocated.step_flops import colocated_plan, separate_plan, small_configuration, step_flops
 
@@ -33,13 +27,11 @@ def main(arguments: WorkArguments) -> int:
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.colocated.executed_work",
-    summary="Counts the FLOPs of a colocated step and of the same model on separate submeshes.",
-    examples=("--json",),
-    arguments=WorkArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.colocated.executed_work",
+        summary="Counts the FLOPs of a colocated step and of the same model on separate submeshes.",
+        examples=("--json",),
+    )

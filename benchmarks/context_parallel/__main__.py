@@ -7,7 +7,7 @@ Llama3-8B on long rows for this machine's CPU, or for H100s (`pip install -e '.[
 import dataclasses
 import os
 
-from benchmarks.h100_schedule.command import run_without_devices
+from benchmarks.command import hide_devices, run_benchmark
 from mmjax import cli
 
 DEVICES = 8
@@ -31,14 +31,13 @@ def main(arguments: ContextParallelArguments) -> int:
     return report(rows, "note", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.context_parallel",
-    summary="Counts the work of context-parallel ranks and compiles what they hold.",
-    examples=("--json", "--h100"),
-    arguments=ContextParallelArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-    run_without_devices(COMMAND)
+    hide_devices()
+    run_benchmark(
+        main,
+        ContextParallelArguments,
+        name="benchmarks.context_parallel",
+        summary="Counts the work of context-parallel ranks and compiles what they hold.",
+        examples=("--json", "--h100"),
+    )

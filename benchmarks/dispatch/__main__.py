@@ -5,6 +5,7 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 
 import dataclasses
 
+from benchmarks.command import run_benchmark
 from benchmarks.dispatch.settings import SETTINGS
 from benchmarks.rows import paper_row, report
 from mmjax import cli
@@ -47,13 +48,11 @@ def main(arguments: DispatchArguments) -> int:
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.dispatch",
-    summary="Simulates what balancing the items of every phase gains on OrchMLLM's models.",
-    examples=("--models=mllm_10b",),
-    arguments=DispatchArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        DispatchArguments,
+        name="benchmarks.dispatch",
+        summary="Simulates what balancing the items of every phase gains on OrchMLLM's models.",
+        examples=("--models=mllm_10b",),
+    )

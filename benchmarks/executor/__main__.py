@@ -14,6 +14,7 @@ import dataclasses
 import json
 from typing import Any
 
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 
@@ -69,13 +70,11 @@ def main(arguments: ExecutorArguments) -> int:
     return 0 if result["overhead"][EXECUTOR]["median"] <= GOAL else 1
 
 
-COMMAND = cli.Command(
-    name="benchmarks.executor",
-    summary="Measures what the executor costs, against one jit of the same work on one device.",
-    examples=("--gin_file=tiny.gin --steps=10",),
-    arguments=ExecutorArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        ExecutorArguments,
+        name="benchmarks.executor",
+        summary="Measures what the executor costs, against one jit of the same work on one device.",
+        examples=("--gin_file=tiny.gin --steps=10",),
+    )

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 
@@ -52,13 +53,11 @@ def main(arguments: FaultArguments) -> int:
     return 0
 
 
-COMMAND = cli.Command(
-    name="benchmarks.faults",
-    summary="Lets randomized faults hit runs of several processes, and compares how they end.",
-    examples=("--faults=20 --seed=1",),
-    arguments=FaultArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        FaultArguments,
+        name="benchmarks.faults",
+        summary="Lets randomized faults hit runs of several processes, and compares how they end.",
+        examples=("--faults=20 --seed=1",),
+    )

@@ -5,13 +5,12 @@ Compiles a stage of ten layers of Llama3-70B whose weights eight H100s divide, o
 how much of that no matmul runs beside. Nothing runs.
 """
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from benchmarks.h100_schedule.command import run_without_devices
+from benchmarks.command import hide_devices, run_benchmark
 from configs.errors import UserError
 from mmjax import cli
 
@@ -22,12 +21,7 @@ KINDS = ("all-gather", "reduce-scatter")
 _MIB = 2**20
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FullyShardedArguments(cli.JsonArguments):
-    """Flags of the command."""
-
-
-def main(arguments: FullyShardedArguments) -> int:
+def main(arguments: cli.JsonArguments) -> int:
     """Compiles and prints."""
     from benchmarks.fully_sharded.schedules import OPTIONS, stage_schedule
     from benchmarks.h100_schedule.compilation import missing_plugin
@@ -62,13 +56,12 @@ def _table(found: Iterable["StageSchedule"]) -> str:
     return "\n".join(lines)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.fully_sharded",
-    summary="Compiles fully sharded layers for H100s, and reports which of their collectives XLA hides there.",
-    examples=("--json",),
-    arguments=FullyShardedArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    run_without_devices(COMMAND)
+    hide_devices()
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.fully_sharded",
+        summary="Compiles fully sharded layers for H100s, and reports which of their collectives XLA hides there.",
+        examples=("--json",),
+    )

@@ -11,6 +11,7 @@ import pathlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.command import run_benchmark
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -174,13 +175,11 @@ def format_result(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.generated_colours",
-    summary="Counts how many generated pictures have the colour that was asked for.",
-    examples=("--workdir=runs/easy --images=20",),
-    arguments=GeneratedColoursArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        GeneratedColoursArguments,
+        name="benchmarks.generated_colours",
+        summary="Counts how many generated pictures have the colour that was asked for.",
+        examples=("--workdir=runs/easy --images=20",),
+    )

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 
+from benchmarks.command import run_benchmark
 from benchmarks.gpu.parts import BATCHES, PARTS, BenchmarkPart, missing_packages
 from benchmarks.rows import every_goal_met, print_table
 from mmjax import cli
@@ -143,13 +144,11 @@ def _last_line(log: pathlib.Path) -> str:
     return lines[-1][:300] if lines else "it said nothing"
 
 
-COMMAND = cli.Command(
-    name="benchmarks.gpu",
-    summary="Measures mmjax on one Hopper GPU, and compares it with PyTorch.",
-    examples=("--only=mmjax,pytorch",),
-    arguments=GpuArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        GpuArguments,
+        name="benchmarks.gpu",
+        summary="Measures mmjax on one Hopper GPU, and compares it with PyTorch.",
+        examples=("--only=mmjax,pytorch",),
+    )

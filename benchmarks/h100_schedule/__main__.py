@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 
-from benchmarks.h100_schedule.command import run_without_devices
+from benchmarks.command import hide_devices, run_benchmark
 from configs.errors import UserError
 from mmjax import cli
 
@@ -50,13 +50,12 @@ def main(arguments: H100ScheduleArguments) -> int:
     return 1 if exposed else 0
 
 
-COMMAND = cli.Command(
-    name="benchmarks.h100_schedule",
-    summary="Compiles for H100s, and reports which collectives XLA hides there.",
-    examples=("--ranks=4 --part=layer",),
-    arguments=H100ScheduleArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    run_without_devices(COMMAND)
+    hide_devices()
+    run_benchmark(
+        main,
+        H100ScheduleArguments,
+        name="benchmarks.h100_schedule",
+        summary="Compiles for H100s, and reports which collectives XLA hides there.",
+        examples=("--ranks=4 --part=layer",),
+    )

@@ -9,7 +9,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, cast
 
-from benchmarks.h100_schedule.command import run_without_devices
+from benchmarks.command import hide_devices, run_benchmark
 from configs.errors import UserError
 from mmjax import cli
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
@@ -65,13 +65,12 @@ def _line(of: "Comparison") -> str:
     )
 
 
-COMMAND = cli.Command(
-    name="benchmarks.memory",
-    summary="Compares what a plan's stages hold with what XLA allocates for them on H100s.",
-    examples=("--recompute=none,full",),
-    arguments=MemoryArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    run_without_devices(COMMAND)
+    hide_devices()
+    run_benchmark(
+        main,
+        MemoryArguments,
+        name="benchmarks.memory",
+        summary="Compares what a plan's stages hold with what XLA allocates for them on H100s.",
+        examples=("--recompute=none,full",),
+    )

@@ -5,6 +5,7 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 
 import dataclasses
 
+from benchmarks.command import run_benchmark
 from benchmarks.omnibal.settings import LAYOUTS
 from benchmarks.rows import report
 from mmjax import cli
@@ -36,13 +37,11 @@ def main(arguments: OmniBalArguments) -> int:
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.omnibal",
-    summary="Simulates what balancing data, stages and memory gains on OmniBal's models.",
-    examples=("--models=internvit_6b_llama3_8b",),
-    arguments=OmniBalArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        OmniBalArguments,
+        name="benchmarks.omnibal",
+        summary="Simulates what balancing data, stages and memory gains on OmniBal's models.",
+        examples=("--models=internvit_6b_llama3_8b",),
+    )

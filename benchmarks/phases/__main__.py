@@ -7,6 +7,7 @@ of post-balanced steps over the same samples in rows as drawn.
 
 import dataclasses
 
+from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from mmjax import cli
 
@@ -37,13 +38,11 @@ def main(arguments: PhaseArguments) -> int:
     return report(rows, "note", digits=3, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.phases",
-    summary="Measures what it costs and saves to deal the items of a module over rows of its own.",
-    examples=("--gin_file=quickstart.gin",),
-    arguments=PhaseArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        PhaseArguments,
+        name="benchmarks.phases",
+        summary="Measures what it costs and saves to deal the items of a module over rows of its own.",
+        examples=("--gin_file=quickstart.gin",),
+    )

@@ -4,20 +4,14 @@ Compiles steps of Llama3-8B on eight H100s (`pip install -e '.[aot]'`), and prin
 the permutes between pipeline ranks run. Nothing runs.
 """
 
-import dataclasses
 import json
 
-from benchmarks.h100_schedule.command import run_without_devices
+from benchmarks.command import hide_devices, run_benchmark
 from configs.errors import UserError
 from mmjax import cli
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelinesArguments(cli.JsonArguments):
-    """Flags of the command."""
-
-
-def main(arguments: PipelinesArguments) -> int:
+def main(arguments: cli.JsonArguments) -> int:
     """Compiles and prints."""
     from benchmarks.h100_schedule.compilation import missing_plugin
     from benchmarks.pipelines.schedules import format_pipelines, measure_pipelines
@@ -29,13 +23,12 @@ def main(arguments: PipelinesArguments) -> int:
     return 0
 
 
-COMMAND = cli.Command(
-    name="benchmarks.pipelines",
-    summary="Compiles pipelines for H100s, and reports their memory and what hides their permutes.",
-    examples=("--json",),
-    arguments=PipelinesArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    run_without_devices(COMMAND)
+    hide_devices()
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.pipelines",
+        summary="Compiles pipelines for H100s, and reports their memory and what hides their permutes.",
+        examples=("--json",),
+    )

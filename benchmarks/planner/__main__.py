@@ -5,6 +5,7 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 
 import dataclasses
 
+from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from mmjax import cli
 
@@ -50,13 +51,11 @@ def main(arguments: PlannerArguments) -> int:
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
-COMMAND = cli.Command(
-    name="benchmarks.planner",
-    summary="Measures the planner's speed and optimality, and simulates DistTrain's models.",
-    examples=("--models=mllm_9b",),
-    arguments=PlannerArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        PlannerArguments,
+        name="benchmarks.planner",
+        summary="Measures the planner's speed and optimality, and simulates DistTrain's models.",
+        examples=("--models=mllm_9b",),
+    )

@@ -4,10 +4,10 @@ Each row has the published and the simulated seconds, the error with its sign, a
 of the costs is fitted to these runs.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from mmjax import cli
 
@@ -15,12 +15,7 @@ WORST_GOAL, MEAN_GOAL, TREND_GOAL = 0.08, 0.04, 0.04
 """Goals of the absolute error of each run, of its mean, and of the error's change for a width four times as large."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ValidationArguments(cli.JsonArguments):
-    """Flags of the command."""
-
-
-def main(arguments: ValidationArguments) -> int:
+def main(arguments: cli.JsonArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
     import numpy as np
 
@@ -68,13 +63,11 @@ def _row(
     return {"name": name, "value": value, "goal": goal, "met": met, "figures": figures}
 
 
-COMMAND = cli.Command(
-    name="benchmarks.validation",
-    summary="Simulates published text-only training runs at their settings, and compares the seconds.",
-    examples=("--json",),
-    arguments=ValidationArguments,
-    prepare=lambda arguments: lambda: main(arguments),
-)
-
 if __name__ == "__main__":
-    cli.run(COMMAND)
+    run_benchmark(
+        main,
+        cli.JsonArguments,
+        name="benchmarks.validation",
+        summary="Simulates published text-only training runs at their settings, and compares the seconds.",
+        examples=("--json",),
+    )

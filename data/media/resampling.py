@@ -29,6 +29,14 @@ def require_resampling(owner: object, value: str) -> None:
         raise DataError(f"{type(owner).__name__}.resampling is {value!r}; choose one of {', '.join(RESAMPLINGS)}")
 
 
+def require_at_least_one(owner: object, *fields: str) -> None:
+    """Raises DataError, naming the field, if one of these fields is below 1."""
+    for field in fields:
+        value = getattr(owner, field)
+        if value < 1:
+            raise DataError(f"{type(owner).__name__}.{field} is {value}; it must be at least 1")
+
+
 def require_tile_of_cells(owner: object, field: str, side: int, cell_size: int) -> None:
     """Raises DataError if the side of an encoder image is not a whole number of cells."""
     if side % cell_size:

@@ -7,7 +7,7 @@ import jax
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import VERIFYING, display_call
 from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
-from mmjax.training.verification.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.reports import LayoutReport
 from sharding.plans.plan import Plan
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pathlib
 
     from mmjax.training.config import TrainConfig
-    from mmjax.training.verification.layout_kinds import NamedLayout
+    from mmjax.training.verification.layouts.layout_kinds import NamedLayout
     from mmjax.training.verification.reports import LayoutReport
     from sharding.plans.plan import Plan
 
@@ -67,8 +67,8 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     import jax
 
     from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
-    from mmjax.training.verification.divided_plans import GlobalRows
-    from mmjax.training.verification.random_plans import random_plans
+    from mmjax.training.verification.layouts.divided_plans import GlobalRows
+    from mmjax.training.verification.layouts.random_plans import random_plans
     from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
     from sharding.specs.modules import module_graph
 

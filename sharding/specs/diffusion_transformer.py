@@ -67,19 +67,16 @@ def _block(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
         yield from _two_streams(config, run)
     elif run.stream == "single":
         yield _modulation(config, 3)
-        yield _modulated_norm("norm", width, together)
-        yield from _projections(config, together)
+        yield from _normed_projections(config, together)
         yield attention("attention", width, config.head_width, together, together)
         yield linear("output", width, width, together, split_by_rows=True)
         yield from _mlp("mlp", width, config.ffn, width, together)
         yield _memory("residual", 3 * width * together)
     else:
         yield _modulation(config, 6)
-        yield _modulated_norm("norm", width, together)
-        yield from _projections(config, together)
+        yield from _normed_projections(config, together)
         yield attention("attention", width, config.head_width, together, together)
-        yield linear("output", width, width, together, bias=True, split_by_rows=True)
-        yield _memory("residual", 3 * width * together)
+        yield from _attention_output(config, together)
         yield from _feed_forward(config, together)
 
 
@@ -88,34 +85,36 @@ def _two_streams(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
     yield _modulation(config, 9 if run.has_image_attention else 6)
     yield _modulation(config, 6 if run.updates_conditions else 2)
     for tokens in (conditions, patches):
-        yield _modulated_norm("norm", width, tokens)
-        yield from _projections(config, tokens)
+        yield from _normed_projections(config, tokens)
     together = conditions + patches
     yield attention("attention", width, config.head_width, together, together)
-    yield linear("output", width, width, patches, bias=True, split_by_rows=True)
-    yield _memory("residual", 3 * width * patches)
+    yield from _attention_output(config, patches)
     if run.has_image_attention:
-        yield _modulated_norm("norm", width, patches)
-        yield from _projections(config, patches)
+        yield from _normed_projections(config, patches)
         yield attention("image_attention", width, config.head_width, patches, patches)
-        yield linear("output", width, width, patches, bias=True, split_by_rows=True)
-        yield _memory("residual", 3 * width * patches)
+        yield from _attention_output(config, patches)
     yield from _feed_forward(config, patches)
     if run.updates_conditions:
-        yield linear("output", width, width, conditions, bias=True, split_by_rows=True)
-        yield _memory("residual", 3 * width * conditions)
+        yield from _attention_output(config, conditions)
         yield from _feed_forward(config, conditions)
 
 
-def _projections(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
-    """Queries, keys and values, with norms and rotation where there are some."""
+def _normed_projections(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
+    """Modulated norm, then queries, keys and values, with norms and rotation where there are some."""
     width = config.width
+    yield _modulated_norm("norm", width, tokens)
     yield linear("query_key_value", width, 3 * width, tokens, bias=True)
     if config.qk_norm:
         kernel = Kernel("qk_norm", "memory", activations=PerLoad(items=4 * width * tokens))
         yield ImageKernel(kernel, replicated=2 * config.head_width, saved=2 * width * tokens)
     if config.positions == "rotary":
         yield ImageKernel(Kernel("rotary", "memory", activations=PerLoad(items=4 * width * tokens)))
+
+
+def _attention_output(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
+    """The end of the first half of a block: output projection, gated residual."""
+    yield linear("output", config.width, config.width, tokens, bias=True, split_by_rows=True)
+    yield _memory("residual", 3 * config.width * tokens)
 
 
 def _feed_forward(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:

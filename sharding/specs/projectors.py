@@ -13,6 +13,7 @@ from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, ML
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
+    Number,
     PerLoad,
     RecomputePolicy,
     SavedActivations,
@@ -41,6 +42,19 @@ def projector_with_taps(encoder: EncoderConfig, backbone: BackboneConfig) -> Lay
     return layer
 
 
+def _split_mlp(
+    entering: Number, merged: int, hidden: int, outputs: int, tokens_per_position: Number
+) -> tuple[Kernel, ...]:
+    """The kernels of an MLP that tensor ranks divide, from `entering` values of a position to a token's outputs."""
+    return (
+        all_gather(entering),
+        matmul("up", merged, hidden, tokens_per_position),
+        memory_bound("activation", 2 * hidden * tokens_per_position),
+        matmul("down", hidden, outputs, tokens_per_position, split_by="rows"),
+        reduce_scatter(outputs * tokens_per_position),
+    )
+
+
 @functools.singledispatch
 def projector_layer(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
     """The layer of a projector. A new kind of projector registers its own, by its configuration's type."""
@@ -54,11 +68,7 @@ def _mlp(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneC
     hidden, entering = config.hidden_width(merged, out), encoder.width / encoder.pool
     kernels = (
         *((memory_bound("norm", 2 * entering, split=False),) if config.norm else ()),
-        all_gather(entering),
-        matmul("up", merged, hidden, tokens_per_position),
-        memory_bound("activation", 2 * hidden * tokens_per_position),
-        matmul("down", hidden, out, tokens_per_position, split_by="rows"),
-        reduce_scatter(out * tokens_per_position),
+        *_split_mlp(entering, merged, hidden, out, tokens_per_position),
     )
     inputs = SavedActivations(replicated=PerLoad(entering))
     saved = SavedActivations(PerLoad(2 * hidden * tokens_per_position), PerLoad(entering * (1 + config.norm)))
@@ -139,11 +149,7 @@ def _adapter(config: AdapterProjectorConfig, encoder: EncoderConfig, backbone: B
     merged, width, out = encoder.projected_positions * encoder.width, config.width, backbone.width
     entering = encoder.width / encoder.pool
     kernels = (
-        all_gather(entering),
-        matmul("up", merged, width, tokens_per_position),
-        memory_bound("activation", 2 * width * tokens_per_position),
-        matmul("down", width, width, tokens_per_position, split_by="rows"),
-        reduce_scatter(width * tokens_per_position),
+        *_split_mlp(entering, merged, width, width, tokens_per_position),
         memory_bound("second_activation", 2 * width * tokens_per_position, split=False),
         matmul("linear", width, out, tokens_per_position, split=False),
     )

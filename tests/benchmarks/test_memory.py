@@ -15,15 +15,14 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import module_graph
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch
+from tests.unit_plans import module_unit
 
 CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, width=256, heads=16, kv_heads=8, ffn=384, depth=6), ())
 
@@ -45,13 +44,14 @@ def counted(config: ModelConfig, plan: Plan, batch) -> StageCosts:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_residuals_are_what_the_planner_counts(recompute, tp):
     """`none` is left out: what attention saves differs between CPUs' implementations and cuDNN's."""
-    unit = UnitPlan(
-        "b",
-        ("backbone",),
-        tuple(range(2 * tp)),
+    unit = module_unit(
+        "backbone",
+        range(2 * tp),
         layers=(3, 3),
+        name="b",
         recompute=(recompute, "none"),
-        parallelism=Parallelism(tp=tp, collectives="sequence_parallel" if tp > 1 else "all_reduce"),
+        tp=tp,
+        collectives="sequence_parallel" if tp > 1 else "all_reduce",
     )
     assert_residuals_are_counted(CONFIG, Plan((unit,)))
 
@@ -73,18 +73,14 @@ def test_residuals_of_experts_with_biases_beside_dense_layers(weighted):
 def assert_residuals_of_experts(experts: ExpertsConfig, recompute: RecomputePolicy, ep: int) -> None:
     config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=experts))
     devices = tuple(range(2 * ep))
-    unit = UnitPlan(
-        "b", ("backbone",), devices, layers=(3, 3), recompute=(recompute, "none"), parallelism=Parallelism(dp=ep, ep=ep)
-    )
+    unit = module_unit("backbone", devices, layers=(3, 3), name="b", recompute=(recompute, "none"), dp=ep, ep=ep)
     assert_residuals_are_counted(config, Plan((unit,)))
 
 
 def test_residuals_of_latent_attention():
     latent = LatentAttentionConfig(query_rank=96, kv_rank=128, nope_width=16, rope_width=8, value_width=12)
     backbone = dataclasses.replace(CONFIG.backbone, kv_heads=16, latent_attention=latent)
-    unit = UnitPlan(
-        "b", ("backbone",), (0, 1), layers=(3, 3), recompute=("selective", "none"), parallelism=Parallelism(tp=1)
-    )
+    unit = module_unit("backbone", (0, 1), layers=(3, 3), name="b", recompute=("selective", "none"), tp=1)
     assert_residuals_are_counted(dataclasses.replace(CONFIG, backbone=backbone), Plan((unit,)))
 
 
@@ -117,13 +113,8 @@ def test_a_stage_holds_what_the_planner_counts(recompute, tp):
         config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, depth=depth))
         collectives = "sequence_parallel" if tp > 1 else "all_reduce"
         devices = tuple(range(tp))
-        unit = UnitPlan(
-            "b",
-            ("backbone",),
-            devices,
-            layers=(depth,),
-            recompute=(recompute,),
-            parallelism=Parallelism(tp=tp, collectives=collectives),
+        unit = module_unit(
+            "backbone", devices, layers=(depth,), name="b", recompute=(recompute,), tp=tp, collectives=collectives
         )
         plan, batch = Plan((unit,)), tiny_batch(config, rows=32)
         counted_bytes, programs = (

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.spoken_vqa import commonest_answer_accuracy, deranged, write_mismatched_speech
+from benchmarks.changed_inputs import deranged
+from benchmarks.spoken_vqa import commonest_answer_accuracy, write_mismatched_speech
 from data.datasets.spoken_clips import read_spoken_clips
 from tests.tones import write_tones
 

@@ -16,7 +16,7 @@ from data.errors import DataError
 from data.packing.pipeline import make_sample_index, training_batches
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
-from mmjax.training.verification.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph

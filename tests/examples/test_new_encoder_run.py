@@ -24,19 +24,13 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.examples.loading import EXAMPLES, load_example
 from tests.producers import address_of, end
+from tests.unit_plans import module_unit
 
 SMALL = ("DataConfig.rows = 4", "Recordings.count = 40", "SensorConfig.width = 16", "BackboneConfig.depth = 1")
 DATA_AND_PIPELINE = Plan(
     (
-        UnitPlan(
-            "sensor",
-            ("sensor",),
-            (0, 1, 2, 3),
-            layers=(1, 1),
-            recompute=("none", "none"),
-            parallelism=Parallelism(dp=2),
-        ),
-        UnitPlan("backbone", ("backbone",), (4, 5), parallelism=Parallelism(dp=2)),
+        module_unit("sensor", (0, 1, 2, 3), layers=(1, 1), dp=2),
+        module_unit("backbone", (4, 5), dp=2),
     ),
     microbatches=2,
 )

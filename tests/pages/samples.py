@@ -13,15 +13,14 @@ from mmjax.reporting.run_page import run_page
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.writers import open_metrics_writer
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.pages.html_page import html_page as plan_page
 from tests.mmjax.reporting.workdirs import finished_run
 from tests.mmjax.training.trainer_runs import DATA, MODEL
 from tests.sharding.planners.problems import BACKBONE, VISION, problem
 from tests.sharding.steps import uneven_timeline
 from tests.small_vqa import SmallVQA
+from tests.unit_plans import module_unit
 
 _TIME = 1_796_000_000  # of files, whose times a page shows; behind those of the starts
 
@@ -35,15 +34,8 @@ def sharded_plan(folder: pathlib.Path) -> str:
     """An encoder beside a fully sharded backbone."""
     planning_problem = problem(ModelConfig((VISION,), BACKBONE, ()), memory=2e7)
     units = (
-        UnitPlan("vision", ("vision",), (0, 1, 2, 3), layers=(3,), parallelism=Parallelism(dp=4)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (4, 5, 6, 7),
-            layers=(4,),
-            recompute=("full",),
-            parallelism=Parallelism(dp=4, fsdp=4),
-        ),
+        module_unit("vision", (0, 1, 2, 3), layers=(3,), dp=4),
+        module_unit("backbone", (4, 5, 6, 7), layers=(4,), recompute=("full",), dp=4, fsdp=4),
     )
     return plan_page(
         planning_problem.simulate(Plan(units, microbatches=2)), "Simulated step of a fully sharded backbone"

@@ -16,13 +16,13 @@ import pytest
 import mmjax
 from mmjax import cli
 from mmjax.training.config import TrainConfig
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layout_kinds import NamedLayout
-from mmjax.training.verification.layouts import default_layouts
-from sharding.plans.parallelism import Parallelism
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
+from tests.unit_plans import module_unit
 from tests.xla_flags import xla_flags
 
 pytestmark = pytest.mark.processes
@@ -31,17 +31,9 @@ HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 DEVICES = 8
 ONE_PROGRAM = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 7), layers=(3,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (3, 4, 5, 6),
-            layers=(2, 2),
-            recompute=("none",) * 2,
-            executor="compiled",
-            parallelism=Parallelism(cp=2),
-        ),
-        UnitPlan("generator", ("generator",), (1,)),
+        module_unit("vision", (0, 7), layers=(3,), dp=2),
+        module_unit("backbone", (3, 4, 5, 6), layers=(2, 2), executor="compiled", cp=2),
+        module_unit("generator", (1,)),
     ),
     microbatches=3,
 )

@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 
 from configs.checks import require_types
 from data.errors import DataError
-from data.media.resampling import cropped, require_resampling, resized, side_of_whole_cells
+from data.media.resampling import cropped, require_at_least_one, require_resampling, resized, side_of_whole_cells
 from data.media.tilings.tiling import Tile
 
 
@@ -36,9 +36,7 @@ class AnyResolution:
     def __post_init__(self) -> None:
         require_types(self)
         require_resampling(self, self.resampling)
-        for name in ("tile_size", "max_tiles"):
-            if getattr(self, name) < 1:
-                raise DataError(f"AnyResolution.{name} is {getattr(self, name)}; it must be at least 1")
+        require_at_least_one(self, "tile_size", "max_tiles")
         if not self.used_grids or any(min(grid) < 1 for grid in self.grids):
             raise DataError(
                 f"AnyResolution.grids = {self.grids} has no grid of 1 to AnyResolution.max_tiles = {self.max_tiles} "

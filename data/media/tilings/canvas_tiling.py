@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from configs.checks import require_types
-from data.errors import DataError
-from data.media.resampling import require_resampling, require_tile_of_cells, resized
+from data.media.resampling import require_at_least_one, require_resampling, require_tile_of_cells, resized
 from data.media.tilings.tiling import Tile
 
 
@@ -34,9 +33,7 @@ class CanvasTiling:
     def __post_init__(self) -> None:
         require_types(self)
         require_resampling(self, self.resampling)
-        for name in ("tile_size", "max_tiles"):
-            if getattr(self, name) < 1:
-                raise DataError(f"CanvasTiling.{name} is {getattr(self, name)}; it must be at least 1")
+        require_at_least_one(self, "tile_size", "max_tiles")
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """The (rows, columns) of tiles for an input of this size."""

@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from configs.checks import require_types
-from data.errors import DataError
-from data.media.resampling import require_resampling, resized
+from data.media.resampling import require_at_least_one, require_resampling, resized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +25,7 @@ class LongestEdge:
     def __post_init__(self) -> None:
         require_types(self)
         require_resampling(self, self.resampling)
-        if self.longest_edge < 1:
-            raise DataError(f"LongestEdge.longest_edge is {self.longest_edge}; it must be at least 1")
+        require_at_least_one(self, "longest_edge")
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
         """The size of the one image."""

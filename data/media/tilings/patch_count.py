@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from configs.checks import require_types
-from data.errors import DataError
-from data.media.resampling import require_resampling, resized
+from data.media.resampling import require_at_least_one, require_resampling, resized
 
 _LARGEST_SCALE, _PRECISION = 100.0, 1e-5  # of the published search
 
@@ -28,8 +27,7 @@ class PatchCount:
     def __post_init__(self) -> None:
         require_types(self)
         require_resampling(self, self.resampling)
-        if self.max_cells < 1:
-            raise DataError(f"PatchCount.max_cells is {self.max_cells}; it must be at least 1")
+        require_at_least_one(self, "max_cells")
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
         """The size of the one image; sides are rounded up to whole cells, and the scale is found by bisection."""

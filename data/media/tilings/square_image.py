@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 
 from configs.checks import require_types
 from data.errors import DataError
-from data.media.resampling import cropped, require_resampling, resized, side_of_whole_cells
+from data.media.resampling import cropped, require_at_least_one, require_resampling, resized, side_of_whole_cells
 
 Fit = Literal["stretch", "crop", "pad"]
 
@@ -38,8 +38,7 @@ class SquareImage:
     def __post_init__(self) -> None:
         require_types(self)
         require_resampling(self, self.resampling)
-        if self.side < 1:
-            raise DataError(f"SquareImage.side is {self.side}; it must be at least 1")
+        require_at_least_one(self, "side")
         if self.fit not in get_args(Fit):
             raise DataError(f"SquareImage.fit is {self.fit!r}; choose one of {', '.join(get_args(Fit))}")
         if not all(0 <= level <= 255 for level in self.padding):

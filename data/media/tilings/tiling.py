@@ -13,6 +13,7 @@ from PIL import Image
 
 from data.errors import DataError
 from data.media.patches import fitted_size, resize_to_fit
+from data.media.resampling import require_at_least_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class NativeResolution:
     max_cells: int
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        require_at_least_one(self, "max_cells")
 
     def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
         """The size of the one image."""
@@ -98,7 +99,7 @@ class DynamicTiling:
     thumbnail: bool = True
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        require_at_least_one(self, "tile_size", "min_tiles", "max_tiles")
         if self.min_tiles > self.max_tiles:
             raise DataError(
                 f"DynamicTiling.min_tiles = {self.min_tiles} is above DynamicTiling.max_tiles = {self.max_tiles}; "
@@ -154,10 +155,3 @@ def _grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
     sides = range(1, max_tiles + 1)
     grids = [(rows, columns) for columns in sides for rows in sides if min_tiles <= rows * columns <= max_tiles]
     return sorted(grids, key=lambda grid: grid[0] * grid[1])
-
-
-def _require_positive(tiling: NativeResolution | DynamicTiling) -> None:
-    for field in dataclasses.fields(tiling):
-        value = getattr(tiling, field.name)
-        if field.type is int and value < 1:
-            raise DataError(f"{type(tiling).__name__}.{field.name} is {value}; it must be at least 1")

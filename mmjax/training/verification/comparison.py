@@ -30,7 +30,6 @@ from mmjax.training.verification.error_measures import (
     state_error,
     zero_gradients,
 )
-from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layout_results import (
     Leaves,
     StepResults,
@@ -40,6 +39,7 @@ from mmjax.training.verification.layout_results import (
     step_gradients,
     step_results,
 )
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from mmjax.training.verification.reference import (
     MATMUL_PRECISION,
     Reference,

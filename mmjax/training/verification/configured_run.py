@@ -17,9 +17,9 @@ from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.engine.placement import check_host_memory
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.verification.comparison import verify_layouts
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layout_kinds import NamedLayout
-from mmjax.training.verification.layouts import default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
 from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size

@@ -24,7 +24,7 @@ from configs.experts import ExpertsConfig
 from configs.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
-from mmjax.training.verification.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from sharding.plans.plan import Plan
 from sharding.plans.unit_layers import LayerRun, stage_layers
 from sharding.plans.unit_plan import UnitPlan

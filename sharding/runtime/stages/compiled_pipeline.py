@@ -117,25 +117,15 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         differentiated_inputs: frozenset[str],
         has_backward: bool,
     ) -> None:
-        self.definition, self.mesh, self.axes = definition, mesh, axes
-        self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
+        super().__init__(definition, mesh, axes, batch_shapes, differentiated_inputs)
         self.backwards = needed_backwards(definition, differentiated_inputs) if has_backward else NO_BACKWARD
         self.microbatches = jax.tree.leaves(batch_shapes.arrays)[0].shape[0]
         ((_, self._module_axes),) = {module_of(key): axes[module_of(key)] for key in definition.shapes}.items()
-        self._channel_specs = definition.channel_specs(axes)
-        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in self._channel_specs.items()}
         self._row_spec, self._replica_spec = P(self._module_axes.data), P(self._module_axes.replicas)
-        batch_specs = Microbatches(
-            {
-                name: dict.fromkeys(of_module, P(None, axes[name].data))
-                for name, of_module in batch_shapes.arrays.items()
-            },
-            P(),
-        )
         self.operand_specs = (
             definition.partition_specs,
             self.of_microbatches(definition.input_channels, self._channel_specs),
-            batch_specs,
+            self._batch_specs,
         )
         inputs = self.of_microbatches(definition.input_channels, input_shapes)
         self.operand_shapes = (definition.shapes, inputs, batch_shapes)

@@ -27,28 +27,42 @@ Interface = TypeVar("Interface", bound=StageInterface)
 class MeshPrograms(Generic[Interface]):
     """Programs of a stage on a mesh: for one microbatch (`StagePrograms`), or for a step (`CompiledPipeline`).
 
-    Attributes:
+    Args:
         definition: The stage's parameters, and the arrays that it reads and sends.
         mesh: The mesh.
         axes: By module of the stage, what the axes of the mesh are for.
         batch_shapes: Shapes of the arrays of a global batch that the stage reads.
         differentiated_inputs: Input channels whose gradient is needed.
+
+    Attributes:
+        definition, mesh, axes, batch_shapes, differentiated_inputs: As given.
         output_shapes, channel_shapes: Shape and dtype of each output channel, and of every channel, of a microbatch.
         channel_shardings: Shardings of the activations of each channel.
         loss_names: Names of its losses, sorted; empty where it has none.
         loss_specs: Specs of its losses.
     """
 
-    definition: Interface
-    mesh: Mesh
-    axes: Mapping[str, Axes]
-    batch_shapes: Microbatches
-    differentiated_inputs: frozenset[str]
     output_shapes: Mapping[str, jax.ShapeDtypeStruct]
     channel_shapes: Mapping[str, jax.ShapeDtypeStruct]
-    channel_shardings: Mapping[str, NamedSharding]
     loss_names: tuple[str, ...]
     loss_specs: dict[str, P]
+
+    def __init__(
+        self,
+        definition: Interface,
+        mesh: Mesh,
+        axes: Mapping[str, Axes],
+        batch_shapes: Microbatches,
+        differentiated_inputs: frozenset[str],
+    ) -> None:
+        self.definition, self.mesh, self.axes = definition, mesh, axes
+        self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
+        self._channel_specs = definition.channel_specs(axes)
+        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in self._channel_specs.items()}
+        rows = {module: P(None, axes[module].data) for module in batch_shapes.arrays}
+        self._batch_specs = Microbatches(
+            {module: dict.fromkeys(arrays, rows[module]) for module, arrays in batch_shapes.arrays.items()}, P()
+        )
 
     @functools.cached_property
     def gradient_specs(self) -> Tree:

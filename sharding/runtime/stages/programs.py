@@ -102,21 +102,11 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         row_lengths: Mapping[str, Mapping[str, int]] | None = None,
         name_suffix: str = "",
     ) -> None:
-        self.definition, self.mesh, self.axes = definition, mesh, axes
+        super().__init__(definition, mesh, axes, batch_shapes, differentiated_inputs)
         self._row_lengths, self._name_suffix = row_lengths or {}, name_suffix
-        self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
-        batch_specs = Microbatches(
-            {
-                module: dict.fromkeys(arrays, P(None, axes[module].data))
-                for module, arrays in batch_shapes.arrays.items()
-            },
-            P(),
-        )
-        channel_specs = definition.channel_specs(axes)
-        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in channel_specs.items()}
-        input_specs = {name: channel_specs[name] for name in definition.input_channels}
-        output_specs = self.output_specs = {name: channel_specs[name] for name in definition.output_channels}
-        self.operand_specs = (definition.partition_specs, input_specs, batch_specs, P())
+        input_specs = {name: self._channel_specs[name] for name in definition.input_channels}
+        output_specs = self.output_specs = {name: self._channel_specs[name] for name in definition.output_channels}
+        self.operand_specs = (definition.partition_specs, input_specs, self._batch_specs, P())
         self.operand_shapes = (
             definition.shapes,
             dict(input_shapes),
@@ -139,7 +129,7 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         if not has_backward:
             return
         gradient_specs = self.gradient_specs
-        input_gradient_specs = {name: channel_specs[name] for name in differentiated_inputs}
+        input_gradient_specs = {name: self._channel_specs[name] for name in differentiated_inputs}
         if splits_backward:
             self.split_backward = self._split_backward(input_gradient_specs, gradient_specs)
             return

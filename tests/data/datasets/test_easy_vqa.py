@@ -25,18 +25,8 @@ from data.text.word_tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, UNKNOWN,
 FORM = SampleFormat()
 
 
-@pytest.fixture(scope="module")
-def train():
-    return EasyVQA("train")
-
-
-@pytest.fixture(scope="module")
-def test_split():
-    return EasyVQA("test")
-
-
-def test_every_question_of_the_package_is_contained_once(train, test_split):
-    for source, images, questions in ((train, 4000, 38575), (test_split, 1000, 9673)):
+def test_every_question_of_the_package_is_contained_once(train, held_out):
+    for source, images, questions in ((train, 4000, 38575), (held_out, 1000, 9673)):
         assert len(source.image_ids) == images
         assert collections.Counter(itertools.chain(*source.pairs.values())) == collections.Counter(source.questions)
         assert {kind: len(samples) for kind, samples in source.samples_by_kind(FORM).items()} == {
@@ -46,10 +36,10 @@ def test_every_question_of_the_package_is_contained_once(train, test_split):
         }
 
 
-def test_both_splits_share_one_vocabulary_that_covers_them(train, test_split):
-    assert train.tokenizer == test_split.tokenizer
+def test_both_splits_share_one_vocabulary_that_covers_them(train, held_out):
+    assert train.tokenizer == held_out.tokenizer
     assert train.tokenizer.vocabulary_size == 7 + 28
-    words = " ".join(itertools.chain(*train.questions, *test_split.questions))
+    words = " ".join(itertools.chain(*train.questions, *held_out.questions))
     assert UNKNOWN not in train.tokenizer.encode(words)
 
 
@@ -94,19 +84,17 @@ def test_descriptions_name_what_is_known():
     ]
 
 
-def test_descriptions_agree_with_the_images(test_split):
+def test_descriptions_agree_with_the_images(held_out):
     # The picture's own pixels are the judge: the shape's colour is the one furthest from the corners' background.
     ids = [
-        image_id
-        for image_id in test_split.image_ids
-        if known_colour_and_shape(test_split.pairs[image_id])[0] is not None
+        image_id for image_id in held_out.image_ids if known_colour_and_shape(held_out.pairs[image_id])[0] is not None
     ]
     reference = {"red": 0, "green": 1, "blue": 2}
     checked = 0
     for image_id in ids[:300]:
-        colour, _ = known_colour_and_shape(test_split.pairs[image_id])
+        colour, _ = known_colour_and_shape(held_out.pairs[image_id])
         if colour in reference:
-            image = test_split.image(image_id).astype(int)
+            image = held_out.image(image_id).astype(int)
             pixel = image.reshape(-1, 3)[np.abs(image - image[0, 0]).sum(-1).argmax()]
             assert pixel.argmax() == reference[colour], (image_id, colour, pixel)
             checked += 1

@@ -6,15 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from data.datasets.easy_vqa import EasyVQA
 from data.errors import DataError
 from data.packing.pipeline import training_batches
 from tests.data.first_samples import CONFIG, MODEL, First, assert_same, ids_of, take
-
-
-@pytest.fixture(scope="module")
-def train():
-    return EasyVQA("train")
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -17,6 +17,7 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
+from tests.data.packing.planned_rows import vision_rows
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 MODEL = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
@@ -151,16 +152,7 @@ def with_large_images(batch):
 
 def test_any_batch_fits_without_a_capacity_in_the_plan():
     """Three images of two slots and one of three do not pack into rows of three; whole rows of the batch do."""
-    phase = PhaseRows(
-        module="vision",
-        unit="vision",
-        is_generator=False,
-        rows=2,
-        slots=3,
-        capacities=(6,),
-        values="patches",
-        values_per_slot=4,
-    )
+    phase = vision_rows(rows=2, slots=3, capacities=(6,))
     segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
     arrays = {"vision": {"patches": patches, "segments": segments}}
@@ -236,16 +228,7 @@ def test_items_that_cannot_be_dealt_apart_stay_with_their_rows():
     """Two full rows of the batch fit into each row of the phase, but their items sum to 24 in no other way."""
     rows = [[7, 5], [6, 6], [9, 3], [7, 5]]
     lengths, places = np.array(sum(rows, [])), np.array([[0, first] for first, _ in rows]).ravel()
-    phase = PhaseRows(
-        module="eyes",
-        unit="eyes",
-        is_generator=False,
-        rows=2,
-        slots=12,
-        capacities=(24,),
-        values="patches",
-        values_per_slot=1,
-    )
+    phase = vision_rows(rows=2, slots=12, capacities=(24,), values_per_slot=1)
     items = deal_phase(BatchItems(np.repeat(np.arange(4), 2), places, lengths), phase, 4, 1)
     np.testing.assert_array_equal(items[:, 3], [0, 0, 0, 0, 1, 1, 1, 1])
     np.testing.assert_array_equal(items[:, 4], [0, 7, 12, 18, 0, 9, 12, 19])

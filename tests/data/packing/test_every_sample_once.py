@@ -13,9 +13,10 @@ from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
 from data.packing.endless_order import endless_order
-from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
-from data.packing.row_planner import PlannerState, RowPlanner
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES
+from data.packing.row_planner import PlannerState
 from data.samples.sample import SampleSizes
+from tests.data.packing.planned_rows import row_planner
 
 CAPACITY = RowCapacity(tokens=100, lengths={"patches": 40, "frames": 30}, images=2, samples=6)
 
@@ -53,18 +54,8 @@ class Sized(SampleIndex):
 
 def planner(catalogue, grouping, rows, window, endless):
     count = len(catalogue.all)
-    return RowPlanner(
-        sample_stream=endless_order(range(count), 1) if endless else grain.MapDataset.range(count),
-        sample_index=catalogue,
-        capacity=CAPACITY,
-        rows_per_step=rows,
-        window_size=window,
-        epoch_length=count,
-        group_samples=GROUPING_POLICIES[grouping].make_algorithm(row_limits(CAPACITY), rows),
-        form_steps=GROUPING_POLICIES[grouping].form_steps,
-        seed=3,
-        strict=False,
-    )
+    stream = endless_order(range(count), 1) if endless else grain.MapDataset.range(count)
+    return row_planner(grouping, catalogue, stream, CAPACITY, rows=rows, window=window, epoch=count, seed=3)
 
 
 def samples_of(plan):

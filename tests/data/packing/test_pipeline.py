@@ -7,23 +7,12 @@ import pytest
 from configs.architectures import BackboneConfig
 from configs.rope import LongRopeScaling
 from data.data_config import DataConfig
-from data.datasets.easy_vqa import EasyVQA
 from data.errors import DataError
 from data.packing.batch_requirements import BatchRequirements
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import evaluation_batches, training_batches
 from data.text.word_tokenizer import ANSWER, EOS
 from tests.data.first_samples import CONFIG, MODEL, First, ids_of, take
-
-
-@pytest.fixture(scope="module")
-def train():
-    return EasyVQA("train")
-
-
-@pytest.fixture(scope="module")
-def held_out():
-    return EasyVQA("test")
 
 
 def asked_in(batch):

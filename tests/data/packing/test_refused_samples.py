@@ -6,23 +6,12 @@ import logging
 
 import pytest
 
-from data.datasets.easy_vqa import EasyVQA
 from data.errors import BadSampleError, DataError
 from data.packing.pipeline import evaluation_batches, training_batches, training_pipeline
 from data.packing.refusals import Refusal, RefusalLog
 from data.producers.client import remote_batches
 from data.producers.server import ProducerServer
 from tests.data.first_samples import CONFIG, MODEL, VQA, First, Missing, ids_of, take
-
-
-@pytest.fixture(scope="module")
-def train():
-    return EasyVQA("train")
-
-
-@pytest.fixture(scope="module")
-def held_out():
-    return EasyVQA("test")
 
 
 def write_truncated(source, folder, count):

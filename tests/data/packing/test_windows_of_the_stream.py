@@ -16,11 +16,12 @@ from data.datasets.dataset import LazySamples, SampleIndex
 from data.packing.batch_requirements import BatchRequirements
 from data.packing.endless_order import endless_order
 from data.packing.grouping.comparison import GroupingSettings, packed_groups
-from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.pipeline import training_batches, training_pipeline
-from data.packing.row_planner import PlannerState, RowPlanner
+from data.packing.row_planner import PlannerState
 from data.samples.sample import SampleSizes
 from tests.data.first_samples import MODEL, First, ids_of, take
+from tests.data.packing.planned_rows import row_planner
 from tests.data.packing.test_planned_phases import NEEDED, PHASES
 
 POLICIES = sorted(GROUPING_POLICIES)
@@ -43,18 +44,7 @@ class Texts(SampleIndex):
 
 def planner(policy, texts, stream, *, rows, tokens, samples, window, epoch=1000):
     capacity = RowCapacity(tokens=tokens, samples=samples)
-    return RowPlanner(
-        sample_stream=stream,
-        sample_index=texts,
-        capacity=capacity,
-        rows_per_step=rows,
-        window_size=window,
-        epoch_length=epoch,
-        group_samples=GROUPING_POLICIES[policy].make_algorithm(row_limits(capacity), rows),
-        form_steps=GROUPING_POLICIES[policy].form_steps,
-        seed=0,
-        strict=False,
-    )
+    return row_planner(policy, texts, stream, capacity, rows=rows, window=window, epoch=epoch)
 
 
 def first_steps(planned, count, state=START):

@@ -13,11 +13,6 @@ from data.packing.pipeline import training_batches
 from tests.data.first_samples import CONFIG, MODEL, assert_same, take
 
 
-@pytest.fixture(scope="module")
-def train():
-    return EasyVQA("train")
-
-
 def test_batches_do_not_depend_on_threads_or_prefetching(train):
     batches = take(training_batches(CONFIG, MODEL, train), 5)
     for threads, prefetch in ((0, 0), (3, 0), (2, 3)):

@@ -17,13 +17,12 @@ from data.packing.row_order import RowOrderRequest
 from data.packing.row_planner import PlannerState
 from data.producers.request_bounds import RequestBounds
 from data.producers.step_request import StepRequest, batch_fingerprint
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.data.packing.test_planned_phases import NEEDED, PHASES
 from tests.producers import CONFIG, MODEL, serving
 from tests.small_vqa import SmallVQA
+from tests.unit_plans import module_unit
 
 PIPELINE = training_pipeline(CONFIG, MODEL, SmallVQA("train"))
 BOUNDS = RequestBounds.of(PIPELINE, CONFIG)
@@ -75,7 +74,7 @@ BEYOND_TYPED = {
     "a row of no step": dataclasses.replace(REQUEST, needed=NeededRows((2**62,))),
     "a plan of microbatches of no row": with_plan(microbatches=16_384),
     "a plan of 4 million rows": with_plan(
-        units=(UnitPlan("vision", ("vision",), (0,), phase_rows=2**22), UnitPlan("backbone", ("backbone",), (1,)))
+        units=(module_unit("vision", (0,), phase_rows=2**22), module_unit("backbone", (1,)))
     ),
 }
 BEYOND = {situation: request.to_bytes() for situation, request in BEYOND_TYPED.items()}
@@ -98,22 +97,9 @@ def test_what_trainers_of_the_configuration_send_is_accepted():
     accepted = 0
     for microbatches, rows in itertools.product((1, 2, 4), (1, 2, 3, 8, 16)):
         units = (
-            UnitPlan(
-                "vision",
-                ("vision",),
-                tuple(range(rows)),
-                layers=(2,),
-                phase_rows=rows,
-                parallelism=Parallelism(dp=rows),
-            ),
-            UnitPlan(
-                "generator",
-                ("generator",),
-                tuple(range(rows, 2 * rows)),
-                phase_rows=rows,
-                parallelism=Parallelism(dp=rows),
-            ),
-            UnitPlan("backbone", ("backbone",), (2 * rows,)),
+            module_unit("vision", range(rows), layers=(2,), phase_rows=rows, dp=rows),
+            module_unit("generator", range(rows, 2 * rows), phase_rows=rows, dp=rows),
+            module_unit("backbone", (2 * rows,)),
         )
         phases = plan_phase_rows(Plan(units, microbatches), MODEL, batch)
         BOUNDS.check(dataclasses.replace(REQUEST, phases=phases))

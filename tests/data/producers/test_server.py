@@ -14,26 +14,19 @@ import pytest
 from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.needed_rows import NeededRows
-from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import training_pipeline
 from data.packing.row_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint
+from tests.data.packing.planned_rows import vision_rows
 from tests.data.packing.test_planned_phases import PHASES
 from tests.producers import CONFIG, MODEL, serving
 from tests.small_vqa import SmallVQA
 
 TOKEN = "correct-horse-battery"
-AUDIO_ROWS = PhaseRows(
-    module="audio",
-    unit="audio",
-    is_generator=False,
-    rows=1,
-    slots=8,
-    capacities=(8,),
-    values="frames",
-    values_per_slot=4,
+AUDIO_ROWS = dataclasses.replace(
+    vision_rows(rows=1, slots=8, capacities=(8,)), module="audio", unit="audio", values="frames"
 )
 
 

@@ -13,28 +13,19 @@ from data.data_config import DataConfig
 from data.packing.dealt_phases import DealtPhases
 from data.packing.fingerprint import fingerprint_differences
 from data.packing.phases.needed_rows import NeededRows
-from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import training_pipeline
 from data.packing.row_order import RowOrderRequest
 from data.packing.row_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
+from tests.data.packing.planned_rows import vision_rows
 from tests.producers import CONFIG, MODEL
 from tests.small_vqa import SmallVQA
 
 ORDER = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "search")
 NUMBERS = st.integers(0, 2**60)
-VISION_ROWS = PhaseRows(
-    module="vision",
-    unit="encoder",
-    is_generator=False,
-    rows=3,
-    slots=8,
-    capacities=(2, 4),
-    values="patches",
-    values_per_slot=4,
-)
+VISION_ROWS = dataclasses.replace(vision_rows(rows=3, slots=8, capacities=(2, 4)), unit="encoder")
 PHASES = DealtPhases({"vision": VISION_ROWS}, 2)
 
 

@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.commands import call_command, run_command
 from tests.profiles import synthetic_profile
 from tests.tiny_model import tiny_model
+from tests.unit_plans import module_unit
 
 
 def simulate(*arguments):
@@ -25,16 +24,9 @@ def simulate(*arguments):
 def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     units = (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(32,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            tuple(range(2, 18)),
-            layers=(16, 16),
-            recompute=("full",) * 2,
-            parallelism=Parallelism(dp=2, tp=4),
-        ),
-        UnitPlan("generator", ("generator",), (18, 19), parallelism=Parallelism(dp=2)),
+        module_unit("vision", (0, 1), layers=(32,), dp=2),
+        module_unit("backbone", range(2, 18), layers=(16, 16), recompute=("full",) * 2, dp=2, tp=4),
+        module_unit("generator", (18, 19), dp=2),
     )
     Plan(units, microbatches=16).save(path)
     return path
@@ -64,22 +56,9 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
 def test_a_colocated_plan_says_what_idle_time_is_filled(tmp_path):
     path, page = tmp_path / "plan.json", tmp_path / "timeline.html"
     units = (
-        UnitPlan(
-            "vision",
-            ("vision",),
-            tuple(range(16)),
-            layers=(32,),
-            parallelism=Parallelism(dp=2, tp=4, pipeline_replicas=2),
-        ),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            tuple(range(16)),
-            layers=(16, 16),
-            recompute=("full",) * 2,
-            parallelism=Parallelism(dp=2, tp=4),
-        ),
-        UnitPlan("generator", ("generator",), (16, 17), parallelism=Parallelism(dp=2)),
+        module_unit("vision", range(16), layers=(32,), dp=2, tp=4, pipeline_replicas=2),
+        module_unit("backbone", range(16), layers=(16, 16), recompute=("full",) * 2, dp=2, tp=4),
+        module_unit("generator", (16, 17), dp=2),
     )
     Plan(units, microbatches=8).save(path)
     flags = (f"--plan={path}", "--gin_file=models/mllm_9b.gin", "--batch_rows=16")
@@ -142,9 +121,9 @@ def test_mistakes_are_refused_in_one_line(plan, arguments, message):
 
 def test_context_parallel_ranks_that_do_not_divide_the_rows_are_refused(tmp_path):
     units = (
-        UnitPlan("vision", ("vision",), (0,), layers=(3,)),
-        UnitPlan("backbone", ("backbone",), (1, 2, 3), layers=(4,), parallelism=Parallelism(cp=3)),
-        UnitPlan("generator", ("generator",), (0,)),
+        module_unit("vision", (0,), layers=(3,)),
+        module_unit("backbone", (1, 2, 3), layers=(4,), cp=3),
+        module_unit("generator", (0,)),
     )
     Plan(units).save(tmp_path / "plan.json")
     done = simulate(f"--plan={tmp_path / 'plan.json'}", "--gin_file=tiny.gin", "--cluster=cpu")

@@ -15,8 +15,8 @@ from data.packing.dealt_phases import plan_phase_rows
 from data.packing.pipeline import training_batches
 from mmjax import cli
 from mmjax.training.config import TrainConfig
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layouts import default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

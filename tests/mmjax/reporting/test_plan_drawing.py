@@ -9,6 +9,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.plan_html import placement_drawing
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.reporting.workdirs import PLAN
+from tests.unit_plans import module_unit
 
 
 def hints(plan: Plan) -> list[str]:
@@ -43,20 +44,13 @@ def test_chunks_of_a_pipeline_rank_share_its_row():
 
 def test_many_pipeline_ranks_are_cut_off_and_counted():
     stages = 80
-    unit = UnitPlan("deep", ("backbone",), tuple(range(stages)), layers=(1,) * stages, recompute=("none",) * stages)
+    unit = module_unit("backbone", range(stages), layers=(1,) * stages, name="deep", recompute=("none",) * stages)
     drawn = plan_drawing(Plan((unit,)))
     assert "20 more pipeline ranks are not drawn." in drawn and drawn.count("<title>") == 60
 
 
 def test_copies_of_a_pipeline_have_rows_of_their_own():
-    unit = UnitPlan(
-        "vision",
-        ("vision",),
-        tuple(range(8)),
-        layers=(2, 1),
-        recompute=("none",) * 2,
-        parallelism=Parallelism(dp=2, pipeline_replicas=2),
-    )
+    unit = module_unit("vision", range(8), layers=(2, 1), dp=2, pipeline_replicas=2)
     assert hints(Plan((unit,), 2)) == [
         "vision 0, pipeline replica 0 (vision): devices 0-1, 2 layers, dp 2",
         "vision 1, pipeline replica 0 (vision): devices 2-3, 1 layer, dp 2",

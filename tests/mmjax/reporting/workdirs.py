@@ -6,21 +6,13 @@ import pathlib
 from PIL import Image
 
 from mmjax.training.metrics.writers import open_metrics_writer
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
+from tests.unit_plans import module_unit
 
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (2, 3, 4, 5),
-            layers=(2, 1),
-            recompute=("none", "none"),
-            parallelism=Parallelism(tp=2),
-        ),
+        module_unit("vision", (0, 1), layers=(2,), dp=2),
+        module_unit("backbone", (2, 3, 4, 5), layers=(2, 1), tp=2),
     ),
     microbatches=2,
 )

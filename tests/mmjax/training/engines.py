@@ -19,6 +19,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
+from tests.unit_plans import module_unit
 
 SEED, STEP = 3, 7
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), steps=20, seed=SEED)
@@ -39,15 +40,8 @@ def single_unit_plan(config, microbatches=1, recompute="none", dp=2, tp=2):
     return Plan((unit,), microbatches)
 
 
-VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2))
-BACKBONE_UNIT = UnitPlan(
-    "backbone",
-    ("backbone",),
-    (2, 3, 4, 5),
-    layers=(1, 2),
-    recompute=("selective", "full"),
-    parallelism=Parallelism(tp=2),
-)
+VISION_UNIT = module_unit("vision", (0, 1), layers=(2,), dp=2)
+BACKBONE_UNIT = module_unit("backbone", (2, 3, 4, 5), layers=(1, 2), recompute=("selective", "full"), tp=2)
 # Without a generator, whose U-Net takes most of the time to compile.
 WITHOUT_GENERATOR = ModelConfig((VISION,), BACKBONE, ())
 TIED_EMBEDDINGS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), ())
@@ -137,16 +131,22 @@ def gradients_and_summary(engine: Engine, batch, state=None):
     return trees_by_module(gradients), decision
 
 
-def assert_step_of_one_device(engine: Engine, rows: int = 8, batch=None) -> None:
-    """Losses, gradients and their norm are those of `reference`, for a batch or for `tiny_batch` of so many rows."""
+def assert_step_of_one_device(engine: Engine, rows: int = 8, batch=None):
+    """Losses, gradients and their norm are those of `reference`, for a batch or for `tiny_batch` of so many rows.
+
+    Returns the gradients, and the losses by name.
+    """
     batch = tiny_batch(engine.config, rows) if batch is None else batch
     losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
     expected = trained_pieces(engine, expected)
     gradients, decision = gradients_and_summary(engine, batch)
-    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    found = engine.losses_by_name(decision)
+    assert set(found) == set(losses)
+    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
     squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
     assert float(decision.all_finite) == 1
+    return gradients, found

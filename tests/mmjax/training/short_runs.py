@@ -11,12 +11,12 @@ from configs.architectures import ModelConfig
 from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
 from tests.tiny_model import BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
+from tests.unit_plans import module_unit
 
 # Two tensor ranks do not divide the vocabulary.
 ODD = dataclasses.replace(BACKBONE, vocabulary=23, tie_embeddings=True)
@@ -31,16 +31,9 @@ OWN_ROWS = {"vision": (2, (12, 16)), "generator": (6, (1,))}
 def spread(devices: tuple[int, ...], rows: Mapping[str, tuple[int, tuple[int, ...]]]) -> Plan:
     """Vision, fully sharded, on two of the eight devices, the backbone in two stages of two, the generator on two."""
     units = (
-        UnitPlan("vision", ("vision",), devices[:2], layers=(2,), parallelism=Parallelism(dp=2, fsdp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            devices[2:6],
-            layers=(1, 2),
-            recompute=("none", "none"),
-            parallelism=Parallelism(tp=2),
-        ),
-        UnitPlan("generator", ("generator",), devices[6:], parallelism=Parallelism(dp=2)),
+        module_unit("vision", devices[:2], layers=(2,), dp=2, fsdp=2),
+        module_unit("backbone", devices[2:6], layers=(1, 2), tp=2),
+        module_unit("generator", devices[6:], dp=2),
     )
     with_rows = (
         dataclasses.replace(unit, phase_rows=rows[unit.name][0], capacities=rows[unit.name][1])
@@ -58,7 +51,7 @@ PLANS = {
     "one": Plan(
         (
             UnitPlan("trunk", ("vision", "backbone"), (0,), layers=(5,)),
-            UnitPlan("generator", ("generator",), (1,)),
+            module_unit("generator", (1,)),
         ),
         microbatches=1,
     ),

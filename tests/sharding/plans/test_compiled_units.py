@@ -6,31 +6,23 @@ import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan
 from sharding.plans.stage_axes import stage_axes
-from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, training_op_graph
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import PipelineOp, ScheduleError
 from sharding.specs.modules import module_graph
-from tests.unit_plans import changed_unit
+from tests.unit_plans import changed_unit, module_unit
 
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2, projector=MLPProjectorConfig())
 BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=4, heads=4, kv_heads=2, ffn=24)
 MODEL = ModelConfig((VISION,), BACKBONE, ())
 WITH_GENERATOR = dataclasses.replace(MODEL, generators=(UNetConfig(image_size=4),))
-ENCODER = UnitPlan("eyes", ("vision",), (0, 1), layers=(1, 1), recompute=("none",) * 2)
-MIND = UnitPlan(
-    "mind",
-    ("backbone",),
-    (2, 3, 4, 5),
-    layers=(2, 2),
-    recompute=("full",) * 2,
-    executor="compiled",
-    parallelism=Parallelism(tp=2),
+ENCODER = module_unit("vision", (0, 1), layers=(1, 1), name="eyes")
+MIND = module_unit(
+    "backbone", (2, 3, 4, 5), layers=(2, 2), name="mind", recompute=("full",) * 2, executor="compiled", tp=2
 )
 
 
@@ -116,11 +108,8 @@ def test_its_backwards_and_those_before_wait_for_all_forwards(schedule):
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
 def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedule, pipeline_replicas):
     """What it sends follows its last forward, and its last backward, of the microbatches in order."""
-    painter = UnitPlan(
-        "painter",
-        ("generator",),
-        tuple(range(6, 6 + pipeline_replicas)),
-        parallelism=Parallelism(pipeline_replicas=pipeline_replicas),
+    painter = module_unit(
+        "generator", range(6, 6 + pipeline_replicas), name="painter", pipeline_replicas=pipeline_replicas
     )
     plan, graph = Plan((ENCODER, MIND, painter), 5, schedule), module_graph(WITH_GENERATOR)
     resolve_plan(plan, graph, 8, 10)
@@ -149,7 +138,7 @@ def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedu
 def test_limits_that_do_not_let_its_program_begin_are_an_error():
     graph = module_graph(WITH_GENERATOR)
     op_graph = training_op_graph(
-        ResolvedPlan(Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3), graph), frozenset()
+        ResolvedPlan(Plan((ENCODER, MIND, module_unit("generator", (6,), name="painter")), 3), graph), frozenset()
     )
     with pytest.raises(ScheduleError, match="cannot start, and nothing runs: its stage may hold 1 microbatch; allow"):
         one_f_one_b(op_graph, dict.fromkeys(op_graph.stage_graph.stages_of, 1))
@@ -157,7 +146,7 @@ def test_limits_that_do_not_let_its_program_begin_are_an_error():
 
 def test_its_hops_need_all_microbatches():
     graph = module_graph(WITH_GENERATOR)
-    plan = Plan((ENCODER, MIND, UnitPlan("painter", ("generator",), (6,))), 3)
+    plan = Plan((ENCODER, MIND, module_unit("generator", (6,), name="painter")), 3)
     needs = training_op_graph(ResolvedPlan(plan, graph), frozenset({("eyes", 0), ("mind", 0)})).dependencies
     for kind, sent, target in (("forward", "hop", ("painter", 0)), ("backward", "gradient_hop", ("eyes", 1))):
         ops = {PipelineOp(kind, "mind", 0, number) for number in range(3)}

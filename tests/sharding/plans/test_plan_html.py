@@ -2,21 +2,13 @@
 
 import re
 
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.html.documents import parsed_fragment, tables, tick_positions, words
+from tests.unit_plans import module_unit
 
 UNITS = (
-    UnitPlan("vision", ("vision",), (0, 1, 6), layers=(12,), parallelism=Parallelism(dp=3)),
-    UnitPlan(
-        "backbone",
-        ("backbone",),
-        (2, 3, 4, 5),
-        layers=(3, 2, 3, 1),
-        recompute=("none",) * 4,
-        parallelism=Parallelism(dp=2, chunks=2),
-    ),
+    module_unit("vision", (0, 1, 6), layers=(12,), dp=3),
+    module_unit("backbone", (2, 3, 4, 5), layers=(3, 2, 3, 1), dp=2, chunks=2),
 )
 
 
@@ -40,6 +32,6 @@ def test_a_plan_shows_its_units_and_their_devices():
 
 
 def test_thousands_of_devices_are_a_few_rectangles():
-    unit = UnitPlan("backbone", ("backbone",), tuple(range(1152)), layers=(80,), parallelism=Parallelism(dp=288, tp=4))
+    unit = module_unit("backbone", range(1152), layers=(80,), dp=288, tp=4)
     html = Plan((unit,))._repr_html_()
     assert len(re.findall("<rect", html)) == 1 and "80 layers: devices 0 to 1151" in html

@@ -1,22 +1,14 @@
 """A plan's table, as it is printed."""
 
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
+from tests.unit_plans import module_unit
 
 
 def test_a_printed_table_has_a_line_of_aligned_columns_for_each_unit():
     plan = Plan(
         (
-            UnitPlan("eyes", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
-            UnitPlan(
-                "mind",
-                ("backbone",),
-                (2, 3, 4, 5),
-                layers=(1, 3),
-                recompute=("none", "full"),
-                parallelism=Parallelism(tp=2),
-            ),
+            module_unit("vision", (0, 1), layers=(2,), name="eyes", dp=2),
+            module_unit("backbone", (2, 3, 4, 5), layers=(1, 3), name="mind", recompute=("none", "full"), tp=2),
         )
     )
     assert str(plan.table()) == (

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.named.build import build_schedule
@@ -19,6 +17,7 @@ from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from tests.sharding.schedules.slots import op_slots
 from tests.sharding.stage_graphs import build_op_graph, chain, fan, recipes, training
+from tests.unit_plans import module_unit
 
 POLICIES = [(gpipe, gpipe_in_flight), (one_f_one_b, one_f_one_b_in_flight), (interleaved, interleaved_in_flight)]
 GRAPH = ModuleGraph((ModuleSpec("vision", 2), ModuleSpec("backbone", 4, ("vision",))))
@@ -62,15 +61,8 @@ def test_in_slots_a_fan_takes_no_longer_with_more_in_flight(near, far, backbone)
 
 
 def plan(extra: int, microbatches: int = 8) -> Plan:
-    backbone = UnitPlan(
-        "backbone",
-        ("backbone",),
-        (1, 2),
-        layers=(2, 2),
-        recompute=("none",) * 2,
-        schedule_hints=ScheduleHints(extra_microbatches=extra),
-    )
-    vision = UnitPlan("vision", ("vision",), (0,), layers=(2,), schedule_hints=ScheduleHints(extra_microbatches=extra))
+    backbone = module_unit("backbone", (1, 2), layers=(2, 2), extra_microbatches=extra)
+    vision = module_unit("vision", (0,), layers=(2,), extra_microbatches=extra)
     return Plan((vision, backbone), microbatches)
 
 

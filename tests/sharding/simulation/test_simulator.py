@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.plans.device_groups import group_devices, replica_devices, source_replicas
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph
-from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
@@ -28,6 +26,7 @@ from tests.sharding.steps import (
     step_costs,
     step_recipes,
 )
+from tests.unit_plans import module_unit
 
 
 def pipeline(
@@ -228,18 +227,7 @@ def test_devices_that_always_work_alike_are_one_group():
 
 
 def test_replica_devices_follow_from_the_plan():
-    plan = Plan(
-        (
-            UnitPlan(
-                "unit",
-                ("backbone",),
-                tuple(range(8)),
-                layers=(1, 1),
-                recompute=("none",) * 2,
-                parallelism=Parallelism(dp=2, tp=2),
-            ),
-        )
-    )
+    plan = Plan((module_unit("backbone", range(8), layers=(1, 1), name="unit", dp=2, tp=2),))
     devices = replica_devices(plan, [("unit", 0), ("unit", 1)])
     np.testing.assert_array_equal(devices["unit", 1], [[4, 5], [6, 7]])
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((("unit", 0), ("unit", 1)),))

@@ -9,9 +9,7 @@ import pytest
 
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
 from sharding.schedules.checks import check_schedule
@@ -26,24 +24,16 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import tiny_batch
+from tests.unit_plans import module_unit
 
 MICROBATCHES, ROWS = 3, 12
-BACKBONE = UnitPlan(
-    "backbone", ("backbone",), (0, 1, 2, 3), layers=(3,), recompute=("selective",), parallelism=Parallelism(dp=2, tp=2)
-)
+BACKBONE = module_unit("backbone", (0, 1, 2, 3), layers=(3,), recompute=("selective",), dp=2, tp=2)
 ENCODERS = {
-    "tp 2": UnitPlan("vision", ("vision",), (0, 1, 2, 3), layers=(2,), parallelism=Parallelism(dp=2, tp=2)),
-    "tp 2, gathered positions": UnitPlan(
-        "vision",
-        ("vision",),
-        (0, 1, 2, 3),
-        layers=(2,),
-        recompute=("full",),
-        parallelism=Parallelism(dp=2, tp=2, collectives="sequence_parallel"),
+    "tp 2": module_unit("vision", (0, 1, 2, 3), layers=(2,), dp=2, tp=2),
+    "tp 2, gathered positions": module_unit(
+        "vision", (0, 1, 2, 3), layers=(2,), recompute=("full",), dp=2, tp=2, collectives="sequence_parallel"
     ),
-    "tp 1, offloaded": UnitPlan(
-        "vision", ("vision",), (0, 1, 2, 3), layers=(2,), recompute=("offload",), parallelism=Parallelism(dp=4)
-    ),
+    "tp 1, offloaded": module_unit("vision", (0, 1, 2, 3), layers=(2,), recompute=("offload",), dp=4),
 }
 
 

@@ -10,10 +10,7 @@ import pytest
 from configs.architectures import ModelConfig
 from configs.projectors import ResamplerConfig
 from data.packing.dealt_phases import DealtPhases
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
@@ -24,6 +21,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
+from tests.unit_plans import module_unit
 
 EVERY_MODULE = ModelConfig(
     (dataclasses.replace(VISION, projector=ResamplerConfig(heads=4)), AUDIO),
@@ -37,25 +35,18 @@ PLANS = {
         TIED_EMBEDDINGS,
         Plan(
             (
-                UnitPlan(
-                    "eyes",
-                    ("vision",),
+                module_unit(
+                    "vision",
                     (0, 1, 2, 3),
                     layers=(1, 1),
+                    name="eyes",
                     recompute=("full", "none"),
                     phase_rows=2,
                     capacities=(4, 8),
-                    parallelism=Parallelism(dp=2),
-                    schedule_hints=ScheduleHints(extra_microbatches=2),
+                    dp=2,
+                    extra_microbatches=2,
                 ),
-                UnitPlan(
-                    "backbone",
-                    ("backbone",),
-                    (4, 5, 6, 7),
-                    layers=(1, 2),
-                    recompute=("none",) * 2,
-                    parallelism=Parallelism(dp=2),
-                ),
+                module_unit("backbone", (4, 5, 6, 7), layers=(1, 2), dp=2),
             ),
             microbatches=4,
         ),
@@ -65,36 +56,10 @@ PLANS = {
         EVERY_MODULE,
         Plan(
             (
-                UnitPlan(
-                    "vision",
-                    ("vision",),
-                    (0, 1, 2),
-                    layers=(2,),
-                    phase_rows=3,
-                    capacities=(4, 8),
-                    parallelism=Parallelism(dp=3),
-                ),
-                UnitPlan(
-                    "audio",
-                    ("audio",),
-                    (6, 7),
-                    layers=(1, 1),
-                    recompute=("none",) * 2,
-                    phase_rows=1,
-                    capacities=(4, 8, 16),
-                ),
-                UnitPlan(
-                    "backbone",
-                    ("backbone",),
-                    (2, 3),
-                    layers=(1, 1, 1, 1),
-                    recompute=("none",) * 4,
-                    parallelism=Parallelism(chunks=2),
-                    schedule_hints=ScheduleHints(extra_microbatches=1),
-                ),
-                UnitPlan(
-                    "generator", ("generator",), (4, 5), phase_rows=2, capacities=(1, 2), parallelism=Parallelism(dp=2)
-                ),
+                module_unit("vision", (0, 1, 2), layers=(2,), phase_rows=3, capacities=(4, 8), dp=3),
+                module_unit("audio", (6, 7), layers=(1, 1), phase_rows=1, capacities=(4, 8, 16)),
+                module_unit("backbone", (2, 3), layers=(1, 1, 1, 1), chunks=2, extra_microbatches=1),
+                module_unit("generator", (4, 5), phase_rows=2, capacities=(1, 2), dp=2),
             ),
             microbatches=4,
             schedule="interleaved",

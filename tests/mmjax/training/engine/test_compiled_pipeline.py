@@ -13,9 +13,8 @@ from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import ExecutorName, UnitPlan
+from sharding.plans.unit_plan import ExecutorName
 from sharding.runtime.stages.weight_specs import is_partition_spec
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import (
@@ -28,27 +27,26 @@ from tests.mmjax.training.engines import (
     shared_engine,
 )
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
-from tests.unit_plans import flat_unit
+from tests.unit_plans import module_unit
 
 DEEP = dataclasses.replace(BACKBONE, depth=4)
 TEXT = ModelConfig((), DEEP, ())
 WITH_VISION = ModelConfig((VISION,), DEEP, ())
 TIED = dataclasses.replace(TIED_EMBEDDINGS, backbone=dataclasses.replace(TIED_EMBEDDINGS.backbone, depth=4))
-VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2))
+VISION_UNIT = module_unit("vision", (0, 1), layers=(2,), dp=2)
 
 
 def backbone(pp, *, first=0, chunks=1, layers=4, recompute="none", executor: ExecutorName = "compiled", **unit):
     """A unit of so many layers on `pp` pipeline ranks, from a device on."""
     devices = pp * unit.get("dp", 1) * unit.get("tp", 1) * unit.get("cp", 1)
-    return flat_unit(
+    return module_unit(
         "backbone",
-        ("backbone",),
-        tuple(range(first, first + devices)),
+        range(first, first + devices),
         layers=(layers // (pp * chunks),) * (pp * chunks),
         recompute=(recompute,) * (pp * chunks),
         executor=executor,
+        chunks=chunks,
         **unit,
-        parallelism=Parallelism(chunks=chunks),
     )
 
 

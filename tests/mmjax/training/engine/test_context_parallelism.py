@@ -21,7 +21,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
-from tests.unit_plans import flat_unit
+from tests.unit_plans import module_unit
 
 EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (TRANSFORMER_GENERATOR,))
 WITH_EXPERTS = ModelConfig(
@@ -51,12 +51,10 @@ LATENT = ModelConfig((), dataclasses.replace(BACKBONE, depth=2, kv_heads=4, late
 
 
 def backbone(devices, layers, **fields):
-    return flat_unit(
-        "backbone", ("backbone",), tuple(devices), layers=layers, recompute=("none",) * len(layers), **fields
-    )
+    return module_unit("backbone", devices, layers=layers, **fields)
 
 
-VISION_ALONE = UnitPlan("vision", ("vision",), (0,), layers=(2,))
+VISION_ALONE = module_unit("vision", (0,), layers=(2,))
 
 PLANS = {
     "a ring in the backbone with tensor and pipeline ranks": (
@@ -67,10 +65,10 @@ PLANS = {
         EVERY_MODULE,
         Plan(
             (
-                UnitPlan("eyes", ("vision",), (0, 1, 2, 3), layers=(2,), parallelism=Parallelism(cp=2, dp=2)),
-                UnitPlan("ears", ("audio",), (4, 5), layers=(2,), recompute=("full",), parallelism=Parallelism(cp=2)),
+                module_unit("vision", (0, 1, 2, 3), layers=(2,), name="eyes", cp=2, dp=2),
+                module_unit("audio", (4, 5), layers=(2,), name="ears", recompute=("full",), cp=2),
                 backbone((4, 5, 6, 7), (2,), cp=2, dp=2),
-                UnitPlan("painter", ("generator",), (0,)),
+                module_unit("generator", (0,), name="painter"),
             ),
             microbatches=2,
         ),
@@ -95,13 +93,7 @@ PLANS = {
         TIED_EMBEDDINGS,
         Plan(
             (
-                UnitPlan(
-                    "vision",
-                    ("vision",),
-                    (0, 1),
-                    layers=(2,),
-                    parallelism=Parallelism(cp=2, context_transfer="all_to_all"),
-                ),
+                module_unit("vision", (0, 1), layers=(2,), cp=2, context_transfer="all_to_all"),
                 backbone((2, 3, 4, 5), (1, 2), cp=2, context_transfer="all_to_all"),
             ),
             microbatches=2,

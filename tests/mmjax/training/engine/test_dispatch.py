@@ -12,23 +12,15 @@ import numpy as np
 from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.tiny_model import tiny_batch, tiny_model
+from tests.unit_plans import module_unit
 
 MODEL = dataclasses.replace(tiny_model(), generators=())
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), recompute=("none",), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (2, 3, 4, 5),
-            layers=(2, 1),
-            recompute=("none", "none"),
-            parallelism=Parallelism(tp=2),
-        ),
+        module_unit("vision", (0, 1), layers=(2,), dp=2),
+        module_unit("backbone", (2, 3, 4, 5), layers=(2, 1), tp=2),
     ),
     2,
     "1f1b",

@@ -36,6 +36,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
+from tests.unit_plans import module_unit
 
 
 @pytest.mark.parametrize(("microbatches", "recompute"), first_in_default([(2, "selective"), (1, "none"), (4, "full")]))
@@ -62,9 +63,9 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
                 recompute=("full", "none"),
                 parallelism=Parallelism(dp=2),
             ),
-            UnitPlan("document", ("document",), (4, 5), recompute=("selective",), parallelism=Parallelism(tp=2)),
-            UnitPlan("generator", ("generator",), (0,), recompute=("full",)),
-            UnitPlan("painter", ("painter",), (4, 5, 6, 7), parallelism=Parallelism(dp=2, tp=2)),
+            module_unit("document", (4, 5), recompute=("selective",), tp=2),
+            module_unit("generator", (0,), recompute=("full",)),
+            module_unit("painter", (4, 5, 6, 7), dp=2, tp=2),
         ),
         microbatches=2,
         schedule="gpipe",
@@ -101,22 +102,17 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False, newline=True), ())
     plan = Plan(
         (
-            UnitPlan(
-                "vision",
-                ("vision",),
-                (0, 1, 2, 3),
-                layers=(2,),
-                parallelism=Parallelism(dp=2, tp=2, collectives="ring"),
-            ),
-            UnitPlan(
+            module_unit("vision", (0, 1, 2, 3), layers=(2,), dp=2, tp=2, collectives="ring"),
+            module_unit(
                 "audio",
-                ("audio",),
                 (4, 5, 6, 7),
                 layers=(1, 1),
                 recompute=("full", "none"),
-                parallelism=Parallelism(dp=1, tp=2, collectives="sequence_parallel"),
+                dp=1,
+                tp=2,
+                collectives="sequence_parallel",
             ),
-            UnitPlan("backbone", ("backbone",), (2, 3), parallelism=Parallelism(tp=2)),
+            module_unit("backbone", (2, 3), tp=2),
         ),
         microbatches=2,
     )
@@ -138,23 +134,16 @@ def test_windows_chunks_and_averages_on_stages_that_cut_the_encoders():
     config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1), ())
     plan = Plan(
         (
-            UnitPlan(
-                "vision",
-                ("vision",),
-                (0, 1, 2, 3),
-                layers=(1, 2),
-                recompute=("full", "none"),
-                parallelism=Parallelism(tp=2),
-            ),
-            UnitPlan(
+            module_unit("vision", (0, 1, 2, 3), layers=(1, 2), recompute=("full", "none"), tp=2),
+            module_unit(
                 "audio",
-                ("audio",),
                 (4, 5, 6, 7),
                 layers=(1, 1),
                 recompute=("none", "selective"),
-                parallelism=Parallelism(tp=2, collectives="sequence_parallel"),
+                tp=2,
+                collectives="sequence_parallel",
             ),
-            UnitPlan("backbone", ("backbone",), (2, 3), parallelism=Parallelism(tp=2)),
+            module_unit("backbone", (2, 3), tp=2),
         ),
         microbatches=2,
     )
@@ -184,14 +173,14 @@ def test_local_and_global_layers_with_norms_on_both_sides_on_stages_that_begin_w
     config = ModelConfig((VISION,), gemma, ())
     plan = Plan(
         (
-            UnitPlan("vision", ("vision",), (0,), layers=(VISION.depth,)),
-            UnitPlan(
+            module_unit("vision", (0,), layers=(VISION.depth,)),
+            module_unit(
                 "backbone",
-                ("backbone",),
                 (4, 5, 6, 7),
                 layers=(1, 2),
                 recompute=("none", "full"),
-                parallelism=Parallelism(tp=2, collectives="sequence_parallel"),
+                tp=2,
+                collectives="sequence_parallel",
             ),
         ),
         microbatches=2,
@@ -246,7 +235,7 @@ def test_features_of_encoder_layers_on_stages_that_cut_encoder_and_backbone(expe
     vision = dataclasses.replace(VISION, depth=3, deepstack_layers=(0, 2))
     config = ModelConfig((vision,), dataclasses.replace(BACKBONE, depth=4, experts=experts), ())
     units = (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(1, 2), recompute=("full", "none")),
+        module_unit("vision", (0, 1), layers=(1, 2), recompute=("full", "none")),
         dataclasses.replace(
             BACKBONE_UNIT,
             layers=(1, 1),

@@ -10,25 +10,23 @@ from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelCon
 from mmjax.models.layers.experts import LOAD_GRADIENT_SCALE
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
-from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.layout_table import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS
 from sharding.expert_transfer import Routing, cheaper_transfer
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import resolve_plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     assert_step_of_one_device,
-    gradients_and_summary,
-    largest_error,
     noisy_parameters,
     noisy_state,
     reference,
     shared_engine,
 )
-from tests.mmjax.training.verification.test_layouts import ROWS
+from tests.mmjax.training.verification.layouts.test_default_layouts import ROWS
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
+from tests.unit_plans import module_unit
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
 ROUTING = Routing(EXPERTS.count, EXPERTS.top_k)
@@ -37,29 +35,19 @@ LATENT = LatentAttentionConfig(query_rank=6, kv_rank=8, nope_width=4, rope_width
 PLANS = {
     "pipeline of expert and tensor ranks": Plan(
         (
-            UnitPlan(
-                "mind",
-                ("backbone",),
-                tuple(range(8)),
-                layers=(1, 2),
-                recompute=("selective", "full"),
-                parallelism=Parallelism(dp=2, tp=2, ep=2),
+            module_unit(
+                "backbone", range(8), layers=(1, 2), name="mind", recompute=("selective", "full"), dp=2, tp=2, ep=2
             ),
         ),
         microbatches=2,
     ),
     "expert ranks that are some of the instances": Plan(
-        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), layers=(3,), parallelism=Parallelism(dp=4, tp=1, ep=2)),)
+        (module_unit("backbone", (7, 6, 5, 4), layers=(3,), name="mind", dp=4, tp=1, ep=2),)
     ),
     "an all-to-all among half of the ranks that divide all weights": Plan(
         (
-            UnitPlan(
-                "mind",
-                ("backbone",),
-                tuple(range(8)),
-                layers=(3,),
-                recompute=("2 full, 1 none",),
-                parallelism=Parallelism(dp=8, ep=4, fsdp=8),
+            module_unit(
+                "backbone", range(8), layers=(3,), name="mind", recompute=("2 full, 1 none",), dp=8, ep=4, fsdp=8
             ),
         )
     ),
@@ -72,18 +60,9 @@ OPTIONS = dataclasses.replace(EXPERTS, router=GROUPS, biases=True, limit=1.0, up
 @pytest.mark.parametrize("name", first_in_default(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(name):
     assert cheaper_transfer(ROUTING, PLANS[name].units[0].parallelism.ep, nodes=1) == TRANSFERS[list(PLANS).index(name)]
-    engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
-    losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
-    gradients, decision = gradients_and_summary(engine, batch)
-    actual_losses = engine.losses_by_name(decision)
-    assert set(actual_losses) == {"backbone", "backbone/balance"}  # of both stages together, each apart
-    np.testing.assert_allclose([actual_losses[name] for name in losses], list(losses.values()), rtol=1e-5)
+    _, losses = assert_step_of_one_device(shared_engine(PLANS[name], CONFIG))
+    assert set(losses) == {"backbone", "backbone/balance"}  # of both stages together, each apart
     assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
-    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, path = largest_error(gradients, expected)
-    assert error < 1e-3, path
-    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
-    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
 @pytest.mark.layouts
@@ -96,16 +75,9 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     experts = dataclasses.replace(OPTIONS, dense_layers=dense, interval=interval)
     backbone = dataclasses.replace(CONFIG.backbone, kv_heads=4, latent_attention=latent, experts=experts)
     config = dataclasses.replace(CONFIG, backbone=backbone)
-    unit = UnitPlan(
-        "mind",
-        ("backbone",),
-        tuple(range(8)),
-        layers=cut,
-        recompute=("selective", "none"),
-        parallelism=Parallelism(dp=2, tp=2, ep=2),
-    )
+    unit = module_unit("backbone", range(8), layers=cut, name="mind", recompute=("selective", "none"), dp=2, tp=2, ep=2)
     engine = shared_engine(Plan((unit,), microbatches=2), config)
-    assert_step_of_one_device(engine)
+    plan_gradients, _ = assert_step_of_one_device(engine)
     batch = tiny_batch(config)
     _, gradients = reference(config)(noisy_parameters(config), batch)
     blocks = gradients["backbone"]["blocks"]["000"]["mlp"]
@@ -116,7 +88,6 @@ def test_routing_in_groups_with_biases_and_dense_layers_are_those_of_one_device(
     counts = (loads + experts.top_k / experts.count) * tokens
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
     assert round(counts.sum()) == experts.top_k * tokens and np.ptp(counts) > 1
-    plan_gradients, _ = gradients_and_summary(engine, batch)
     bias_gradient = plan_gradients["backbone"]["blocks"]["000"]["mlp"]["selection_bias"]
     np.testing.assert_allclose(bias_gradient, blocks["selection_bias"], atol=1e-12)
     assert set(gradients["backbone"]) - {"embed", "head"} == {run.name for run in backbone.block_runs()}

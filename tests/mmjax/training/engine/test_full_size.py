@@ -13,24 +13,16 @@ from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_layers import stage_layers
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
+from tests.unit_plans import module_unit
 
 TP = 4
 PLAN = Plan(
     (
-        UnitPlan("internvit", ("vision",), (0, 1), layers=(45,), recompute=("full",), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "qwen",
-            ("backbone",),
-            tuple(range(2 * TP)),
-            layers=(39, 41),
-            recompute=("full", "selective"),
-            parallelism=Parallelism(tp=TP),
-        ),
+        module_unit("vision", (0, 1), layers=(45,), name="internvit", recompute=("full",), dp=2),
+        module_unit("backbone", range(2 * TP), layers=(39, 41), name="qwen", recompute=("full", "selective"), tp=TP),
     ),
     microbatches=2,
 )

@@ -18,21 +18,16 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,
-    gradients_and_summary,
-    largest_error,
-    noisy_parameters,
+    assert_step_of_one_device,
     noisy_state,
-    reference,
     shared_engine,
-    trained_pieces,
 )
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
-from tests.unit_plans import flat_unit
+from tests.unit_plans import flat_unit, module_unit
 
 DEEP = dataclasses.replace(BACKBONE, depth=5)
 CONFIG = ModelConfig((VISION,), DEEP, ())
@@ -58,18 +53,7 @@ def chain(*recompute: str, layers=(7,), dp=1, tp=1, **fields) -> Plan:
 
 
 def check(plan: Plan, config: ModelConfig, trainable: tuple[str, ...] = ("all",)) -> None:
-    engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
-    batch = tiny_batch(config)
-    losses, expected = reference(config)(noisy_parameters(config), batch)
-    expected = trained_pieces(engine, expected)
-    gradients, decision = gradients_and_summary(engine, batch)
-    actual_losses = engine.losses_by_name(decision)
-    np.testing.assert_allclose([actual_losses[name] for name in losses], list(losses.values()), rtol=1e-5)
-    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, name = largest_error(gradients, expected)
-    assert error < 1e-3, name
-    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
-    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+    assert_step_of_one_device(shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable)))
 
 
 def test_a_stack_is_divided_where_its_policy_changes_and_keeps_its_layers():
@@ -117,13 +101,8 @@ def test_so_are_those_of_adapters_and_behind_a_frozen_encoder(trainable):
 
 @pytest.mark.layouts
 def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over_runs():
-    unit = UnitPlan(
-        "mind",
-        ("backbone",),
-        (0, 1),
-        layers=(5,),
-        recompute=("1 full, 1 selective, 2 none, 1 offload",),
-        parallelism=Parallelism(dp=2, ep=2),
+    unit = module_unit(
+        "backbone", (0, 1), layers=(5,), name="mind", recompute=("1 full, 1 selective, 2 none, 1 offload",), dp=2, ep=2
     )
     check(Plan((unit,), 2), EXPERTS)
 
@@ -131,7 +110,7 @@ def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over
 def test_no_residual_is_a_copy_of_a_weight():
     """A stack's slices would be saved with the activations; a run has a stack of its own. Only activations grow."""
     wide = ModelConfig((), dataclasses.replace(DEEP, width=128, ffn=192, vocabulary=192), ())
-    unit = UnitPlan("mind", ("backbone",), (0,), layers=(5,), recompute=("2 none, 1 full, 2 selective",))
+    unit = module_unit("backbone", (0,), layers=(5,), name="mind", recompute=("2 none, 1 full, 2 selective",))
     sizes = []
     for rows in (4, 8):
         engine = Engine(wide, Plan((unit,)), tiny_batch(wide, rows), EngineSettings())
@@ -158,9 +137,7 @@ def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
 
 
 def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
-    unit = UnitPlan(
-        "mind", ("backbone",), (0, 1), layers=(5,), recompute=("1 full, 4 offload",), parallelism=Parallelism(dp=2)
-    )
+    unit = module_unit("backbone", (0, 1), layers=(5,), name="mind", recompute=("1 full, 4 offload",), dp=2)
     config = ModelConfig((), DEEP, ())
     engine = shared_engine(Plan((unit,)), config)
     programs = engine.executor.stages["mind", 0].programs

@@ -9,23 +9,13 @@ from configs.architectures import ModelConfig
 from mmjax.models.modalities.losses import LossTerms
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.error_measures import gradient_errors
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import STEP, noisy_parameters, noisy_state, reference, shared_engine
 from tests.tiny_model import BACKBONE, tiny_batch
+from tests.unit_plans import module_unit
 
 PLAN = Plan(
-    (
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            tuple(range(8)),
-            layers=(1, 1),
-            recompute=("none", "full"),
-            parallelism=Parallelism(dp=2, tp=2),
-        ),
-    ),
+    (module_unit("backbone", range(8), layers=(1, 1), recompute=("none", "full"), dp=2, tp=2),),
     2,
 )
 

@@ -13,10 +13,7 @@ from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.replica_rows import rows_of_devices
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.communication_check import CommunicationError, check_communication
 from sharding.runtime.op_recorder import OpRecorder
 from tests.mmjax.training.engine.test_capacities import sparse_batch
@@ -35,62 +32,56 @@ from tests.mmjax.training.engines import (
 from tests.mmjax.training.short_runs import assembled, assert_same, local_arrays
 from tests.tiers import first_in_default
 from tests.tiny_model import AUDIO, BACKBONE, TRANSFORMER_GENERATOR, VISION, tiny_batch
-from tests.unit_plans import flat_unit
+from tests.unit_plans import module_unit
 
 EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (TRANSFORMER_GENERATOR,))
 FOUR_LAYERS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, depth=4), ())
 
 
 def backbone(devices, layers, **fields):
-    return flat_unit(
-        "backbone", ("backbone",), tuple(devices), layers=layers, recompute=("none",) * len(layers), **fields
-    )
+    return module_unit("backbone", devices, layers=layers, **fields)
 
 
 ON_PIPELINE_RANKS = Plan(
     (
-        UnitPlan(
-            "vision", ("vision",), tuple(range(8)), layers=(2,), parallelism=Parallelism(tp=2, pipeline_replicas=4)
-        ),
+        module_unit("vision", range(8), layers=(2,), tp=2, pipeline_replicas=4),
         backbone(range(8), (1, 2), dp=2, tp=2),
     ),
     microbatches=4,
 )
 UNEQUAL_SHARES = Plan(
     (
-        UnitPlan(
-            "eyes",
-            ("vision",),
+        module_unit(
+            "vision",
             (0, 1, 2, 3, 4, 5),
             layers=(1, 1),
+            name="eyes",
             recompute=("full", "none"),
-            parallelism=Parallelism(pipeline_replicas=3),
-            schedule_hints=ScheduleHints(replica_of_microbatch=(2, 0, 2, 1)),
+            pipeline_replicas=3,
+            replica_of_microbatch=(2, 0, 2, 1),
         ),
-        UnitPlan("ears", ("audio",), (6, 7), layers=(2,), parallelism=Parallelism(dp=2)),
+        module_unit("audio", (6, 7), layers=(2,), name="ears", dp=2),
         backbone((0, 1, 2, 3), (1, 1), tp=2),
-        UnitPlan(
-            "painter",
-            ("generator",),
-            (4, 5, 6, 7),
-            parallelism=Parallelism(dp=2, pipeline_replicas=2),
-            schedule_hints=ScheduleHints(replica_of_microbatch=(0, 1, 1, 1)),
+        module_unit(
+            "generator", (4, 5, 6, 7), name="painter", dp=2, pipeline_replicas=2, replica_of_microbatch=(0, 1, 1, 1)
         ),
     ),
     microbatches=4,
 )
 OWN_ROWS = Plan(
     (
-        UnitPlan(
-            "eyes",
-            ("vision",),
-            tuple(range(8)),
+        module_unit(
+            "vision",
+            range(8),
             layers=(1, 1),
-            recompute=("none",) * 2,
+            name="eyes",
             phase_rows=2,
             capacities=(4, 8),
-            parallelism=Parallelism(dp=2, fsdp=2, chunks=2, pipeline_replicas=4),
-            schedule_hints=ScheduleHints(extra_microbatches=2),
+            dp=2,
+            fsdp=2,
+            chunks=2,
+            pipeline_replicas=4,
+            extra_microbatches=2,
         ),
         backbone((0, 1, 2, 3), (1, 1, 1, 1), dp=2, chunks=2, extra_microbatches=2),
     ),
@@ -99,7 +90,7 @@ OWN_ROWS = Plan(
 )
 TIED_IN_COPIES = Plan(
     (
-        UnitPlan("vision", ("vision",), (4, 5), layers=(2,), parallelism=Parallelism(dp=2)),
+        module_unit("vision", (4, 5), layers=(2,), dp=2),
         backbone(range(8), (1, 2), dp=2, pipeline_replicas=2),
     ),
     microbatches=2,
@@ -107,12 +98,12 @@ TIED_IN_COPIES = Plan(
 SMALL = ModelConfig((dataclasses.replace(VISION, depth=1),), dataclasses.replace(BACKBONE, depth=1), ())
 SMALL_COPIES = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1, 2, 3), parallelism=Parallelism(dp=2, pipeline_replicas=2)),
+        module_unit("vision", (0, 1, 2, 3), dp=2, pipeline_replicas=2),
         backbone((2, 3), (1,), tp=2),
     ),
     microbatches=2,
 )
-SMALL_WHOLE = Plan((UnitPlan("vision", ("vision",), (0,)), backbone((1,), (1,))), microbatches=2)
+SMALL_WHOLE = Plan((module_unit("vision", (0,)), backbone((1,), (1,))), microbatches=2)
 
 PLANS = {
     "on the devices of each pipeline rank": (WITHOUT_GENERATOR, ON_PIPELINE_RANKS),

@@ -11,13 +11,13 @@ from mmjax.models.model import model_modules
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import layer_stack_shapes, make_stage_layouts
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, GENERATOR, VISION, tiny_batch, tiny_model
+from tests.unit_plans import module_unit
 
 
 def layouts(*units, config=None):
@@ -32,9 +32,9 @@ def table(layout):
 
 def test_every_module_a_unit_of_one_stage():
     stage_layouts = layouts(
-        UnitPlan("v", ("vision",), (0,), layers=(2,)),
-        UnitPlan("b", ("backbone",), (1,), layers=(3,)),
-        UnitPlan("g", ("generator",), (2,)),
+        module_unit("vision", (0,), layers=(2,), name="v"),
+        module_unit("backbone", (1,), layers=(3,), name="b"),
+        module_unit("generator", (2,), name="g"),
     )
     assert table(stage_layouts["v", 0]) == [
         ("vision/embed", "000"), ("vision/blocks", "000 001"), ("vision/norm", "000"), ("vision/projector", "000"),
@@ -50,9 +50,9 @@ def test_every_module_a_unit_of_one_stage():
 
 def test_uneven_stages_of_one_module_pass_activations_on():
     stage_layouts = layouts(
-        UnitPlan("v", ("vision",), (0,), layers=(2,)),
-        UnitPlan("b", ("backbone",), (1, 2), layers=(2, 1), recompute=("full", "none")),
-        UnitPlan("g", ("generator",), (3,)),
+        module_unit("vision", (0,), layers=(2,), name="v"),
+        module_unit("backbone", (1, 2), layers=(2, 1), name="b", recompute=("full", "none")),
+        module_unit("generator", (3,), name="g"),
     )
     first, second = stage_layouts["b", 0], stage_layouts["b", 1]
     assert table(first) == [("backbone/embed", "000"), ("backbone/blocks", "000 001")]
@@ -69,7 +69,7 @@ def test_uneven_stages_of_one_module_pass_activations_on():
 def test_several_modules_in_a_unit_are_cut_anywhere():
     stage_layouts = layouts(
         UnitPlan("vb", ("vision", "backbone"), (0, 1, 2), layers=(1, 2, 2), recompute=("none",) * 3),
-        UnitPlan("g", ("generator",), (0,)),
+        module_unit("generator", (0,), name="g"),
     )
     assert [table(stage_layouts["vb", stage]) for stage in range(3)] == [
         [("vision/embed", "000"), ("vision/blocks", "000")],
@@ -93,9 +93,9 @@ def test_a_tied_embedding_is_borrowed_only_from_another_stage():
     config = tiny_model(tie_embeddings=True)
     one, two = (
         layouts(
-            UnitPlan("v", ("vision",), (0,), layers=(2,)),
-            UnitPlan("b", ("backbone",), tuple(range(1, 1 + len(layers))), layers=layers, recompute=recompute),
-            UnitPlan("g", ("generator",), (3,)),
+            module_unit("vision", (0,), layers=(2,), name="v"),
+            module_unit("backbone", range(1, 1 + len(layers)), layers=layers, name="b", recompute=recompute),
+            module_unit("generator", (3,), name="g"),
             config=config,
         )
         for layers, recompute in (((3,), ("none",)), ((1, 2), ("none",) * 2))
@@ -122,22 +122,19 @@ def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives
     """By stage, the shapes on one device of all residuals of a microbatch; nothing is compiled."""
     plan = Plan(
         (
-            UnitPlan("v", ("vision",), (0, 1), layers=(2,), recompute=(recompute,), parallelism=Parallelism(dp=2)),
-            UnitPlan(
-                "b",
-                ("backbone",),
+            module_unit("vision", (0, 1), layers=(2,), name="v", recompute=(recompute,), dp=2),
+            module_unit(
+                "backbone",
                 (0, 1, 2, 3),
                 layers=(3,),
+                name="b",
                 recompute=(recompute,),
-                parallelism=Parallelism(dp=2, tp=2, collectives=collectives),
+                dp=2,
+                tp=2,
+                collectives=collectives,
             ),
-            UnitPlan(
-                "g",
-                ("generator",),
-                (2, 3),
-                layers=(1,),
-                recompute=(recompute,),
-                parallelism=Parallelism(dp=1, tp=2, collectives=collectives),
+            module_unit(
+                "generator", (2, 3), layers=(1,), name="g", recompute=(recompute,), dp=1, tp=2, collectives=collectives
             ),
         )
     )

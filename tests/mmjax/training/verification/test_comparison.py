@@ -26,12 +26,11 @@ from mmjax.training.verification.reports import (
     print_verdict,
 )
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.faulty_hop import faulty
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import LATENT_GENERATOR, VISION, tiny_model
+from tests.unit_plans import module_unit
 
 DATA = DataConfig(rows=6, tokens=160, patches=32, images=3, samples=8)
 MODEL = dataclasses.replace(
@@ -41,16 +40,9 @@ MODEL = dataclasses.replace(
 )
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1, 2), layers=(2,), parallelism=Parallelism(dp=3)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (3, 4, 5, 6),
-            layers=(1, 2),
-            recompute=("none", "selective"),
-            parallelism=Parallelism(dp=2),
-        ),
-        UnitPlan("generator", ("generator",), (7,)),
+        module_unit("vision", (0, 1, 2), layers=(2,), dp=3),
+        module_unit("backbone", (3, 4, 5, 6), layers=(1, 2), recompute=("none", "selective"), dp=2),
+        module_unit("generator", (7,)),
     ),
 )
 SEED = 5

@@ -12,9 +12,7 @@ import pytest
 
 from mmjax.training.engine.engine import Engine
 from mmjax.training.verification.comparison import ALL_MODULES, LIMITS, compare_with_reference
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.faults.engine_faults import (
     first_replica_only,
     larger_weights,
@@ -24,21 +22,15 @@ from tests.faults.engine_faults import (
     stage_programs,
     without_last_microbatch,
 )
+from tests.unit_plans import module_unit
 from tests.verified_run import MODEL, SETTINGS
 
 pytestmark = pytest.mark.layouts
 
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (2, 3, 4, 5),
-            layers=(1, 2),
-            recompute=("none",) * 2,
-            parallelism=Parallelism(dp=2),
-        ),
+        module_unit("vision", (0, 1), layers=(2,), dp=2),
+        module_unit("backbone", (2, 3, 4, 5), layers=(1, 2), dp=2),
     ),
     microbatches=3,
 )

@@ -20,13 +20,13 @@ from data.data_config import DataConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
-from mmjax.training.verification.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
+from tests.unit_plans import module_unit
 
 LARGE = ModelConfig(
     encoders=(VisionConfig(width=3200, depth=45, heads=25, ffn=12800, patch=14),),
@@ -37,16 +37,9 @@ LARGE = ModelConfig(
 )
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1, 2), layers=(45,), parallelism=Parallelism(dp=3)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            tuple(range(48)),
-            layers=(5, 15, 15, 15, 15, 15),
-            recompute=("full",) * 6,
-            parallelism=Parallelism(tp=8),
-        ),
-        UnitPlan("generator", ("generator",), tuple(range(8)), parallelism=Parallelism(tp=8)),
+        module_unit("vision", (0, 1, 2), layers=(45,), dp=3),
+        module_unit("backbone", range(48), layers=(5, 15, 15, 15, 15, 15), recompute=("full",) * 6, tp=8),
+        module_unit("generator", range(8), tp=8),
     ),
     microbatches=4,
 )
@@ -55,7 +48,7 @@ SMALL_ROWS = GlobalRows(12, {"vision": RowValues("patches", 64, 4)})
 CHAIN = Plan(
     (
         UnitPlan("all", ("vision", "backbone"), (0, 1, 2), layers=(40, 25, 60), recompute=("none",) * 3),
-        UnitPlan("generator", ("generator",), (3,)),
+        module_unit("generator", (3,)),
     )
 )
 
@@ -146,7 +139,7 @@ def test_a_diffusion_transformer_keeps_its_kinds_of_blocks_and_a_layer_for_every
     small = shrink_model(large, 40).generators[0]
     assert (small.double_layers, small.single_layers, small.plain_layers) == (2, 2, 0)
     assert (small.width, small.heads, small.rotary_axes, small.image_size) == (96, 24, (0, 2, 2), 4)
-    eight = UnitPlan("generator", ("generator",), tuple(range(8)), layers=(8, *(7,) * 7), recompute=("full",) * 8)
+    eight = module_unit("generator", range(8), layers=(8, *(7,) * 7), recompute=("full",) * 8)
     plan = dataclasses.replace(PLAN, units=(*PLAN.units[:2], eight))
     cut = shrink_model(large, 40, (plan,))
     assert (cut.generators[0].double_layers, cut.generators[0].single_layers) == (3, 6)

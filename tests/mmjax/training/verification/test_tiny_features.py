@@ -4,9 +4,9 @@ import pytest
 
 import mmjax
 from mmjax.training.verification.configured_run import verify_run
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layout_kinds import NamedLayout
-from mmjax.training.verification.layouts import default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from sharding.plans.plan import Plan
 from sharding.specs.modules import module_graph
 from tests.unit_plans import changed_unit

@@ -4,8 +4,8 @@ import pytest
 
 import mmjax
 from mmjax.training.verification.configured_run import verify_run
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layouts import default_layouts
+from mmjax.training.verification.layouts.default_layouts import default_layouts
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from sharding.specs.modules import module_graph
 
 pytestmark = pytest.mark.layouts

@@ -15,12 +15,11 @@ import jax
 from mmjax.training.engine.engine import Engine
 from mmjax.training.verification import comparison
 from mmjax.training.verification.comparison import verify_layouts
-from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.layout_results import prepare_processes
-from sharding.plans.parallelism import Parallelism
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from sharding.plans.plan import Plan, single_device_plan
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
+from tests.unit_plans import module_unit
 from tests.verified_run import MODEL, run_small_reference
 
 FAULTY = "replicas of process 1 drift"
@@ -30,24 +29,15 @@ def layouts() -> list[NamedLayout]:
     """Of 2 devices in each of 3 processes: all of them, one device of the first, those of the last two."""
     spread = Plan(
         (
-            UnitPlan(
-                "vision", ("vision",), (4, 5), layers=(2,), phase_rows=2, parallelism=Parallelism(dp=2)
-            ),  # sends to other processes by items
-            UnitPlan(
-                "backbone",
-                ("backbone",),
-                (0, 3, 1, 2),
-                layers=(1, 2),
-                recompute=("none",) * 2,
-                parallelism=Parallelism(dp=2),
-            ),
+            module_unit("vision", (4, 5), layers=(2,), phase_rows=2, dp=2),  # sends to other processes by items
+            module_unit("backbone", (0, 3, 1, 2), layers=(1, 2), dp=2),
         ),
         microbatches=3,
     )
     last = Plan(
         (
-            UnitPlan("vision", ("vision",), (2,), layers=(2,)),
-            UnitPlan("backbone", ("backbone",), (3, 4), layers=(3,), parallelism=Parallelism(tp=2)),
+            module_unit("vision", (2,), layers=(2,)),
+            module_unit("backbone", (3, 4), layers=(3,), tp=2),
         ),
         microbatches=2,
     )

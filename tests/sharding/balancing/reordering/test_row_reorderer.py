@@ -13,68 +13,42 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.schedule_hints import ScheduleHints
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.planners.problems import problem
+from tests.unit_plans import module_unit
 
 ROWS = 48
 APART = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            tuple(range(2, 10)),
-            layers=(2, 2),
-            recompute=("none",) * 2,
-            parallelism=Parallelism(dp=4),
-        ),
-        UnitPlan("generator", ("generator",), (10, 11, 12, 13), parallelism=Parallelism(dp=4)),
+        module_unit("vision", (0, 1), layers=(3,), dp=2),
+        module_unit("backbone", range(2, 10), layers=(2, 2), dp=4),
+        module_unit("generator", (10, 11, 12, 13), dp=4),
     ),
     microbatches=6,
 )
 INTERLEAVED = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (2, 3, 4, 5),
-            layers=(1,) * 4,
-            recompute=("none",) * 4,
-            parallelism=Parallelism(dp=2, chunks=2),
-        ),
-        UnitPlan("generator", ("generator",), (6,)),
+        module_unit("vision", (0, 1), layers=(3,), dp=2),
+        module_unit("backbone", (2, 3, 4, 5), layers=(1,) * 4, recompute=("none",) * 4, dp=2, chunks=2),
+        module_unit("generator", (6,)),
     ),
     microbatches=8,
     schedule="interleaved",
 )
 TOGETHER = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)),
+        module_unit("vision", (0, 1), layers=(3,), dp=2),
         UnitPlan("language", ("backbone", "generator"), (0, 1), layers=(5,), parallelism=Parallelism(dp=2)),
     ),
     microbatches=12,
 )
 COLOCATED = Plan(
     (
-        UnitPlan(
-            "vision",
-            ("vision",),
-            (0, 1, 2, 3),
-            layers=(3,),
-            parallelism=Parallelism(dp=2, pipeline_replicas=2),
-            schedule_hints=ScheduleHints(replica_of_microbatch=(0, 1, 1, 0, 0, 1)),
+        module_unit(
+            "vision", (0, 1, 2, 3), layers=(3,), dp=2, pipeline_replicas=2, replica_of_microbatch=(0, 1, 1, 0, 0, 1)
         ),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (0, 1, 2, 3),
-            layers=(2, 2),
-            recompute=("none",) * 2,
-            parallelism=Parallelism(dp=2),
-        ),
-        UnitPlan("generator", ("generator",), (4, 5), parallelism=Parallelism(pipeline_replicas=2)),
+        module_unit("backbone", (0, 1, 2, 3), layers=(2, 2), dp=2),
+        module_unit("generator", (4, 5), pipeline_replicas=2),
     ),
     microbatches=6,
 )

@@ -10,11 +10,10 @@ from sharding.costs.stages.compiled_costs import CompiledSums, lockstep_sums
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.planners.step_bound import least_step_seconds
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import trained_parts
-from sharding.plans.unit_plan import ExecutorName, UnitPlan
+from sharding.plans.unit_plan import ExecutorName
 from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.pages.html_page import html_page
@@ -23,7 +22,7 @@ from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import COSTS, MODEL, ROWS
-from tests.unit_plans import changed_unit
+from tests.unit_plans import changed_unit, module_unit
 
 TEXT = dataclasses.replace(MODEL, generators=())
 GRAPH = module_graph(TEXT)
@@ -34,17 +33,9 @@ ALL = trained_parts(GRAPH, ("all",))
 def plan(executor: ExecutorName, chunks: int = 1, dp: int = 1) -> Plan:
     devices = tuple(range(2, 2 + 2 * dp))
     layers = (2 // chunks,) * (2 * chunks)
-    backbone = UnitPlan(
-        "backbone",
-        ("backbone",),
-        devices,
-        layers=layers,
-        recompute=("none",) * len(layers),
-        executor=executor,
-        parallelism=Parallelism(dp=dp, chunks=chunks),
-    )
+    backbone = module_unit("backbone", devices, layers=layers, executor=executor, dp=dp, chunks=chunks)
     return Plan(
-        (UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)), backbone),
+        (module_unit("vision", (0, 1), layers=(3,), dp=2), backbone),
         2,
         "interleaved",
     )
@@ -126,7 +117,7 @@ def test_replicas_of_a_pipeline_rank_may_be_on_any_devices(fields):
 
 def with_generator(executor: ExecutorName, schedule: str = "1f1b", device: int = 4) -> Plan:
     vision, backbone = plan(executor).units
-    return Plan((vision, backbone, UnitPlan("generator", ("generator",), (device,))), 2, schedule)
+    return Plan((vision, backbone, module_unit("generator", (device,))), 2, schedule)
 
 
 def simulated(of: Plan, trainable: str = "all") -> Timeline:

@@ -12,23 +12,20 @@ from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import PER_MICROBATCH
 from sharding.planners.schedule_fields import with_stage_seconds
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH, ROWS
 from tests.sharding.planners.problems import problem
-from tests.unit_plans import changed_unit
+from tests.unit_plans import changed_unit, module_unit
 
 MICROBATCHES = 4
 VISION, BACKBONE = ("vision", 0), ("backbone", 0)
-ENCODER = UnitPlan(
-    "vision", ("vision",), tuple(range(4)), layers=(2, 1), recompute=("none",) * 2, parallelism=Parallelism(tp=2)
-)
+ENCODER = module_unit("vision", range(4), layers=(2, 1), tp=2)
 
 
 def colocated(encoder: UnitPlan) -> Plan:
-    others = (UnitPlan("backbone", ("backbone",), (0,), layers=(4,)), UnitPlan("generator", ("generator",), (1,)))
+    others = (module_unit("backbone", (0,), layers=(4,)), module_unit("generator", (1,)))
     return Plan((encoder, *others), MICROBATCHES)
 
 
@@ -48,13 +45,7 @@ def test_a_copy_takes_a_microbatch_like_the_only_pipeline():
 @pytest.mark.parametrize("fsdp", [1, 2])
 def test_weights_gradients_and_state_are_shared_as_by_so_many_replicas(fsdp):
     """Copies whose devices lie like those of more replicas; none of these costs depends on the rows."""
-    unit = UnitPlan(
-        "vision",
-        ("vision",),
-        tuple(range(8)),
-        layers=(3,),
-        parallelism=Parallelism(dp=2, pipeline_replicas=4, fsdp=fsdp),
-    )
+    unit = module_unit("vision", range(8), layers=(3,), dp=2, pipeline_replicas=4, fsdp=fsdp)
     pipeline_replicas, replicas = (
         plan_costs(ResolvedPlan(colocated(each), BATCH.graph, ALL), BATCH).stages[VISION]
         for each in (unit, unit.with_parallelism(dp=8, pipeline_replicas=1))
@@ -108,12 +99,10 @@ def test_fewer_microbatches_than_copies_have_the_costs_of_one_but_the_weights_of
 
 def test_stages_get_the_seconds_of_a_microbatch_and_of_its_collectives():
     of = problem(rows=8, devices=4)
-    unit = UnitPlan(
-        "vision", ("vision",), (0, 1, 2, 3), layers=(3,), parallelism=Parallelism(tp=2, pipeline_replicas=2)
-    )
+    unit = module_unit("vision", (0, 1, 2, 3), layers=(3,), tp=2, pipeline_replicas=2)
     others = [
-        UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), layers=(4,), parallelism=Parallelism(dp=2, tp=2)),
-        UnitPlan("generator", ("generator",), (0,)),
+        module_unit("backbone", (0, 1, 2, 3), layers=(4,), dp=2, tp=2),
+        module_unit("generator", (0,)),
     ]
     plan = Plan((unit, *others), 4)
     mean = of.mean_microbatch_costs(plan)

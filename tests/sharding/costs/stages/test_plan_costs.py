@@ -13,15 +13,14 @@ from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
-from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
+from tests.unit_plans import module_unit
 
 MODEL = ModelConfig(
     (VisionConfig(width=64, depth=3, heads=4, ffn=128),),
@@ -39,16 +38,9 @@ BATCH = BatchCosts(GRAPH, COSTS, ROWS)
 ALL = trained_parts(GRAPH, ("all",))
 CUT = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (2, 3),
-            layers=(1, 3),
-            recompute=("full", "none"),
-            parallelism=Parallelism(dp=1, tp=1),
-        ),
-        UnitPlan("generator", ("generator",), (4,)),
+        module_unit("vision", (0, 1), layers=(3,), dp=2),
+        module_unit("backbone", (2, 3), layers=(1, 3), recompute=("full", "none"), dp=1, tp=1),
+        module_unit("generator", (4,)),
     ),
     microbatches=2,
 )
@@ -140,14 +132,7 @@ def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state()
 
 
 def test_every_chunk_gathers_and_reduces_what_it_holds():
-    unit = UnitPlan(
-        "backbone",
-        ("backbone",),
-        (2, 3),
-        layers=(2, 2),
-        recompute=("none", "none"),
-        parallelism=Parallelism(dp=2, chunks=2),
-    )
+    unit = module_unit("backbone", (2, 3), layers=(2, 2), dp=2, chunks=2)
     plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
     chunked, whole = (
         plan_costs(ResolvedPlan(plan, BATCH.graph, ALL), BATCH).stages,
@@ -162,14 +147,7 @@ def test_every_chunk_gathers_and_reduces_what_it_holds():
 def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
     """A plan whose backbone has these ranks."""
     devices = tuple(range(2, 2 + dp * cp * tp))
-    unit = UnitPlan(
-        "backbone",
-        ("backbone",),
-        devices,
-        layers=(4,),
-        recompute=(recompute,),
-        parallelism=Parallelism(dp=dp, tp=tp, cp=cp, ep=ep),
-    )
+    unit = module_unit("backbone", devices, layers=(4,), recompute=(recompute,), dp=dp, tp=tp, cp=cp, ep=ep)
     return Plan((CUT.units[0], unit, CUT.units[2]), 2)
 
 
@@ -194,7 +172,7 @@ def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
     edge = (("vision", 0), ("backbone", 0))
     seconds = [plan_costs(ResolvedPlan(ranked(2, cp), BATCH.graph, ALL), BATCH).hops[edge] for cp in (1, 2)]
     np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's replicas have one device each
-    encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), layers=(3,), parallelism=Parallelism(dp=2, cp=2))
+    encoder = module_unit("vision", (0, 1, 6, 7), layers=(3,), dp=2, cp=2)
     both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
     halves = plan_costs(ResolvedPlan(both, BATCH.graph, ALL), BATCH).hops[edge]
     assert (halves < seconds[0]).all() and (halves > seconds[0] / 2).all()
@@ -306,15 +284,8 @@ def test_hops_carry_the_input_of_the_next_stage():
 
 
 def test_sequence_parallelism_divides_hops_and_saved_activations():
-    unit = UnitPlan(
-        "backbone",
-        ("backbone",),
-        (0, 1, 2, 3),
-        layers=(2, 2),
-        recompute=("none", "none"),
-        parallelism=Parallelism(tp=2),
-    )
-    others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
+    unit = module_unit("backbone", (0, 1, 2, 3), layers=(2, 2), tp=2)
+    others = [module_unit("vision", (4,), layers=(3,)), module_unit("generator", (5,))]
     whole, divided = (
         plan_costs(
             ResolvedPlan(Plan((others[0], unit.with_parallelism(collectives=how), others[1]), 2), BATCH.graph, ALL),
@@ -329,8 +300,8 @@ def test_sequence_parallelism_divides_hops_and_saved_activations():
 
 
 def test_layers_without_sequence_parallelism_are_not_divided():
-    unit = UnitPlan("vision", ("vision",), (0, 1), layers=(3,), parallelism=Parallelism(tp=2))
-    others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
+    unit = module_unit("vision", (0, 1), layers=(3,), tp=2)
+    others = [module_unit("backbone", (2,), layers=(4,)), module_unit("generator", (3,))]
     whole, divided = (
         plan_costs(ResolvedPlan(Plan((unit.with_parallelism(collectives=how), *others), 2), BATCH.graph, ALL), BATCH)
         for how in ("all_reduce", "ring")
@@ -353,7 +324,7 @@ def costs_of_a_language_model(recompute: str) -> StepCosts:
         vocabulary=VOCABULARY, width=WIDTH, depth=DEPTH, heads=4, kv_heads=4, ffn=4 * WIDTH, gated=False
     )
     graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
-    plan = Plan((UnitPlan("backbone", ("backbone",), (0,), layers=(DEPTH,), recompute=(recompute,)),), 2)
+    plan = Plan((module_unit("backbone", (0,), layers=(DEPTH,), recompute=(recompute,)),), 2)
     rows = {"backbone": np.tile([LENGTH, LENGTH**2, 1.0, 0.0], (2, 1))}
     return plan_costs(ResolvedPlan(plan, graph, trained_parts(graph, ("all",))), BatchCosts(graph, COSTS, rows))
 
@@ -377,9 +348,9 @@ def test_full_recomputation_computes_every_forward_again_and_selective_the_atten
 
 def test_frozen_layers_without_gradients_recompute_nothing():
     units = (
-        UnitPlan("vision", ("vision",), (0,), layers=(3,), recompute=("full",)),
-        UnitPlan("backbone", ("backbone",), (1,), layers=(4,), recompute=("full",)),
-        UnitPlan("generator", ("generator",), (2,)),
+        module_unit("vision", (0,), layers=(3,), recompute=("full",)),
+        module_unit("backbone", (1,), layers=(4,), recompute=("full",)),
+        module_unit("generator", (2,)),
     )
     of = {
         parts: plan_costs(

@@ -23,7 +23,7 @@ from sharding.simulation.simulator import simulate
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile
 from tests.sharding.expert_graphs import with_experts
-from tests.unit_plans import flat_unit
+from tests.unit_plans import flat_unit, module_unit
 
 MODEL = ModelConfig(
     (VisionConfig(width=60, depth=3, heads=5, ffn=100),),
@@ -61,12 +61,12 @@ def alone(vision, backbone, devices):
     sizes = {"vision": vision, "backbone": backbone}
     return Plan(
         tuple(
-            UnitPlan(
+            module_unit(
                 name,
-                (name,),
-                tuple(range(16 * number, 16 * number + devices)),
+                range(16 * number, 16 * number + devices),
                 layers=(GRAPH[name].layer_count,),
-                parallelism=Parallelism(dp=devices // tp, tp=tp),
+                dp=devices // tp,
+                tp=tp,
             )
             for number, (name, tp) in enumerate(sizes.items())
         ),

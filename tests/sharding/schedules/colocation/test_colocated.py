@@ -6,11 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.schedule_hints import ScheduleHints
-from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.colocation.backbone_timeline import with_late_warm_up
 from sharding.schedules.colocation.bubble_use import bubble_use
@@ -34,6 +31,7 @@ from tests.sharding.hash_seeds import outputs_by_hash_seed
 from tests.sharding.schedules.cyclic_waits import check_restricted_orders
 from tests.sharding.schedules.test_order_by_seconds import SECONDS, with_seconds
 from tests.sharding.stage_graphs import build_op_graph, fan, recipes, training
+from tests.unit_plans import module_unit
 
 ROUNDING = 1 + 1e-9
 
@@ -189,24 +187,23 @@ GRAPH = ModuleGraph((ModuleSpec("vision", 2), ModuleSpec("backbone", 4, ("vision
 
 
 def colocated_plan(extra: int) -> Plan:
-    vision = UnitPlan(
+    vision = module_unit(
         "vision",
-        ("vision",),
         (0, 1),
         layers=(1, 1),
-        recompute=("none",) * 2,
-        parallelism=Parallelism(chunks=2, pipeline_replicas=2),
-        schedule_hints=ScheduleHints(
-            replica_of_microbatch=(0, 1, 1, 0), forward_seconds=(0.25, 0.25), backward_seconds=(0.5, 0.5)
-        ),
+        chunks=2,
+        pipeline_replicas=2,
+        replica_of_microbatch=(0, 1, 1, 0),
+        forward_seconds=(0.25, 0.25),
+        backward_seconds=(0.5, 0.5),
     )
-    backbone = UnitPlan(
+    backbone = module_unit(
         "backbone",
-        ("backbone",),
         (0, 1),
         layers=(2, 2),
-        recompute=("none",) * 2,
-        schedule_hints=ScheduleHints(extra_microbatches=extra, forward_seconds=(1.0, 1.0), backward_seconds=(2.0, 2.0)),
+        extra_microbatches=extra,
+        forward_seconds=(1.0, 1.0),
+        backward_seconds=(2.0, 2.0),
     )
     return Plan((vision, backbone), 4, "colocated")
 

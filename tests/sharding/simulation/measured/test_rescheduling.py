@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from sharding.plans.device_groups import replica_devices
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
@@ -30,20 +29,14 @@ from sharding.simulation.simulator import simulate_on_devices
 from sharding.specs.modules import module_graph
 from tests.sharding.schedules.one_by_one import one_by_one
 from tests.sharding.steps import stage_costs, step_costs
+from tests.unit_plans import module_unit
 
 GRAPH = module_graph(ModelConfig((VisionConfig(depth=1),), BackboneConfig(depth=4), (UNetConfig(),)))
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0,)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            (1, 2),
-            layers=(1,) * 4,
-            recompute=("none",) * 4,
-            parallelism=Parallelism(chunks=2),
-        ),
-        UnitPlan("generator", ("generator",), (3,)),
+        module_unit("vision", (0,)),
+        module_unit("backbone", (1, 2), layers=(1,) * 4, recompute=("none",) * 4, chunks=2),
+        module_unit("generator", (3,)),
     ),
     microbatches=6,
     schedule="interleaved",

@@ -31,12 +31,11 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.optimizers.hyperparameters import learning_rate, make_hyperparameters
 from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import noisy_state
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
+from tests.unit_plans import module_unit
 
 STEPS = 10
 # Adafactor factors the second moments of matrices of 128 x 128 and more alone, so the backbone is wide.
@@ -45,15 +44,8 @@ CONFIG = ModelConfig(
 )
 PLAN = Plan(
     (
-        UnitPlan("vision", ("vision",), (0, 1), layers=(2,), parallelism=Parallelism(dp=2)),
-        UnitPlan(
-            "backbone",
-            ("backbone",),
-            tuple(range(8)),
-            layers=(1, 2),
-            recompute=("none",) * 2,
-            parallelism=Parallelism(dp=2, tp=2, ep=2),
-        ),
+        module_unit("vision", (0, 1), layers=(2,), dp=2),
+        module_unit("backbone", range(8), layers=(1, 2), dp=2, tp=2, ep=2),
     ),
     microbatches=2,
 )

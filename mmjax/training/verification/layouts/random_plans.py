@@ -1,6 +1,6 @@
 """Random plans: drawn combinations of parallelism that are valid for a model, its rows and its devices.
 
-`python -m mmjax.verify --random` compares them like the layouts of `layouts.py`.
+`python -m mmjax.verify --random` compares them like the layouts of `default_layouts.py`.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import random
 from typing import get_args
 
 from configs.short_repr import shown_fields
-from mmjax.training.verification.divided_plans import GlobalRows, divides_positions
+from mmjax.training.verification.layouts.divided_plans import GlobalRows, divides_positions
 from sharding.axes import ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.device_ranges import device_ranges

@@ -9,9 +9,9 @@ import pytest
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.comparison import verify_layouts
-from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layout_kinds import NamedLayout
-from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
+from mmjax.training.verification.layouts.divided_plans import GlobalRows
+from mmjax.training.verification.layouts.layout_kinds import NamedLayout
+from mmjax.training.verification.layouts.random_plans import COLLECTIVES, random_plans
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.resolved_plan import resolve_plan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES

@@ -1,6 +1,6 @@
 """Plans from a division of every module: parallelism and recomputation of encoders, backbone and generators.
 
-`layouts.py` lists the divisions, `layout_kinds.py` fits them to a model; this makes the plans.
+`layout_table.py` lists the divisions, `layout_kinds.py` fits them to a model; this makes the plans.
 """
 
 import dataclasses
@@ -90,6 +90,13 @@ class ModuleDivision:
 
 
 UNDIVIDED = ModuleDivision()
+
+
+def divided(**fields: Any) -> ModuleDivision:
+    """Returns the division with some fields of `ModuleDivision` and of its `Parallelism`, whose names differ."""
+    ranks = {field.name for field in dataclasses.fields(Parallelism)} & fields.keys()
+    own = {name: value for name, value in fields.items() if name not in ranks}
+    return ModuleDivision(parallelism=Parallelism(**{name: fields[name] for name in ranks}), **own)
 
 
 class ModuleRole(enum.IntEnum):

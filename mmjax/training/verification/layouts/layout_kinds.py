@@ -1,13 +1,13 @@
 """Kinds of layouts that `python -m mmjax.verify` compares, which make plans from divisions, the most divided first.
 
-`layouts.py` lists them.
+`layout_table.py` lists them.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from mmjax.training.verification.divided_plans import (
+from mmjax.training.verification.layouts.divided_plans import (
     GlobalRows,
     ModuleDivision,
     ModuleRole,

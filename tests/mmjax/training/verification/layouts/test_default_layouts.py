@@ -7,8 +7,9 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.configured_run import layouts_to_verify
-from mmjax.training.verification.divided_plans import GlobalRows, module_roles
-from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, kinds_for
+from mmjax.training.verification.layouts.default_layouts import default_layouts, kinds_for
+from mmjax.training.verification.layouts.divided_plans import GlobalRows, module_roles
+from mmjax.training.verification.layouts.layout_table import LAYOUT_KINDS
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan

@@ -1,0 +1,51 @@
+"""Planners of rows, and rows of an encoder's phase, for tests of packing and of producers."""
+
+from collections.abc import Sequence
+
+import grain
+
+from data.data_config import RowCapacity
+from data.datasets.dataset import SampleIndex
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
+from data.packing.phases.phase_rows import PhaseRows
+from data.packing.row_planner import RowPlanner
+
+
+def row_planner(
+    policy: str,
+    index: SampleIndex,
+    stream: Sequence[int] | grain.MapDataset,
+    capacity: RowCapacity,
+    *,
+    rows: int,
+    window: int,
+    epoch: int,
+    seed: int = 0,
+) -> RowPlanner:
+    """A planner of rows whose samples are grouped by a policy; a sample that does not fit is left out."""
+    return RowPlanner(
+        sample_stream=stream,
+        sample_index=index,
+        capacity=capacity,
+        rows_per_step=rows,
+        window_size=window,
+        epoch_length=epoch,
+        group_samples=GROUPING_POLICIES[policy].make_algorithm(row_limits(capacity), rows),
+        form_steps=GROUPING_POLICIES[policy].form_steps,
+        seed=seed,
+        strict=False,
+    )
+
+
+def vision_rows(rows: int, slots: int, capacities: tuple[int, ...], values_per_slot: int = 4) -> PhaseRows:
+    """Rows of a vision encoder's phase."""
+    return PhaseRows(
+        module="vision",
+        unit="vision",
+        is_generator=False,
+        rows=rows,
+        slots=slots,
+        capacities=capacities,
+        values="patches",
+        values_per_slot=values_per_slot,
+    )
