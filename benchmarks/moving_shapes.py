@@ -41,9 +41,10 @@ def main(arguments: MovingShapesArguments) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for name, folder in sources(clips, pathlib.Path(scratch)):
             begin = time.perf_counter()
-            found = score(moving_shapes("test", str(folder)))
+            result = score(moving_shapes("test", str(folder)))
             print(
-                f"{name:<36}{found.accuracy:.1%} of {found.questions}, {time.perf_counter() - begin:.0f} s", flush=True
+                f"{name:<36}{result.accuracy:.1%} of {result.questions}, {time.perf_counter() - begin:.0f} s",
+                flush=True,
             )
     return 0
 

@@ -42,9 +42,10 @@ def main(arguments: SpokenVQAArguments) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for name, source in sources(arguments.speech, scratch):
             begin = time.perf_counter()
-            found = score(source)
+            result = score(source)
             print(
-                f"{name:<36}{found.accuracy:.1%} of {found.questions}, {time.perf_counter() - begin:.0f} s", flush=True
+                f"{name:<36}{result.accuracy:.1%} of {result.questions}, {time.perf_counter() - begin:.0f} s",
+                flush=True,
             )
     return 0
 
@@ -93,10 +94,10 @@ def deranged(items: Sequence[Item]) -> list[Item]:
     import numpy as np
 
     ring = np.random.default_rng(0).permutation(len(items))
-    found = list(items)
+    order = list(items)
     for place, taken in zip(ring, np.roll(ring, 1), strict=True):
-        found[place] = items[taken]
-    return found
+        order[place] = items[taken]
+    return order
 
 
 def make_scorer(config, workdir: pathlib.Path, devices, data):
