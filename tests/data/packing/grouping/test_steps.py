@@ -34,8 +34,8 @@ def test_one_modality_is_sorted_into_steps():
     steps, left = balanced_steps(of_one(sizes), sizes, 4, np.random.default_rng(1))
     kept = np.setdiff1d(np.arange(41), left)
     expected = np.sort(sizes[kept, 0]).reshape(-1, 4)
-    found = np.sort(sizes[steps, 0], axis=1)
-    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], expected)
+    actual = np.sort(sizes[steps, 0], axis=1)
+    np.testing.assert_array_equal(actual[np.argsort(actual[:, 0])], expected)
 
 
 @pytest.mark.parametrize("modalities", [2, 3])

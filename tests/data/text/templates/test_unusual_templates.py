@@ -31,10 +31,10 @@ def record(*texts):
     return Record("r", tuple(Turn(role, (TextPart(text),)) for role, text in zip(roles, texts, strict=False)))
 
 
-def told(source, of):
+def told(source, conversation):
     """The texts of a conversation, and those in the loss."""
     tokenizer = own(source)
-    pieces = render_conversation(of, find_template("tokenizer", tokenizer), tokenizer)
+    pieces = render_conversation(conversation, find_template("tokenizer", tokenizer), tokenizer)
     runs = [piece for piece in pieces if not isinstance(piece, MediaPlaceholder)]
     text = "".join(tokenizer.decode(run.ids) for run in runs)
     return text, [tokenizer.decode(run.ids) for run in runs if run.in_loss]
@@ -99,8 +99,8 @@ def test_a_template_that_wants_an_image_places_it():
     data_set(source)
     shown = Turn("user", (TextPart("Look: "), ImagePart(Media("a.png"))))
     tokenizer = own(source)
-    of = Record("r", (shown, Turn("assistant", (TextPart("A house."),))))
-    pieces = render_conversation(of, find_template("tokenizer", tokenizer), tokenizer)
+    conversation = Record("r", (shown, Turn("assistant", (TextPart("A house."),))))
+    pieces = render_conversation(conversation, find_template("tokenizer", tokenizer), tokenizer)
     assert [type(piece).__name__ for piece in pieces[:2]] == ["TokenRun", "MediaPlaceholder"]
 
 
