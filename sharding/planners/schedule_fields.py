@@ -69,16 +69,16 @@ def with_stage_seconds(problem: PlanningProblem, plan: Plan, communication: bool
     """
     stages = problem.mean_microbatch_costs(plan)
 
-    def of_unit(unit: UnitPlan, field: str) -> tuple[float, ...]:
+    def mean_seconds(unit: UnitPlan, field: str) -> tuple[float, ...]:
         means = (np.mean(getattr(stages[unit.name, number], field)) for number in range(unit.stage_count))
         return tuple(float(f"{mean:.3g}") for mean in means)
 
     def with_seconds(unit: UnitPlan) -> UnitPlan:
         fields: dict[str, tuple[float, ...]] = {}
         for kind in ("forward", "backward"):
-            fields[f"{kind}_seconds"] = seconds = of_unit(unit, kind)
+            fields[f"{kind}_seconds"] = seconds = mean_seconds(unit, kind)
             if communication:
-                waits = of_unit(unit, f"{kind}_communication")
+                waits = mean_seconds(unit, f"{kind}_communication")
                 fields[f"{kind}_communication"] = tuple(map(min, waits, seconds))  # both are rounded
         return unit.with_hints(**fields)
 

@@ -105,7 +105,7 @@ def _by_stage(spans: Sequence[Span], graph: StageGraph) -> tuple[_Table, _Table]
         if span.op.kind in COMPUTE_KINDS:
             by_microbatch[span.op.kind, span.op.stage_id][span.op.microbatch] = span
 
-    def of_microbatches(stage: StageId, moments: list[Float[np.ndarray, " i"]]) -> Float[np.ndarray, "m i"]:
+    def moments_table(stage: StageId, moments: list[Float[np.ndarray, " i"]]) -> Float[np.ndarray, "m i"]:
         table = np.stack(moments)
         return np.broadcast_to(table.max(axis=0), table.shape) if stage in graph.compiled else table
 
@@ -113,8 +113,8 @@ def _by_stage(spans: Sequence[Span], graph: StageGraph) -> tuple[_Table, _Table]
         key: [stage_spans[number] for number in sorted(stage_spans)] for key, stage_spans in by_microbatch.items()
     }
     return (
-        {key: of_microbatches(key[1], [span.start for span in stage_spans]) for key, stage_spans in ordered.items()},
-        {key: of_microbatches(key[1], [span.end for span in stage_spans]) for key, stage_spans in ordered.items()},
+        {key: moments_table(key[1], [span.start for span in stage_spans]) for key, stage_spans in ordered.items()},
+        {key: moments_table(key[1], [span.end for span in stage_spans]) for key, stage_spans in ordered.items()},
     )
 
 

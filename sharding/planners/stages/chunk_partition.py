@@ -206,12 +206,12 @@ class ChunkPartitions:
     def _bounds(self, cuts: Int[np.ndarray, "c s"]) -> tuple[Float[np.ndarray, "c p"], Float[np.ndarray, "c p"]]:
         """Lower bounds of the bytes that are missing on each rank, and of its seconds."""
 
-        def of_ranks(stage_values: Float[np.ndarray, "c v"]) -> Float[np.ndarray, "c p"]:
+        def sums_of_ranks(stage_values: Float[np.ndarray, "c v"]) -> Float[np.ndarray, "c p"]:
             return stage_values.reshape(len(cuts), -1, self._layout.pp).sum(axis=1)
 
-        seconds = of_ranks(np.diff(self._solver.fastest_before[cuts], axis=1))
+        seconds = sums_of_ranks(np.diff(self._solver.fastest_before[cuts], axis=1))
         before, numbers = self._bytes_before, self._numbers
-        needed = of_ranks(before[numbers, cuts[:, 1:]] - before[numbers, cuts[:, :-1]])
+        needed = sums_of_ranks(before[numbers, cuts[:, 1:]] - before[numbers, cuts[:, :-1]])
         return np.maximum(needed - self._memory, 0.0), seconds * (1 - 1e-12)
 
 

@@ -102,14 +102,16 @@ class PipelinePass:
     def _rows(self) -> _Row:
         table = self._table
 
-        def of_rank(entries: np.ndarray) -> jax.Array:
+        def rank_column(entries: np.ndarray) -> jax.Array:
             return jnp.take(jnp.asarray(entries), self._computations.rank, axis=1)
 
         def op(ops: TickOps) -> _Op:
-            return _Op(of_rank(ops.runs), of_rank(ops.microbatch), of_rank(ops.chunk))
+            return _Op(rank_column(ops.runs), rank_column(ops.microbatch), rank_column(ops.chunk))
 
         def slots(tick_slots: TickSlots) -> _Slots:
-            return _Slots(of_rank(tick_slots.arrival), of_rank(tick_slots.forward), of_rank(tick_slots.backward))
+            return _Slots(
+                rank_column(tick_slots.arrival), rank_column(tick_slots.forward), rank_column(tick_slots.backward)
+            )
 
         return _Row(
             forward=op(table.forwards),
@@ -121,7 +123,7 @@ class PipelinePass:
             last_forward=jnp.asarray(table.last_forwards),
             first_backward=jnp.asarray(table.first_backwards),
             last_backward=jnp.asarray(table.last_backwards),
-            next_arrival=of_rank(self._next_arrivals),
+            next_arrival=rank_column(self._next_arrivals),
         )
 
     # ------------------------------------------------------------------ a tick
