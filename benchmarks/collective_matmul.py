@@ -43,7 +43,9 @@ def main(arguments: CollectiveMatmulArguments) -> int:
     wanted = exact(operands)
     errors = {name: error(form, operands, wanted) for name, form in forms.items()}
     times = in_turns({name: timed_jax(form, operands) for name, form in forms.items()}, arguments.turns)
-    ratios = {name: statistics.median(map(float.__truediv__, of, times[REFERENCE])) for name, of in times.items()}
+    ratios = {
+        name: statistics.median(map(float.__truediv__, seconds, times[REFERENCE])) for name, seconds in times.items()
+    }
     result = {
         "device": jax.devices()[0].device_kind,
         "ranks": jax.device_count(),

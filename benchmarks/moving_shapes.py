@@ -36,7 +36,7 @@ def main(arguments: MovingShapesArguments) -> int:
     config = cli.run_config(workdir, arguments)
     print(f"{'commonest answer':<36}{commonest_answer_accuracy(clips):.1%}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        changed = ((name, moving_shapes("test", str(of))) for name, of in sources(clips, pathlib.Path(scratch)))
+        changed = ((name, moving_shapes("test", str(folder))) for name, folder in sources(clips, pathlib.Path(scratch)))
         print_scores(config, workdir, config.data, changed)
     return 0
 

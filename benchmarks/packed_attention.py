@@ -51,7 +51,7 @@ def measure(dtype: str, length: int, segment: int, rounds: int) -> dict:
 
     arguments = arrays(length, segment, dtype)
     programs = {form: program(form, None, arguments) for form in ("dense", "blocked")}
-    times = in_turns({form: timed_jax(each, arguments) for form, each in programs.items()}, rounds)
+    times = in_turns({form: timed_jax(compiled, arguments) for form, compiled in programs.items()}, rounds)
     seconds = np.array(list(times.values())).T
     return {
         "dtype": dtype,
@@ -59,7 +59,7 @@ def measure(dtype: str, length: int, segment: int, rounds: int) -> dict:
         "segment": segment,
         "seconds": dict(zip(programs, np.median(seconds, axis=0).tolist(), strict=True)),
         "ratio": np.quantile(seconds[:, 0] / seconds[:, 1], (0.5, 0.25, 0.75)).tolist(),
-        "bytes": {form: each.memory_analysis().temp_size_in_bytes for form, each in programs.items()},
+        "bytes": {form: compiled.memory_analysis().temp_size_in_bytes for form, compiled in programs.items()},
     }
 
 
@@ -67,14 +67,14 @@ def blocks(rounds: int) -> list[dict]:
     """Seconds by the size of the blocks, over the seconds with blocks of 64, timed in turns."""
     import numpy as np
 
-    found = []
+    results = []
     for length, segment in ((512, 128), (2048, 512)):
         arguments, sizes = arrays(length, segment, "float32"), (32, 64, 128, 256)
         programs = {str(size): timed_jax(program("blocked", size, arguments), arguments) for size in sizes}
         seconds = np.array(list(in_turns(programs, rounds).values())).T
         ratios = np.median(seconds / seconds[:, 1:2], axis=0)
-        found.append({"length": length, "segment": segment, "of_64": dict(zip(sizes, ratios.tolist(), strict=True))})
-    return found
+        results.append({"length": length, "segment": segment, "of_64": dict(zip(sizes, ratios.tolist(), strict=True))})
+    return results
 
 
 def arrays(length: int, segment: int, dtype: str) -> tuple:
@@ -83,10 +83,10 @@ def arrays(length: int, segment: int, dtype: str) -> tuple:
     import numpy as np
 
     random = np.random.default_rng(0)
-    of_heads = (
+    projections = (
         jnp.asarray(random.normal(size=(1, length, heads, WIDTH)), dtype) for heads in (HEADS, KEY_HEADS, KEY_HEADS)
     )
-    return *of_heads, jnp.asarray(np.arange(length)[None] // segment + 1, jnp.int32)
+    return *projections, jnp.asarray(np.arange(length)[None] // segment + 1, jnp.int32)
 
 
 def program(form: str, block: int | None, arguments: tuple):

@@ -44,13 +44,13 @@ def main(arguments: cli.JsonArguments) -> None:
         return
     print(f"{'way':12} {'MB':>4} {'latency ms':>11} {'MB/s, one':>10} {'MB/s, ' + str(CONNECTIONS):>10}")
     for row in rows:
-        each = (row["latency_ms"], row["one_mb_s"], row["several_mb_s"])
-        print(f"{row['way']:12} {row['megabytes']:4} {each[0]:11.3f} {each[1]:10.0f} {each[2]:10.0f}")
+        figures = (row["latency_ms"], row["one_mb_s"], row["several_mb_s"])
+        print(f"{row['way']:12} {row['megabytes']:4} {figures[0]:11.3f} {figures[1]:10.0f} {figures[2]:10.0f}")
 
 
 def measure(megabytes: int) -> list[dict[str, Any]]:
     """Measures all transports for one size of batches."""
-    found = []
+    results = []
     ways = {"in process": _in_process, "flight": _by_flight}
     if importlib.util.find_spec("grpc"):
         ways["grpc"] = _by_grpc
@@ -59,8 +59,8 @@ def measure(megabytes: int) -> list[dict[str, Any]]:
             latency = _latency(connect())
             several = _throughput([connect() for _ in range(CONNECTIONS)], megabytes)
         row = {"way": way, "megabytes": megabytes, "latency_ms": 1e3 * latency, "one_mb_s": megabytes / latency}
-        found.append(row | {"several_mb_s": several})
-    return found
+        results.append(row | {"several_mb_s": several})
+    return results
 
 
 def make_batch(megabytes: int) -> GlobalBatch:

@@ -107,8 +107,8 @@ def brute_force_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Ro
     for pipeline in range(replay.pipelines):
         seconds = replay.step_seconds(pipeline_microbatch_seconds, all_orders + m * pipeline)
         gaps += seconds.mean() - seconds.min()
-        own = interval_orders[pipeline : pipeline + 1]
-        for number, orders in enumerate((own, search_orders(replay, pipeline_microbatch_seconds, own, 1024))):
+        given = interval_orders[pipeline : pipeline + 1]
+        for number, orders in enumerate((given, search_orders(replay, pipeline_microbatch_seconds, given, 1024))):
             remaining[number] += replay.step_seconds(pipeline_microbatch_seconds, orders)[0] - seconds.min()
     closed = 1 - remaining / gaps
     title = f"{name}: of the gap to the best of {math.factorial(m):,} orders"

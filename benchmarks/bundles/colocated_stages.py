@@ -96,8 +96,8 @@ def op_calls(tp: int) -> Mapping[tuple[Unit, Kind], ProgramCall]:
         )
         for unit in ("vision", "backbone"):
             stage = stages[unit, 1]
-            found, _, gradients = stage_calls(programs[unit, 1][0].by_capacity)
-            *_, calls[unit, "forward"], calls[unit, "backward"] = found
+            stage_programs, _, gradients = stage_calls(programs[unit, 1][0].by_capacity)
+            *_, calls[unit, "forward"], calls[unit, "backward"] = stage_programs
             masters = stage.master_weights
             calls[unit, "gather"] = ProgramCall(masters.gather, (masters.abstract_weights(),))
             calls[unit, "reduce"] = ProgramCall(masters.make_reduce(stage.trained_keys), (gradients,))

@@ -66,9 +66,11 @@ def _exposure(compiled: Any) -> ProgramExposure:
     program: ScheduledProgram = parse_scheduled_hlo(compiled.as_text())
     times, collectives = executions(program), find_collectives(program)
     return ProgramExposure(
-        exchanged_bytes=sum(of.size * times[of.computation] for of in collectives),
-        exposed_bytes=sum(of.size * times[of.computation] for of in collectives if not of.hidden),
-        exposed_seconds=sum(_exposed_seconds(of) * times[of.computation] for of in collectives),
+        exchanged_bytes=sum(collective.size * times[collective.computation] for collective in collectives),
+        exposed_bytes=sum(
+            collective.size * times[collective.computation] for collective in collectives if not collective.hidden
+        ),
+        exposed_seconds=sum(_exposed_seconds(collective) * times[collective.computation] for collective in collectives),
         flops=sum(matmul.flops * times[matmul.computation] for matmul in find_matmuls(program)),
         temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
         collectives=tuple(collectives),
@@ -109,9 +111,9 @@ def bundle_rows(cases: Sequence[BundleCase]) -> list[Mapping[str, Any]]:
     for case in cases:
         for gemms in GEMMS:
             alone, bundled = exposure_alone(case, gemms), exposure_in_bundle(case, gemms)
-            exposed = sum(of.exposed_bytes for of in alone)
-            seconds = sum(of.exposed_seconds for of in alone)
-            temporary = max(of.temporary_bytes for of in alone)
+            exposed = sum(exposure.exposed_bytes for exposure in alone)
+            seconds = sum(exposure.exposed_seconds for exposure in alone)
+            temporary = max(exposure.temporary_bytes for exposure in alone)
             rows += [
                 _row(f"{case}, {gemms}: exposed MiB", bundled.exposed_bytes / MIB, exposed / MIB, has_goal=True),
                 _row(f"{case}, {gemms}: exposed ms", bundled.exposed_seconds * 1e3, seconds * 1e3, has_goal=True),

@@ -35,8 +35,8 @@ def simulate_alpa(problem: PlanningProblem) -> SimulatedPlan:
 
 def _simulated(problem: PlanningProblem) -> Iterator[SimulatedPlan]:
     chain = ChainProblem(problem)
-    for found in chain.sizes.layouts(problem.devices):
-        layout = dataclasses.replace(found, collectives="all_reduce")
+    for candidate in chain.sizes.layouts(problem.devices):
+        layout = dataclasses.replace(candidate, collectives="all_reduce")
         layers = chain.layers(layout, extra_microbatches=0)
         counts = by_virtual_stages(layers, layout.pp)
         if counts is None:

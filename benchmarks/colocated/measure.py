@@ -61,13 +61,13 @@ def measure_case(case: OptimusCase) -> list[Row]:
 def mean_gain_rows(rows: list[Row], measured: tuple[OptimusSetting, ...]) -> list[Row]:
     """The mean of what hiding the encoders could gain over Megatron-LM, and over the balanced form, where they are."""
     values = {row["name"]: row["value"] for row in rows}
-    found = []
+    mean_rows = []
     for system in (MEGATRON, MEGATRON_BALANCED):
         gains = [values[name] for setting in measured if (name := _gain_name(setting, system)) in values]
         if gains:
             name = f"{_most(system)}, mean of {len(gains)} settings"
-            found.append(paper_row(name, statistics.mean(gains), settings.PAPER_MEAN_OVER_BASELINES))
-    return found
+            mean_rows.append(paper_row(name, statistics.mean(gains), settings.PAPER_MEAN_OVER_BASELINES))
+    return mean_rows
 
 
 def _step_rows(case: OptimusCase, name: str, step: SimulatedPlan) -> list[Row]:

@@ -39,9 +39,9 @@ ChainPartition = Callable[[PlanningProblem, int], tuple[int, ...]]
 
 def first_stage(problem: PlanningProblem, stages: int) -> tuple[int, ...]:
     """All layers of the encoders, and as many of the backbone as each other stage has, the first ones one more."""
-    each, rest = divmod(problem.graph.backbone.layer_count, stages)
-    own = [each + (stage < rest) for stage in range(stages)]
-    return own[0] + _encoder_layers(problem), *own[1:]
+    least, rest = divmod(problem.graph.backbone.layer_count, stages)
+    counts = [least + (stage < rest) for stage in range(stages)]
+    return counts[0] + _encoder_layers(problem), *counts[1:]
 
 
 def rebalanced(problem: PlanningProblem, stages: int) -> tuple[int, ...]:
@@ -89,8 +89,8 @@ def layer_flops(problem: PlanningProblem) -> Float[np.ndarray, " n"]:
     for module in problem.graph.modules:
         load = problem.data.mean_load(module.name)
         for layer in range(module.layer_count):
-            own = required.of_layers(module.name, layer, layer + 1)
-            flops.append(sum(of.count * float(useful_flops(of.layer, load, of.gradients)) for of in own))
+            layers = required.of_layers(module.name, layer, layer + 1)
+            flops.append(sum(run.count * float(useful_flops(run.layer, load, run.gradients)) for run in layers))
     return np.array(flops)
 
 

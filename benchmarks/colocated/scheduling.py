@@ -71,16 +71,16 @@ def scheduling_rows(case: OptimusCase) -> list[Row]:
 def increase_rows(rows: list[Row]) -> list[Row]:
     """Hidden share with fewer microbatches, less the hidden share with most of them: a goal of at least 0."""
     values = {row["name"]: row["value"] for row in rows}
-    found = []
+    increases = []
     for chunks in SLICES:
         names = [f"{_title(setting)}, {_chunks(chunks)}, fine: {_IN_BUBBLES}" for setting in settings.STRONG_SCALING]
         if all(name in values for name in names):
             most, *fewer = (values[name] for name in names)
-            found += [
+            increases += [
                 paper_row(f"{name.split(': ')[0]}: more than with 32 microbatches by", share - most, goal=0.0)
                 for name, share in zip(names[1:], fewer, strict=True)
             ]
-    return found
+    return increases
 
 
 def _share_rows(case: OptimusCase, plan: Plan, schedule: Schedule, title: str, is_fine: bool) -> list[Row]:
@@ -119,8 +119,8 @@ def colocated_plan(problem: PlanningProblem, setting: OptimusSetting, chunks: in
         PlanError: None fits.
     """
     pairs = sorted(itertools.product(RECOMPUTE, RECOMPUTE), key=lambda pair: sum(map(RECOMPUTE.index, pair)))
-    for of_encoder, of_backbone in pairs:
-        plan = _plan(problem, setting, chunks, of_encoder, of_backbone)
+    for encoder_recompute, backbone_recompute in pairs:
+        plan = _plan(problem, setting, chunks, encoder_recompute, backbone_recompute)
         if problem.memory_fraction(problem.simulate(plan)) <= 1:
             return plan
     raise PlanError(f"{setting.title}: no recomputation makes the colocated plan with {chunks} chunks fit")
@@ -130,8 +130,8 @@ def _plan(
     problem: PlanningProblem,
     setting: OptimusSetting,
     chunks: int,
-    of_encoder: RecomputePolicy,
-    of_backbone: RecomputePolicy,
+    encoder_recompute: RecomputePolicy,
+    backbone_recompute: RecomputePolicy,
 ) -> Plan:
     ranks, graph = setting.ranks, problem.graph
     assert ranks is not None
@@ -149,12 +149,13 @@ def _plan(
             collectives="sequence_parallel",
         )
 
-    backbone = unit(graph.backbone.name, ranks.pp * chunks, chunks, of_backbone)
+    backbone = unit(graph.backbone.name, ranks.pp * chunks, chunks, backbone_recompute)
     pipeline_replicas = dataclasses.replace(
-        unit(encoder.name, SLICES[chunks], SLICES[chunks], of_encoder),
+        unit(encoder.name, SLICES[chunks], SLICES[chunks], encoder_recompute),
         devices=pipeline_replica_devices(backbone, 1, ranks.tp),
         parallelism=dataclasses.replace(
-            unit(encoder.name, SLICES[chunks], SLICES[chunks], of_encoder).parallelism, pipeline_replicas=ranks.pp
+            unit(encoder.name, SLICES[chunks], SLICES[chunks], encoder_recompute).parallelism,
+            pipeline_replicas=ranks.pp,
         ),
     )
     plan = with_stage_seconds(
@@ -190,11 +191,11 @@ def enumeration_row() -> Row:
     problem = case_of(few).problem
     plan = _plan(problem, few, 1, "full", "full")
     best = min(_pass_seconds(problem, plan, division) for division in _divisions())
-    found = pass_seconds(colocated(_op_graph(problem, plan)))
+    seconds = pass_seconds(colocated(_op_graph(problem, plan)))
     return paper_row(
         f"division of {FEW_MICROBATCHES} microbatches among {FEW_PIPELINE_REPLICAS} pipeline replicas: seconds of "
         "passes over the least",
-        found / best,
+        seconds / best,
         goal=1.0 + 1e-9,
         most=True,
     )
@@ -202,8 +203,8 @@ def enumeration_row() -> Row:
 
 def _divisions() -> Iterator[tuple[int, ...]]:
     """All divisions that give every pipeline replica a microbatch."""
-    of_all = itertools.product(range(FEW_PIPELINE_REPLICAS), repeat=FEW_MICROBATCHES)
-    return (division for division in of_all if len(set(division)) == FEW_PIPELINE_REPLICAS)
+    divisions = itertools.product(range(FEW_PIPELINE_REPLICAS), repeat=FEW_MICROBATCHES)
+    return (division for division in divisions if len(set(division)) == FEW_PIPELINE_REPLICAS)
 
 
 def _pass_seconds(problem: PlanningProblem, plan: Plan, division: tuple[int, ...]) -> float:

@@ -46,7 +46,7 @@ def separate_plan(config: TrainConfig) -> Plan:
 
 
 def _units(
-    model: ModelConfig, of_backbone: Sequence[int], of_encoder: Sequence[int], pipeline_replicas: int = 1
+    model: ModelConfig, backbone_layers: Sequence[int], encoder_layers: Sequence[int], pipeline_replicas: int = 1
 ) -> tuple[UnitPlan, UnitPlan]:
     """Units whose virtual stages own one layer.
 
@@ -69,8 +69,8 @@ def _units(
             ),
         )
 
-    backbone = unit(model.backbone.name, of_backbone, model.backbone.depth, 2, 1)
-    return backbone, unit(encoder.name, of_encoder, encoder.depth, 1, pipeline_replicas)
+    backbone = unit(model.backbone.name, backbone_layers, model.backbone.depth, 2, 1)
+    return backbone, unit(encoder.name, encoder_layers, encoder.depth, 1, pipeline_replicas)
 
 
 def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
@@ -92,8 +92,8 @@ def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
     for stage_id, stage in engine.executor.stages.items():
         for number, pipeline_replica in enumerate(stage.pipeline_replicas):
             calls = zip(("forward", "backward"), stage_calls(pipeline_replica.by_capacity).calls[-2:], strict=True)
-            of_replica = (runs[stage_id, number, kind] * _flops(call) for kind, call in calls)
-            flops += pipeline_replica.largest.mesh.size * sum(of_replica)
+            replica_flops = (runs[stage_id, number, kind] * _flops(call) for kind, call in calls)
+            flops += pipeline_replica.largest.mesh.size * sum(replica_flops)
     return flops
 
 

@@ -34,17 +34,17 @@ def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
     chain = {"balanced": functools.partial(_by_policy, "balanced")}
     if case.setting.ranks is None:
         return {ALPA: _alpa, **searched, **chain, BACKBONE: _searched_backbone}
-    of_megatron = {
+    megatron_forms = {
         MEGATRON: functools.partial(_megatron, megatron.first_stage, 1),
         f"{MEGATRON}, first stage rebalanced": functools.partial(_megatron, megatron.rebalanced, 1),
         INTERLEAVED: functools.partial(_megatron, megatron.first_stage, None),
     }
     if len(case.model.encoders) == 1:  # with several, the modules are no chain
-        of_megatron[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
-        of_megatron[f"{MEGATRON_BALANCED}, slower of equal partitions"] = functools.partial(_megatron_balanced, max)
+        megatron_forms[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
+        megatron_forms[f"{MEGATRON_BALANCED}, slower of equal partitions"] = functools.partial(_megatron_balanced, max)
         searched |= chain
     return {
-        **of_megatron,
+        **megatron_forms,
         **searched,
         BACKBONE: functools.partial(_backbone, "sequence_parallel"),
         f"{BACKBONE}, collectives overlapped": functools.partial(_backbone, "ring"),
@@ -61,7 +61,7 @@ def _megatron(partition: megatron.ChainPartition, chunks: int | None, case: Opti
 def _megatron_balanced(choose: Callable[..., SimulatedPlan], case: OptimusCase) -> SimulatedPlan:
     """Simulates both ends of the equal partitions; takes the one with the shorter step (min) or the longer (max)."""
     partitions = (megatron.balanced, megatron.balanced_from_first)
-    return choose((_megatron(each, None, case) for each in partitions), key=_seconds)
+    return choose((_megatron(partition, None, case) for partition in partitions), key=_seconds)
 
 
 def _backbone(collectives: CollectivesName, case: OptimusCase) -> SimulatedPlan:
@@ -101,16 +101,16 @@ def _colocated(case: OptimusCase) -> SimulatedPlan:
 
 
 def _shortest_of_samples(simulate: Callable[[PlanningProblem], SimulatedPlan], case: OptimusCase) -> SimulatedPlan:
-    found, reason = [], None
+    plans, reason = [], None
     for samples in SAMPLES:
         try:
-            found.append(simulate(case.problem_with(samples)))
+            plans.append(simulate(case.problem_with(samples)))
         except PlanError as error:
             reason = error
-    if not found:
+    if not plans:
         assert reason is not None
         raise reason
-    return _shortest(found)
+    return _shortest(plans)
 
 
 def _shortest(simulated: Iterable[SimulatedPlan]) -> SimulatedPlan:

@@ -61,15 +61,16 @@ def blocks_of_ranks(segments: Int[np.ndarray, "n s"], places: Places) -> Int[np.
     """Pairs of blocks that each rank computes at each step of a ring, of causal rows."""
     ranks, local = places.shape
     block = default_block_size(local)
-    of_ranks = [
+    tokens = [
         TokenIds(
-            jnp.asarray(segments[:, of]), order=jnp.broadcast_to(jnp.asarray(of, jnp.int32), (len(segments), local))
+            jnp.asarray(segments[:, positions]),
+            order=jnp.broadcast_to(jnp.asarray(positions, jnp.int32), (len(segments), local)),
         )
-        for of in places
+        for positions in places
     ]
     counts = [
         [
-            np.sum(blocks_overlap(of_ranks[rank], of_ranks[(rank - step) % ranks], None, (block, block)), axis=(1, 2))
+            np.sum(blocks_overlap(tokens[rank], tokens[(rank - step) % ranks], None, (block, block)), axis=(1, 2))
             for step in range(ranks)
         ]
         for rank in range(ranks)
@@ -82,13 +83,13 @@ def measure() -> Iterator[dict[str, Any]]:
     segments = packed_rows(ROWS, TOKENS)
     needed = blocks_of_ranks(segments, contiguous(TOKENS, RANKS)).sum(axis=(1, 2))
     for name, cut in CUTS.items():
-        found = blocks_of_ranks(segments, cut(TOKENS, RANKS))
-        most = (found.sum(axis=2).max(axis=1) * RANKS / needed).mean()
-        stepwise = (found.max(axis=1).sum(axis=1) * RANKS / needed).mean()
+        block_counts = blocks_of_ranks(segments, cut(TOKENS, RANKS))
+        most = (block_counts.sum(axis=2).max(axis=1) * RANKS / needed).mean()
+        stepwise = (block_counts.max(axis=1).sum(axis=1) * RANKS / needed).mean()
         goal = GOAL if name == "small chunks" else None
-        for what, value in (("of the rank with most", most), ("where every step waits for the slowest", stepwise)):
+        for case, value in (("of the rank with most", most), ("where every step waits for the slowest", stepwise)):
             yield {
-                "name": f"{name}: blocks {what}, over an equal share",
+                "name": f"{name}: blocks {case}, over an equal share",
                 "value": float(value),
                 "goal": goal,
                 "met": None if goal is None else bool(value <= goal),

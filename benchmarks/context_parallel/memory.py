@@ -31,15 +31,15 @@ def measure(h100: bool) -> Iterator[dict[str, Any]]:
     fixed = compiled(config, 1, SHORT, devices).workspace
     whole = _activations(compiled(config, 1, TOKENS, devices), fixed)
     for cp in SIZES:
-        found = _activations(compiled(config, cp, TOKENS, devices), fixed)
-        for what, size in found.items():
-            value = cp * size / whole[what]
+        shard = _activations(compiled(config, cp, TOKENS, devices), fixed)
+        for kind, size in shard.items():
+            value = cp * size / whole[kind]
             yield {
-                "name": f"{what}, cp {cp}: bytes of a rank times cp over those of a whole row",
+                "name": f"{kind}, cp {cp}: bytes of a rank times cp over those of a whole row",
                 "value": value,
                 "goal": GOAL,
                 "met": value <= GOAL,
-                "note": f"{where}: {size / 1e9:.3f} of {whole[what] / 1e9:.3f} GB",
+                "note": f"{where}: {size / 1e9:.3f} of {whole[kind] / 1e9:.3f} GB",
             }
 
 
@@ -64,8 +64,8 @@ def _model() -> ModelConfig:
     return dataclasses.replace(config, backbone=backbone, generators=())
 
 
-def _activations(found: StageBytes, fixed: float) -> dict[str, float]:
-    return {"saved": found.saved, "workspace": found.workspace - fixed}
+def _activations(stage_bytes: StageBytes, fixed: float) -> dict[str, float]:
+    return {"saved": stage_bytes.saved, "workspace": stage_bytes.workspace - fixed}
 
 
 def compiled(config: ModelConfig, cp: int, tokens: int, devices: list[Any]) -> StageBytes:

@@ -8,14 +8,14 @@ from sharding.runtime.stages.programs import StagePrograms
 
 def ring_permutes(programs: StagePrograms, attention: str) -> dict[str, tuple[int, int]]:
     """By pass, the number of permutes with a loop over pairs of blocks issued meanwhile, and of all permutes."""
-    found = {}
+    permutes = {}
     with use_attention_implementation(attention):
         *_, forward, backward = stage_calls((programs,)).calls
         for name, call in (("forward", forward), ("backward", backward)):
             program = parse_scheduled_hlo(call.program.lower(*call.arguments).compile().as_text())
             counts = [_permutes(computation) for computation in program.issued()]
-            found[name] = (sum(beside for beside, _ in counts), sum(count for _, count in counts))
-    return found
+            permutes[name] = (sum(beside for beside, _ in counts), sum(count for _, count in counts))
+    return permutes
 
 
 def _permutes(computation: Computation) -> tuple[int, int]:

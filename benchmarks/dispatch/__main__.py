@@ -31,11 +31,11 @@ def main(arguments: DispatchArguments) -> int:
         setting = SETTINGS[name]
         model, data = described(name, setting.image_bound)
         samples = draw_step(model, data, settings.DEVICES, setting.mini_batches.balanced)
-        found, ratio = model_rows.cluster_rows(name, setting, samples, data)
+        setting_rows, ratio = model_rows.cluster_rows(name, setting, samples, data)
         over_megatron.append(ratio)
         few = draw_step(model, data, settings.ABLATION_DEVICES, 2 * setting.mini_batches.ablation)
         rows += [
-            *found,
+            *setting_rows,
             *model_rows.ablation_rows(name, few.first(setting.mini_batches.ablation), data),
             *largest_mini_batch_rows(name, few, data),
             *phase_rows(name, samples),

@@ -52,7 +52,7 @@ def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatro
     dp = devices // (TENSOR_RANKS * layout.pp)
     encoders = tuple(map(_with_divisible_heads, samples.model.encoders))
     samples = dataclasses.replace(samples, model=dataclasses.replace(samples.model, encoders=encoders))
-    found: list[tuple[SimulatedMemory, PlanningProblem, int]] = []
+    candidates: list[tuple[SimulatedMemory, PlanningProblem, int]] = []
     for microbatch in MICROBATCH_SAMPLES:
         if layout.samples % (dp * microbatch):
             continue
@@ -63,9 +63,11 @@ def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatro
         problem = problem_of(samples, data, rows, devices)
         run = functools.partial(_simulate, problem, layout, dp)
         plans = least_recompute(problem.recompute_choices, run)
-        found += [(each, problem, microbatch) for each in plans.fitting or (plans.nearest,)]
-    fitting = [each for each in found if each[0].memory <= 1]
-    best, problem, microbatch = min(fitting or found, key=lambda each: each[0].step if fitting else each[0].memory)
+        candidates += [(simulated, problem, microbatch) for simulated in plans.fitting or (plans.nearest,)]
+    fitting = [candidate for candidate in candidates if candidate[0].memory <= 1]
+    best, problem, microbatch = min(
+        fitting or candidates, key=lambda candidate: candidate[0].step if fitting else candidate[0].memory
+    )
     return MegatronStep(problem.simulate(best.plan, rows=problem.data.loads), best.memory, microbatch)
 
 
@@ -89,7 +91,7 @@ def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: Lay
     unit = dataclasses.replace(unit, recompute=tuple(map(policies.of_stage, layers)))
     encoders = []
     for module in (module for module in problem.graph.modules if not module.is_backbone):
-        own = make_unit(
+        encoder_unit = make_unit(
             (module.name,),
             dp=dp,
             tp=TENSOR_RANKS,
@@ -98,7 +100,9 @@ def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: Lay
             collectives="sequence_parallel",
         )
         encoders.append(
-            dataclasses.replace(own, devices=unit.stage_devices(0), recompute=(policies.of_stage(module.layer_count),))
+            dataclasses.replace(
+                encoder_unit, devices=unit.stage_devices(0), recompute=(policies.of_stage(module.layer_count),)
+            )
         )
     plan = Plan((*encoders, unit), problem.rows // dp)
     timeline = problem.simulate(plan, rows=problem.data.loads)

@@ -72,7 +72,8 @@ def cluster_rows(
     rows.append(paper_row(f"{title}, ours: throughput over unbalanced", over[OURS], goal=UNBALANCED_GOAL))
     rows.append(paper_row(f"{title}, clips packed: throughput over unbalanced", over[PACKED], goal=UNBALANCED_GOAL))
     at_end = [
-        _step(of, data, balancing, waits_for=1) for of, balancing in ((unbalanced, UNBALANCED), (samples, ORCHMLLM))
+        _step(step_samples, data, balancing, waits_for=1)
+        for step_samples, balancing in ((unbalanced, UNBALANCED), (samples, ORCHMLLM))
     ]
     ratio = at_end[1].tokens_per_device / at_end[0].tokens_per_device
     rows.append(

@@ -25,12 +25,12 @@ def planning_rows(samples: StepSamples) -> list[dict[str, Any]]:
 
 def _milliseconds(samples: StepSamples, node_wise: bool) -> float:
     """The median processor time of one core, in milliseconds."""
-    found = []
+    milliseconds = []
     for _ in range(REPEATS):
         start = time.process_time()
         arrange(samples, ORCHMLLM if node_wise else NOT_NODE_WISE, CLUSTER.devices_per_node)
-        found.append((time.process_time() - start) * 1e3)
-    return statistics.median(found)
+        milliseconds.append((time.process_time() - start) * 1e3)
+    return statistics.median(milliseconds)
 
 
 def placement_rows(samples: StepSamples) -> list[dict[str, Any]]:

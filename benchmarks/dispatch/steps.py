@@ -114,8 +114,8 @@ def simulate_balanced(
     group = min(GROUP, samples.replicas)
     waits_for = waits_for or (samples.replicas if balancing.exchanges else group)
     run = functools.partial(_simulate, problem, group, waits_for)
-    found = least_recompute(choices, run)
-    best = min(found.fitting, key=lambda each: each.step, default=found.nearest)
+    plans = least_recompute(choices, run)
+    best = min(plans.fitting, key=lambda plan: plan.step, default=plans.nearest)
     flops, masked = _needed_flops(problem, samples)
     return Step(
         seconds=best.step + exchange_seconds,
@@ -137,8 +137,8 @@ def _simulate(problem: PlanningProblem, group: int, waits_for: int, policies: La
     recompute = [(policies.of_stage(module.layer_count),) for module in problem.graph.modules]
     plan = Plan(
         tuple(
-            dataclasses.replace(unit, recompute=of, parallelism=dataclasses.replace(unit.parallelism, fsdp=group))
-            for unit, of in zip(units, recompute, strict=True)
+            dataclasses.replace(unit, recompute=policy, parallelism=dataclasses.replace(unit.parallelism, fsdp=group))
+            for unit, policy in zip(units, recompute, strict=True)
         ),
         1,
     )
@@ -153,7 +153,7 @@ def _waiting_costs(costs: StepCosts, waits_for: int) -> StepCosts:
     no_hops = {edge: np.zeros_like(seconds) for edge, seconds in costs.hops.items()}
     return dataclasses.replace(
         costs,
-        stages={stage: _waiting_stage(of, waits_for) for stage, of in costs.stages.items()},
+        stages={stage: _waiting_stage(stage_costs, waits_for) for stage, stage_costs in costs.stages.items()},
         hops=no_hops,
         gradient_hops={edge: no_hops[edge] for edge in costs.gradient_hops},
     )
@@ -162,9 +162,9 @@ def _waiting_costs(costs: StepCosts, waits_for: int) -> StepCosts:
 def _waiting_stage(costs: StageCosts, waits_for: int) -> StageCosts:
     waited = {}
     for name in ("forward", "backward"):
-        own = getattr(costs, name)
-        waited[name] = _slowest(own, waits_for)
-        waited[f"{name}_communication"] = getattr(costs, f"{name}_communication") + waited[name] - own
+        seconds = getattr(costs, name)
+        waited[name] = _slowest(seconds, waits_for)
+        waited[f"{name}_communication"] = getattr(costs, f"{name}_communication") + waited[name] - seconds
     return dataclasses.replace(costs, **waited)
 
 

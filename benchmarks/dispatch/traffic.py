@@ -68,5 +68,5 @@ def all_gather_seconds(exchanges: Iterable[Exchange], replicas: int, costs: Anal
     """Seconds of the exchanges if every replica gathers everything; gradients are scattered in as many."""
     per_node = min(replicas, costs.devices_per_node)
     placement = NodePlacement(replicas, replicas // per_node, per_node, per_node)
-    elements = ((each.passes, gathered_bytes(each, replicas) / costs.element_bytes) for each in exchanges)
+    elements = ((exchange.passes, gathered_bytes(exchange, replicas) / costs.element_bytes) for exchange in exchanges)
     return sum((passes * costs.gather_weights(size, placement) for passes, size in elements), start=0.0)

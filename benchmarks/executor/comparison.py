@@ -72,7 +72,7 @@ def measure(config: TrainConfig, plans: Mapping[str, Plan], batches: Sequence[Ho
         for name, run in runs.items():
             times[name].append(time_step(run, batches[step % len(batches)], step))
     worst = check_same_work(times)
-    return summary({name: of[WARM_UP:] for name, of in times.items()}) | {
+    return summary({name: timings[WARM_UP:] for name, timings in times.items()}) | {
         "worst_difference": worst,
         "microbatches": first.plan.microbatches,
         "ops": {name: len(engine.executor.training_schedule.ops) for name, engine in engines.items()},
@@ -126,11 +126,13 @@ def check_same_work(times: dict[str, list[StepTiming]]) -> float:
     worst = 0.0
     for name, run in times.items():
         for step, (mine, plain) in enumerate(zip(run, times[ONE_JIT], strict=True)):
-            for what in ("loss", "norm"):
-                got, expected = getattr(mine, what), getattr(plain, what)
-                difference = abs(got - expected) / abs(expected)
+            for quantity in ("loss", "norm"):
+                actual, expected = getattr(mine, quantity), getattr(plain, quantity)
+                difference = abs(actual - expected) / abs(expected)
                 if not difference <= TOLERANCE:
-                    raise DifferentResultsError(f"step {step}: the {what} is {got} by {name} and {expected} by one jit")
+                    raise DifferentResultsError(
+                        f"step {step}: the {quantity} is {actual} by {name} and {expected} by one jit"
+                    )
                 worst = max(worst, difference)
     return worst
 
@@ -160,14 +162,14 @@ def summary(times: dict[str, list[StepTiming]]) -> dict[str, Any]:
 def format_comparison(result: dict[str, Any]) -> str:
     """Formats the result for people."""
     lines = [f"{'milliseconds':30}{'step':>10}{'dispatch':>10}{'processor':>10}"]
-    for name, of in result["seconds"].items():
-        lines.append(f"{name:30}" + "".join(f"{of[part] * 1e3:10.1f}" for part in ("whole", "dispatch", "cpu")))
+    for name, case in result["seconds"].items():
+        lines.append(f"{name:30}" + "".join(f"{case[part] * 1e3:10.1f}" for part in ("whole", "dispatch", "cpu")))
     for name in result["ops"]:
-        of = result["overhead"][name]
-        low, high = of["middle_half"]
+        case = result["overhead"][name]
+        low, high = case["middle_half"]
         lines.append(
-            f"{name}: {of['median']:+.1%} over {ONE_JIT} (middle half of the steps: {low:+.1%} to {high:+.1%}; "
-            f"processor time: {of['processor']:+.1%}); {result['ops'][name]} ops a step"
+            f"{name}: {case['median']:+.1%} over {ONE_JIT} (middle half of the steps: {low:+.1%} to {high:+.1%}; "
+            f"processor time: {case['processor']:+.1%}); {result['ops'][name]} ops a step"
         )
     lines += [
         f"the goal is at most {GOAL:.0%} for {EXECUTOR}",

@@ -95,12 +95,12 @@ def measure_dispatch(config: TrainConfig, batches: Sequence[HostBatch], steps: i
         "steps": steps,
         "kinds": {
             kind: {
-                "ops": of.ops,
-                "us_per_op": statistics.median(of.all) / of.ops * 1e6,
-                "us_of_calls": statistics.median(of.calls) / of.ops * 1e6,
-                "arrays_per_op": of.arrays / of.ops,
+                "ops": op_times.ops,
+                "us_per_op": statistics.median(op_times.all) / op_times.ops * 1e6,
+                "us_of_calls": statistics.median(op_times.calls) / op_times.ops * 1e6,
+                "arrays_per_op": op_times.arrays / op_times.ops,
             }
-            for kind, of in by_kind.items()
+            for kind, op_times in by_kind.items()
         },
     }
 
@@ -112,14 +112,16 @@ def _run_steps(
     state, by_kind = engine.initial_state(), collections.defaultdict[str, OpTimes](OpTimes)
     for step in range(WARM_UP + steps):
         batch = jax.block_until_ready(engine.place_batch(batches[step % len(batches)], step))
-        of_step = collections.defaultdict[str, list[tuple[float, float, int]]](list)
+        step_times = collections.defaultdict[str, list[tuple[float, float, int]]](list)
         since = time.thread_time()
 
-        def note(op: Any, outputs: Any, times: Any = of_step) -> None:
+        def note(op: Any, outputs: Any, times: Any = step_times) -> None:
             nonlocal since
             assert calls is not None
             seconds = time.thread_time() - since
-            times[op.kind].append((seconds, sum(each for each, _ in calls), sum(count for _, count in calls)))
+            times[op.kind].append(
+                (seconds, sum(call_seconds for call_seconds, _ in calls), sum(count for _, count in calls))
+            )
             calls.clear()
             since = time.thread_time()
 
@@ -129,11 +131,11 @@ def _run_steps(
         jax.block_until_ready((vars(state), summary))
         if step < WARM_UP:
             continue
-        for kind, ops in of_step.items():
-            of = by_kind[kind]
-            of.ops, of.arrays = len(ops), sum(arrays for *_, arrays in ops)
-            of.all.append(sum(each for each, *_ in ops))
-            of.calls.append(sum(each for _, each, _ in ops))
+        for kind, ops in step_times.items():
+            op_times = by_kind[kind]
+            op_times.ops, op_times.arrays = len(ops), sum(arrays for *_, arrays in ops)
+            op_times.all.append(sum(op_seconds for op_seconds, *_ in ops))
+            op_times.calls.append(sum(call_seconds for _, call_seconds, _ in ops))
         yield seconds, by_kind
 
 
@@ -173,9 +175,9 @@ def format_dispatch(result: dict[str, Any]) -> str:
     """Formats the result for people."""
     columns = ("ops", "us an op", "of it calls", "arrays an op")
     lines = ["".join([f"{'':12}", *(f"{name:>14}" for name in columns)])]
-    for kind, of in result["kinds"].items():
-        figures = (of["us_per_op"], of["us_of_calls"], of["arrays_per_op"])
-        lines.append(f"{kind:12}{of['ops']:14}" + "".join(f"{figure:14.0f}" for figure in figures))
+    for kind, figures_of_kind in result["kinds"].items():
+        figures = (figures_of_kind["us_per_op"], figures_of_kind["us_of_calls"], figures_of_kind["arrays_per_op"])
+        lines.append(f"{kind:12}{figures_of_kind['ops']:14}" + "".join(f"{figure:14.0f}" for figure in figures))
     lines.append(
         f"{result['us_per_op']:.0f} us of the dispatching thread's processor time an op, {result['ops']} ops a step; "
         f"the goal is at most {result['goal_us']:.0f} us; medians of {result['steps']} steps"

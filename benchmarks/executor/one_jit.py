@@ -120,7 +120,7 @@ class OneJit:
             init_layer_parameters(self._engine.settings.seed, run.module, run.piece, layer)
             for layer in range(run.first, run.last)
         ]
-        return jax.tree.map(lambda *of: np.stack(of), *layers) if run.piece.layers else layers[0]
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *layers) if run.piece.layers else layers[0]
 
     def _over_layers(self, run: PieceRun, function: Any) -> Any:
         """Maps a function of one layer over stacked layers, so that the optimizer can tell vectors from matrices."""

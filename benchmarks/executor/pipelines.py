@@ -88,8 +88,8 @@ def measure_pipelines(steps: int) -> dict[str, Any]:
         for name, run in runs.items():
             times[name].append(time_step(run, batch, step))
     check_same_work(times)
-    for name, of in times.items():
-        timed = of[WARM_UP:]
+    for name, timings in times.items():
+        timed = timings[WARM_UP:]
         results[name] |= {
             part: statistics.median(getattr(one, part) for one in timed) for part in ("whole", "dispatch", "cpu")
         }
@@ -112,19 +112,21 @@ def check_same_work(times: dict[str, list[StepTiming]]) -> None:
     first, *others = times
     for name in others:
         for step, (one, other) in enumerate(zip(times[first], times[name], strict=True)):
-            for what in ("loss", "norm"):
-                expected, got = getattr(one, what), getattr(other, what)
-                if not abs(got - expected) <= TOLERANCE * abs(expected):
-                    raise DifferentResultsError(f"step {step}: the {what} is {got} {name} and {expected} {first}")
+            for quantity in ("loss", "norm"):
+                expected, actual = getattr(one, quantity), getattr(other, quantity)
+                if not abs(actual - expected) <= TOLERANCE * abs(expected):
+                    raise DifferentResultsError(
+                        f"step {step}: the {quantity} is {actual} {name} and {expected} {first}"
+                    )
 
 
 def format_pipelines(result: dict[str, Any]) -> str:
     """Formats the result for people."""
     columns = ("dispatches", "programs", "compile s", "step ms", "dispatch ms", "processor ms")
     lines = [f"{'':24}" + "".join(f"{name:>14}" for name in columns)]
-    for name, of in result["cases"].items():
-        seconds = (f"{of[part] * 1e3:14.1f}" for part in ("whole", "dispatch", "cpu"))
-        counts = f"{of['dispatches']:14}{of['compiled_programs']:14}{of['compilation']:14.1f}"
+    for name, case in result["cases"].items():
+        seconds = (f"{case[part] * 1e3:14.1f}" for part in ("whole", "dispatch", "cpu"))
+        counts = f"{case['dispatches']:14}{case['compiled_programs']:14}{case['compilation']:14.1f}"
         lines.append(f"{name:24}{counts}" + "".join(seconds))
     lines.append(
         f"{result['layers']} layers on {result['ranks']} pipeline ranks, {result['microbatches']} microbatches; "

@@ -107,28 +107,28 @@ def _read_tree(folder: pathlib.Path) -> Any:
     return handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=wanted))
 
 
-def compare(found: EndState, undisturbed: EndState, exact: bool, by_id: bool, damaged: frozenset[int]) -> Comparison:
+def compare(actual: EndState, undisturbed: EndState, exact: bool, by_id: bool, damaged: frozenset[int]) -> Comparison:
     """Compares a run with the undisturbed one.
 
     Args:
-        found: The end state of the run.
+        actual: The end state of the run.
         undisturbed: The end state of the undisturbed run, with the same damaged images from its beginning.
         exact: Whether every bit must be the same: the plan and the number of processes never changed.
         by_id: Whether the ids of the samples of each step are known.
         damaged: Images that were damaged.
     """
     tolerance = 0.0 if exact else TOLERANCE
-    lost, repeated = count_samples(found.samples) if by_id else (0, 0)
+    lost, repeated = count_samples(actual.samples) if by_id else (0, 0)
     differing = tuple(
         step
         for step in range(1, STEPS + 1)
-        if not _same_numbers(found.losses.get(step), undisturbed.losses[step], tolerance)
-        or (by_id and found.samples.get(step) != undisturbed.samples[step])
+        if not _same_numbers(actual.losses.get(step), undisturbed.losses[step], tolerance)
+        or (by_id and actual.samples.get(step) != undisturbed.samples[step])
     )
-    difference = _relative_difference(found.parameters, undisturbed.parameters)
-    optimizer_difference = _optimizer_difference(found.optimizer, undisturbed.optimizer)
-    data_differs = found.data != undisturbed.data
-    wrongly = tuple(sorted(found.refused ^ damaged))
+    difference = _relative_difference(actual.parameters, undisturbed.parameters)
+    optimizer_difference = _optimizer_difference(actual.optimizer, undisturbed.optimizer)
+    data_differs = actual.data != undisturbed.data
+    wrongly = tuple(sorted(actual.refused ^ damaged))
     return Comparison(
         lost=lost,
         repeated=repeated,
@@ -144,7 +144,7 @@ def compare(found: EndState, undisturbed: EndState, exact: bool, by_id: bool, da
 
 def count_samples(samples: Mapping[int, Sequence[int]]) -> tuple[int, int]:
     """Samples of the epoch that no step had, and how often a step had one that another, or it, had before."""
-    times = collections.Counter(sample for of_step in samples.values() for sample in of_step)
+    times = collections.Counter(sample for step_samples in samples.values() for sample in step_samples)
     return IMAGES - len(times), times.total() - len(times)
 
 
@@ -162,25 +162,25 @@ def _refused(workdir: pathlib.Path) -> frozenset[int]:
     return frozenset(int(pathlib.Path(entry["key"]).stem) for entry in entries)
 
 
-def _same_numbers(found: Mapping[str, float] | None, expected: Mapping[str, float], tolerance: float) -> bool:
-    if found is None or found.keys() != expected.keys():
+def _same_numbers(actual: Mapping[str, float] | None, expected: Mapping[str, float], tolerance: float) -> bool:
+    if actual is None or actual.keys() != expected.keys():
         return False
-    return all(abs(found[name] - value) <= tolerance * abs(value) for name, value in expected.items())
+    return all(abs(actual[name] - value) <= tolerance * abs(value) for name, value in expected.items())
 
 
-def _relative_difference(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    pairs = [(found[name].astype(np.float64), array.astype(np.float64)) for name, array in expected.items()]
+def _relative_difference(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    pairs = [(actual[name].astype(np.float64), array.astype(np.float64)) for name, array in expected.items()]
     difference = math.sqrt(sum(np.sum((mine - theirs) ** 2) for mine, theirs in pairs))
     norm = math.sqrt(sum(np.sum(theirs**2) for _, theirs in pairs))
     return difference / norm if norm else difference
 
 
-def _optimizer_difference(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+def _optimizer_difference(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """The largest relative difference of a field: second moments are far smaller than first ones and counts."""
-    if found.keys() != expected.keys():
+    if actual.keys() != expected.keys():
         return math.inf
     fields: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
     for path, array in expected.items():
         field = _OPTIMIZER_FIELD.search(path)
         fields[field[1] if field else path][path] = array
-    return max((_relative_difference(found, arrays) for arrays in fields.values()), default=0.0)
+    return max((_relative_difference(actual, arrays) for arrays in fields.values()), default=0.0)

@@ -103,8 +103,8 @@ def tear_newest_checkpoint(disturbed: DisturbedRun, chance: random.Random) -> In
     with run.launcher_stopped():
         run.kill_processes()
         steps = saved_steps(folder)
-        what = tear_checkpoint(folder / str(steps[-1]), chance)
-    return Injection(f"checkpoint {steps[-1]} of {steps}, {what}", None)
+        damage = tear_checkpoint(folder / str(steps[-1]), chance)
+    return Injection(f"checkpoint {steps[-1]} of {steps}, {damage}", None)
 
 
 def fill_disk(disturbed: DisturbedRun, chance: random.Random) -> Injection | None:
@@ -159,9 +159,9 @@ def damage_sample(disturbed: DisturbedRun, chance: random.Random) -> Injection |
     if not images:
         return None
     number = chance.choice(images)
-    what = damage_image(disturbed.image(number), chance)
+    damage = damage_image(disturbed.image(number), chance)
     disturbed.damaged.add(number)
-    return Injection(f"image {number} {what} after step {done}", None)
+    return Injection(f"image {number} {damage} after step {done}", None)
 
 
 def lose_host(disturbed: DisturbedRun, chance: random.Random) -> Injection | None:

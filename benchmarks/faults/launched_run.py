@@ -73,15 +73,15 @@ class LaunchedRun:
 
     def pids(self) -> dict[int, int]:
         """The ids of the processes of the run that have not ended, by rank."""
-        found = {}
+        pid_by_rank = {}
         for pid in _children(self._launcher.pid):
             with contextlib.suppress(OSError):
                 variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 ranks = [int(text[15:]) for text in variables if text.startswith(b"JAX_PROCESS_ID=")]
                 command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if ranks and b"train" in command and _is_alive(pid):
-                    found[ranks[0]] = pid
-        return found
+                    pid_by_rank[ranks[0]] = pid
+        return pid_by_rank
 
     def expect_start(self) -> None:
         """Takes the output so far as the output of former starts."""
@@ -134,13 +134,13 @@ class LaunchedRun:
 
     # ------------------------------------------------------------------ waiting
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float, what: str) -> float:
+    def wait_until(self, condition: Callable[[], bool], seconds: float, event: str) -> float:
         """Returns the time at which the condition is true.
 
         Args:
             condition: What is waited for; polled.
             seconds: The bound.
-            what: What is waited for, in words.
+            event: What is waited for, in words.
 
         Raises:
             BoundExceededError: The condition was not true within the bound.
@@ -154,7 +154,7 @@ class LaunchedRun:
                     break
                 raise RunEndedError(code)
             if time.monotonic() > deadline:
-                raise BoundExceededError(f"{what} did not happen within {seconds:g} s")
+                raise BoundExceededError(f"{event} did not happen within {seconds:g} s")
             time.sleep(POLL_SECONDS)
         return time.monotonic()
 
@@ -200,18 +200,18 @@ class LaunchedRun:
 def kill_everything_started() -> None:
     """Kills all processes that this one has started, and theirs: also one whose start a signal has cut short."""
     for pid in _children(os.getpid()):
-        for each in (pid, *_children(pid)):
+        for target in (pid, *_children(pid)):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+                os.kill(target, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    children = []
     for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
+            children += map(int, path.read_text().split())
+    return children
 
 
 def _is_alive(pid: int) -> bool:

@@ -46,17 +46,17 @@ def kind_rows(faults: Sequence[FaultOutcome]) -> list[dict[str, Any]]:
     """Figures by kind of fault: how many, hangs, ends of the launcher, and seconds to detect and to resume."""
     rows = []
     for kind in KINDS:
-        of_kind = [fault for fault in faults if fault.kind == kind.name]
-        if not of_kind:
+        kind_faults = [fault for fault in faults if fault.kind == kind.name]
+        if not kind_faults:
             continue
         rows.append(
             {
                 "kind": kind.name,
-                "faults": len(of_kind),
-                "hangs": sum(bool(fault.hang) for fault in of_kind),
-                "launcher_ended": sum(fault.exit_code is not None for fault in of_kind),
-                "detection": _median_and_worst([fault.detection for fault in of_kind]),
-                "resumption": _median_and_worst([fault.resumption for fault in of_kind]),
+                "faults": len(kind_faults),
+                "hangs": sum(bool(fault.hang) for fault in kind_faults),
+                "launcher_ended": sum(fault.exit_code is not None for fault in kind_faults),
+                "detection": _median_and_worst([fault.detection for fault in kind_faults]),
+                "resumption": _median_and_worst([fault.resumption for fault in kind_faults]),
             }
         )
     return rows

@@ -29,30 +29,30 @@ def main(arguments: cli.JsonArguments) -> int:
     if reason := missing_plugin():
         raise UserError(reason)
     cases = itertools.product(("none", "full"), ("forward", "backward"), OPTIONS)
-    found = [stage_schedule(recompute, of_pass, options) for recompute, of_pass, options in cases]
-    print(json.dumps(list(map(_figures, found))) if arguments.json else _table(found))
+    schedules = [stage_schedule(recompute, pass_name, options) for recompute, pass_name, options in cases]
+    print(json.dumps(list(map(_figures, schedules))) if arguments.json else _table(schedules))
     return 0
 
 
-def _figures(of: "StageSchedule") -> Mapping[str, str | int]:
-    exchanged = {f"{kind}_bytes": of.bytes_of(kind) for kind in KINDS}
-    exposed = {f"exposed_{kind}_bytes": of.exposed_bytes(kind) for kind in KINDS}
-    named = {"recompute": of.recompute, "pass": of.of_pass, "options": of.options}
-    return named | exchanged | exposed | {"temporary_bytes": of.temporary_bytes}
+def _figures(schedule: "StageSchedule") -> Mapping[str, str | int]:
+    exchanged = {f"{kind}_bytes": schedule.bytes_of(kind) for kind in KINDS}
+    exposed = {f"exposed_{kind}_bytes": schedule.exposed_bytes(kind) for kind in KINDS}
+    named = {"recompute": schedule.recompute, "pass": schedule.of_pass, "options": schedule.options}
+    return named | exchanged | exposed | {"temporary_bytes": schedule.temporary_bytes}
 
 
-def _table(found: Iterable["StageSchedule"]) -> str:
+def _table(schedules: Iterable["StageSchedule"]) -> str:
     lines = [
         "| recompute | pass | options | gathered, of which exposed (MiB) | scattered, of which exposed (MiB) "
         "| temporary (MiB) |",
         "|---|---|---|---|---|---|",
     ]
-    for of in found:
+    for schedule in schedules:
         exchanged = " | ".join(
-            f"{of.bytes_of(kind) / _MIB:,.0f}, {of.exposed_bytes(kind) / _MIB:,.0f}" for kind in KINDS
+            f"{schedule.bytes_of(kind) / _MIB:,.0f}, {schedule.exposed_bytes(kind) / _MIB:,.0f}" for kind in KINDS
         )
-        temporary = f"{of.temporary_bytes / _MIB:,.0f}"
-        lines.append(f"| {of.recompute} | {of.of_pass} | {of.options} | {exchanged} | {temporary} |")
+        temporary = f"{schedule.temporary_bytes / _MIB:,.0f}"
+        lines.append(f"| {schedule.recompute} | {schedule.of_pass} | {schedule.options} | {exchanged} | {temporary} |")
     return "\n".join(lines)
 
 

@@ -52,27 +52,27 @@ class StageSchedule:
 
     def exposed_bytes(self, kind: str) -> int:
         """Bytes of a layer's collectives of a kind that no matmul runs beside."""
-        return sum(of.size for of in self.of_layer if of.kind == kind and not of.hidden)
+        return sum(collective.size for collective in self.of_layer if collective.kind == kind and not collective.hidden)
 
     def bytes_of(self, kind: str) -> int:
         """Bytes of a layer's collectives of a kind."""
-        return sum(of.size for of in self.of_layer if of.kind == kind)
+        return sum(collective.size for collective in self.of_layer if collective.kind == kind)
 
 
-def stage_schedule(recompute: RecomputePolicy, of_pass: Pass, options: str) -> StageSchedule:
+def stage_schedule(recompute: RecomputePolicy, pass_name: Pass, options: str) -> StageSchedule:
     """Compiles a stage in the middle of Llama3-70B whose weights eight H100s divide."""
-    call = _calls(recompute)[of_pass]
+    call = _calls(recompute)[pass_name]
     with jax.numpy_dtype_promotion("standard"), use_attention_implementation(ATTENTION):
         compiled = call.program.lower(*call.arguments).compile(compiler_options=dict(OPTIONS[options]))
     program = parse_scheduled_hlo(compiled.as_text())
-    found = find_collectives(program)
+    collectives = find_collectives(program)
     return StageSchedule(
         recompute=recompute,
-        of_pass=of_pass,
+        of_pass=pass_name,
         options=options,
         temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
-        of_layer=tuple(of for of in found if of.computation != program.entry),
-        around=tuple(of for of in found if of.computation == program.entry),
+        of_layer=tuple(collective for collective in collectives if collective.computation != program.entry),
+        around=tuple(collective for collective in collectives if collective.computation == program.entry),
     )
 
 

@@ -163,8 +163,8 @@ def measure(
 def format_result(result: dict[str, Any]) -> str:
     """The result as a table."""
     lines = [f"{'asked for':<10}{'pictures':>10}{'right colour':>14}{'right shape':>13}"]
-    for name, of in {**result["by_colour"], "all": result}.items():
-        lines.append(f"{name:<10}{of['images']:>10}{of['colour']:>14}{of['shape']:>13}")
+    for name, score in {**result["by_colour"], "all": result}.items():
+        lines.append(f"{name:<10}{score['images']:>10}{score['colour']:>14}{score['shape']:>13}")
     judge = result["judge"]
     lines.append(
         f"The judge gets {judge['colour']:.1%} of colours and {judge['shape']:.1%} of shapes right on "

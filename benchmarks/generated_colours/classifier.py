@@ -105,17 +105,17 @@ def _initial(channels: int, outputs: int, random: np.random.Generator) -> Tree:
 def _logits(parameters: Tree, images: jax.Array) -> jax.Array:
     x = 1.0 - images  # the white around the shape becomes zero
     for number in range(len(WIDTHS)):
-        of = parameters[f"convolution{number}"]
-        x = jax.lax.conv_general_dilated(x, of["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        x = jax.nn.relu(x + of["bias"].reshape(1, 1, 1, -1))
-    of = parameters["linear"]
-    return x.max(axis=(1, 2)) @ of["kernel"] + of["bias"].reshape(1, -1)
+        layer = parameters[f"convolution{number}"]
+        x = jax.lax.conv_general_dilated(x, layer["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = jax.nn.relu(x + layer["bias"].reshape(1, 1, 1, -1))
+    layer = parameters["linear"]
+    return x.max(axis=(1, 2)) @ layer["kernel"] + layer["bias"].reshape(1, -1)
 
 
 def _loss(parameters: Tree, images: jax.Array, labels: jax.Array, colours: int) -> jax.Array:
     logits = _logits(parameters, images)
     both = zip((logits[:, :colours], logits[:, colours:]), (labels[:, 0], labels[:, 1]), strict=True)
-    return sum(optax.softmax_cross_entropy_with_integer_labels(*each).mean() for each in both)
+    return sum(optax.softmax_cross_entropy_with_integer_labels(*head).mean() for head in both)
 
 
 @functools.partial(jax.jit, static_argnums=2)

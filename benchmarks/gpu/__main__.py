@@ -85,8 +85,8 @@ def _device() -> tuple[dict[str, str], str]:
     )
     if asked.returncode:
         return {"device": "none"}, f"no device can be asked: {asked.stderr.strip().splitlines()[-1]}"
-    found = json.loads(asked.stdout)
-    return found, found.pop("problem")
+    answer = json.loads(asked.stdout)
+    return answer, answer.pop("problem")
 
 
 def run_part(name: str, folder: pathlib.Path, end: float, size: str) -> list[dict]:

@@ -58,7 +58,7 @@ def _row(
     while True:
         while len(waiting) < WINDOW:
             waiting.append(next(samples))
-        fitting = next((each for each in waiting if sample_tokens(each, sizes) <= room), None)
+        fitting = next((sample for sample in waiting if sample_tokens(sample, sizes) <= room), None)
         if fitting is None:
             return tuple(row)
         waiting.remove(fitting)
@@ -77,13 +77,14 @@ def _draw(sizes: BenchmarkSizes, random: np.random.Generator) -> Iterator[Sample
 
 def save_steps(path: pathlib.Path, steps: Sequence[Step]) -> None:
     """Writes the steps to a file."""
-    path.write_text(json.dumps([[[dataclasses.astuple(each) for each in row] for row in step] for step in steps]))
+    path.write_text(json.dumps([[[dataclasses.astuple(sample) for sample in row] for row in step] for step in steps]))
 
 
 def load_steps(path: pathlib.Path) -> list[Step]:
     """Reads the steps that `save_steps` wrote."""
     return [
-        tuple(tuple(SampleDescription(*each) for each in row) for row in step) for step in json.loads(path.read_text())
+        tuple(tuple(SampleDescription(*sample) for sample in row) for row in step)
+        for step in json.loads(path.read_text())
     ]
 
 

@@ -66,7 +66,9 @@ def _attended(implementation: str, dtype: str, heads: AttentionHeads, segments: 
 
     gradients, output = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(query, key, value)
     exact = _float64(*(np.asarray(x[0], np.float64) for x in (query, key, value, cotangent)), ids[0])
-    return max(relative_error(actual[0], of) for actual, of in zip((output, *gradients), exact, strict=True))
+    return max(
+        relative_error(actual[0], expected) for actual, expected in zip((output, *gradients), exact, strict=True)
+    )
 
 
 def _float64(query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray, ids: np.ndarray) -> tuple:
@@ -118,7 +120,9 @@ def _collective(backend: str, dtype: str) -> float:
             return output, *back(cotangent)
 
         actual = jax.jit(both)(x, w, cotangent)
-        worst = max([worst, *(relative_error(each, of) for each, of in zip(actual, exact, strict=True))])
+        worst = max(
+            [worst, *(relative_error(result, expected) for result, expected in zip(actual, exact, strict=True))]
+        )
     return worst
 
 

@@ -154,8 +154,8 @@ def fitting_engines(sizes: BenchmarkSizes, example: HostBatch, memory: float) ->
         example: Arrays of a global batch.
         memory: Bytes of the device.
     """
-    few, many = sizes.microbatches
-    choices = [(few, "none"), (many, "none"), (many, "selective"), (many, "full")]
+    few, more = sizes.microbatches
+    choices = [(few, "none"), (more, "none"), (more, "selective"), (more, "full")]
     for number, (microbatches, recompute) in enumerate(choices):
         plan = one_device_plan(sizes, microbatches, recompute)
         engine = Engine(sizes.model, plan, example, EngineSettings(OPTIMIZER, steps=1000), jax.devices()[:1])

@@ -49,10 +49,10 @@ def worst_errors(ranks: int, rows: int, depth: int, width: int, rounds: int) -> 
     worst = dict.fromkeys(wanted, 0.0)
     for _ in range(rounds):
         (products,), gathered = gather(x, (w,))
-        got = {"products": products, "gathered": gathered, "sums": scatter(parts, w)}
+        actual = {"products": products, "gathered": gathered, "sums": scatter(parts, w)}
         worst = {
-            what: float(np.maximum(far, relative_error(got[what], wanted[what])))  # keeps a NaN
-            for what, far in worst.items()
+            name: float(np.maximum(far, relative_error(actual[name], wanted[name])))  # keeps a NaN
+            for name, far in worst.items()
         }
     return worst
 
@@ -74,8 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     for ranks in RANKS:
         for sizes in SIZES:
             worst = worst_errors(ranks, *sizes, rounds)
-            wrong += any(not far <= TOLERANCES[what] for what, far in worst.items())
-            print(ranks, "ranks", *sizes, *(f"{what} {far:.2e}" for what, far in worst.items()), flush=True)
+            wrong += any(not far <= TOLERANCES[name] for name, far in worst.items())
+            print(ranks, "ranks", *sizes, *(f"{name} {far:.2e}" for name, far in worst.items()), flush=True)
     return int(wrong > 0)
 
 

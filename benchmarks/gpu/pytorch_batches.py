@@ -22,14 +22,14 @@ def microbatches(
     per = len(step) // count
     parts = [step[number * per : (number + 1) * per] for number in range(count)]
     made = [_packed(part, sizes, variant) if variant.packed else _padded(part, sizes) for part in parts]
-    total = sum(int((each["targets"] != IGNORED).sum()) for each in made)
-    return [_placed(each, device) | {"total": total} for each in made]
+    total = sum(int((microbatch["targets"] != IGNORED).sum()) for microbatch in made)
+    return [_placed(microbatch, device) | {"total": total} for microbatch in made]
 
 
 def _padded(rows: Step, sizes: BenchmarkSizes) -> dict[str, Any]:
     samples = gpu_batches.step_samples(rows)
-    longest = max(gpu_batches.sample_tokens(each, sizes) for each in samples)
-    arrays = _arrays([[each] for each in samples], sizes, longest)
+    longest = max(gpu_batches.sample_tokens(sample, sizes) for sample in samples)
+    arrays = _arrays([[sample] for sample in samples], sizes, longest)
     return arrays | {"who_sees_whom": {"attention_mask": torch.from_numpy(arrays.pop("segments") > 0).long()}}
 
 
@@ -88,5 +88,5 @@ def _pixels(pictures: Sequence[np.ndarray], sizes: BenchmarkSizes) -> torch.Tens
 
 def _placed(arrays: dict[str, Any], device: str) -> dict[str, Any]:
     if isinstance(arrays, dict):
-        return {name: _placed(each, device) for name, each in arrays.items()}
+        return {name: _placed(value, device) for name, value in arrays.items()}
     return arrays.to(device) if isinstance(arrays, torch.Tensor) else arrays

@@ -56,7 +56,7 @@ def rows(task: PartRun) -> Iterator[dict[str, Any]]:
             if variant.attention == VARLEN:
                 register_varlen()
             placed = [microbatches(step, sizes, ours["microbatches"], variant, device) for step in steps]
-            losses = [trainer.loss(variant, each) for each in placed]  # compiles, for the shapes of every batch
+            losses = [trainer.loss(variant, batch) for batch in placed]  # compiles, for the shapes of every batch
         except Exception as error:  # this PyTorch lacks the variant, or it needs too much memory
             trainer.forget()
             yield task.row(f"PyTorch {variant.name}", None, note=f"not run: {short_reason(error)}")
@@ -88,30 +88,30 @@ def _timed(
                 continue
             if number >= 0:  # the one before makes the optimizer's state
                 rates[variant].append(useful[at] / seconds)
-    found = {variant: statistics.median(rates[variant]) for variant in ready if rates[variant]}
+    median_rates = {variant: statistics.median(rates[variant]) for variant in ready if rates[variant]}
     flops = sum(sum(gpu_batches.step_flops(step, task.sizes).values()) for step in steps) / sum(useful)
     kind = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     peak = peak_flops(kind)
-    for variant, rate in found.items():
-        waste = 1 - useful[0] / sum(each["tokens"].numel() for each in ready[variant][0])
+    for variant, rate in median_rates.items():
+        waste = 1 - useful[0] / sum(microbatch["tokens"].numel() for microbatch in ready[variant][0])
         how = f"{'regional torch.compile' if peak else 'eager'}, {task.sizes.model.dtype}{task.clock_note}"
         note = f"rows {waste:.1%} padding; {how}"
         yield task.row(f"PyTorch {variant.name}: step, tokens/s", rate, note=note)
         unknown = f"the peak of {kind} is not known (configs/clusters.py)"
         share = None if peak is None else rate * flops / peak
         yield task.row(f"PyTorch {variant.name}: MFU of the step", share, note="" if peak else unknown)
-    yield from _compared(task, found, ours)
+    yield from _compared(task, median_rates, ours)
 
 
-def _compared(task: PartRun, found: dict[PyTorchVariant, float], ours: dict) -> Iterator[dict]:
+def _compared(task: PartRun, rates: dict[PyTorchVariant, float], ours: dict) -> Iterator[dict]:
     """Tokens per second of mmjax over the fastest PyTorch variant's, packed and padded."""
     for kind, goal in GOALS.items():
-        of_kind = {variant: rate for variant, rate in found.items() if variant.packed == (kind == "packed")}
-        best = max(of_kind, key=of_kind.__getitem__, default=None)
+        comparable = {variant: rate for variant, rate in rates.items() if variant.packed == (kind == "packed")}
+        best = max(comparable, key=comparable.__getitem__, default=None)
         if best is None or "tokens_per_second" not in ours:
             yield task.row(f"mmjax over PyTorch {kind}", None, goal, "one of them was not timed")
         else:
-            rate = ours["tokens_per_second"] / of_kind[best]
+            rate = ours["tokens_per_second"] / comparable[best]
             yield task.row(f"mmjax over PyTorch {kind}", rate, goal, f"over its best: {best.name}")
 
 
@@ -120,11 +120,11 @@ class PyTorchTrainer:
 
     def __init__(self, model: PyTorchLlava, fused: bool, clock: Callable[[], float]) -> None:
         self._model, self._clock = model, clock
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
-        decayed = [each for each in self._parameters if each.ndim >= 2]
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         groups = [
             {"params": decayed, "weight_decay": DECAY},
-            {"params": [each for each in self._parameters if each.ndim < 2], "weight_decay": 0.0},
+            {"params": [parameter for parameter in self._parameters if parameter.ndim < 2], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=fused)
 

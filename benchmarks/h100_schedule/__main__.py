@@ -39,14 +39,16 @@ def main(arguments: H100ScheduleArguments) -> int:
         make_report(ProgramCase(part, ranks, backward, how), gemms) for part, ranks, backward, how, gemms in programs
     ]
     if arguments.json:
-        print(json.dumps([of.as_json() for of in reports]))
+        print(json.dumps([report.as_json() for report in reports]))
     else:
         print(format_overview(reports))
-        for of in reports:
-            if of.permutes and of.gemms == "cuBLAS":
-                title = f"{of.case.part}, tp {of.case.ranks}, {'backward' if of.case.backward else 'forward'}"
-                print(f"\n## {title}\n\n{format_collectives(of)}")
-    exposed = [permute for of in reports for permute in of.permutes[1:] if not permute.hidden]
+        for report in reports:
+            if report.permutes and report.gemms == "cuBLAS":
+                title = (
+                    f"{report.case.part}, tp {report.case.ranks}, {'backward' if report.case.backward else 'forward'}"
+                )
+                print(f"\n## {title}\n\n{format_collectives(report)}")
+    exposed = [permute for report in reports for permute in report.permutes[1:] if not permute.hidden]
     return 1 if exposed else 0
 
 

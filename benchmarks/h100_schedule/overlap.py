@@ -131,7 +131,7 @@ def _trips(instruction: Instruction) -> int:
 
 
 def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]:
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     under_way: dict[str, tuple[Instruction, str, list[Matmul]]] = {}
     for instruction in computation.instructions:
         kind = _kind(program, instruction)
@@ -139,19 +139,21 @@ def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]
             # A collective that the loop's previous turn started is not here. It ran to the end of that turn.
             if started := under_way.pop(_start_of(computation, instruction), None):
                 start, kind, concurrent = started
-                found.append(_collective(computation, start, kind, instruction.type, concurrent))
+                collectives.append(_collective(computation, start, kind, instruction.type, concurrent))
         elif kind and instruction.opcode.endswith("-start"):
             under_way[instruction.name] = instruction, kind, []
         elif kind:
-            found.append(_collective(computation, instruction, kind, instruction.type, []))
+            collectives.append(_collective(computation, instruction, kind, instruction.type, []))
         else:
             for matmul in _matmul(program, computation, instruction):
                 for _, _, concurrent in under_way.values():
                     concurrent.append(matmul)
     # A collective that one turn of a loop starts and the next one ends runs to the end of its turn.
-    found += [_collective(computation, start, kind, "", concurrent) for start, kind, concurrent in under_way.values()]
+    collectives += [
+        _collective(computation, start, kind, "", concurrent) for start, kind, concurrent in under_way.values()
+    ]
     issued = [instruction.name for instruction in computation.instructions]
-    return sorted(found, key=lambda collective: issued.index(collective.name))
+    return sorted(collectives, key=lambda collective: issued.index(collective.name))
 
 
 def _kind(program: ScheduledProgram, instruction: Instruction) -> str:
@@ -196,8 +198,8 @@ def _operation(instruction: Instruction) -> str:
 
 def _matmul(program: ScheduledProgram, computation: Computation, instruction: Instruction) -> list[Matmul]:
     """The instruction, if it or what it calls computes matmuls."""
-    found = _products(program, computation, instruction)
-    return [] if found is None else [Matmul(instruction.name, found, _operation(instruction), computation.name)]
+    products = _products(program, computation, instruction)
+    return [] if products is None else [Matmul(instruction.name, products, _operation(instruction), computation.name)]
 
 
 def _products(

@@ -41,7 +41,7 @@ class ScheduleReport:
 
     def as_json(self) -> dict[str, Any]:
         """All figures as one JSON object."""
-        found = [
+        issued = [
             dataclasses.asdict(collective) | {"hidden": collective.hidden, "flops": collective.flops}
             for collective in self.collectives
         ]
@@ -50,15 +50,15 @@ class ScheduleReport:
             "gemms": self.gemms,
             "temporary_bytes": self.temporary_bytes,
             "matmul_flops": flops,
-            "issued": found,
+            "issued": issued,
         }
 
 
 def make_report(case: ProgramCase, gemms: str) -> ScheduleReport:
     """Compiles a program and reads its schedule."""
     compiled: CompiledProgram = compile_for_h100(*build_program(case), GEMMS[gemms])
-    found, products = find_collectives(compiled.program), find_matmuls(compiled.program)
-    return ScheduleReport(case, gemms, compiled.temporary_bytes, tuple(found), tuple(products))
+    collectives, products = find_collectives(compiled.program), find_matmuls(compiled.program)
+    return ScheduleReport(case, gemms, compiled.temporary_bytes, tuple(collectives), tuple(products))
 
 
 def bytes_sent(collective: Collective, ranks: int) -> float:
@@ -87,7 +87,7 @@ def format_overview(reports: Iterable[ScheduleReport]) -> str:
             report.gemms,
             _counted(report.collectives),
             _counted(report.exposed) or "none",
-            f"{sum(bytes_sent(of, report.case.ranks) for of in report.exposed) / MIB:,.0f}",
+            f"{sum(bytes_sent(collective, report.case.ranks) for collective in report.exposed) / MIB:,.0f}",
             f"{sum(matmul.flops for matmul in report.matmuls) / 1e12:.2f}",
             f"{report.temporary_bytes / MIB:,.0f}",
         )
@@ -102,13 +102,13 @@ def format_collectives(report: ScheduleReport) -> str:
     ranks = report.case.ranks
     lines = [
         (
-            of.kind,
-            f"{of.size / MIB:,.2f}".rstrip("0").rstrip("."),
-            _hidden_by(of),
-            f"{seconds_to_send(of, ranks) * 1e6:,.0f}",
-            f"{seconds_at_peak(of.flops) * 1e6:,.0f}" if of.hidden else "",
+            collective.kind,
+            f"{collective.size / MIB:,.2f}".rstrip("0").rstrip("."),
+            _hidden_by(collective),
+            f"{seconds_to_send(collective, ranks) * 1e6:,.0f}",
+            f"{seconds_at_peak(collective.flops) * 1e6:,.0f}" if collective.hidden else "",
         )
-        for of in report.collectives
+        for collective in report.collectives
     ]
     rows = [(str(count), *line) for line, count in collections.Counter(lines).items()]
     return format_table(("times", "collective", "MiB", "hidden by", "us to send", "us of matmul at peak"), rows)
@@ -123,8 +123,8 @@ def _hidden_by(collective: Collective) -> str:
     return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
 
 
-def _counted(found: Sequence[Collective]) -> str:
-    counted = collections.Counter(collective.kind for collective in found)
+def _counted(collectives: Sequence[Collective]) -> str:
+    counted = collections.Counter(collective.kind for collective in collectives)
     return ", ".join(f"{count} {kind}" for kind, count in counted.items())
 
 

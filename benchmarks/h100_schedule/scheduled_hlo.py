@@ -89,8 +89,8 @@ def parse_scheduled_hlo(text: str) -> ScheduledProgram:
         elif line.startswith("}") and name:
             computations[name] = Computation(name, tuple(lines))
             name = ""
-        elif name and (found := _INSTRUCTION.match(line)):
-            lines.append(_instruction(found[2], found[3]))
+        elif name and (match := _INSTRUCTION.match(line)):
+            lines.append(_instruction(match[2], match[3]))
     if not entry:
         raise ValueError("the program has no ENTRY computation")
     return ScheduledProgram(computations, entry)
@@ -127,8 +127,8 @@ def _closing(text: str, start: int) -> int:
 
 def result_arrays(type_: str) -> list[tuple[str, tuple[int, ...]]]:
     """(element type, shape) of every array of a result."""
-    found = _ARRAY.findall(re.sub(r"\{[^}]*\}", "", type_))
-    return [(kind, tuple(map(int, filter(None, sizes.split(","))))) for kind, sizes in found]
+    arrays = _ARRAY.findall(re.sub(r"\{[^}]*\}", "", type_))
+    return [(kind, tuple(map(int, filter(None, sizes.split(","))))) for kind, sizes in arrays]
 
 
 def result_bytes(type_: str) -> int:

@@ -44,24 +44,26 @@ def main(arguments: MemoryArguments) -> int:
     if reason := missing_plugin():
         raise UserError(reason)
     devices = list(tensor_mesh(DEVICES).devices.flat)
-    found = []
+    comparisons = []
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention adds a float32 mask to bfloat16
         for case in CASES:
             for recompute in arguments.recompute:
-                for of in compare(case, cast("RecomputePolicy", recompute), devices, ATTENTION):
-                    found.append(of)
+                for comparison in compare(case, cast("RecomputePolicy", recompute), devices, ATTENTION):
+                    comparisons.append(comparison)
                     if not arguments.json:
-                        print(_line(of), flush=True)
+                        print(_line(comparison), flush=True)
     if arguments.json:
-        print(json.dumps([of._asdict() | {"total_error": of.total_error} for of in found]))
-    return int(any(abs(of.total_error) > WORST for of in found))
+        print(
+            json.dumps([comparison._asdict() | {"total_error": comparison.total_error} for comparison in comparisons])
+        )
+    return int(any(abs(comparison.total_error) > WORST for comparison in comparisons))
 
 
-def _line(of: "Comparison") -> str:
+def _line(row: "Comparison") -> str:
     return (
-        f"| {of.case} | {of.stage} | {of.recompute} | {of.saved / _GB:.2f} | {of.compiled_saved / _GB:.2f} "
-        f"| {of.offloaded / _GB:.2f} | {of.compiled_offloaded / _GB:.2f} | {of.saved_error:+.1%} "
-        f"| {of.total / _GB:.2f} | {of.compiled_total / _GB:.2f} | {of.total_error:+.1%} |"
+        f"| {row.case} | {row.stage} | {row.recompute} | {row.saved / _GB:.2f} | {row.compiled_saved / _GB:.2f} "
+        f"| {row.offloaded / _GB:.2f} | {row.compiled_offloaded / _GB:.2f} | {row.saved_error:+.1%} "
+        f"| {row.total / _GB:.2f} | {row.compiled_total / _GB:.2f} | {row.total_error:+.1%} |"
     )
 
 

@@ -101,7 +101,7 @@ class MemoryCase:
         loads[graph.backbone.name] = make_loads(BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1)
         if self.patches:
             loads[self.module] = make_loads(self.patches, self.patches * self.image, self.patches / self.image)
-        rows = {name: np.array([of_row] * self.fsdp, float) for name, of_row in loads.items()}
+        rows = {name: np.array([row_loads] * self.fsdp, float) for name, row_loads in loads.items()}
         costs = plan_costs(
             ResolvedPlan(plan, graph, trained_parts(graph, ("all",))),
             BatchCosts(graph, AnalyticCostModel(CLUSTERS["h100"]), rows),
@@ -162,18 +162,18 @@ def compare(case: MemoryCase, recompute: RecomputePolicy, devices: Any, attentio
     predicted = case.predicted(config, plan)
     programs = abstract_stage_programs(config, plan, case.batch_spec(config), devices, attention)
     for stage in case.compared_stages():
-        found, costs = compiled_bytes(programs[stage], attention, 1), predicted[stage]
+        compiled, costs = compiled_bytes(programs[stage], attention, 1), predicted[stage]
         saved = float(costs.saved_bytes.max())
         yield Comparison(
             case=case.name,
             stage=stage[1],
             recompute=recompute,
             saved=saved,
-            compiled_saved=found.saved,
+            compiled_saved=compiled.saved,
             offloaded=float(costs.offloaded_bytes.max()),
-            compiled_offloaded=found.offloaded,
+            compiled_offloaded=compiled.offloaded,
             total=costs.static_bytes + saved,
-            compiled_total=found.total,
+            compiled_total=compiled.total,
         )
 
 

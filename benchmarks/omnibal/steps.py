@@ -203,8 +203,8 @@ def _search_rows(name: str, even: Setting, filled: ChainStages) -> list[Row]:
     """
     chain, layout, memory = even.chain, even.layout, even.problem.cluster.memory
     candidates = ranked_candidates(chain, layout.pp, RADIUS, BEST)
-    found = [recomputed_stages(chain, layout, counts, memory) for counts in candidates]
-    slowest = [float(stages.rank_seconds(chain, layout.pp).max()) for stages in found if stages]
+    recomputed = [recomputed_stages(chain, layout, counts, memory) for counts in candidates]
+    slowest = [float(stages.rank_seconds(chain, layout.pp).max()) for stages in recomputed if stages]
     rows = [_row(f"{name}, candidates of the paper's search that fit, of {BEST}", float(len(slowest)))]
     if slowest:
         ratio = min(slowest) / float(filled.rank_seconds(chain, layout.pp).max())

@@ -28,9 +28,11 @@ def balanced_rows(config: TrainConfig, plan: Plan, steps: int) -> list[Row]:
     balanced = planned_steps(_pipeline(config), WARM_UP + steps)
     random = np.random.default_rng(config.data.seed)
     unbalanced = [rows_as_drawn(step, random) for step in balanced]
-    runs = [(with_fitting_rows(config, each), each) for each in (unbalanced, balanced)]
-    pipelines = [_pipeline(each) for each, _ in runs]
-    drawn, dealt = (Work(each, plan, pipeline, of) for pipeline, (each, of) in zip(pipelines, runs, strict=True))
+    runs = [(with_fitting_rows(config, planned), planned) for planned in (unbalanced, balanced)]
+    pipelines = [_pipeline(fitted) for fitted, _ in runs]
+    drawn, dealt = (
+        Work(fitted, plan, pipeline, planned) for pipeline, (fitted, planned) in zip(pipelines, runs, strict=True)
+    )
     before, after = drawn.computed(None, is_dealt=False), dealt.computed(CAPACITIES, is_dealt=True)
     needed = dealt.needed()
     rows = [
@@ -44,7 +46,10 @@ def balanced_rows(config: TrainConfig, plan: Plan, steps: int) -> list[Row]:
         for module in before
     ]
     work = drawn.flops(before) / dealt.flops(after)
-    arrays = [[pipeline.loader(step).arrays for step in of] for pipeline, (_, of) in zip(pipelines, runs, strict=True)]
+    arrays = [
+        [pipeline.loader(step).arrays for step in planned]
+        for pipeline, (_, planned) in zip(pipelines, runs, strict=True)
+    ]
     own_rows = dealt.plan_of_own_rows(CAPACITIES)
     ratio, error = compare_steps(config, ((plan, arrays[0]), (own_rows, arrays[1])))
     return [

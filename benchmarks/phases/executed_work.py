@@ -36,7 +36,7 @@ def work_rows(config: TrainConfig, plan: Plan, steps: int) -> tuple[list[Row], P
     isf = training_pipeline(dataclasses.replace(config.data, grouping="isf"), config.model, config.dataset("train"))
     planned = {"": planned_steps(pipeline, steps), "ISF grouping": planned_steps(isf, steps)}
     planned |= {
-        f"{name}{name and ' and '}reordering by both algorithms": [each.reordered(row_order) for each in plans]
+        f"{name}{name and ' and '}reordering by both algorithms": [plan.reordered(row_order) for plan in plans]
         for name, plans in list(planned.items())
     }
     note = f"{steps} steps of {config.data.rows} rows, {plan.microbatches} microbatches"
@@ -52,8 +52,8 @@ def work_rows(config: TrainConfig, plan: Plan, steps: int) -> tuple[list[Row], P
                 figure(f"work: rows of its own as wholes, {CAPACITIES} capacities", several, None, "no item is moved"),
                 figure("work: rows of its own, 1 capacity", counted.ratio(1, is_dealt=True), None, "items are dealt"),
             ]
-        what = f"work: rows of its own, {CAPACITIES} capacities{name and ', '}{name}"
-        rows.append(figure(what, counted.ratio(CAPACITIES, is_dealt=True), None, ""))
+        title = f"work: rows of its own, {CAPACITIES} capacities{name and ', '}{name}"
+        rows.append(figure(title, counted.ratio(CAPACITIES, is_dealt=True), None, ""))
     return rows, own_rows
 
 
@@ -81,7 +81,7 @@ class Work:
         self._tokens = config.data.tokens
         self._backbone = config.model.backbone.name
         values = row_values(config.model, global_batch_spec(config.data, config.model).arrays)
-        self._values = {module: each for module, each in values.items() if module != self._backbone}
+        self._values = {module: row_counts for module, row_counts in values.items() if module != self._backbone}
         self._units = {
             unit.modules[0]: unit for unit in plan.units if len(unit.modules) == 1 and unit.modules[0] in self._values
         }
@@ -122,7 +122,7 @@ class Work:
 
     def needed(self) -> dict[str, int]:
         """Values of the samples of all steps, by module; tokens of the backbone."""
-        tokens = sum(step.sizes[each].tokens for step in self._steps for row in step.rows for each in row)
+        tokens = sum(step.sizes[sample].tokens for step in self._steps for row in step.rows for sample in row)
         return {self._backbone: tokens} | {
             module: self._values[module].per_slot * sum(int(items[:, -1].sum()) for items in tables)
             for module, tables in self._tables.items()

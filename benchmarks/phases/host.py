@@ -42,20 +42,20 @@ def host_rows() -> list[Row]:
 
     def tables() -> tuple[int, int]:
         sent = needed = 0
-        for of_microbatch in microbatch_items(deal(), MICROBATCHES):
-            in_batch, in_phase = first_slots(of_microbatch, phase, phase.largest)
-            runs = TokenRuns(in_phase, in_batch, of_microbatch[:, -1])
+        for dealt in microbatch_items(deal(), MICROBATCHES):
+            in_batch, in_phase = first_slots(dealt, phase, phase.largest)
+            runs = TokenRuns(in_phase, in_batch, dealt[:, -1])
             there = exchange_tables(runs, source, target, devices, local)
             exchange_tables(runs.reversed, target, source, devices, local)
-            sent, needed = sent + int(there.sizes.sum()), needed + int(of_microbatch[:, -1].sum()) * TENSOR_RANKS
+            sent, needed = sent + int(there.sizes.sum()), needed + int(dealt[:, -1].sum()) * TENSOR_RANKS
         return sent, needed
 
     deal = functools.partial(deal_phase, items, phase, rows_of_microbatch, MICROBATCHES)
     dealing, both = (_least_seconds(function) for function in (deal, tables))
     sent, needed = tables()
-    what = f"{len(items.rows)} images, {ROWS} rows, {MICROBATCHES} microbatches"
+    note = f"{len(items.rows)} images, {ROWS} rows, {MICROBATCHES} microbatches"
     return [
-        figure("seconds to deal the images of a step", dealing, None, what),
+        figure("seconds to deal the images of a step", dealing, None, note),
         figure(
             f"seconds to deal them and make the tables of {LOCAL_DEVICES} devices, both directions",
             both,

@@ -54,9 +54,9 @@ def measure_steps(config: TrainConfig, runs: Sequence[Run]) -> list[list[tuple[f
             states[number], _ = engine.executor.step(states[number], engine.place_batch(batch, 0))
         states[number] = engine.initial_state()
     measured = []
-    for step, of_step in enumerate(zip(*(arrays for _, arrays in runs), strict=True)):
+    for step, step_arrays in enumerate(zip(*(arrays for _, arrays in runs), strict=True)):
         measured.append([])
-        for number, (engine, batch) in enumerate(zip(engines, of_step, strict=True)):
+        for number, (engine, batch) in enumerate(zip(engines, step_arrays, strict=True)):
             begin = time.process_time()
             states[number], summary = engine.executor.step(states[number], engine.place_batch(batch, step))
             jax.block_until_ready(vars(states[number]))

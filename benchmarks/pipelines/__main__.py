@@ -19,7 +19,7 @@ def main(arguments: cli.JsonArguments) -> int:
     if reason := missing_plugin():
         raise UserError(reason)
     reports = list(measure_pipelines())
-    print(json.dumps([of.as_json() for of in reports]) if arguments.json else format_pipelines(reports))
+    print(json.dumps([report.as_json() for report in reports]) if arguments.json else format_pipelines(reports))
     return 0
 
 

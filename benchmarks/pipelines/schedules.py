@@ -140,8 +140,8 @@ class PipelineReport(NamedTuple):
 
 def measure_pipelines(cases: Iterable[PipelineCase] = CASES) -> Iterator[PipelineReport]:
     """Compiles all cases."""
-    of = MemoryCase(name="Llama3-8B", gin_file="models/internvit_6b_llama3_8b.gin", module="backbone", stages=1)
-    config, devices = of.model(), list(tensor_mesh(DEVICES).devices.flat)
+    llama = MemoryCase(name="Llama3-8B", gin_file="models/internvit_6b_llama3_8b.gin", module="backbone", stages=1)
+    config, devices = llama.model(), list(tensor_mesh(DEVICES).devices.flat)
     with jax.numpy_dtype_promotion("standard"), use_attention_implementation(ATTENTION):
         for case in cases:
             generators = (UNetConfig(),) if case.generator else ()
@@ -151,12 +151,12 @@ def measure_pipelines(cases: Iterable[PipelineCase] = CASES) -> Iterator[Pipelin
 def _measure(config: ModelConfig, case: PipelineCase, devices: list[Any]) -> PipelineReport:
     batch_spec = empty_batch_spec(config, MICROBATCHES, TOKENS, {}, images=len(config.generators))
     programs = abstract_stage_programs(config, case.plan(config.backbone.depth), batch_spec, devices, ATTENTION)
-    calls = {stage: stage_calls((of,)).calls for (unit, stage), of in programs.items() if unit == "backbone"}
+    calls = {stage: stage_calls((program,)).calls for (unit, stage), program in programs.items() if unit == "backbone"}
     if case.executor == "compiled":
         return _of_two_programs(case, *calls[0]) if case.generator else _of_one_program(case, *calls[0])
     different = (0, 1, case.ranks - 1)  # the stages between are like the second, with fewer microbatches in flight
-    found = [_of_stage(case, stage, *calls[stage][-2:]) for stage in different]
-    return PipelineReport(case, max(found, key=lambda of: of.total), [])
+    stage_sizes = [_of_stage(case, stage, *calls[stage][-2:]) for stage in different]
+    return PipelineReport(case, max(stage_sizes, key=lambda sizes: sizes.total), [])
 
 
 def _compile(case: PipelineCase, call: ProgramCall) -> Any:
@@ -172,28 +172,30 @@ def _of_one_program(case: PipelineCase, step: ProgramCall) -> PipelineReport:
 
 
 def _of_two_programs(case: PipelineCase, step: ProgramCall, backward: ProgramCall) -> PipelineReport:
-    compiled = [_compile(case, of) for of in (step, backward)]
+    compiled = [_compile(case, call) for call in (step, backward)]
     weights, *_, saved_state, output_gradients, gradients = backward.arguments
     taken = PipelineBytes(
         stage=-1,
         state=device_bytes((weights, gradients)),
         saved=device_bytes((saved_state, output_gradients)),
-        temporary=max(of.memory_analysis().temp_size_in_bytes for of in compiled),
+        temporary=max(program.memory_analysis().temp_size_in_bytes for program in compiled),
     )
     return PipelineReport(
-        case, taken, [send for of in compiled for send in find_sends(parse_scheduled_hlo(of.as_text()))]
+        case, taken, [send for program in compiled for send in find_sends(parse_scheduled_hlo(program.as_text()))]
     )
 
 
 def _of_stage(case: PipelineCase, stage: int, forward: ProgramCall, backward: ProgramCall) -> PipelineBytes:
-    of_forward, of_backward = (_compile(case, of).memory_analysis().temp_size_in_bytes for of in (forward, backward))
+    forward_bytes, backward_bytes = (
+        _compile(case, call).memory_analysis().temp_size_in_bytes for call in (forward, backward)
+    )
     weights, inputs, *_, residuals, outputs, gradients = backward.arguments
-    sent, got = device_bytes(outputs), device_bytes(inputs)
+    sent, received = device_bytes(outputs), device_bytes(inputs)
     return PipelineBytes(
         stage=stage,
         state=device_bytes((weights, gradients)),
-        saved=case.in_flight(stage) * (device_bytes(residuals) + got),
-        temporary=max(of_forward + sent, of_backward + sent + got),
+        saved=case.in_flight(stage) * (device_bytes(residuals) + received),
+        temporary=max(forward_bytes + sent, backward_bytes + sent + received),
     )
 
 
@@ -201,26 +203,31 @@ def find_sends(program: ScheduledProgram) -> list[Send]:
     """The permutes of a pipeline that has no others, by order of issue."""
     times = executions(program)
     return [
-        Send(_goes_up(program, of), times[of.computation], of, _written_beside(program, of))
-        for of in find_collectives(program)
-        if of.kind == "collective-permute"
+        Send(
+            _goes_up(program, collective),
+            times[collective.computation],
+            collective,
+            _written_beside(program, collective),
+        )
+        for collective in find_collectives(program)
+        if collective.kind == "collective-permute"
     ]
 
 
-def _goes_up(program: ScheduledProgram, of: Collective) -> bool:
+def _goes_up(program: ScheduledProgram, collective: Collective) -> bool:
     """Whether it sends to devices of higher numbers, which belong to later stages."""
-    _, pairs = program.computations[of.computation][of.name].rest.split("source_target_pairs={{")
+    _, pairs = program.computations[collective.computation][collective.name].rest.split("source_target_pairs={{")
     source, target = pairs.split("}")[0].split(",")
     return int(source) < int(target)
 
 
-def _written_beside(program: ScheduledProgram, of: Collective) -> int:
+def _written_beside(program: ScheduledProgram, collective: Collective) -> int:
     """Bytes of the results of fusions from its start to its done, without fusions that write into an array in place."""
-    if of.synchronous:
+    if collective.synchronous:
         return 0
-    instructions = program.computations[of.computation].instructions
-    start = next(at for at, instruction in enumerate(instructions) if instruction.name == of.name)
-    done = next((at for at, instruction in enumerate(instructions) if of.name in instruction.operands), None)
+    instructions = program.computations[collective.computation].instructions
+    start = next(at for at, instruction in enumerate(instructions) if instruction.name == collective.name)
+    done = next((at for at, instruction in enumerate(instructions) if collective.name in instruction.operands), None)
     return sum(
         result_bytes(instruction.type)
         for instruction in instructions[start + 1 : done]
@@ -236,11 +243,15 @@ def _written_beside(program: ScheduledProgram, of: Collective) -> int:
 def format_pipelines(reports: list[PipelineReport]) -> str:
     """Tables for people: of memory, and of permutes."""
     memory = [
-        (*_names(case), "" if of.stage < 0 else f"{of.stage}", *(_mib(n) for n in (*of[1:], of.total)))
-        for case, of, _ in reports
+        (*_names(case), "" if taken.stage < 0 else f"{taken.stage}", *(_mib(n) for n in (*taken[1:], taken.total)))
+        for case, taken, _ in reports
     ]
     permutes = [
-        (*_names(case), "forward" if forward else "backward", *_counts([of for of in sends if of.forward == forward]))
+        (
+            *_names(case),
+            "forward" if forward else "backward",
+            *_counts([send for send in sends if send.forward == forward]),
+        )
         for case, _, sends in reports
         for forward in (True, False)
         if sends
@@ -262,7 +273,7 @@ def _mib(size: int) -> str:
 
 def _counts(sends: list[Send]) -> list[str]:
     """Counts the permutes of a step: their number, size, and how many run beside matmuls or writes."""
-    kinds = (lambda of: True, lambda of: of.collective.hidden, lambda of: of.beside_writes)
-    step, *beside = (str(sum(of.ticks for of in sends if kind(of))) for kind in kinds)
-    synchronous = str(sum(of.ticks for of in sends if of.collective.synchronous))
-    return [step, _mib(max(of.collective.size for of in sends)), *beside, synchronous]
+    kinds = (lambda send: True, lambda send: send.collective.hidden, lambda send: send.beside_writes)
+    step, *beside = (str(sum(send.ticks for send in sends if kind(send))) for kind in kinds)
+    synchronous = str(sum(send.ticks for send in sends if send.collective.synchronous))
+    return [step, _mib(max(send.collective.size for send in sends)), *beside, synchronous]

@@ -71,13 +71,13 @@ def explain_difference(name: str, model: ModelConfig, data: SyntheticData) -> li
         "the data sheet's NVLink": _with_links(problem, intra_node=DATA_SHEET_NVLINK),
         "nothing waits for links between nodes": _with_links(problem, inter_node=Link(1e18, 0.0)),
     }
-    found = []
-    for label, of in variants.items():
-        best = best_simulated(of, disaggregated.plans(of))
+    rows = []
+    for label, variant in variants.items():
+        best = best_simulated(variant, disaggregated.plans(variant))
         paper = PAPER_MFU if name == "mllm_72b" else None
-        found.append(_row(f"{name}, all trained, {label}: MFU", best.timeline.mfu))
-        found.append(_row(f"{name}, all trained, {label}: MFU, squares whole", best.timeline.mfu_whole_squares, paper))
-    return found
+        rows.append(_row(f"{name}, all trained, {label}: MFU", best.timeline.mfu))
+        rows.append(_row(f"{name}, all trained, {label}: MFU, squares whole", best.timeline.mfu_whole_squares, paper))
+    return rows
 
 
 def _with_links(problem: PlanningProblem, **links: Link) -> PlanningProblem:
@@ -108,12 +108,12 @@ def _rows_where_hops_occupy_devices(label: str, problem: PlanningProblem, plan: 
     """Rows of a plan where hops occupy the devices at both ends, and of the plan that is made for that."""
     between = dataclasses.replace(problem, rendezvous=True)
     made_for_it = best_simulated(between, disaggregated.plans(between)).timeline
-    own = f"{label}, planned where hops occupy both ends"
+    title = f"{label}, planned where hops occupy both ends"
     return [
         _row(f"{label}, where hops occupy both ends: MFU", between.simulate(plan).mfu),
-        _row(f"{own}: MFU", made_for_it.mfu),
-        _row(f"{own}: MFU, squares whole", made_for_it.mfu_whole_squares),
-        _row(f"{own}: devices", made_for_it.groups.device_count),
+        _row(f"{title}: MFU", made_for_it.mfu),
+        _row(f"{title}: MFU, squares whole", made_for_it.mfu_whole_squares),
+        _row(f"{title}: devices", made_for_it.groups.device_count),
     ]
 
 

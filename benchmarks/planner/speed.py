@@ -71,10 +71,10 @@ def _timed(call: Callable[[PlanningProblem], Any], problem: PlanningProblem, rep
 
 def _difference(problem: PlanningProblem) -> float:
     convex = relaxed_problems(problem)[-1]
-    found, shares = convex.solve(problem.devices)
-    fits = np.flatnonzero(np.isfinite(found))
+    solution, shares = convex.solve(problem.devices)
+    fits = np.flatnonzero(np.isfinite(solution))
     chosen = fits[np.linspace(0, len(fits) - 1, COMPARED).astype(int)]
-    return max(abs(found[i] / solve_by_scipy(convex, i, problem.devices, shares[i]) - 1) for i in chosen)
+    return max(abs(solution[i] / solve_by_scipy(convex, i, problem.devices, shares[i]) - 1) for i in chosen)
 
 
 def solve_by_scipy(convex: RelaxedProblems, index: int, devices: int, hint: np.ndarray) -> float:

@@ -36,7 +36,7 @@ _FLASH_2_RUNS = (
 
 def flash_attention_runs() -> tuple[PublishedRun, ...]:
     """FlashAttention-2 (arXiv 2307.08691, table 1): TFLOP/s of eight A100s by 6 N s + 12 l d s^2."""
-    found = []
+    runs = []
     for name, width, depth, heads, length, microbatch, rate in _FLASH_2_RUNS:
         model = gpt(width, depth, heads, vocabulary=50264)
         setting = Setting(
@@ -49,7 +49,7 @@ def flash_attention_runs() -> tuple[PublishedRun, ...]:
             dp=8,
         )
         flops = 6 * _parameters(model) * length + 12 * depth * width * length**2
-        found.append(
+        runs.append(
             PublishedRun(
                 name=f"GPT-{name} with FlashAttention-2, {length} positions",
                 source="arXiv 2307.08691, table 1; microbatch: Dao-AILab/flash-attention, training/configs",
@@ -58,7 +58,7 @@ def flash_attention_runs() -> tuple[PublishedRun, ...]:
                 simulate=functools.partial(simulated_step, setting),
             )
         )
-    return tuple(found)
+    return tuple(runs)
 
 
 _INTERNLM_7B = BackboneConfig(
@@ -119,7 +119,7 @@ _MPT_RUNS: tuple[tuple[str, int, int, int, int, int, int, RecomputePolicy, int],
 
 def mpt_runs() -> tuple[PublishedRun, ...]:
     """MPT on eight A100s of one node, fully sharded."""
-    found = []
+    runs = []
     for name, width, depth, heads, length, microbatch, microbatches, recompute, rate in _MPT_RUNS:
         model = dataclasses.replace(gpt(width, depth, heads, vocabulary=50368), biases=())
         setting = Setting(
@@ -133,7 +133,7 @@ def mpt_runs() -> tuple[PublishedRun, ...]:
             fsdp=8,
             recompute=recompute,
         )
-        found.append(
+        runs.append(
             PublishedRun(
                 name=f"MPT-{name}, {length} positions, recomputation {recompute}",
                 source="mosaicml/llm-foundry, scripts/train/benchmarking/README.md",
@@ -142,4 +142,4 @@ def mpt_runs() -> tuple[PublishedRun, ...]:
                 simulate=functools.partial(simulated_step, setting),
             )
         )
-    return tuple(found)
+    return tuple(runs)

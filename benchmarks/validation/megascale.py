@@ -16,7 +16,7 @@ _RUNS = ((256, 768, 32.0), (512, 768, 16.5), (768, 768, 11.5), (1024, 768, 8.9))
 def runs() -> tuple[PublishedRun, ...]:
     """Strong scaling with 768 sequences."""
     model = dataclasses.replace(gpt(12288, 96, 128, vocabulary=64000), parallel_block=True)
-    found = []
+    runs = []
     for devices, sequences, seconds in _RUNS:
         dp = devices // 64
         setting = Setting(
@@ -30,7 +30,7 @@ def runs() -> tuple[PublishedRun, ...]:
             dp=dp,
             collectives="ring",
         )
-        found.append(
+        runs.append(
             PublishedRun(
                 name=f"MegaScale 175B, {devices} devices",
                 source="arXiv 2402.15627, table 2",
@@ -39,4 +39,4 @@ def runs() -> tuple[PublishedRun, ...]:
                 simulate=functools.partial(simulated_step, setting),
             )
         )
-    return tuple(found)
+    return tuple(runs)

@@ -64,20 +64,20 @@ _TABLE_5 = (
 
 def step_runs() -> tuple[PublishedRun, ...]:
     """Table 5: seconds of a step."""
-    found = []
+    runs = []
     for name, model, pp, chunks, microbatch, microbatches, full, present in _TABLE_5:
         for label, seconds in (("full recomputation", full), ("selective, sequence parallel", present)):
-            of = _setting(model, pp, chunks, microbatch, microbatches, present=seconds == present)
-            found.append(
+            setting = _setting(model, pp, chunks, microbatch, microbatches, present=seconds == present)
+            runs.append(
                 PublishedRun(
                     name=f"Megatron-LM {name}, {label}",
                     source=f"{SOURCE}, table 5",
                     width=model.width,
                     seconds=seconds,
-                    simulate=functools.partial(simulated_step, of),
+                    simulate=functools.partial(simulated_step, setting),
                 )
             )
-    return tuple(found)
+    return tuple(runs)
 
 
 # (label, collectives, recomputation, milliseconds of the forward, of the backward)

@@ -250,9 +250,9 @@ class SampleBuilder:
     def _placeholders(self) -> dict[str, tuple[int, ...]]:
         """By encoder field, the tokens that stand for its outputs."""
         special = self.tokenizer.special_tokens
-        of_clips = () if special.video is None else (special.video,)
+        video_tokens = () if special.video is None else (special.video,)
         return {
-            field: (special.require(encoder.special_token), *(of_clips if isinstance(encoder, PatchFormat) else ()))
+            field: (special.require(encoder.special_token), *(video_tokens if isinstance(encoder, PatchFormat) else ()))
             for field, encoder in self.sample_format.encoder_formats.items()
         }
 

@@ -32,17 +32,17 @@ def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None)
         DataError: The numbers of placeholders and media differ, or the prompt is empty.
     """
     unplaced: dict[str, list[Media]] = {name: [] for name in MEDIA_PARTS}
-    unplaced |= {name: list(of_kind) for name, of_kind in (media or {}).items()}
+    unplaced |= {name: list(items) for name, items in (media or {}).items()}
     parts: list[ContentPart] = []
-    for name, of_kind in unplaced.items():
+    for name, items in unplaced.items():
         plural, count = _PLURALS.get(name, f"files of {name}"), text.count(f"<{name}>")
-        if count not in (0, len(of_kind)):
+        if count not in (0, len(items)):
             raise DataError(
-                f"the prompt has {count} <{name}> placeholders and {len(of_kind)} {plural} come with it; give as many "
+                f"the prompt has {count} <{name}> placeholders and {len(items)} {plural} come with it; give as many "
                 f"of both, or no placeholder to put the {plural} in front"
             )
         if not count:
-            parts += [_media_part(name, medium) for medium in of_kind]
+            parts += [_media_part(name, medium) for medium in items]
     # Of every two pieces the second is a name.
     for number, piece in enumerate(re.split(f"<({'|'.join(map(re.escape, unplaced))})>", text)):
         if number % 2:
@@ -80,5 +80,11 @@ def image_prompt_metadata(
 def _builder(
     template: str, prompt_format: PromptFormat, tokenizer: Tokenizer, sample_format: SampleFormat
 ) -> SampleBuilder:
-    of = prompt_format
-    return SampleBuilder(find_template(template, tokenizer), tokenizer, sample_format, of.tiling, of.images, of.video)
+    return SampleBuilder(
+        find_template(template, tokenizer),
+        tokenizer,
+        sample_format,
+        prompt_format.tiling,
+        prompt_format.images,
+        prompt_format.video,
+    )

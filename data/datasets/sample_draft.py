@@ -105,11 +105,11 @@ class SampleDraft:
     def _add_frames(self, part: FramesPart) -> None:
         """Adds the placeholders of frames that one temporal patch covers, with the delimiters of images."""
         items, special = self._media.clip_items[part.clip], self._special_tokens
-        each, role = self._media.video.delimiters == "frames", PatchFormat.special_token
-        if each or part.group == 0:
+        delimits_frames, role = self._media.video.delimiters == "frames", PatchFormat.special_token
+        if delimits_frames or part.group == 0:
             self._add_delimiter(role, "start")
         self._add_item(items[part.group], special.require(role) if special.video is None else special.video)
-        if each or part.group == len(items) - 1:
+        if delimits_frames or part.group == len(items) - 1:
             self._add_delimiter(role, "end")
 
     def _add_item(self, item: MediaItem, placeholder: int) -> None:

@@ -34,7 +34,7 @@ class SizeCache:
         tokens, images, targets, *lengths = self._numbers[number].tolist()
         if tokens < 0:
             return None
-        items = {field: self._lengths[each] for field, each in zip(self._fields, lengths, strict=True)}
+        items = {field: self._lengths[number] for field, number in zip(self._fields, lengths, strict=True)}
         return SampleSizes(tokens=tokens, items=items, images=images, targets=targets)
 
     def __setitem__(self, number: int, sizes: SampleSizes) -> None:

@@ -84,12 +84,12 @@ def write_spoken_clips(
     """
     all_voices = [voice for split_voices in voices.values() for voice in split_voices]
     stems = [_file_stem(text) for text in texts]
-    for what, items in (("text", texts), ("voice", all_voices), ("speed", speeds), ("file", stems)):
+    for kind, items in (("text", texts), ("voice", all_voices), ("speed", speeds), ("file", stems)):
         if not items:
-            raise DataError(f"there is no {what} to speak with; name at least one")
+            raise DataError(f"there is no {kind} to speak with; name at least one")
         if repeated := [item for item in items if list(items).count(item) > 1]:
             raise DataError(
-                f"{what} {repeated[0]!r} is named twice; name every {what} once, a voice for one split only"
+                f"{kind} {repeated[0]!r} is named twice; name every {kind} once, a voice for one split only"
             )
     clips = [
         SpokenClip(

@@ -133,13 +133,13 @@ def _orientation(image: Image.Image) -> int:
     blocks that follow them. Of a TIFF, Pillow applies EXIF's to the size already.
     """
     if image.format == "TIFF":
-        found = 1 if ExifTags.Base.Orientation in getattr(image, "tag_v2", {}) else None
+        orientation = 1 if ExifTags.Base.Orientation in getattr(image, "tag_v2", {}) else None
     else:
-        found = _exif_orientation(image)
+        orientation = _exif_orientation(image)
     xmp = image.info.get("xmp")
-    if found is None and isinstance(xmp, bytes) and (match := _XMP_ORIENTATION.search(xmp)):
-        found = int(match[1])
-    return found if found in _STORED else 1
+    if orientation is None and isinstance(xmp, bytes) and (match := _XMP_ORIENTATION.search(xmp)):
+        orientation = int(match[1])
+    return orientation if orientation in _STORED else 1
 
 
 def _exif_orientation(image: Image.Image) -> int | None:

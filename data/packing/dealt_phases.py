@@ -96,12 +96,12 @@ class DealtPhases:
 
     def samples(self, tables: Mapping[str, PlannedTable], needed: NeededRows) -> set[int]:
         """Ids of the samples that have an item in a needed row of a phase."""
-        found: set[int] = set()
+        sample_ids: set[int] = set()
         for module, (items, samples) in tables.items():
             if module in needed.phases:
                 samples = samples[items_in_rows(items, self.phases[module], needed.phases[module])]
-            found.update(samples.tolist())
-        return found
+            sample_ids.update(samples.tolist())
+        return sample_ids
 
     def _move(
         self, fields: Mapping[str, np.ndarray], phase: PhaseRows, items: np.ndarray, moved: np.ndarray
@@ -124,14 +124,14 @@ class DealtPhases:
 
     def _check_table(self, arrays: HostArrays, phase: PhaseRows) -> None:
         backbone_array = f"{phase.module}_conditions" if phase.is_generator else f"{phase.module}_index"
-        (of_tokens,) = (fields[backbone_array] for fields in arrays.values() if backbone_array in fields)
+        (token_slots,) = (fields[backbone_array] for fields in arrays.values() if backbone_array in fields)
         check_items(
             arrays[phase.table_name]["items"],
             phase,
-            len(of_tokens) // self.microbatches,
+            len(token_slots) // self.microbatches,
             self.microbatches,
             arrays[phase.module],
-            None if phase.is_generator else of_tokens,
+            None if phase.is_generator else token_slots,
         )
 
     def digest(self, arrays: HostArrays) -> int:

@@ -34,5 +34,5 @@ def _with_dotted_names(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = _with_dotted_names(value) if isinstance(value, Mapping) else None
-        flat |= {name: value} if nested is None else {f"{name}.{inner}": of for inner, of in nested.items()}
+        flat |= {name: value} if nested is None else {f"{name}.{inner}": leaf for inner, leaf in nested.items()}
     return flat

@@ -82,10 +82,12 @@ class BatchTotals:
         """The sums over samples of these sizes."""
         samples = list(sizes)
         return cls(
-            tokens=sum(each.tokens for each in samples),
-            lengths={field: sum(each.lengths[field] for each in samples) for field in sample_format.encoder_formats},
-            images=sum(each.images for each in samples),
-            targets=sum(each.targets for each in samples),
+            tokens=sum(sample.tokens for sample in samples),
+            lengths={
+                field: sum(sample.lengths[field] for sample in samples) for field in sample_format.encoder_formats
+            },
+            images=sum(sample.images for sample in samples),
+            targets=sum(sample.targets for sample in samples),
         )
 
     @classmethod
@@ -100,7 +102,10 @@ class BatchTotals:
 
         return cls(
             tokens=int((rows.token_segments > 0).sum()),
-            lengths={field: value_count(field, each) for field, each in sample_format.encoder_formats.items()},
+            lengths={
+                field: value_count(field, encoder_format)
+                for field, encoder_format in sample_format.encoder_formats.items()
+            },
             images=int((rows.target_image_samples >= 0).sum()),
             targets=int(rows.layout.target_mask.sum()),
         )

@@ -62,7 +62,7 @@ def empty_rows(count: int, capacity: RowCapacity, sample_format: SampleFormat) -
     shapes = dict.fromkeys(TOKEN_COLUMNS, shape) | {"positions": shape + sample_format.tokens.position_shape}
     return PackedRows(
         layout=TokenLayout(
-            **{column: np.zeros(of_column, np.int32) for column, of_column in shapes.items()},
+            **{column: np.zeros(shape, np.int32) for column, shape in shapes.items()},
             encoder_indices={field: np.full(shape, -1, np.int32) for field in sample_format.encoder_formats},
         ),
         token_segments=np.zeros(shape, np.int32),

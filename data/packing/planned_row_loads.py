@@ -70,4 +70,4 @@ def _row_sums(rows: Sequence[Sequence[SampleSizes]], name: str) -> Float[np.ndar
 def _local_pairs(module: ModuleSpec, lengths: Iterable[Sequence[int]]) -> Float[np.ndarray, " n"]:
     """Pairs of each row's local attention, from the lengths of its items; zeros for a module without it."""
     local = module.local
-    return np.array([local.pairs(np.array(of_row, float)).sum() if local else 0.0 for of_row in lengths])
+    return np.array([local.pairs(np.array(row_lengths, float)).sum() if local else 0.0 for row_lengths in lengths])

@@ -84,8 +84,8 @@ class UnreadableInARow:
 
     def add(self, unreadable: Iterable[bool]) -> None:
         """Adds samples in their order, each unreadable or not; `too_many` once `MOST_IN_A_ROW` were."""
-        for each in unreadable:
-            self._count = self._count + 1 if each else 0
+        for is_unreadable in unreadable:
+            self._count = self._count + 1 if is_unreadable else 0
             self.too_many |= self._count >= MOST_IN_A_ROW
 
 

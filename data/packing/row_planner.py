@@ -187,11 +187,11 @@ class RowPlanner:
         if sample_id in window.refused:
             return
         if sample_id not in window.sizes:
-            found = self._sizes_or_refusal(sample_id)
-            if isinstance(found, Refusal):
-                window.refused[sample_id] = found
+            outcome = self._sizes_or_refusal(sample_id)
+            if isinstance(outcome, Refusal):
+                window.refused[sample_id] = outcome
                 return
-            window.sizes[sample_id] = found
+            window.sizes[sample_id] = outcome
         row_units = window.sizes[sample_id].row_units
         units = [*(row_units[name] for name in self._names_in_use), 1]
         window.usable.append(sample_id)

@@ -43,10 +43,10 @@ def batches_ahead(
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # grain's workers read flags, which a notebook never parses
     one_worker = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=max(prefetch, 1))
-    of_all_workers = grain.experimental.InterleaveIterDataset(
+    interleaved = grain.experimental.InterleaveIterDataset(
         [batches.mp_prefetch(one_worker) for batches in batches_of_workers], cycle_length=count
     )
-    return grain.experimental.ThreadPrefetchIterDataset(of_all_workers.map(prepare), prefetch_buffer_size=1)
+    return grain.experimental.ThreadPrefetchIterDataset(interleaved.map(prepare), prefetch_buffer_size=1)
 
 
 class _StridedSteps(grain.IterDataset[StepPlan]):

@@ -128,9 +128,9 @@ def _grouping_table(description: DatasetDescription, padded: bool) -> Table:
 
 def _packed_remark(description: DatasetDescription) -> str:
     """Why packed rows waste more than padded batches, if they do: a row has the configured size, however empty."""
-    known = [each for each in description.grouping_results if each.wasted_flops_share is not None]
+    known = [result for result in description.grouping_results if result.wasted_flops_share is not None]
     padded, packed = (
-        [each.wasted_flops_share or 0.0 for each in known if each.padded == kind] for kind in (True, False)
+        [result.wasted_flops_share or 0.0 for result in known if result.padded == kind] for kind in (True, False)
     )
     if not padded or not packed or min(packed) <= min(padded):
         return ""

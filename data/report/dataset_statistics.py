@@ -110,12 +110,12 @@ def collect_statistics(
         first = next(iter(refused.values()))
         raise DataError(f"not one of {samples} samples can be read; the first: {first.key}: {first.reason}")
     names = units_of_samples[readable[0]]
-    units = {name: np.array([units_of_samples[each][name] for each in readable], np.int64) for name in names}
+    units = {name: np.array([units_of_samples[sample_id][name] for sample_id in readable], np.int64) for name in names}
     items = {
-        encoder.field: tuple(sizes_of_samples[each].items[encoder.field] for each in readable)
+        encoder.field: tuple(sizes_of_samples[sample_id].items[encoder.field] for sample_id in readable)
         for encoder in sample_index.sample_format.encoders
     }
-    items["images"] = tuple((1,) * sizes_of_samples[each].images for each in readable)
+    items["images"] = tuple((1,) * sizes_of_samples[sample_id].images for sample_id in readable)
     fits = np.array([sample_id not in refused for sample_id in readable])
     encoders = sample_index.sample_format.encoders
     return DatasetStatistics(
@@ -161,11 +161,11 @@ def _sample_units(metadata: SampleMetadata) -> dict[str, int]:
         encoder.item_name: sum(item.field == field for item in metadata.items) for field, encoder in formats.items()
     }
     frames = [item for item in metadata.items if item.times]
-    of_clips = {
+    clip_counts = {
         "video_clips": sum(not item.group for item in frames),
         "video_frames": sum(len(f.times) for f in frames),
     }
-    return {**sizes.row_units, "text": text, **tokens, **items, **of_clips, "targets": sizes.targets}
+    return {**sizes.row_units, "text": text, **tokens, **items, **clip_counts, "targets": sizes.targets}
 
 
 def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
@@ -195,8 +195,8 @@ def quadratic_cost_weights(model: ModelConfig, sample_format: SampleFormat) -> d
     weights = {}
     for field, encoder_format in sample_format.encoder_formats.items():
         module = graph[encoder_format.module]
-        of_positions = float(module.forward_flops(one_square) / module.forward_flops(one_token))
-        weights[field] = of_positions / encoder_format.values_per_position
+        position_weight = float(module.forward_flops(one_square) / module.forward_flops(one_token))
+        weights[field] = position_weight / encoder_format.values_per_position
     return weights
 
 

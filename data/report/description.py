@@ -128,13 +128,15 @@ class DatasetDescription:
     @property
     def configured(self) -> GroupingResult:
         """Result of the configured grouping policy."""
-        return next(each for each in self.grouping_results if each.policy == self.grouping and not each.padded)
+        return next(result for result in self.grouping_results if result.policy == self.grouping and not result.padded)
 
     @property
     def suggested_grouping(self) -> GroupingResult:
         """Result of the policy whose rows waste the fewest FLOPs; the configured one where nothing fills a step."""
-        packed = [each for each in self.grouping_results if not each.padded and each.wasted_flops_share is not None]
-        return min(packed, key=lambda each: each.wasted_flops_share or 0.0, default=self.configured)
+        packed = [
+            result for result in self.grouping_results if not result.padded and result.wasted_flops_share is not None
+        ]
+        return min(packed, key=lambda result: result.wasted_flops_share or 0.0, default=self.configured)
 
     @property
     def remark(self) -> str:

@@ -125,8 +125,8 @@ def _picture(inputs: EncoderInputs, item: int, encoder_format: EncoderFormat) ->
     """An image as its encoder reads it, or the values of another medium over time as a spectrogram."""
     if isinstance(encoder_format, PatchFormat):
         return _reduced(first_frame(inputs, item, encoder_format))
-    own = np.repeat(inputs.item_ids == item, encoder_format.values_per_position)
-    return Image.fromarray(_grey_levels(inputs.values[own].T[::-1])).resize(_SPECTROGRAM)
+    mask = np.repeat(inputs.item_ids == item, encoder_format.values_per_position)
+    return Image.fromarray(_grey_levels(inputs.values[mask].T[::-1])).resize(_SPECTROGRAM)
 
 
 def _reduced(image: UInt8[np.ndarray, "h w c"]) -> Image.Image:

@@ -80,9 +80,9 @@ def _example(example: SampleExample) -> Html:
 
 def _tokens(runs: Sequence[TokenRun]) -> Iterator[Html]:
     """A paragraph for the trunk and for every branch, then the ids."""
-    for branch, of_branch in itertools.groupby(runs, key=lambda run: run.branch):
+    for branch, branch_runs in itertools.groupby(runs, key=lambda run: run.branch):
         number = [element("span", f"branch {branch} ", class_="out")] if branch else []
-        yield element("p", number, _marked(of_branch), class_="tokens")
+        yield element("p", number, _marked(branch_runs), class_="tokens")
     if runs:
         ids = " ".join(_ids(run) for run in runs)
         yield element("details", element("summary", "Token ids"), element("div", ids, class_="ids"))

@@ -51,7 +51,9 @@ def html_page(description: DatasetDescription, title: str) -> str:
 
 def html_fragment(description: DatasetDescription) -> Html:
     """The description for a notebook: it has no style sheet and no id, and so may occur several times."""
-    charts = (element("div", _distribution(each), style="flex:0 1 330px") for each in _ordered(description))
+    charts = (
+        element("div", _distribution(distribution), style="flex:0 1 330px") for distribution in _ordered(description)
+    )
     return element(
         "div",
         (element("p", sentence) for sentence in in_words(description)),
@@ -65,7 +67,7 @@ def html_fragment(description: DatasetDescription) -> Html:
 def _figures(description: DatasetDescription) -> Html:
     configured = description.configured
     suggested = description.row_suggestions[0].wasted_flops_share if description.row_suggestions else None
-    tokens = next(each for each in description.distributions if each.name == "tokens")
+    tokens = next(distribution for distribution in description.distributions if distribution.name == "tokens")
     padding = configured.padding_share.get("tokens")
     filled = None if padding is None else 1 - padding
     return figures(
@@ -109,20 +111,22 @@ def _refusals(description: DatasetDescription) -> Html | str:
 
 def _ordered(description: DatasetDescription) -> list[LengthDistribution]:
     """The distributions; distributions without a histogram come last."""
-    return sorted(description.distributions, key=lambda each: each.minimum == each.maximum)
+    return sorted(description.distributions, key=lambda distribution: distribution.minimum == distribution.maximum)
 
 
-def _distribution(each: LengthDistribution) -> Html:
-    title = element("h3", _TITLES.get(each.name, each.name))
-    if each.minimum == each.maximum:
-        same = f"{percent(each.share)} of samples have any, {count(each.maximum)} each."
+def _distribution(distribution: LengthDistribution) -> Html:
+    title = element("h3", _TITLES.get(distribution.name, distribution.name))
+    if distribution.minimum == distribution.maximum:
+        same = f"{percent(distribution.share)} of samples have any, {count(distribution.maximum)} each."
         return element("div", title, element("p", same, class_="note"), class_="panel")
-    percentiles = ", ".join(f"{rank}% {count(value)}" for rank, value in each.percentiles.items())
-    sizes = f"Mean {count(each.mean)}; percentiles {percentiles}; maximum {count(each.maximum)}."
-    told = f"{percent(each.share)} of samples have any. {sizes}"
-    if each.beyond:
-        told += f" The grey bar counts the {count(each.beyond)} that have {count(each.edges[-1])} or more."
-    return element("div", title, element("p", told, class_="note"), histogram(each), class_="panel")
+    percentiles = ", ".join(f"{rank}% {count(value)}" for rank, value in distribution.percentiles.items())
+    sizes = f"Mean {count(distribution.mean)}; percentiles {percentiles}; maximum {count(distribution.maximum)}."
+    told = f"{percent(distribution.share)} of samples have any. {sizes}"
+    if distribution.beyond:
+        told += (
+            f" The grey bar counts the {count(distribution.beyond)} that have {count(distribution.edges[-1])} or more."
+        )
+    return element("div", title, element("p", told, class_="note"), histogram(distribution), class_="panel")
 
 
 def _balance(description: DatasetDescription) -> Iterator[Html]:
@@ -194,18 +198,18 @@ def _rows_table(description: DatasetDescription) -> Html:
 
 
 def _isf_table(description: DatasetDescription) -> Iterator[Html]:
-    found = {
+    suggestions = {
         "#of the longest sample": description.published_isf,
         "#by search": description.searched_isf,
     }
-    known = {title: each for title, each in found.items() if isinstance(each, SuggestedIsfCapacity)}
+    known = {title: capacity for title, capacity in suggestions.items() if isinstance(capacity, SuggestedIsfCapacity)}
     if known:
         names = list(next(iter(known.values())).capacity)
-        lines = [(f"Q {name}", *(count(each.capacity[name]) for each in known.values())) for name in names]
-        lines += [(f"Q' {name}", *(count(each.threshold[name]) for each in known.values())) for name in names]
-        sizes = (each.samples_per_group for each in known.values())
+        lines = [(f"Q {name}", *(count(limits.capacity[name]) for limits in known.values())) for name in names]
+        lines += [(f"Q' {name}", *(count(limits.threshold[name]) for limits in known.values())) for name in names]
+        sizes = (limits.samples_per_group for limits in known.values())
         lines.append(("samples a group", *("·" if size is None else count(size) for size in sizes)))
-        lines.append(("samples that are too large", *(percent(each.oversized) for each in known.values())))
+        lines.append(("samples that are too large", *(percent(limits.oversized) for limits in known.values())))
         yield table(("", *known), lines, "Limits of a group for iterative sampling and filtering (OmniBal's Q and Q')")
 
 

@@ -52,15 +52,15 @@ def suggest_phase_capacities(
         quadratic_cost_weight: w of the cost l + w l^2 of an item
             (`data.report.dataset_statistics.quadratic_cost_weights`).
     """
-    of_rows = [[length for sample in group for length in lengths[sample]] for group in groups]
+    item_rows = [[length for sample in group for length in lengths[sample]] for group in groups]
     microbatches = [
-        np.array([length for row in of_rows[first : first + rows] for length in row], np.int64)
-        for first in range(0, len(of_rows) - rows + 1, rows)
+        np.array([length for row in item_rows[first : first + rows] for length in row], np.int64)
+        for first in range(0, len(item_rows) - rows + 1, rows)
     ]
-    needs = np.array([needed_capacity(each, rows) for each in microbatches], np.int64)
+    needs = np.array([needed_capacity(lengths_held, rows) for lengths_held in microbatches], np.int64)
     if not needs.any():
         return None
-    total = sum(int(each.sum()) for each in microbatches)
+    total = sum(int(lengths_held.sum()) for lengths_held in microbatches)
     choices = dict.fromkeys(least_padding_capacities(needs.tolist(), most, multiple) for most in range(1, count + 1))
     return SuggestedPhaseCapacities(
         rows=rows,

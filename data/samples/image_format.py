@@ -171,8 +171,8 @@ def first_frame(inputs: EncoderInputs, item: int, patch_format: PatchFormat) -> 
         item: Number of the item, from 1.
         patch_format: Format of the inputs.
     """
-    own = (inputs.item_ids == item) & (inputs.positions[:, 0] >= 0)  # without class tokens
-    return unpatchify(inputs.values[own, : patch_format.frame_width], inputs.positions[own], patch_format.patch)
+    mask = (inputs.item_ids == item) & (inputs.positions[:, 0] >= 0)  # without class tokens
+    return unpatchify(inputs.values[mask, : patch_format.frame_width], inputs.positions[mask], patch_format.patch)
 
 
 def prepend_tokens(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:

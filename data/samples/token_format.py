@@ -80,11 +80,11 @@ def _picture_numbers(
     numbers = np.full(len(layout.tokens), -1, np.int32)
     place = {id(item): number for number, item in enumerate(item for item in items if item.grid)}
     for field, indices in layout.encoder_indices.items():
-        own = [item for item in items if item.field == field]
-        counts = [encoder_formats[field].token_count(item.length) for item in own]
-        of_output = np.repeat(np.array([place.get(id(item), -1) for item in own], np.int32), counts)
+        field_items = [item for item in items if item.field == field]
+        counts = [encoder_formats[field].token_count(item.length) for item in field_items]
+        output_numbers = np.repeat(np.array([place.get(id(item), -1) for item in field_items], np.int32), counts)
         shown = indices >= 0
-        numbers[shown] = of_output[indices[shown]]
+        numbers[shown] = output_numbers[indices[shown]]
     return numbers
 
 
@@ -147,8 +147,8 @@ def _cells(item: MediaItem, tokens: int) -> tuple[np.ndarray, np.ndarray]:
             f"{tokens} tokens of it follow one another, and it has {rows} x {columns} cells; multimodal positions need "
             "all of them in one run",
         )
-    of_rows, of_columns = np.indices((rows, columns), np.int32).reshape(2, -1)
-    return of_rows, of_columns
+    row_numbers, column_numbers = np.indices((rows, columns), np.int32).reshape(2, -1)
+    return row_numbers, column_numbers
 
 
 def _prompt_blocks(layout: TokenLayout) -> Int32[np.ndarray, " t"]:

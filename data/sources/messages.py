@@ -69,28 +69,28 @@ def parse_messages(where: str, messages: object, media: Mapping[str, Sequence[St
 
 def _draft(where: str, number: int, message: object, named: Collection[str]) -> tuple[str, list[_Piece]]:
     """The role and the pieces of a message of an entry that names media of some kinds; none if it is blank."""
-    what = f"message {number}"
+    subject = f"message {number}"
     if not isinstance(message, Mapping):
-        raise BadSampleError(where, f"{what} is not an object")
+        raise BadSampleError(where, f"{subject} is not an object")
     speaker = message.get("from", message.get("role"))
     if not isinstance(speaker, str) or speaker not in _ROLES:
-        raise BadSampleError(where, f"{what} is from {shown(speaker)}; known are {', '.join(_ROLES)}")
-    refuse_media_keys(where, message, ("from", "role", "value", "content"), True, what)
+        raise BadSampleError(where, f"{subject} is from {shown(speaker)}; known are {', '.join(_ROLES)}")
+    refuse_media_keys(where, message, ("from", "role", "value", "content"), True, subject)
     role, content = _ROLES[speaker], message.get("value", message.get("content"))
     if isinstance(content, str):
         pieces = _split_at_placeholders(content, _placeholder_kinds(role, content, named))
         if role == "assistant" and "image" in pieces and not all(map(_is_medium_or_blank, pieces)):
             raise BadSampleError(
                 where,
-                f"{what} has <image> beside words of the answer, which may tell of an image that is seen; write one "
+                f"{subject} has <image> beside words of the answer, which may tell of an image that is seen; write one "
                 'that is to be generated as an item {"type": "image"} of a list',
             )
     elif isinstance(content, Sequence) and not isinstance(content, bytes):
-        pieces = [_item(where, what, item) for item in content]
+        pieces = [_item(where, subject, item) for item in content]
     else:
-        raise BadSampleError(where, f"{what} has no text")
+        raise BadSampleError(where, f"{subject} has no text")
     for piece in pieces:
-        require_encodable(where, what, piece.text if isinstance(piece, TextPart) else piece)
+        require_encodable(where, subject, piece.text if isinstance(piece, TextPart) else piece)
     blank = all(isinstance(piece, TextPart) and _is_medium_or_blank(piece) for piece in pieces)
     return role, [] if blank else [piece for piece in pieces if piece != TextPart("")]
 
@@ -119,17 +119,17 @@ def _split_at_placeholders(text: str, kinds: Collection[str]) -> list[_Piece]:
     return [span if number % 2 else TextPart(span) for number, span in enumerate(spans)]
 
 
-def _item(where: str, what: str, item: object) -> _Piece:
+def _item(where: str, subject: str, item: object) -> _Piece:
     """One item of a content list."""
     fields = item if isinstance(item, Mapping) else {}
     kind = fields.get("type")
-    refuse_media_keys(where, fields, ("type", "text"), True, f"an item of {what}")
+    refuse_media_keys(where, fields, ("type", "text"), True, f"an item of {subject}")
     if kind == "text":
         text = fields.get("text")
         if not isinstance(text, str):
-            raise BadSampleError(where, f"{what} is not a text: {shown(text)}")
+            raise BadSampleError(where, f"{subject} is not a text: {shown(text)}")
         return TextPart(text)
     if not isinstance(kind, str) or kind not in MEDIA_PARTS:
         known = ", ".join(MEDIA_PARTS)
-        raise BadSampleError(where, f"{what} has an item of type {shown(kind)}; known are text, {known}")
+        raise BadSampleError(where, f"{subject} has an item of type {shown(kind)}; known are text, {known}")
     return kind

@@ -33,30 +33,30 @@ def parse_json(where: str, text: str) -> object:
         raise BadSampleError(where, f"its JSON cannot be parsed: {error}") from error
 
 
-def require_text(where: str, what: str, value: object) -> str:
+def require_text(where: str, subject: str, value: object) -> str:
     """The value as a text that a tokenizer accepts.
 
     Args:
         where: Name of the sample.
-        what: Name of the value, such as "the caption".
+        subject: Name of the value, such as "the caption".
         value: The value in the file.
 
     Raises:
         BadSampleError: The value is not a text, is blank, or contains a lone surrogate.
     """
     if not isinstance(value, str):
-        raise BadSampleError(where, f"{what} is not a text: {shown(value)}")
+        raise BadSampleError(where, f"{subject} is not a text: {shown(value)}")
     if not value.strip():
-        raise BadSampleError(where, f"{what} is empty")
-    return require_encodable(where, what, value)
+        raise BadSampleError(where, f"{subject} is empty")
+    return require_encodable(where, subject, value)
 
 
-def require_encodable(where: str, what: str, value: str) -> str:
+def require_encodable(where: str, subject: str, value: str) -> str:
     """The text itself; raises BadSampleError if it contains a lone surrogate, which JSON can spell and UTF-8 cannot."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise BadSampleError(where, f"{what} has a lone surrogate at {error.start}") from error
+        raise BadSampleError(where, f"{subject} has a lone surrogate at {error.start}") from error
     return value
 
 
@@ -75,8 +75,8 @@ def media_from_path(where: str, folder: str, value: object) -> Media:
     if "\0" in path:
         raise BadSampleError(where, "the path of a file has a null character")
     if len(path) > _MAX_PATH:
-        what = f"the path of a file has {len(path)} characters: {shown(path)}"
-        raise BadSampleError(where, f"{what}; a medium itself, such as base64, is not read: write it to a file")
+        problem = f"the path of a file has {len(path)} characters: {shown(path)}"
+        raise BadSampleError(where, f"{problem}; a medium itself, such as base64, is not read: write it to a file")
     root = os.path.abspath(folder)
     target = os.path.normpath(os.path.join(root, path))  # without `..`, which the system would resolve behind a link
     if not _is_within(root, target):

@@ -101,7 +101,7 @@ class RecordColumns:
             for kind, column in self._columns.items()
             if column
         }
-        parts = {kind: [MEDIA_PARTS[kind](medium) for medium in of_kind] for kind, of_kind in media.items()}
+        parts = {kind: [MEDIA_PARTS[kind](medium) for medium in files] for kind, files in media.items()}
         if self._task == "converse":
             messages = row[self._texts[0]]
             messages = parse_json(key, messages) if isinstance(messages, str) else messages
@@ -121,7 +121,7 @@ class RecordColumns:
 def _cells(cell: Any) -> list[Any]:
     """The media of a cell, which may be a list of them, or null."""
     cells = cell if isinstance(cell, list) else [cell]
-    return [each for each in cells if not _is_null(each)]
+    return [cell for cell in cells if not _is_null(cell)]
 
 
 def _is_null(cell: object) -> bool:

@@ -61,8 +61,8 @@ class RecordList:
         except OSError as error:  # of a sequence that opens files
             raise bad_sample(key, error) from error
         if not isinstance(fields, Mapping) or not set(fields) <= set(_FIELDS):
-            found = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else type(fields).__name__
-            raise BadSampleError(key, f"a record is a dictionary of {', '.join(_FIELDS)}; this one is of {found}")
+            content = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else type(fields).__name__
+            raise BadSampleError(key, f"a record is a dictionary of {', '.join(_FIELDS)}; this one is of {content}")
         media = {
             kind: [part(self._medium(key, kind, value)) for value in _listed(fields[kind])]
             for kind, part in MEDIA_PARTS.items()

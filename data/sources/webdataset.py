@@ -96,14 +96,14 @@ class WebDataset:
         key = f"{path}:{self._keys[number]}"
         if number in self._reasons:
             raise BadSampleError(key, self._reasons[number])
-        what, value = "the text", decode_utf8(key, Media(key, path, text_at, text_size).read()).strip()
+        subject, value = "the text", decode_utf8(key, Media(key, path, text_at, text_size).read()).strip()
         if is_json:
             entry = parse_json(key, value)
-            what, value = (
+            subject, value = (
                 f"{self._caption} in the json",
                 entry.get(self._caption) if isinstance(entry, Mapping) else None,
             )
-        return Record(key, self._task.turns(Media(key, path, media_at, media_size), require_text(key, what, value)))
+        return Record(key, self._task.turns(Media(key, path, media_at, media_size), require_text(key, subject, value)))
 
     def _scan(self, path: str) -> list[_ShardSample]:
         """The samples of a shard, in the order of their first members."""

@@ -64,7 +64,7 @@ def _template_of(folder: pathlib.Path, settings: dict[str, dict[str, Any]]) -> s
     for file, values in settings.items():
         source = values.get("chat_template")
         if isinstance(source, list):  # several templates by name
-            named = (each for each in source if isinstance(each, dict) and each.get("name") == "default")
+            named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
             source = next(named, {}).get("template")
         if isinstance(source, str):
             return source

@@ -55,7 +55,7 @@ class SpecialTokens:
 
     def role_of(self, token_id: int) -> str | None:
         """The role of a token, not `pad` where it has another; None without one."""
-        return {of: role for role, of in self._defined().items()}.get(token_id)
+        return {defined_id: role for role, defined_id in self._defined().items()}.get(token_id)
 
     def require(self, role: str) -> int:
         """The id of a token that a sample cannot do without.

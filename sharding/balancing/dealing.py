@@ -83,7 +83,9 @@ def deal_items(
     if quadratic_cost_weight:
         even_costs = _deal_costs(lengths, descending, rows, capacity, quadratic_cost_weight)
         if even_costs is not None:
-            row_of = min(row_of, even_costs, key=lambda each: largest_cost(lengths, each, quadratic_cost_weight))
+            row_of = min(
+                row_of, even_costs, key=lambda assignment: largest_cost(lengths, assignment, quadratic_cost_weight)
+            )
     by_row = np.argsort(row_of, kind="stable")
     ends = np.cumsum(lengths[by_row])
     begins = ends - lengths[by_row]

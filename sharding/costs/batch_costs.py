@@ -111,36 +111,36 @@ class BatchCosts:
         self._distinct: dict[tuple, ReplicaLoads] = {}
         self._layers: dict[tuple, LayerCosts] = {}
 
-    def loads(self, module: str, microbatches: int, dp: int, own: OwnRows | None = None) -> ReplicaLoads:
+    def loads(self, module: str, microbatches: int, dp: int, own_rows: OwnRows | None = None) -> ReplicaLoads:
         """The loads of a module's replicas; raises PlanError if they cannot divide the rows.
 
         Args:
             module: The module.
             microbatches: Number of microbatches.
             dp: Number of replicas.
-            own: The rows over which items are dealt, if the module has some.
+            own_rows: The rows over which items are dealt, if the module has some.
         """
-        key = (module, microbatches, dp, own) if own else (module, microbatches * dp)
+        key = (module, microbatches, dp, own_rows) if own_rows else (module, microbatches * dp)
         if key not in self._distinct or len(self.rows[module]) % microbatches:
-            self._distinct[key] = self._divide(module, microbatches, dp, own)
+            self._distinct[key] = self._divide(module, microbatches, dp, own_rows)
         distinct, useful, index = self._distinct[key]
         return ReplicaLoads(distinct, useful, index.reshape(microbatches, dp))
 
-    def _divide(self, module: str, microbatches: int, dp: int, own: OwnRows | None) -> ReplicaLoads:
+    def _divide(self, module: str, microbatches: int, dp: int, own_rows: OwnRows | None) -> ReplicaLoads:
         totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
-        if own is None or not own.capacities:
-            loads = dealt_loads(totals, dp) if own else replica_loads(self.rows[module], microbatches, dp)
+        if own_rows is None or not own_rows.capacities:
+            loads = dealt_loads(totals, dp) if own_rows else replica_loads(self.rows[module], microbatches, dp)
             distinct, index = distinct_loads(loads.reshape(-1, len(LoadColumn)))
             return ReplicaLoads(distinct, distinct, index.reshape(microbatches, dp))
-        executed, items = executed_loads(totals, own, dp, self.graph[module]), dealt_loads(totals, dp)
+        executed, items = executed_loads(totals, own_rows, dp, self.graph[module]), dealt_loads(totals, dp)
         both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 2 * len(LoadColumn)))
         distinct, useful = np.split(both, 2, axis=1)
         return ReplicaLoads(distinct, useful, index.reshape(microbatches, dp))
 
-    def largest_over_needed(self, module: str, microbatches: int, own: OwnRows) -> float:
+    def largest_over_needed(self, module: str, microbatches: int, own_rows: OwnRows) -> float:
         """See `sharding.costs.own_rows.largest_over_needed`."""
         totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
-        return largest_over_needed(totals, own, self.graph[module])
+        return largest_over_needed(totals, own_rows, self.graph[module])
 
     def layer(
         self,
@@ -151,15 +151,15 @@ class BatchCosts:
         ranks: LayerParallelism,
         recompute: RecomputePolicy,
         microbatches: int,
-        own: OwnRows | None = None,
+        own_rows: OwnRows | None = None,
     ) -> LayerCosts:
         """Costs of one of `stack` equal layers of a module on `ranks.dp` replicas, as `loads` divides its loads."""
         stack = stack if self.costs.depends_on_stack else 1
-        parts = (microbatches, own) if own else microbatches * ranks.dp
+        parts = (microbatches, own_rows) if own_rows else microbatches * ranks.dp
         key = (module, name, stack, gradients, ranks, recompute, parts)
         if key not in self._layers:
             layer, costs = self.graph[module].layer_named(name), self.costs
-            loads, useful, _ = self.loads(module, microbatches, ranks.dp, own)
+            loads, useful, _ = self.loads(module, microbatches, ranks.dp, own_rows)
             forward = costs.forward(layer, loads, ranks, stack)
             backward = costs.backward(layer, loads, ranks, gradients, recompute, stack)
             saved = offloaded = np.zeros(len(loads))
@@ -168,7 +168,7 @@ class BatchCosts:
                 saved = saved_activation_bytes(layer, loads, ranks, recompute, costs)
                 if recompute == "offload":
                     offloaded = offloaded_bytes(layer, loads, ranks, costs)
-                    forward, backward = (beside_transfer(each, offloaded, costs) for each in (forward, backward))
+                    forward, backward = (beside_transfer(seconds, offloaded, costs) for seconds in (forward, backward))
             self._layers[key] = LayerCosts(
                 forward, backward, useful_flops(layer, useful, gradients), saved, offloaded, workspace
             )

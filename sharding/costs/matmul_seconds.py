@@ -94,17 +94,17 @@ def matmul_seconds(
         memory_bandwidth: Bytes per second that kernels reach.
     """
     device = cluster.generation
-    of = _variants(device, cluster.peak_flops, element_bytes)
+    variants = _variants(device, cluster.peak_flops, element_bytes)
     rows, outer, inner, count = (np.asarray(size, float)[..., None] for size in sizes)
-    steps = _up(inner / (of.split * device.inner_step))
-    tiles = count * _up(rows / of.rows) * _up(outer / of.columns) * of.split
-    loop = steps * of.step
-    once = of.fill + of.epilogue
-    tile = np.maximum(loop, of.epilogue) if device.overlaps_tiles else loop + once
+    steps = _up(inner / (variants.split * device.inner_step))
+    tiles = count * _up(rows / variants.rows) * _up(outer / variants.columns) * variants.split
+    loop = steps * variants.step
+    once = variants.fill + variants.epilogue
+    tile = np.maximum(loop, variants.epilogue) if device.overlaps_tiles else loop + once
     seconds = _up(tiles / device.multiprocessors) * tile
     if device.overlaps_tiles:
         seconds = seconds + once
-    summed = np.where(of.split > 1, of.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
+    summed = np.where(variants.split > 1, variants.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
     seconds = (seconds + count * rows * outer * summed).min(axis=-1)
     at_peak = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count / cluster.peak_flops
     # seconds * (share / power_share)^(1/3), written so that it grows with both

@@ -46,8 +46,8 @@ def _bytes(saved: SavedActivations, layer: LayerSpec, loads: Loads, ranks: Layer
         + saved.replicated.evaluate(loads) / ranks.for_layer(layer).sequence_shards
     )
     if layer.routing:
-        of_pair = saved.pair_split.evaluate(loads) / ranks.tp + saved.pair_replicated.evaluate(loads)
-        elements = elements + ranks.ep * layer.routing.pairs_per_token(ranks.ep) * of_pair
+        pair_elements = saved.pair_split.evaluate(loads) / ranks.tp + saved.pair_replicated.evaluate(loads)
+        elements = elements + ranks.ep * layer.routing.pairs_per_token(ranks.ep) * pair_elements
     return np.asarray(costs.element_bytes * elements / ranks.cp)
 
 
@@ -63,8 +63,8 @@ def wgrad_operand_bytes(
     for kernel in layer.kernels:
         if kernel.kind in MATMUL_KINDS and kernel.weights:
             is_divided = kernel.split and kernel.split_by != "rows"
-            of_outputs = kernel.flops.evaluate(loads) / (2 * kernel.inner)
-            elements = elements + of_outputs / (ranks.tp if is_divided else 1)
+            outputs = kernel.flops.evaluate(loads) / (2 * kernel.inner)
+            elements = elements + outputs / (ranks.tp if is_divided else 1)
     again = saved_activation_bytes(layer, loads, ranks, "none", costs) - saved_activation_bytes(
         layer, loads, ranks, recompute, costs
     )
@@ -83,12 +83,12 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
     """Bytes of the tokens of all expert ranks, of a copy for each pair, and of what is sent, if not all is."""
     if not layer.routing or ranks.ep == 1:
         return np.zeros(loads.shape[:-1])
-    of_token = costs.element_bytes * layer.output_elements.evaluate(loads) / ranks.cp
+    token_bytes = costs.element_bytes * layer.output_elements.evaluate(loads) / ranks.cp
     copies = ranks.ep * (1 + layer.routing.pairs_per_token(ranks.ep))
     nodes = expert_nodes(ranks, costs.devices_per_node)
     if chosen_transfer(ranks.expert_transfer, layer.routing, ranks.ep, nodes) == "all_to_all":
         copies += layer.routing.most_ranks(ranks.ep)
-    return np.asarray(copies * of_token)
+    return np.asarray(copies * token_bytes)
 
 
 class TrainState(NamedTuple):

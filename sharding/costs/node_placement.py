@@ -72,25 +72,30 @@ def _of_consecutive_devices(
     return _placements((first + np.arange(dp * cp * tp)) // devices_per_node, dp, cp, tp, ep, fsdp)
 
 
-def _placements(of_devices: Int[np.ndarray, " n"], dp: int, cp: int, tp: int, ep: int, fsdp: int) -> ParameterRanks:
+def _placements(device_nodes: Int[np.ndarray, " n"], dp: int, cp: int, tp: int, ep: int, fsdp: int) -> ParameterRanks:
     """Returns the placement of a stage's ranks, given the node of each device."""
     group = max(fsdp, ep)
-    nodes = of_devices.reshape(dp // group, group // ep, ep, cp, tp)  # whole weights, shards, expert ranks, ...
-    of_tensor = [nodes[..., tensor] for tensor in range(tp)]
-    of_experts = [each[:, :, expert] for each in of_tensor for expert in range(ep)]
+    nodes = device_nodes.reshape(dp // group, group // ep, ep, cp, tp)  # whole weights, shards, expert ranks, ...
+    tensor_ranks = [nodes[..., tensor] for tensor in range(tp)]
+    expert_ranks = [tensor_nodes[:, :, expert] for tensor_nodes in tensor_ranks for expert in range(ep)]
     if fsdp == 1:
         one = NodePlacement.on_one_node(1)
-        return ParameterRanks((_farthest_apart(of_tensor), _farthest_apart(of_experts)), (one, one))
-    shards = [each[:, part] for each in of_experts for part in range(group // ep)]
-    copies = [each[copy, ..., rank] for each in of_tensor for copy in range(dp // group) for rank in range(cp)]
-    of_expert_copies = [each[:, expert] for each in copies for expert in range(ep)]
+        return ParameterRanks((_farthest_apart(tensor_ranks), _farthest_apart(expert_ranks)), (one, one))
+    shards = [expert_nodes[:, part] for expert_nodes in expert_ranks for part in range(group // ep)]
+    copies = [
+        tensor_nodes[copy, ..., rank]
+        for tensor_nodes in tensor_ranks
+        for copy in range(dp // group)
+        for rank in range(cp)
+    ]
+    expert_copies = [copy_nodes[:, expert] for copy_nodes in copies for expert in range(ep)]
     same = _farthest_apart(shards)
-    return ParameterRanks((same, same), (_farthest_apart(copies), _farthest_apart(of_expert_copies)))
+    return ParameterRanks((same, same), (_farthest_apart(copies), _farthest_apart(expert_copies)))
 
 
 def _farthest_apart(groups: Iterable[Int[np.ndarray, "..."]]) -> NodePlacement:
     """Selects, of groups that work at the same time, the one on the most nodes with the fewest ranks on one of them."""
-    return max(map(_placement, groups), key=lambda of: (of.nodes, -of.fewest, of.most))
+    return max(map(_placement, groups), key=lambda placement: (placement.nodes, -placement.fewest, placement.most))
 
 
 def _placement(nodes: Int[np.ndarray, "..."]) -> NodePlacement:

@@ -21,8 +21,8 @@ class OwnRows(NamedTuple):
 
 def dealt_items(items: Float[np.ndarray, " m"], parts: int) -> Float[np.ndarray, "m i"]:
     """Returns the items of every share, which differ by at most one; the items of a mean row may be fractions."""
-    each, rest = np.divmod(items[:, None], parts)
-    return each + np.clip(rest - np.arange(parts), 0, 1)
+    least, rest = np.divmod(items[:, None], parts)
+    return least + np.clip(rest - np.arange(parts), 0, 1)
 
 
 def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 4"]:
@@ -35,34 +35,34 @@ def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 4"]:
     return microbatches[:, None, :] * share[:, :, None]
 
 
-def executed_loads(microbatches: Loads, own: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 4"]:
+def executed_loads(microbatches: Loads, own_rows: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 4"]:
     """Loads that `dp` replicas compute: rows of the smallest capacity that holds the microbatch, alike on all of them.
 
     Padding counts as items of the microbatch's mean size would. A microbatch without an item is not computed; one that
     fits into no capacity, which a run refuses, counts as if there were one of its size. Without capacities the items
     alone count.
     """
-    if not own.capacities:
+    if not own_rows.capacities:
         return dealt_loads(microbatches, dp)
     values = item_values(microbatches, module)
-    needed = fullest_row(microbatches, own.rows, module)
-    capacity = np.append(own.capacities, np.inf)[_capacity_numbers(microbatches, own, module)]
-    held = np.where(np.isinf(capacity), needed, capacity) * own.rows / dp
+    needed = fullest_row(microbatches, own_rows.rows, module)
+    capacity = np.append(own_rows.capacities, np.inf)[_capacity_numbers(microbatches, own_rows, module)]
+    held = np.where(np.isinf(capacity), needed, capacity) * own_rows.rows / dp
     replica = microbatches * (held / np.maximum(values, 1e-9) * (values > 0))[:, None]
     return np.repeat(replica[:, None], dp, axis=1)
 
 
-def largest_over_needed(microbatches: Loads, own: OwnRows, module: ModuleSpec) -> float:
+def largest_over_needed(microbatches: Loads, own_rows: OwnRows, module: ModuleSpec) -> float:
     """How many times the largest capacity that these microbatches need the largest of all is; 1 without capacities."""
-    if not own.capacities:
+    if not own_rows.capacities:
         return 1.0
-    numbers = _capacity_numbers(microbatches, own, module)
-    return own.capacities[-1] / own.capacities[min(int(numbers.max()), len(own.capacities) - 1)]
+    numbers = _capacity_numbers(microbatches, own_rows, module)
+    return own_rows.capacities[-1] / own_rows.capacities[min(int(numbers.max()), len(own_rows.capacities) - 1)]
 
 
-def _capacity_numbers(microbatches: Loads, own: OwnRows, module: ModuleSpec) -> Int[np.ndarray, " m"]:
+def _capacity_numbers(microbatches: Loads, own_rows: OwnRows, module: ModuleSpec) -> Int[np.ndarray, " m"]:
     """The number of the smallest capacity that holds each microbatch; one more than there are if none does."""
-    return np.searchsorted(own.capacities, fullest_row(microbatches, own.rows, module) * (1 - 1e-9))
+    return np.searchsorted(own_rows.capacities, fullest_row(microbatches, own_rows.rows, module) * (1 - 1e-9))
 
 
 def item_values(microbatches: Loads, module: ModuleSpec) -> Float[np.ndarray, " m"]:

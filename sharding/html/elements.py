@@ -96,5 +96,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> Html:
 
 def figures(values: Iterable[tuple[str, str]]) -> Html:
     """Large figures with their names: (name, value)."""
-    each = (element("div", element("b", value), element("span", f" {name}"), class_="figure") for name, value in values)
-    return element("div", each, class_="figures", style="display:flex;flex-wrap:wrap;gap:8px 30px")
+    items = (
+        element("div", element("b", value), element("span", f" {name}"), class_="figure") for name, value in values
+    )
+    return element("div", items, class_="figures", style="display:flex;flex-wrap:wrap;gap:8px 30px")

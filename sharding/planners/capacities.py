@@ -77,9 +77,9 @@ def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Flo
 
 def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int, multiple: int) -> int:
     """Returns a capacity that holds any microbatch, or all but very few."""
-    of_row = problem.row_capacities.get(module.name)
-    if of_row is not None:
-        return of_row * -(-rows // own_rows)
+    row_capacity = problem.row_capacities.get(module.name)
+    if row_capacity is not None:
+        return row_capacity * -(-rows // own_rows)
     loads = problem.data.loads[module.name]
     values = item_values(loads, module)
     one_item = float((values / np.maximum(loads[:, LoadColumn.ITEMS], 1)).max())

@@ -88,8 +88,8 @@ class ChainProblem:
     @functools.cache  # noqa: B019
     def _state_bytes(self, module: str, tp: int, replicas: int) -> float:
         layers = self._required.of_layers(module, 0, self.problem.graph[module].layer_count)
-        sizes = np.array([of.count * of.layer.parameters_per_rank(tp) for of in layers])
-        trained = np.array(["wgrad" in of.gradients for of in layers])
+        sizes = np.array([run.count * run.layer.parameters_per_rank(tp) for run in layers])
+        trained = np.array(["wgrad" in run.gradients for run in layers])
         return float(train_state_bytes(sizes.sum(), sizes @ trained, replicas, self.problem.costs))
 
 
@@ -134,7 +134,7 @@ def _shared_tensor_sizes(problem: PlanningProblem) -> tuple[tuple[int, ...], ...
 
 def _collectives(problem: PlanningProblem, sizes: tuple[int, ...]) -> CollectivesName:
     """The collectives that the tensor ranks of all modules can use around split matmuls."""
-    own: list[CollectivesName] = [
+    collectives: list[CollectivesName] = [
         problem.collectives_of(name, tp) for name, tp in zip(problem.graph.names, sizes, strict=True) if tp > 1
     ]
-    return own[0] if len(set(own)) == 1 else "all_reduce"
+    return collectives[0] if len(set(collectives)) == 1 else "all_reduce"

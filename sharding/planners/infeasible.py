@@ -83,12 +83,12 @@ def check_gathered_layers(problem: PlanningProblem, plan: Plan) -> None:
     required, memory = RequiredGradients(problem.graph, problem.trained_parts), problem.cluster.memory
     for unit in plan.units:
         layers = [
-            LayersOfStage(module, *of, "none", module_parallelism(unit, module))
+            LayersOfStage(module, *layer_gradients, "none", module_parallelism(unit, module))
             for runs in stage_layers(unit, problem.graph)
             for module, first, last in runs
-            for of in required.of_layers(module, first, last)
+            for layer_gradients in required.of_layers(module, first, last)
         ]
-        need, largest = max(((gathered_bytes(of, problem.costs), of) for of in layers), key=lambda pair: pair[0])
+        need, largest = max(((gathered_bytes(run, problem.costs), run) for run in layers), key=lambda pair: pair[0])
         if need > memory:
             raise PlanError(
                 f"unit {unit.name}: whatever its fsdp, a device gathers {_format_bytes(need)} for a layer of "
@@ -101,7 +101,9 @@ def check_gathered_layers(problem: PlanningProblem, plan: Plan) -> None:
 def min_chain_layout(chain: ChainProblem) -> ChainLayout | None:
     """The layout of a chain that fits the fewest devices; None if no number of devices will do."""
     memory = chain.problem.cluster.memory
-    return next((each for each in chain.sizes.layouts_by_devices() if _peak_bytes(chain, each, memory) <= memory), None)
+    return next(
+        (layout for layout in chain.sizes.layouts_by_devices() if _peak_bytes(chain, layout, memory) <= memory), None
+    )
 
 
 def _peak_bytes(chain: ChainProblem, layout: ChainLayout, enough: float = np.inf) -> float:
@@ -119,16 +121,18 @@ def min_devices(problem: PlanningProblem) -> dict[str, int] | None:
     best: dict[str, int] | None = None
     for dp in map(int, problem.row_divisors):
         options = {name: _Options(problem, name, dp) for name in problem.graph.names}
-        own = options[backbone]
+        backbone_options = options[backbone]
         for deepest in depths:  # stages of the generator that has the most
-            fits = own.max_downstream_stages >= deepest
-            for index in np.flatnonzero(fits)[np.argsort(own.devices[fits], kind="stable")]:
-                if best and own.devices[index] >= sum(best.values()):
+            fits = backbone_options.max_downstream_stages >= deepest
+            for index in np.flatnonzero(fits)[np.argsort(backbone_options.devices[fits], kind="stable")]:
+                if best and backbone_options.devices[index] >= sum(best.values()):
                     break
-                downstream = table.downstream_stages_of_sources(own.candidates[[index]], float(deepest))[0]
+                downstream = table.downstream_stages_of_sources(backbone_options.candidates[[index]], float(deepest))[0]
                 counts = {
-                    name: int(own.devices[index]) if name == backbone else of.fewest_devices(downstream, deepest)
-                    for name, of in options.items()
+                    name: int(backbone_options.devices[index])
+                    if name == backbone
+                    else module_options.fewest_devices(downstream, deepest)
+                    for name, module_options in options.items()
                 }
                 if all(counts.values()) and (best is None or sum(counts.values()) < sum(best.values())):
                     best = counts

@@ -75,10 +75,10 @@ def least_recompute(
     if fitting.memory > 1:
         return FittingPlans((), nearest)
     mixed = [
-        _mixture(simulate, (choice, choices[len(faster)]), (each.memory, fitting.memory))
-        for choice, each in zip(choices, faster, strict=False)
+        _mixture(simulate, (choice, choices[len(faster)]), (simulated.memory, fitting.memory))
+        for choice, simulated in zip(choices, faster, strict=False)
     ]
-    return FittingPlans((fitting, *(each for each in mixed if each)), nearest)
+    return FittingPlans((fitting, *(mixture for mixture in mixed if mixture)), nearest)
 
 
 def _mixture(

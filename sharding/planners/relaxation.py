@@ -153,7 +153,9 @@ def relaxed_problems(problem: PlanningProblem, chunks: int | None = None) -> tup
             continue
         for size in table.tensor_sizes:
             here = tp == size
-            seconds = np.array([problem.least_device_seconds(name, int(each), size) for each in problem.row_divisors])
+            seconds = np.array(
+                [problem.least_device_seconds(name, int(replicas), size) for replicas in problem.row_divisors]
+            )
             device_seconds[here, column] = fill[here, column] = seconds[index[here]]
             min_devices[here, column] = table.min_devices(size, problem.cluster.memory)
     return SizeGrid(dp, np.stack(tps, axis=1), numbers), RelaxedProblems(

@@ -31,16 +31,16 @@ def extra_microbatches(problem: PlanningProblem, layout: DisjointLayout) -> dict
     as it does, and all as many as the fullest of them holds. Generators return a microbatch before they take the next.
     """
     backbone, generators = problem.graph.backbone, generator_stages(problem, layout)
-    own = layout.choices[backbone.name]
+    backbone_choice = layout.choices[backbone.name]
     table = problem.module_tables[backbone.name]
-    chunks = int(table.chunks[own.candidate])
-    downstream = float(table.downstream_stages_of_sources(np.array([own.candidate]), float(generators))[0])
+    chunks = int(table.chunks[backbone_choice.candidate])
+    downstream = float(table.downstream_stages_of_sources(np.array([backbone_choice.candidate]), float(generators))[0])
     sources = [module.name for module in problem.graph.modules if not module.inputs and not module.is_backbone]
-    spare = [_spare(problem, backbone.name, own, float(generators)) // chunks]
+    spare = [_spare(problem, backbone.name, backbone_choice, float(generators)) // chunks]
     spare += [_spare(problem, name, layout.choices[name], downstream) for name in sources]
     count = max(0, int(min(MOST_EXTRA, layout.microbatches - 1, *spare)))
-    of_backbone = int(most_extra_in_flight(table, np.array([own.candidate]), generators, count)[0])
-    return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: of_backbone}
+    backbone_extra = int(most_extra_in_flight(table, np.array([backbone_choice.candidate]), generators, count)[0])
+    return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: backbone_extra}
 
 
 def generator_stages(problem: PlanningProblem, layout: DisjointLayout) -> int:
@@ -69,16 +69,16 @@ def with_stage_seconds(problem: PlanningProblem, plan: Plan, communication: bool
     """
     stages = problem.mean_microbatch_costs(plan)
 
-    def of_unit(unit: UnitPlan, field: str) -> tuple[float, ...]:
+    def mean_seconds(unit: UnitPlan, field: str) -> tuple[float, ...]:
         means = (np.mean(getattr(stages[unit.name, number], field)) for number in range(unit.stage_count))
         return tuple(float(f"{mean:.3g}") for mean in means)
 
     def with_seconds(unit: UnitPlan) -> UnitPlan:
         fields: dict[str, tuple[float, ...]] = {}
         for kind in ("forward", "backward"):
-            fields[f"{kind}_seconds"] = seconds = of_unit(unit, kind)
+            fields[f"{kind}_seconds"] = seconds = mean_seconds(unit, kind)
             if communication:
-                waits = of_unit(unit, f"{kind}_communication")
+                waits = mean_seconds(unit, f"{kind}_communication")
                 fields[f"{kind}_communication"] = tuple(map(min, waits, seconds))  # both are rounded
         return unit.with_hints(**fields)
 

@@ -133,6 +133,6 @@ def least_on_one_device(work: Sequence[Float[np.ndarray, " _"]]) -> float:
     Args:
         work: Seconds of each rank's replicas, which have equally many devices.
     """
-    of_all = sum(float(np.mean(seconds)) for seconds in work)
+    mean_seconds = sum(float(np.mean(seconds)) for seconds in work)
     least = sum(float(np.min(seconds)) for seconds in work)
-    return max(of_all, *(float(np.max(seconds) - np.min(seconds)) + least for seconds in work))
+    return max(mean_seconds, *(float(np.max(seconds) - np.min(seconds)) + least for seconds in work))

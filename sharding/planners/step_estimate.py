@@ -66,56 +66,56 @@ class StepEstimate:
 
     def seconds(self, layout: DisjointLayout) -> float:
         """The estimate of a layout's step."""
-        of = {name: self._module(name, choice, layout.microbatches) for name, choice in layout.choices.items()}
+        modules = {name: self._module(name, choice, layout.microbatches) for name, choice in layout.choices.items()}
         steady = (layout.microbatches - 1) / layout.microbatches
-        longest = max(self._path(of, name) + steady * module.slowest_rank for name, module in of.items())
-        stalls = _stalls(of) if any(choice.dealt for choice in layout.choices.values()) else 0.0
-        return longest + steady * stalls + self._burst(of) + max(module.update for module in of.values())
+        longest = max(self._path(modules, name) + steady * module.slowest_rank for name, module in modules.items())
+        stalls = _stalls(modules) if any(choice.dealt for choice in layout.choices.values()) else 0.0
+        return longest + steady * stalls + self._burst(modules) + max(module.update for module in modules.values())
 
     def chunk_gain(self, layout: DisjointLayout) -> float:
         """Seconds by which more chunks of the backbone can shorten a layout's step at most: its path through them."""
         name = self._problem.graph.backbone.name
-        own = self._module(name, layout.choices[name], layout.microbatches)
-        return (own.forward + own.backward) / own.chunks * (own.pp - 1) / own.pp
+        module = self._module(name, layout.choices[name], layout.microbatches)
+        return (module.forward + module.backward) / module.chunks * (module.pp - 1) / module.pp
 
-    def _burst(self, of: dict[str, _ModuleSeconds]) -> float:
+    def _burst(self, modules: dict[str, _ModuleSeconds]) -> float:
         """Seconds by which a generator falls behind a backbone with chunks before it returns the first gradients.
 
         A rank runs its last chunk for `pp` microbatches in a row, each in a fraction of the time of a whole microbatch,
         then waits for their gradients. Meanwhile it runs as many others as it may hold beyond the schedule's limits.
         """
         name = self._problem.graph.backbone.name
-        backbone = of[name]
+        backbone = modules[name]
         if backbone.chunks == 1:
             return 0.0
         count = len(backbone.by_microbatch)
         chunk = backbone.slowest_rank / count / backbone.chunks
         behind = [
-            of[module.name].slowest_rank / count for module in self._problem.graph.modules if name in module.inputs
+            modules[module.name].slowest_rank / count for module in self._problem.graph.modules if name in module.inputs
         ]
         slack = (WINDOW - 1) * backbone.chunks * chunk
         return max(0.0, backbone.pp * (max(behind, default=0.0) - chunk) - slack)
 
-    def _path(self, of: dict[str, _ModuleSeconds], bottleneck: str) -> float:
+    def _path(self, modules: dict[str, _ModuleSeconds], bottleneck: str) -> float:
         """Seconds from the first gather to the last reduction, if one microbatch were all that passes a module.
 
         What comes after the module runs while it works on other microbatches.
 
         Args:
-            of: Seconds of every module.
+            modules: Seconds of every module.
             bottleneck: The module.
         """
         after_forward: dict[str, float] = {}
         after_backward: dict[str, float] = {}  # from the end of a module's backward to the last reduction
         for module in self._problem.graph.modules:  # each after the modules that feed it
-            own, name = of[module.name], module.name
+            module_seconds, name = modules[module.name], module.name
             arrival = max((after_forward[source] for source in module.inputs), default=0.0)
-            rest = max((of[source].backward + after_backward[source] for source in module.inputs), default=0.0)
+            rest = max((modules[source].backward + after_backward[source] for source in module.inputs), default=0.0)
             if name == bottleneck:
-                through = (own.forward + own.backward) / own.chunks
-                return max(arrival, own.gather) + through + max(own.reduce, rest)
-            after_forward[name] = max(arrival, own.gather) + own.forward
-            after_backward[name] = max(own.reduce, rest)
+                through = (module_seconds.forward + module_seconds.backward) / module_seconds.chunks
+                return max(arrival, module_seconds.gather) + through + max(module_seconds.reduce, rest)
+            after_forward[name] = max(arrival, module_seconds.gather) + module_seconds.forward
+            after_backward[name] = max(module_seconds.reduce, rest)
         raise KeyError(bottleneck)
 
     def _module(self, name: str, choice: ModuleChoice, microbatches: int) -> _ModuleSeconds:
@@ -126,14 +126,14 @@ class StepEstimate:
             ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
             work = [float(np.max(sum(stage.work for stage in rank))) for rank in ranks]
             slowest = int(np.argmax(work))
-            of_microbatch = np.max if unit.phase_rows else np.mean  # an exchange waits for the slowest replica
+            over_replicas = np.max if unit.phase_rows else np.mean  # an exchange waits for the slowest replica
             self._modules[key] = _ModuleSeconds(
                 slowest_rank=work[slowest],
                 by_microbatch=np.asarray(sum(stage.slowest for stage in ranks[slowest])),
                 pp=unit.pp,
                 chunks=unit.parallelism.chunks,
-                forward=sum(float(of_microbatch(stage.forward)) for stage in stages) / microbatches,
-                backward=sum(float(of_microbatch(stage.backward)) for stage in stages) / microbatches,
+                forward=sum(float(over_replicas(stage.forward)) for stage in stages) / microbatches,
+                backward=sum(float(over_replicas(stage.backward)) for stage in stages) / microbatches,
                 gather=sum(stage.gather for stage in ranks[0]),
                 reduce=sum(stage.reduce for stage in ranks[0]),
                 update=max(sum(stage.update for stage in rank) for rank in ranks),
@@ -141,8 +141,8 @@ class StepEstimate:
         return self._modules[key]
 
 
-def _stalls(of: dict[str, _ModuleSeconds]) -> float:
+def _stalls(modules: dict[str, _ModuleSeconds]) -> float:
     """Seconds by which modules that wait for each other take longer than the slowest of them alone."""
-    seconds = np.stack([module.by_microbatch for module in of.values()])
+    seconds = np.stack([module.by_microbatch for module in modules.values()])
     windows = np.add.reduceat(seconds, np.arange(0, seconds.shape[1], WINDOW), axis=1)
     return float(windows.max(axis=0).sum() - seconds.sum(axis=1).max())

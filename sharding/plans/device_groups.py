@@ -63,8 +63,8 @@ def group_devices(devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> DeviceGr
     for table in distinct.values():
         # A replica's devices leave the groups that they were in for new ones.
         keys = group_of[table] * len(table) + np.arange(len(table))[:, None]
-        _, of_keys = np.unique(keys, return_inverse=True)
-        group_of[table] = group_of.max() + 1 + of_keys.reshape(table.shape)
+        _, key_numbers = np.unique(keys, return_inverse=True)
+        group_of[table] = group_of.max() + 1 + key_numbers.reshape(table.shape)
     _, group_of = np.unique(group_of, return_inverse=True)
     unique_groups = {stage: _without_repetitions(group_of[table]) for stage, table in positions.items()}
     return DeviceGroups(

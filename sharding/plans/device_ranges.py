@@ -34,17 +34,17 @@ def parse_ranges(text: str) -> list[range]:
     if text.count(",") >= MAX_DEVICES:
         raise ValueError(f"it may name at most {MAX_DEVICES} devices")
     ranges = [_parse_range(part) for part in text.split(",")]
-    for one, other in itertools.pairwise(sorted(ranges, key=lambda each: each.start)):
+    for one, other in itertools.pairwise(sorted(ranges, key=lambda device_range: device_range.start)):
         if other.start < one.stop:
             raise ValueError(f"name device {other.start} once")
     return ranges
 
 
 def _parse_range(part: str) -> range:
-    found = _RANGE.fullmatch(part)
-    if found is None:
+    match = _RANGE.fullmatch(part)
+    if match is None:
         raise ValueError("it must be device numbers and ranges in order, such as 0-3,8-11")
-    first, last = (_parse_number(number) for number in (found["first"], found["last"] or found["first"]))
+    first, last = (_parse_number(number) for number in (match["first"], match["last"] or match["first"]))
     if last < first:
         raise ValueError(f"the range {first}-{last} descends: write {last}-{first}, or each number in the order wanted")
     return range(first, last + 1)

@@ -203,9 +203,9 @@ def check_rows(plan: Plan, rows: int) -> None:
         for module in unit.modules:
             dp = 1 if unit.phase_rows else unit.replicas_of(module)
             if rows % (plan.microbatches * dp):
-                of_module = f" of {module}" if unit.parallelism.module_tp else ""
+                module_words = f" of {module}" if unit.parallelism.module_tp else ""
                 raise PlanError(
                     f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} "
-                    f"microbatches x dp {dp}{of_module} = {plan.microbatches * dp}; use a multiple of "
+                    f"microbatches x dp {dp}{module_words} = {plan.microbatches * dp}; use a multiple of "
                     f"{plan.microbatches * dp} rows, or another dp"
                 )

@@ -108,7 +108,7 @@ class PlanPurpose:
         names = {"cluster": self.cluster} | dataclasses.asdict(self.configuration)
         if self.described_cluster:
             names["described_cluster"] = (*self.described_cluster.device_kinds, *self.described_cluster.excluded_kinds)
-        names |= {"module": tuple(each.module for each in (*self.model, *self.mean_row))}
+        names |= {"module": tuple(entry.module for entry in (*self.model, *self.mean_row))}
         for key, value in names.items():
             for text in value if isinstance(value, tuple) else (value,):
                 if not text.isprintable():
@@ -147,15 +147,15 @@ def differences(made_for: PlanPurpose, here: PlanPurpose) -> list[str]:
     words, words_here = _words(made_for), _words(here)
     if made_for.cluster == here.cluster:
         words, words_here = words | _cluster_figures(made_for), words_here | _cluster_figures(here)
-    other = {what: (there, words_here.get(what, there)) for what, there in words.items()}
+    other = {description: (there, words_here.get(description, there)) for description, there in words.items()}
     if words.get("data") == words_here.get("data"):
         loads, loads_here = _loads(made_for), _loads(here)
         other |= {
-            what: (f"{there:,.4g}", f"{loads_here[what]:,.4g}")
-            for what, there in loads.items()
-            if not math.isclose(there, loads_here.get(what, there), rel_tol=LOAD_TOLERANCE)
+            description: (f"{there:,.4g}", f"{loads_here[description]:,.4g}")
+            for description, there in loads.items()
+            if not math.isclose(there, loads_here.get(description, there), rel_tol=LOAD_TOLERANCE)
         }
-    return [f"{what} {there} (here {this})" for what, (there, this) in other.items() if there != this]
+    return [f"{description} {there} (here {this})" for description, (there, this) in other.items() if there != this]
 
 
 def _words(purpose: PlanPurpose) -> dict[str, str]:
@@ -171,7 +171,7 @@ def _words(purpose: PlanPurpose) -> dict[str, str]:
         "rows": f"{purpose.rows:,}" if purpose.rows else "",
         "cluster": purpose.cluster,
     }
-    return sizes | {what: word for what, word in named.items() if word}
+    return sizes | {description: word for description, word in named.items() if word}
 
 
 def _cluster_figures(purpose: PlanPurpose) -> dict[str, str]:
@@ -180,12 +180,12 @@ def _cluster_figures(purpose: PlanPurpose) -> dict[str, str]:
     return _figures(dataclasses.asdict(cluster), f"cluster {cluster.name}") if cluster else {}
 
 
-def _figures(values: Mapping[str, Any], of: str) -> dict[str, str]:
+def _figures(values: Mapping[str, Any], owner: str) -> dict[str, str]:
     """Numbers of a record and of the records in it, by their description in words."""
     figures: dict[str, str] = {}
     for name, value in values.items():
-        what = f"{name} of {of}"
-        figures |= _figures(value, what) if isinstance(value, Mapping) else {what: str(value)}
+        description = f"{name} of {owner}"
+        figures |= _figures(value, description) if isinstance(value, Mapping) else {description: str(value)}
     return figures
 
 

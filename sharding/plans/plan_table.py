@@ -35,7 +35,7 @@ def plan_table(units: Sequence[UnitPlan]) -> PlanTable:
     """One row per unit; options at their default in all units are left out."""
     options = [_options(unit) for unit in units]
     defaults = _PARALLELISM | {"extra_microbatches": 0} | _UNIT_OPTIONS
-    shown = [key for key, value in defaults.items() if any(own[key] != value for own in options)]
+    shown = [key for key, value in defaults.items() if any(unit_options[key] != value for unit_options in options)]
     return PlanTable(
         {
             "unit": unit.name,
@@ -44,19 +44,19 @@ def plan_table(units: Sequence[UnitPlan]) -> PlanTable:
             "dp": str(unit.parallelism.dp),
             "tp": str(unit.parallelism.tp),
             "pp": str(unit.pp),
-            **{key: _in_cell(own[key]) for key in shown},
+            **{key: _in_cell(unit_options[key]) for key in shown},
             "layers": " ".join(map(str, unit.layers)),
             "recompute": _recompute_cell(unit.recompute),
         }
-        for unit, own in zip(units, options, strict=True)
+        for unit, unit_options in zip(units, options, strict=True)
     )
 
 
 def _options(unit: UnitPlan) -> dict[str, Any]:
     """The options of a unit that the table can show."""
-    own = {key: getattr(unit.parallelism, key) for key in _PARALLELISM}
+    parallelism = {key: getattr(unit.parallelism, key) for key in _PARALLELISM}
     extra = {"extra_microbatches": unit.schedule_hints.extra_microbatches}
-    return own | extra | {key: getattr(unit, key) for key in _UNIT_OPTIONS}
+    return parallelism | extra | {key: getattr(unit, key) for key in _UNIT_OPTIONS}
 
 
 def _recompute_cell(recompute: Sequence[str]) -> str:

@@ -89,8 +89,10 @@ def stage_axes(unit: UnitPlan) -> StageAxes:
     return StageAxes(
         sizes,
         {
-            module: dataclasses.replace(own_axes, data=tuple(name for name in sizes if name not in own), tensor=own)
-            for module, own in tensor.items()
+            module: dataclasses.replace(
+                own_axes, data=tuple(name for name in sizes if name not in module_axes), tensor=module_axes
+            )
+            for module, module_axes in tensor.items()
         },
     )
 
@@ -104,8 +106,8 @@ def _data_sizes(unit: UnitPlan, replicas: int) -> dict[str, int]:
 
 def _axis_name(users: frozenset[str], modules: Sequence[str]) -> str:
     """The name of a tensor axis: `tensor` if all modules use it, `tensor/vision` if a module alone does."""
-    own = [module for module in modules if module in users]
-    return "tensor" if len(own) == len(modules) else f"tensor/{'+'.join(own)}"
+    axis_users = [module for module in modules if module in users]
+    return "tensor" if len(axis_users) == len(modules) else f"tensor/{'+'.join(axis_users)}"
 
 
 class RowReshard(NamedTuple):

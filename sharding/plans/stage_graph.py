@@ -153,14 +153,14 @@ class StageGraph:
             counts[unit] = counts.get(unit, 0) + 1
         ranks = {**counts, **self.pp}  # pipeline ranks of a pipeline replica
 
-        def of_stage(unit: str, stage: int) -> tuple[PipelineRank, ...]:
+        def pipeline_ranks(unit: str, stage: int) -> tuple[PipelineRank, ...]:
             first = stage % ranks[unit]
             return tuple(
                 (unit, pipeline_replica * ranks[unit] + first)
                 for pipeline_replica in range(self.pipeline_replica_count(unit))
             )
 
-        return {stage_id: of_stage(*stage_id) for stage_id in self.stages}
+        return {stage_id: pipeline_ranks(*stage_id) for stage_id in self.stages}
 
     def rank_of_microbatch(self, stage: StageId, microbatch: int) -> PipelineRank:
         """The pipeline rank at which a stage works on a microbatch."""

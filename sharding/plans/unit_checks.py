@@ -101,10 +101,10 @@ HEAD_SPLITS = ("heads", "kv_heads")
 def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
     for name in unit.modules:
         tp = unit.tensor_ranks_of(name)
-        for what, size in graph[name].tensor_splits:
+        for dimension, size in graph[name].tensor_splits:
             if size % tp:
                 raise PlanError(
-                    f"unit {unit.name}: tp {tp} does not divide {what} = {size} of {name}; "
+                    f"unit {unit.name}: tp {tp} does not divide {dimension} = {size} of {name}; "
                     "choose a tp that divides it, or another architecture"
                 )
         _check_head_exchange(unit, graph[name])
@@ -119,10 +119,10 @@ def _check_head_exchange(unit: UnitPlan, module: ModuleSpec) -> None:
     if cp == 1 or unit.parallelism.context_transfer != "all_to_all":
         return
     ranks = cp * tp
-    for what, size in module.tensor_splits:
-        if what in HEAD_SPLITS and size % ranks:
+    for dimension, size in module.tensor_splits:
+        if dimension in HEAD_SPLITS and size % ranks:
             raise PlanError(
-                f"unit {unit.name}: cp {cp} x tp {tp} = {ranks} ranks do not divide {what} = {size} of "
+                f"unit {unit.name}: cp {cp} x tp {tp} = {ranks} ranks do not divide {dimension} = {size} of "
                 f'{module.name}, which context_transfer "all_to_all" deals to them; use "ring", or fewer ranks'
             )
 

@@ -106,9 +106,9 @@ class UnitPlan:
             raise PlanError(f"layers {list(self.layers)}; every stage must own at least one")
 
     def _check_modules(self) -> None:
-        own = self.parallelism.module_tp
-        if own and len(own) != len(self.modules):
-            raise PlanError(f"module_tp {list(own)} has {len(own)} entries for {len(self.modules)} modules")
+        module_tp = self.parallelism.module_tp
+        if module_tp and len(module_tp) != len(self.modules):
+            raise PlanError(f"module_tp {list(module_tp)} has {len(module_tp)} entries for {len(self.modules)} modules")
 
     def _check_devices(self) -> None:
         needed = self.parallelism.device_count(self.pp)
@@ -189,7 +189,7 @@ class UnitPlan:
     def program_recompute(self, stage: int) -> tuple[RecomputePolicy, ...]:
         """The recomputation policy of each layer that the programs of a stage run."""
         stages = range(self.stage_count) if self.is_compiled else (stage,)
-        return tuple(policy for own in stages for policy in self.layer_recompute(own))
+        return tuple(policy for number in stages for policy in self.layer_recompute(number))
 
     @property
     def stage_count(self) -> int:

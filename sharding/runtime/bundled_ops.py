@@ -48,13 +48,13 @@ def bundle_calls(
         bundled_programs: Where the executor finds the compiled bundles.
         calls: The calls of the programs of all stages.
     """
-    of_program = {call.program: call for call in calls}
+    call_by_program = {call.program: call for call in calls}
     pairs = dict.fromkeys(  # in the order of the schedule, which is the same in all processes
         pair
         for first, second in find_bundles(schedule)
         for pair in itertools.product(*(_programs(schedule, stages, op) for op in (first, second)))
     )
-    return [bundled_programs.bundle(of_program[first], of_program[second]) for first, second in pairs]
+    return [bundled_programs.bundle(call_by_program[first], call_by_program[second]) for first, second in pairs]
 
 
 def _replica(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> ReplicaPrograms:

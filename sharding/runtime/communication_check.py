@@ -41,21 +41,21 @@ def check_communication(executor: Executor) -> None:
             for axis in (name for name, size in mesh.shape.items() if size > 1):
                 _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, mesh, axis)
     for channel in executor.channels:
-        what = f"the hop {channel.name}{_describe_replicas(executor, channel)}{_describe_capacity(executor, channel)}"
-        _try_both_ways(what, channel.source, channel.target, channel.activation_hop, channel.gradient_hop)
+        link = f"the hop {channel.name}{_describe_replicas(executor, channel)}{_describe_capacity(executor, channel)}"
+        _try_both_ways(link, channel.source, channel.target, channel.activation_hop, channel.gradient_hop)
     for tied in executor.tied_parameters:
-        what = f"the hop of the tied parameter {tied.owner_path[1]}"
-        _try_both_ways(what, tied.owner, tied.borrower, tied.weight_hop, tied.gradient_hop)
+        link = f"the hop of the tied parameter {tied.owner_path[1]}"
+        _try_both_ways(link, tied.owner, tied.borrower, tied.weight_hop, tied.gradient_hop)
     no_statistics = dict.fromkeys(executor.stages)
     reduction, limit = executor.global_reduction, executor.hyperparameters.max_norm
     _try("the reduction over all devices", reduction.reduce, no_statistics, reduction.initial_flag(), limit)
 
 
 def _try_both_ways(
-    what: str, source: StageId, target: StageId, hop: Hop | ExchangeHop, gradient_hop: Hop | ExchangeHop
+    link: str, source: StageId, target: StageId, hop: Hop | ExchangeHop, gradient_hop: Hop | ExchangeHop
 ) -> None:
-    _try(f"{what} from {_describe(source)} to {_describe(target)}", hop.send_zeros)
-    _try(f"{what} back from {_describe(target)} to {_describe(source)}", gradient_hop.send_zeros)
+    _try(f"{link} from {_describe(source)} to {_describe(target)}", hop.send_zeros)
+    _try(f"{link} back from {_describe(target)} to {_describe(source)}", gradient_hop.send_zeros)
 
 
 def _describe_capacity(executor: Executor, channel: Channel) -> str:
@@ -102,8 +102,8 @@ def _sum_program(mesh: Mesh, axis: str) -> Callable[[jax.Array], jax.Array]:
     )
 
 
-def _try(what: str, run: Callable[..., Any], *arguments: Any) -> None:
+def _try(communication: str, run: Callable[..., Any], *arguments: Any) -> None:
     try:
         jax.block_until_ready(run(*arguments))
     except (RuntimeError, ValueError, CommunicationError) as error:
-        raise CommunicationError(f"{what} does not work: {error}") from error
+        raise CommunicationError(f"{communication} does not work: {error}") from error

@@ -129,8 +129,8 @@ class GlobalReduction:
             all_finite: The flag that the step before returned.
             max_norm: Global norm above which gradients are scaled down.
         """
-        of_stages = [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids]
-        return self.program(of_stages, all_finite, max_norm)
+        stage_statistics = [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids]
+        return self.program(stage_statistics, all_finite, max_norm)
 
     def on_stage(self, summary: StepSummary, stage_id: StageId) -> jax.Array:
         """`[1, 2]`, the decision on a stage's submesh, of which this process has devices, without a copy."""

@@ -59,15 +59,15 @@ class MicrobatchOps:
     def forward(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Computes the outputs of a stage and adds its losses to the sums of its pipeline replica."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_replica = self._replica(stage_id, microbatch)
+        place, replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not of_replica.is_local:
+        if not replica.is_local:
             return None
         if place not in buffers.losses:
-            buffers.losses[place] = of_replica.largest.zero_losses()
+            buffers.losses[place] = replica.largest.zero_losses()
         if capacity is None:
             return None
-        programs = _programs(of_replica, capacity)
+        programs = _programs(replica, capacity)
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
         operands = (
             self._weights(buffers, place),
@@ -82,11 +82,11 @@ class MicrobatchOps:
     def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
         """Computes the outputs, losses and metrics of a stage."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_replica = self._replica(stage_id, microbatch)
+        place, replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
         if capacity is None:
-            return StageEvaluation(of_replica.largest.zero_losses(), {})
-        programs = _programs(of_replica, capacity)
+            return StageEvaluation(replica.largest.zero_losses(), {})
+        programs = _programs(replica, capacity)
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
             self._weights(buffers, place), inputs, buffers.batch.stages[place], self._index(stage_id, microbatch)
@@ -115,15 +115,15 @@ class MicrobatchOps:
         Where the backward is split, it computes only the gradients of the inputs.
         """
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_replica = self._replica(stage_id, microbatch)
+        place, replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not of_replica.is_local:
+        if not replica.is_local:
             return None
         if place not in buffers.unreduced_gradients:
-            buffers.unreduced_gradients[place] = _programs(of_replica, -1).zero_gradients()
+            buffers.unreduced_gradients[place] = _programs(replica, -1).zero_gradients()
         if capacity is None:
             return None
-        programs = _programs(of_replica, capacity)
+        programs = _programs(replica, capacity)
         definition = programs.definition
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
         output_gradients = {
@@ -154,11 +154,11 @@ class MicrobatchOps:
     def wgrad(self, buffers: StepBuffers, op: PipelineOp) -> OpCall | None:
         """Adds the gradients of a stage's parameters, where its backward is split, to the sums so far."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        place, of_replica = self._replica(stage_id, microbatch)
+        place, replica = self._replica(stage_id, microbatch)
         capacity = buffers.batch.capacity(microbatch, stage_id[0])
-        if not of_replica.is_local or capacity is None:
+        if not replica.is_local or capacity is None:
             return None
-        split = _programs(of_replica, capacity).split_backward
+        split = _programs(replica, capacity).split_backward
         assert split is not None
         operands = (
             self._weights(buffers, place),
@@ -207,9 +207,9 @@ class MicrobatchOps:
             capacity or 0,
         )
         return [
-            each
-            for each in self.channels_between[source, target]
-            if (each.source_replica, each.target_replica, each.capacity) == sought
+            channel
+            for channel in self.channels_between[source, target]
+            if (channel.source_replica, channel.target_replica, channel.capacity) == sought
         ]
 
     # ------------------------------------------------------------------ helpers
@@ -235,10 +235,10 @@ class MicrobatchOps:
 
         They are made once for each pipeline replica.
         """
-        _, of_replica = self._replica(stage_id, microbatch)
-        if not of_replica.is_local:
+        _, replica = self._replica(stage_id, microbatch)
+        if not replica.is_local:
             return None
-        shape, sharding = of_replica.largest.channel_shapes[channel], of_replica.largest.channel_shardings[channel]
+        shape, sharding = replica.largest.channel_shapes[channel], replica.largest.channel_shardings[channel]
         key = (sharding, shape.shape, np.dtype(shape.dtype))
         if key not in self._zeros:
             zeros = np.zeros(sharding.shard_shape(shape.shape), shape.dtype)
@@ -247,18 +247,18 @@ class MicrobatchOps:
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
         """The position of a microbatch among the microbatches of its pipeline replica, on its submesh, made once."""
-        place, of_replica = self._replica(stage_id, microbatch)
+        place, replica = self._replica(stage_id, microbatch)
         position = self._graph.position_at(stage_id[0], microbatch)
         key = (place, position)
         if key not in self._indices:
-            sharding = NamedSharding(of_replica.largest.mesh, P())
+            sharding = NamedSharding(replica.largest.mesh, P())
             self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(position))
         return self._indices[key]
 
 
-def _programs(of_replica: ReplicaPrograms, capacity: int) -> StagePrograms:
+def _programs(replica: ReplicaPrograms, capacity: int) -> StagePrograms:
     """The programs of a stage for a capacity by number; -1 for the largest."""
-    programs = of_replica.by_capacity[capacity]
+    programs = replica.by_capacity[capacity]
     assert isinstance(programs, StagePrograms), "a unit that is one program has ops of its own (`PipelineOps`)"
     return programs
 

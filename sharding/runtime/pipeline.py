@@ -97,10 +97,10 @@ class ExecutableStage:
 
         Gradients are None without a backward.
         """
-        of_losses = self.meshes.joined_shapes(losses, self.programs.loss_specs)
+        joined_losses = self.meshes.joined_shapes(losses, self.programs.loss_specs)
         if gradients is None:
-            return of_losses, None
-        return of_losses, self.meshes.joined_shapes(gradients, self.programs.gradient_specs)
+            return joined_losses, None
+        return joined_losses, self.meshes.joined_shapes(gradients, self.programs.gradient_specs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ class PlacedBatch:
 
     def exchange(self, channel: str, microbatch: int) -> ExchangeMicrobatch:
         """Returns the tables of a microbatch in a channel; without tables where the hops are no exchanges."""
-        of_channel = self.exchanges.get(channel)
-        return of_channel[microbatch] if of_channel else ExchangeMicrobatch()
+        exchanges = self.exchanges.get(channel)
+        return exchanges[microbatch] if exchanges else ExchangeMicrobatch()
 
 
 jax.tree_util.register_dataclass(ExchangeMicrobatch, ["activation_tables", "gradient_tables"], [])

@@ -107,5 +107,5 @@ def _store_backward(buffers: StepBuffers, place: StageReplica, result: BackwardR
 
 
 def _store_channels(arrays: Activations, new: dict[str, list[jax.Array]]) -> None:
-    for name, of_channel in new.items():
-        arrays |= {(name, number): array for number, array in enumerate(of_channel)}
+    for name, microbatch_arrays in new.items():
+        arrays |= {(name, number): array for number, array in enumerate(microbatch_arrays)}

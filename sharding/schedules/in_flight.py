@@ -27,8 +27,8 @@ def limit_of_pipeline_replicas(graph: StageGraph, stage: StageId, limit: int) ->
     ranks = graph.ranks_of[stage]
     if len(ranks) == 1:
         return {ranks[0]: limit}
-    of_microbatch = graph.pipeline_replicas[stage[0]].of_microbatch
-    windows = [of_microbatch[first : first + limit] for first in range(max(1, len(of_microbatch) - limit + 1))]
+    taken_by = graph.pipeline_replicas[stage[0]].of_microbatch
+    windows = [taken_by[first : first + limit] for first in range(max(1, len(taken_by) - limit + 1))]
     return {
         rank: max(window.count(pipeline_replica) for window in windows) for pipeline_replica, rank in enumerate(ranks)
     }

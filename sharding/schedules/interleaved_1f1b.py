@@ -83,19 +83,19 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
         chunks = graph.stages_of[graph.ranks_of[stage][0]]
         if len(chunks) == 1:
             downstream = max((by_stage[target] for target in graph.targets[stage]), default=0)
-            of_rank = by_stage[stage] = 1 + downstream
+            rank_limit = by_stage[stage] = 1 + downstream
         else:
-            of_rank = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
-            by_stage[stage] = in_flight_of_chunk(of_rank, graph.pp[stage[0]], len(chunks), chunks.index(stage))
+            rank_limit = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
+            by_stage[stage] = in_flight_of_chunk(rank_limit, graph.pp[stage[0]], len(chunks), chunks.index(stage))
         if len(chunks) > 1 and stage[0] in graph.pipeline_replicas:
             downstream = max((by_stage[target] for target in graph.targets[chunks[-1]]), default=0)
-            microbatches = max(1 + downstream, -(-of_rank // len(chunks)))
+            microbatches = max(1 + downstream, -(-rank_limit // len(chunks)))
             by_rank |= {
                 rank: len(chunks) * limit
                 for rank, limit in limit_of_pipeline_replicas(graph, stage, microbatches).items()
             }
         else:
-            by_rank |= limit_of_pipeline_replicas(graph, stage, of_rank)
+            by_rank |= limit_of_pipeline_replicas(graph, stage, rank_limit)
     return by_rank
 
 

@@ -114,7 +114,9 @@ class _ReadyOps:
         self._missing: dict[PipelineOp, int] = {}  # inputs that have not come
         self._ready: dict[tuple[OpKind, StageId, int], list[_Urgency]] = collections.defaultdict(list)
         for stage in graph.stages:
-            inputs, gradients = (self._awaited_of(of) for of in (graph.sources[stage], (stage, *graph.targets[stage])))
+            inputs, gradients = (
+                self._awaited_of(stages) for stages in (graph.sources[stage], (stage, *graph.targets[stage]))
+            )
             for number in range(op_graph.microbatches):
                 forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
                 self._missing[forward] = inputs

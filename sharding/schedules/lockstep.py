@@ -141,7 +141,7 @@ class TickTable:
 
     def segments(self) -> list["TickSegment"]:
         """Runs of ticks in which some rank has a forward, or none has one, and likewise with the other fields."""
-        some = [of.runs.any(axis=1) for of in (self.forwards, self.backwards)]
+        some = [ops.runs.any(axis=1) for ops in (self.forwards, self.backwards)]
         lacks_slots = some[0] & (self.residuals.forward == _NONE).any(axis=1) & (self.residuals.size > 0)
         kinds = np.stack([*some, lacks_slots], axis=1)
         starts = [0, *(1 + np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1))).tolist()]
@@ -307,13 +307,13 @@ def _slots(lifetimes: Sequence[_Lifetime], shape: tuple[int, int]) -> TickSlots:
     """Returns slots for arrays, different for arrays that are on one rank at one time, and as few as possible."""
     tables = {name: np.full(shape, _NONE, np.int32) for name in _Lifetime._fields[1:]}
     free_from: list[list[int]] = [[] for _ in range(shape[1])]  # by rank and slot
-    for each in sorted(lifetimes, key=lambda each: each.start):
-        rank = each.at[0] % shape[1]
+    for lifetime in sorted(lifetimes, key=lambda lifetime: lifetime.start):
+        rank = lifetime.at[0] % shape[1]
         slots = free_from[rank]
-        slot = next((slot for slot, tick in enumerate(slots) if tick <= each.start), len(slots))
-        slots[slot : slot + 1] = [each.end + 1]
+        slot = next((slot for slot, tick in enumerate(slots) if tick <= lifetime.start), len(slots))
+        slots[slot : slot + 1] = [lifetime.end + 1]
         for name, table in tables.items():
-            if (tick := getattr(each, name)) != _NONE:
+            if (tick := getattr(lifetime, name)) != _NONE:
                 table[tick, rank] = slot
     return TickSlots(size=max(map(len, free_from)), **tables)
 
@@ -324,9 +324,9 @@ def _with_unused_slots(slots: TickSlots, lifetimes: Sequence[_Lifetime]) -> Tick
         return slots
     ticks, ranks = slots.forward.shape
     is_held = np.zeros((ticks, ranks, slots.size), bool)
-    for each in lifetimes:
-        rank = each.at[0] % ranks
-        is_held[each.start : each.end + 1, rank, slots.forward[each.forward, rank]] = True
+    for lifetime in lifetimes:
+        rank = lifetime.at[0] % ranks
+        is_held[lifetime.start : lifetime.end + 1, rank, slots.forward[lifetime.forward, rank]] = True
     is_unused = (slots.forward == _NONE) & (slots.forward != _NONE).any(axis=1, keepdims=True) & ~is_held.all(axis=2)
     forward = np.where(is_unused, np.argmin(is_held, axis=2), slots.forward).astype(np.int32)
     return dataclasses.replace(slots, forward=forward)

@@ -234,7 +234,7 @@ class OpGraph:
             forward = PipelineOp("forward", *stage, number)
             inputs = tuple(PipelineOp("hop", *source, number, *stage) for source in graph.sources[stage])
             dependencies[forward] = (*weights, *inputs)
-            forwards = tuple(PipelineOp("forward", *stage, each) for each in self.awaited(stage, number))
+            forwards = tuple(PipelineOp("forward", *stage, awaited) for awaited in self.awaited(stage, number))
             dependencies |= dict.fromkeys(self.forward_hops(stage, number), forwards)
             if stage in self.backward_stages:
                 backward = PipelineOp("backward", *stage, number)
@@ -242,7 +242,7 @@ class OpGraph:
                     PipelineOp("gradient_hop", *target, number, *stage) for target in graph.targets[stage]
                 )
                 dependencies[backward] = (*forwards, *gradients)
-                backwards = tuple(PipelineOp("backward", *stage, each) for each in self.awaited(stage, number))
+                backwards = tuple(PipelineOp("backward", *stage, awaited) for awaited in self.awaited(stage, number))
                 dependencies |= dict.fromkeys(self.backward_hops(stage, number), backwards)
             if stage in self.split_stages:
                 dependencies[PipelineOp("wgrad", *stage, number)] = (PipelineOp("backward", *stage, number),)

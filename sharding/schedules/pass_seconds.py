@@ -50,9 +50,9 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
         if kind not in COMPUTE_KINDS:
             before = None
             continue
-        own = lanes[graph.rank_of_microbatch(stage, number)]
+        op_lanes = lanes[graph.rank_of_microbatch(stage, number)]
         host = before if op in bundled else None
-        start = max([free[lane] for lane in own]) if host is None else times[host][0]
+        start = max([free[lane] for lane in op_lanes]) if host is None else times[host][0]
         for source in producers[kind][stage]:
             start = max(start, ends[kind, source][number])
         if host is None:
@@ -63,7 +63,7 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
             times[host] = (start, end)
         ends[kind, stage][number] = end
         times[op] = (start, end)
-        for lane in own:
+        for lane in op_lanes:
             free[lane] = end
         before = op
     return times

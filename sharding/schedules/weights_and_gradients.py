@@ -34,7 +34,8 @@ class WeightsAndGradients:
         trained = op_graph.trained_stages if op_graph.with_update else frozenset()
         self._unreduced = [stage for stage in reversed(graph.stages) if stage in trained]
         self._ranks_beside: dict[PipelineRank, list[PipelineRank]] = {
-            rank: [other for other, bits in device_bits.items() if bits & own] for rank, own in device_bits.items()
+            rank: [other for other, bits in device_bits.items() if bits & rank_bits]
+            for rank, rank_bits in device_bits.items()
         }
         self._beside: dict[PipelineRank, list[StageId]] = {}
         for rank, ranks in self._ranks_beside.items():
@@ -55,9 +56,13 @@ class WeightsAndGradients:
         stages = self._beside[rank]
         shares = [share for stage in stages for share in self._shares[stage]]
         needed = dict.fromkeys([*stages, *(share.stage_id for share in shares)])
-        taken = [each for each in (*(PipelineOp("gather", *each) for each in needed), *shares) if each in self._waiting]
-        for each in taken:
-            del self._waiting[each]
+        taken = [
+            weight_op
+            for weight_op in (*(PipelineOp("gather", *stage) for stage in needed), *shares)
+            if weight_op in self._waiting
+        ]
+        for taken_op in taken:
+            del self._waiting[taken_op]
         return taken
 
     def after(self, op: PipelineOp) -> list[PipelineOp]:

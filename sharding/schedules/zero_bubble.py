@@ -42,7 +42,7 @@ def zero_bubble_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     On a chain of p stages that is p for all of them, the most that a rank holds in 1F1B.
     """
     limits = interleaved_in_flight(op_graph)
-    of_units: dict[str, int] = {}
+    limit_by_unit: dict[str, int] = {}
     for (unit, _), limit in limits.items():
-        of_units[unit] = max(limit, of_units.get(unit, 0))
-    return {rank: of_units[rank[0]] for rank in limits}
+        limit_by_unit[unit] = max(limit, limit_by_unit.get(unit, 0))
+    return {rank: limit_by_unit[rank[0]] for rank in limits}

@@ -35,8 +35,8 @@ def peak_memory(
         spans: When each op ran.
     """
     static = static_memory(groups, stages).sum(axis=1)
-    saved = {stage: of.saved_bytes for stage, of in stages.items()}
-    for_wgrads = {stage: of.wgrad.saved_bytes for stage, of in stages.items() if of.wgrad is not None}
+    saved = {stage: costs.saved_bytes for stage, costs in stages.items()}
+    for_wgrads = {stage: costs.wgrad.saved_bytes for stage, costs in stages.items() if costs.wgrad is not None}
     return static + _most_saved(op_graph, groups, saved, spans, for_wgrads)
 
 
@@ -52,7 +52,7 @@ def peak_host_memory(
     op_graph: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
 ) -> Float[np.ndarray, " n"]:
     """Peak bytes of offloaded activations in the host memory of a device of each group; as `peak_memory`."""
-    return _most_saved(op_graph, groups, {stage: of.offloaded_bytes for stage, of in stages.items()}, spans)
+    return _most_saved(op_graph, groups, {stage: costs.offloaded_bytes for stage, costs in stages.items()}, spans)
 
 
 def _most_saved(
@@ -105,14 +105,16 @@ def _by_stage(spans: Sequence[Span], graph: StageGraph) -> tuple[_Table, _Table]
         if span.op.kind in COMPUTE_KINDS:
             by_microbatch[span.op.kind, span.op.stage_id][span.op.microbatch] = span
 
-    def of_microbatches(stage: StageId, moments: list[Float[np.ndarray, " i"]]) -> Float[np.ndarray, "m i"]:
+    def moments_table(stage: StageId, moments: list[Float[np.ndarray, " i"]]) -> Float[np.ndarray, "m i"]:
         table = np.stack(moments)
         return np.broadcast_to(table.max(axis=0), table.shape) if stage in graph.compiled else table
 
-    ordered = {key: [found[number] for number in sorted(found)] for key, found in by_microbatch.items()}
+    ordered = {
+        key: [stage_spans[number] for number in sorted(stage_spans)] for key, stage_spans in by_microbatch.items()
+    }
     return (
-        {key: of_microbatches(key[1], [span.start for span in of_stage]) for key, of_stage in ordered.items()},
-        {key: of_microbatches(key[1], [span.end for span in of_stage]) for key, of_stage in ordered.items()},
+        {key: moments_table(key[1], [span.start for span in stage_spans]) for key, stage_spans in ordered.items()},
+        {key: moments_table(key[1], [span.end for span in stage_spans]) for key, stage_spans in ordered.items()},
     )
 
 

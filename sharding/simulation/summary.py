@@ -37,7 +37,7 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
             {"unit": unit, "busy_seconds": busy, **({"mfu": timeline.mfu_by_unit[unit]} if simulated else {})}
             for unit, busy in timeline.busy_by_unit.items()
         ],
-        "filled_idle": [_filled_summary(of) for of in timeline.filled_idle],
+        "filled_idle": [_filled_summary(unit_idle) for unit_idle in timeline.filled_idle],
         "stages": [_lane_summary(timeline, lane) for lane in timeline.lanes],
     }
 
@@ -56,18 +56,22 @@ def _lane_summary(timeline: Timeline, lane: Lane) -> dict[str, Any]:
     }
 
 
-def _filled_summary(of: FilledIdle) -> dict[str, Any]:
+def _filled_summary(unit_idle: FilledIdle) -> dict[str, Any]:
     return {
-        "unit": of.unit,
-        "others": list(of.others),
-        "filled_share": of.filled_share,
-        **({} if of.scheduling_efficiency is None else {"scheduling_efficiency": of.scheduling_efficiency}),
+        "unit": unit_idle.unit,
+        "others": list(unit_idle.others),
+        "filled_share": unit_idle.filled_share,
+        **(
+            {}
+            if unit_idle.scheduling_efficiency is None
+            else {"scheduling_efficiency": unit_idle.scheduling_efficiency}
+        ),
         "idle": {
             cause: {
                 "seconds": idle,
-                "filled_seconds": of.filled[cause],
-                "filled_share": of.filled[cause] / idle if idle else 0.0,
+                "filled_seconds": unit_idle.filled[cause],
+                "filled_share": unit_idle.filled[cause] / idle if idle else 0.0,
             }
-            for cause, idle in of.idle.items()
+            for cause, idle in unit_idle.idle.items()
         },
     }

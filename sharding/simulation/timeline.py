@@ -198,7 +198,7 @@ class Timeline:
     @functools.cached_property
     def _memory_groups(self) -> DeviceGroups:
         """The devices, with devices that hold the same bytes of every stage as one group."""
-        parts = {stage: of.parts for stage, of in self._known_costs().stages.items()}
+        parts = {stage: costs.parts for stage, costs in self._known_costs().stages.items()}
         if max(parts.values()) == 1:
             return self.groups
         return group_devices(
@@ -282,10 +282,10 @@ class Timeline:
     @functools.cached_property
     def filled_idle(self) -> tuple[FilledIdle, ...]:
         """Idle time of every unit that computes most on devices which it shares, and how much of it others fill."""
-        graph, found = self.op_graph.stage_graph, []
+        graph, units_idle = self.op_graph.stage_graph, []
         busy = {
-            unit: sum(self.lane_busy(lane) * len(lane.devices) for lane in of)
-            for unit, of in self.lanes_of_units.items()
+            unit: sum(self.lane_busy(lane) * len(lane.devices) for lane in lanes)
+            for unit, lanes in self.lanes_of_units.items()
         }
         for unit, others in units_on_shared_devices(graph, busy).items():
             idle, filled = filled_idle(self.groups, graph, self.spans, unit, others)
@@ -294,8 +294,8 @@ class Timeline:
                 efficiency = scheduling_efficiency(
                     self.devices, self.op_graph, self.spans, self.costs, self.groups, unit, others, self.rendezvous
                 )
-            found.append(FilledIdle(unit, others, idle, filled, efficiency))
-        return tuple(found)
+            units_idle.append(FilledIdle(unit, others, idle, filled, efficiency))
+        return tuple(units_idle)
 
     @property
     def tokens_per_second(self) -> float:

@@ -79,7 +79,7 @@ class PerLoad:
         return np.asarray(loads @ np.array(self.columns, float))
 
     def __add__(self, other: "PerLoad") -> "PerLoad":
-        return PerLoad(*(own + more for own, more in zip(self.columns, other.columns, strict=True)))
+        return PerLoad(*(column + more for column, more in zip(self.columns, other.columns, strict=True)))
 
     def __mul__(self, factor: Number) -> "PerLoad":
         return PerLoad(*(amount * factor for amount in self.columns))

@@ -95,7 +95,7 @@ class ModuleSpec:
         stack: list[tuple[LayerSpec, int]] = []
         for layer, count in zip(self.stack_kinds, self.count_kinds(first, last), strict=True):
             # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
-            stack += [(each, count) for each in (*self._adapters_of(layer), layer)] if count else []
+            stack += [(spec, count) for spec in (*self._adapters_of(layer), layer)] if count else []
         return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
 
     def _adapters_of(self, kind: LayerSpec) -> tuple[LayerSpec, ...]:

@@ -163,8 +163,8 @@ def _draw_sample(data: SyntheticData, model: ModelConfig, random: np.random.Gene
     for generator in model.generators:
         loads[generator.name][LoadColumn.ITEMS] += generated
         length += generator.conditions * generated
-    of_sample = [float(length), float(length**2), 1.0, _local_pairs(model.backbone, length)]
-    loads[model.backbone.name] = _add(loads[model.backbone.name], of_sample)
+    sample_loads = [float(length), float(length**2), 1.0, _local_pairs(model.backbone, length)]
+    loads[model.backbone.name] = _add(loads[model.backbone.name], sample_loads)
     return loads
 
 

@@ -36,7 +36,7 @@ def espeak() -> Espeak:
     return Espeak()
 
 
-def _missing(what: str) -> None:
+def _missing(dependency: str) -> None:
     if os.environ.get("CI"):
-        pytest.fail(f"{what} is not installed; CI needs it")
-    pytest.skip(f"{what} is not installed")
+        pytest.fail(f"{dependency} is not installed; CI needs it")
+    pytest.skip(f"{dependency} is not installed")

@@ -123,14 +123,14 @@ def test_bad_arguments_are_refused():
 
 
 @given(
-    found=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9).map(str), st.text(max_size=3)), max_size=40),
+    refusals=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9).map(str), st.text(max_size=3)), max_size=40),
     data=st.data(),
 )
-def test_the_first_sample_over_the_share_is_an_excess(found, data):
+def test_the_first_sample_over_the_share_is_an_excess(refusals, data):
     sizes, share = {"a": 10, "b": 7}, data.draw(st.sampled_from([0.0, 0.3, 0.5]))
     quarantine = Quarantine(sizes, share)
     seen = {"a": set(), "b": set()}
-    for source, key, reason in found:
+    for source, key, reason in refusals:
         seen[source].add(key)
         quarantine.add(source, key, reason)
         assert bool(quarantine.excess()) == any(len(keys) > share * sizes[name] for name, keys in seen.items())

@@ -57,7 +57,7 @@ def colocated_op_graph(
     edges, pp, pipeline_replicas = [], {}, {}
     seconds: dict[StageId, StageSeconds] = {}
     trained: set[StageId] = set()
-    of_backbone = [(BACKBONE, stage) for stage in range(backbone.ranks * backbone.chunks)]
+    backbone_stages = [(BACKBONE, stage) for stage in range(backbone.ranks * backbone.chunks)]
     for number, encoder in enumerate(encoders):
         name, count = f"encoder{number}", max(encoder.replica_of_microbatch) + 1
         width = backbone.ranks // (count * encoder.pp)
@@ -65,20 +65,20 @@ def colocated_op_graph(
         stages = [(name, stage) for stage in range(encoder.pp * encoder.slices)]
         for stage in stages:
             devices[stage] = frozenset().union(*held[stage[1] % encoder.pp :: encoder.pp])
-        edges += [*itertools.pairwise(stages), (stages[-1], of_backbone[0])]
+        edges += [*itertools.pairwise(stages), (stages[-1], backbone_stages[0])]
         seconds |= dict.fromkeys(stages, StageSeconds(encoder.forward, encoder.backward))
         pp |= {name: encoder.pp} if encoder.slices > 1 else {}
         pipeline_replicas |= {name: PipelineReplicas(tuple(held), encoder.replica_of_microbatch)} if count > 1 else {}
         trained.update(stages if encoder.trains else ())
-    devices |= {stage: frozenset([stage[1] % backbone.ranks]) for stage in of_backbone}
-    edges += itertools.pairwise(of_backbone)
-    seconds |= dict.fromkeys(of_backbone, backbone.seconds)
+    devices |= {stage: frozenset([stage[1] % backbone.ranks]) for stage in backbone_stages}
+    edges += itertools.pairwise(backbone_stages)
+    seconds |= dict.fromkeys(backbone_stages, backbone.seconds)
     pp |= {BACKBONE: backbone.ranks} if backbone.chunks > 1 else {}
-    trained.update(of_backbone if backbone.trains else ())
+    trained.update(backbone_stages if backbone.trains else ())
     for number, (device, forward, backward) in enumerate(generators):
         stage = (f"generator{number}", 0)
         devices[stage] = frozenset([device])
-        edges.append((of_backbone[-1], stage))
+        edges.append((backbone_stages[-1], stage))
         seconds[stage] = StageSeconds(forward, backward)
         trained.add(stage)
     graph = StageGraph(devices, tuple(edges), pp, pipeline_replicas=pipeline_replicas)

@@ -51,26 +51,26 @@ def fan(
     )
     device_sets = device_sets or tuple(frozenset([index]) for index in range(near + far + backbone + 2))
     held = iter(replaced(device_set, split) for device_set in device_sets)
-    found: dict[StageId, frozenset[int]] = {}
+    stage_devices: dict[StageId, frozenset[int]] = {}
     units: list[list[StageId]] = []
     for name, pp, count in zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True):
         ranks = [next(held) for _ in range(pp)]
         units.append([(name, stage) for stage in range(pp * count)])
-        found |= {stage_id: ranks[stage_id[1] % pp] for stage_id in units[-1]}
+        stage_devices |= {stage_id: ranks[stage_id[1] % pp] for stage_id in units[-1]}
     paint, draw = ("paint", 0), ("draw", 0)
-    found |= {paint: next(held), draw: next(held)}
+    stage_devices |= {paint: next(held), draw: next(held)}
     edges = [edge for unit in units for edge in itertools.pairwise(unit)]
     edges += [(units[0][-1], units[2][0]), (units[1][-1], units[2][0]), (units[2][-1], paint), (units[2][-1], draw)]
     ranks_of = {"near": near, "far": far, "backbone": backbone, "paint": 1, "draw": 1}
     counts = zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True)
-    of_units = {
+    replicas_by_unit = {
         unit: PipelineReplicas(
-            _of_pipeline_replicas([found[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken
+            _of_pipeline_replicas([stage_devices[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken
         )
         for unit, taken in pipeline_replicas.items()
     }
     pp = {name: pp for name, pp, count in counts if count > 1}
-    return StageGraph(found, tuple(edges), pp, pipeline_replicas=of_units)
+    return StageGraph(stage_devices, tuple(edges), pp, pipeline_replicas=replicas_by_unit)
 
 
 def replaced(device_set: frozenset[int], count: int) -> frozenset[int]:

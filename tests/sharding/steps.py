@@ -31,11 +31,11 @@ class SimulatedStep:
 
     def replicas(self, stage: StageId, microbatch: int) -> np.ndarray:
         """Devices of the replicas of a stage that work on a microbatch; of all pipeline replicas, if it is -1."""
-        graph, of_all = self.op_graph.stage_graph, self.devices[stage].tolist()
+        graph, every_replica = self.op_graph.stage_graph, self.devices[stage].tolist()
         if microbatch < 0:
-            return np.array(of_all)
+            return np.array(every_replica)
         devices = graph.rank_devices[graph.rank_of_microbatch(stage, microbatch)]
-        return np.array([held for held in of_all if devices.issuperset(held)])
+        return np.array([held for held in every_replica if devices.issuperset(held)])
 
     def run(self, rendezvous: bool = False) -> Timeline:
         return simulate_on_devices(self.devices, self.schedule, self.costs, rendezvous)
@@ -88,9 +88,9 @@ def build_step(recipe: tuple) -> SimulatedStep:
     """
     (depths, device_sets, *others), policy, seed, bundles = recipe
     rng = np.random.default_rng(seed)
-    each = int(rng.integers(2, 5))
+    parts = int(rng.integers(2, 5))
     device_sets = device_sets or tuple(frozenset([number]) for number in range(sum(depths) + 2))
-    widened = tuple(replaced(held, each) for held in device_sets)
+    widened = tuple(replaced(held, parts) for held in device_sets)
     op_graph = build_op_graph((depths, widened, *others))
     if policy is zero_bubble:
         op_graph = with_split_stages(op_graph)
@@ -117,8 +117,8 @@ def build_step(recipe: tuple) -> SimulatedStep:
         wgrad = None
         if stage_id in op_graph.split_stages:
             wgrad = WgradCosts(backward * rng.integers(0, 5, shape) / 8, seconds(*held))
-        *of_step, static = seconds(4)
-        once = dict(zip(("gather", "reduce", "update"), of_step, strict=True))
+        *once_seconds, static = seconds(4)
+        once = dict(zip(("gather", "reduce", "update"), once_seconds, strict=True))
         stages[stage_id] = StageCosts(
             forward=forward,
             backward=backward,

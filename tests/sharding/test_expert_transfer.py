@@ -14,7 +14,7 @@ def received(chosen, experts, ranks, nodes):
     """Tokens that rank 0 receives from (other nodes, its own), where each rank has one token with these experts."""
     mine = experts // ranks
     together = ranks // nodes
-    sent = np.array([any(expert < mine for expert in of_token) for of_token in chosen])  # by source
+    sent = np.array([any(expert < mine for expert in token_experts) for token_experts in chosen])  # by source
     return int(sent[together:].sum()), int(sent[1:together].sum())
 
 
@@ -25,9 +25,11 @@ def test_the_all_to_all_moves_the_mean_over_all_routings(experts, top_k, ranks, 
     routings = list(itertools.combinations(range(experts), top_k))
     moved = np.array([received([chosen] * ranks, experts, ranks, nodes) for chosen in routings]).sum(axis=0)
     assert tokens_exchanged(routing, ranks, nodes) == tuple(fractions.Fraction(int(n), len(routings)) for n in moved)
-    held = [[sum(expert * ranks // experts == rank for expert in each) for rank in range(ranks)] for each in routings]
+    held = [
+        [sum(expert * ranks // experts == rank for expert in routed) for rank in range(ranks)] for routed in routings
+    ]
     assert max(map(max, held)) == routing.pairs_per_token(ranks)
-    assert max(sum(count > 0 for count in each) for each in held) == routing.most_ranks(ranks)
+    assert max(sum(count > 0 for count in counts) for counts in held) == routing.most_ranks(ranks)
 
 
 def test_the_all_to_all_moves_what_random_routings_do():

@@ -109,11 +109,11 @@ class AnyResolution:
 
     def _on_canvas(self, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         """The input in the middle of a black image, as large as it fits."""
-        of_height, of_width = height / pixels.shape[0], width / pixels.shape[1]
-        if of_width < of_height:
-            size = (min(math.ceil(pixels.shape[0] * of_width), height), width)
+        height_scale, width_scale = height / pixels.shape[0], width / pixels.shape[1]
+        if width_scale < height_scale:
+            size = (min(math.ceil(pixels.shape[0] * width_scale), height), width)
         else:
-            size = (height, min(math.ceil(pixels.shape[1] * of_height), width))
+            size = (height, min(math.ceil(pixels.shape[1] * height_scale), width))
         canvas = np.zeros((height, width, 3), np.uint8)
         top, left = (height - size[0]) // 2, (width - size[1]) // 2
         canvas[top : top + size[0], left : left + size[1]] = resized(pixels, size, self.resampling)

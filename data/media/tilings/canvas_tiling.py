@@ -87,7 +87,7 @@ class CanvasTiling:
         if not self.enlarge:
             canvas_height = min(max(height, self.tile_size), canvas_height)
             canvas_width = min(max(width, self.tile_size), canvas_width)
-        of_height, of_width = canvas_height / height, canvas_width / width
-        if of_width < of_height:
-            return max(1, min(math.floor(height * of_width), canvas_height)), canvas_width
-        return canvas_height, max(1, min(math.floor(width * of_height), canvas_width))
+        height_scale, width_scale = canvas_height / height, canvas_width / width
+        if width_scale < height_scale:
+            return max(1, min(math.floor(height * width_scale), canvas_height)), canvas_width
+        return canvas_height, max(1, min(math.floor(width * height_scale), canvas_width))

@@ -48,8 +48,8 @@ def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRo
     per_slot, rest = array.shape[1] // phase.slots, array.shape[2:]
     source = array.reshape(microbatches, -1, per_slot, *rest)  # [m, slots of a microbatch, ...]
     moved = np.zeros((microbatches, phase.rows * phase.largest, per_slot, *rest), array.dtype)
-    for number, of_microbatch in enumerate(microbatch_items(items, microbatches)):
-        in_batch, in_phase = _all_cells(of_microbatch, phase)
+    for number, moved_items in enumerate(microbatch_items(items, microbatches)):
+        in_batch, in_phase = _all_cells(moved_items, phase)
         moved[number, in_phase] = source[number, in_batch]
     return moved.reshape(microbatches * phase.rows, phase.largest * per_slot, *rest)
 

@@ -75,16 +75,16 @@ def plan_table(
     samples_of_items = [[sample_id for sample_id in row for _ in lengths_of[sample_id]] for row in rows]
     lengths = np.array([length for row in rows for sample_id in row for length in lengths_of[sample_id]], np.int64)
     lengths //= phase.values_per_slot
-    row_of = np.repeat(np.arange(len(rows)), [len(of_row) for of_row in samples_of_items])
+    row_of = np.repeat(np.arange(len(rows)), [len(item_samples) for item_samples in samples_of_items])
     begins = np.cumsum(lengths) - lengths
     places = begins - begins[np.searchsorted(row_of, row_of)]
     samples = np.array([*itertools.chain.from_iterable(samples_of_items)], np.int64)
-    found = BatchItems(row_of, places, lengths)
-    return PlannedTable(deal_phase(found, phase, len(rows) // microbatches, microbatches, samples), samples)
+    batch_items = BatchItems(row_of, places, lengths)
+    return PlannedTable(deal_phase(batch_items, phase, len(rows) // microbatches, microbatches, samples), samples)
 
 
 def deal_phase(
-    found: BatchItems,
+    batch_items: BatchItems,
     phase: PhaseRows,
     rows: int,
     microbatches: int,
@@ -98,7 +98,7 @@ def deal_phase(
     (`rows_near_their_items`).
 
     Args:
-        found: The items.
+        batch_items: The items.
         phase: The phase.
         rows: Rows of a microbatch in the global batch.
         microbatches: Number of microbatches.
@@ -107,27 +107,27 @@ def deal_phase(
     Raises:
         PhaseCapacityError: The items of a microbatch do not fit into the rows of the phase.
     """
-    items = np.zeros((len(found.rows), len(ITEM_FIELDS)), np.int32)
-    items[:, 0], items[:, 1] = np.divmod(found.rows, rows)
-    items[:, 2], items[:, 5] = found.places, found.lengths
+    items = np.zeros((len(batch_items.rows), len(ITEM_FIELDS)), np.int32)
+    items[:, 0], items[:, 1] = np.divmod(batch_items.rows, rows)
+    items[:, 2], items[:, 5] = batch_items.places, batch_items.lengths
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
     weight_of_slots = phase.quadratic_cost_weight * phase.values_per_slot  # c slots of v values cost v (c + w v c^2)
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities, weight_of_slots)
+            dealt = deal_items(batch_items.lengths[first:last], phase.rows, phase.capacities, weight_of_slots)
         except DealingError as error:
             if phase.largest >= (any_batch := phase.sufficient(rows)):
                 together = phase.largest // phase.slots  # rows of the batch that fit into one of the phase
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
                 items[first:last, 4] = turn * phase.slots + items[first:last, 2]
                 continue
-            of_samples = None if samples is None else samples[first:last]
+            ids = None if samples is None else samples[first:last]
             enough = min(error.sufficient, any_batch)
-            raise _capacity_error(found.lengths[first:last], of_samples, phase, number, enough, any_batch) from error
+            raise _capacity_error(batch_items.lengths[first:last], ids, phase, number, enough, any_batch) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
         if phase.nodes > 1:
             items[first:last, 3] = rows_near_their_items(
-                found.lengths[first:last], dealt.rows, items[first:last, 1], (phase.rows, rows), phase.nodes
+                batch_items.lengths[first:last], dealt.rows, items[first:last, 1], (phase.rows, rows), phase.nodes
             )
     return items
 
@@ -159,15 +159,17 @@ def _capacity_error(
     )
     named = ""
     if samples is not None:
-        ids, of_item = np.unique(samples, return_inverse=True)
-        sums = (np.bincount(of_item, lengths).astype(np.int64) * scale).tolist()
-        most = heapq.nsmallest(_MOST_NAMED, zip(sums, ids.tolist(), strict=True), key=lambda each: (-each[0], each[1]))
+        ids, sample_numbers = np.unique(samples, return_inverse=True)
+        sums = (np.bincount(sample_numbers, lengths).astype(np.int64) * scale).tolist()
+        most = heapq.nsmallest(
+            _MOST_NAMED, zip(sums, ids.tolist(), strict=True), key=lambda total: (-total[0], total[1])
+        )
         named = f"; samples with the most {phase.values}: " + ", ".join(f"{sample} ({count})" for count, sample in most)
     if longest > held:
-        what = f"an item of {phase.module} has {longest} {phase.values}, and one of its rows holds {held}"
-        return PhaseCapacityError(f"{where}: {what}; {remedy}{named}")
-    what = f"the {len(lengths)} items of {phase.module} do not fit into {phase.rows} rows of {held} {phase.values}"
-    return PhaseCapacityError(f"{where}: {what}; {remedy}, or give it more rows{named}")
+        problem = f"an item of {phase.module} has {longest} {phase.values}, and one of its rows holds {held}"
+        return PhaseCapacityError(f"{where}: {problem}; {remedy}{named}")
+    problem = f"the {len(lengths)} items of {phase.module} do not fit into {phase.rows} rows of {held} {phase.values}"
+    return PhaseCapacityError(f"{where}: {problem}; {remedy}, or give it more rows{named}")
 
 
 def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[Int[np.ndarray, "_ 6"]]:
@@ -177,7 +179,7 @@ def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[I
 
 def chosen_capacities(items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> tuple[int | None, ...]:
     """For each microbatch the number of the smallest capacity that holds its items; None if it has none."""
-    ends = [int((each[:, 4] + each[:, 5]).max(initial=0)) for each in microbatch_items(items, microbatches)]
+    ends = [int((table[:, 4] + table[:, 5]).max(initial=0)) for table in microbatch_items(items, microbatches)]
     return tuple(int(np.searchsorted(phase.capacities, end)) if end else None for end in ends)
 
 

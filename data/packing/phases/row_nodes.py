@@ -50,10 +50,10 @@ def shared_nodes(
     return counts.pop() if len(counts) == 1 else 1
 
 
-def _nodes_in_order(of_phase: Int[np.ndarray, " p"], of_backbone: Int[np.ndarray, " b"]) -> int:
+def _nodes_in_order(phase_nodes: Int[np.ndarray, " p"], backbone_nodes: Int[np.ndarray, " b"]) -> int:
     """Number of nodes that divide both lists of rows, given by node, evenly and in the same order; else 1."""
-    order = of_phase[np.sort(np.unique(of_phase, return_index=True)[1])]
-    for nodes in (of_phase, of_backbone):
+    order = phase_nodes[np.sort(np.unique(phase_nodes, return_index=True)[1])]
+    for nodes in (phase_nodes, backbone_nodes):
         if len(nodes) % len(order) or not np.array_equal(nodes, np.repeat(order, len(nodes) // len(order))):
             return 1
     return len(order)
@@ -81,11 +81,11 @@ def rows_near_their_items(
         rows: Rows of a microbatch, in the phase and in the global batch.
         nodes: Nodes that divide both in order.
     """
-    of_phase, of_batch = rows
-    per_node = of_phase // nodes
-    node_of_row = np.arange(of_phase) // per_node
+    phase_count, batch_count = rows
+    per_node = phase_count // nodes
+    node_of_row = np.arange(phase_count) // per_node
     # The search knows replicas of one kind: an item comes from some row of the phase on the node of its batch row.
-    source = batch_rows // (of_batch // nodes) * per_node + np.arange(len(lengths)) % per_node
-    placed = place_batches(lengths, source, phase_rows, of_phase, per_node)[phase_rows]
+    source = batch_rows // (batch_count // nodes) * per_node + np.arange(len(lengths)) % per_node
+    placed = place_batches(lengths, source, phase_rows, phase_count, per_node)[phase_rows]
     crossing = [inter_node_volume(lengths, source, target, node_of_row).sum() for target in (phase_rows, placed)]
     return placed if crossing[1] < crossing[0] else phase_rows

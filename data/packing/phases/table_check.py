@@ -44,12 +44,12 @@ def check_items(
         )
     microbatch, row, place, phase_row, phase_place, length = items.T.astype(np.int64)
 
-    def require(holds: Bool[np.ndarray, " k"], what: str) -> None:
+    def require(holds: Bool[np.ndarray, " k"], problem: str) -> None:
         if not holds.all():
             number = int(np.argmin(holds))
             columns = zip(ITEM_FIELDS, items[number].tolist(), strict=True)
             values = ", ".join(f"{name} {value}" for name, value in columns)
-            raise ItemTableError(f"the table of {phase.module}: item {number} ({values}) {what}")
+            raise ItemTableError(f"the table of {phase.module}: item {number} ({values}) {problem}")
 
     require((microbatch >= 0) & (microbatch < microbatches), f"is in none of {microbatches} microbatches")
     require(np.diff(microbatch, prepend=0) >= 0, "follows one of a later microbatch; order them by microbatch")

@@ -116,7 +116,7 @@ def _with_counts(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
             node.iter = wrap(node.iter, "_counted", jinja2.nodes.Const(_size(node)).set_lineno(node.lineno))
         for field, value in node.iter_fields():
             if isinstance(value, list):
-                setattr(node, field, [replaced(each) for each in value])
+                setattr(node, field, [replaced(item) for item in value])
             elif not isinstance(node, jinja2.nodes.Filter) or field == "node":
                 setattr(node, field, replaced(value))
 

@@ -188,16 +188,16 @@ class JinjaTemplate:
         matches = [*MARK.finditer(text)]
         spans: list[Span] = []
         for number, message in enumerate(marked.messages):
-            own = [at for at, match in enumerate(matches) if marked.turns[int(match[2])] == number]
-            if message["role"] == "assistant" and own:
-                begins = matches[own[0] - 1].end() if own[0] else 0
-                ends = matches[own[-1] + 1].start() if own[-1] + 1 < len(matches) else len(text)
+            turn_matches = [at for at, match in enumerate(matches) if marked.turns[int(match[2])] == number]
+            if message["role"] == "assistant" and turn_matches:
+                begins = matches[turn_matches[0] - 1].end() if turn_matches[0] else 0
+                ends = matches[turn_matches[-1] + 1].start() if turn_matches[-1] + 1 < len(matches) else len(text)
                 prompt = self._prompt_tail(marked.messages[:number])
-                led = text.startswith(prompt, begins) and begins + len(prompt) <= matches[own[0]].start()
-                behind = matches[own[-1]].end()
+                led = text.startswith(prompt, begins) and begins + len(prompt) <= matches[turn_matches[0]].start()
+                behind = matches[turn_matches[-1]].end()
                 tokens = (piece for piece in self._pieces.finditer(text, behind, ends) if piece["token"])
                 end = next(tokens, None)
-                start = begins + len(prompt) if led and prompt else matches[own[0]].start()
+                start = begins + len(prompt) if led and prompt else matches[turn_matches[0]].start()
                 spans.append((start, end.end() if end else behind + self._turn_end(marked, number, text[behind:ends])))
         return spans
 

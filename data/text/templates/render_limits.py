@@ -97,9 +97,9 @@ def meter() -> Meter:
 @contextlib.contextmanager
 def limited(given: Any) -> Iterator[None]:
     """Limits the rendering in this context, in proportion to the size of the values given to the template."""
-    fresh, of_given = Meter(), Meter(steps_left=sys.maxsize)
-    fresh.characters_left += CHARACTERS_PER_GIVEN * of_given.weigh(given)
-    fresh.steps_left += STEPS_PER_GIVEN * (sys.maxsize - of_given.steps_left)
+    fresh, given_meter = Meter(), Meter(steps_left=sys.maxsize)
+    fresh.characters_left += CHARACTERS_PER_GIVEN * given_meter.weigh(given)
+    fresh.steps_left += STEPS_PER_GIVEN * (sys.maxsize - given_meter.steps_left)
     token = _METER.set(fresh)
     try:
         yield

@@ -40,8 +40,8 @@ def partition_minimizing_maximum(
 
     best = np.arange(0, items, -(-items // replicas))
     high = largest_cost(best)
-    each = np.arange(items)
-    alone = segment_costs(each, each + 1)
+    starts = np.arange(items)
+    alone = segment_costs(starts, starts + 1)
     low = estimate = max(float(alone[0]), float(alone.sum()) / replicas)
     estimates = _ESTIMATES
     while low < high:

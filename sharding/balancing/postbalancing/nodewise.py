@@ -87,7 +87,7 @@ def _least_worst(
     takes_part = np.zeros(len(totals), bool)
     takes_part[heaviest] = True
     volumes = SendVolumes(lengths, source, batch, totals, takes_part)
-    return max(int(totals[each] - volumes.volumes_of(each)[:per_node].sum()) for each in heaviest.tolist())
+    return max(int(totals[replica] - volumes.volumes_of(replica)[:per_node].sum()) for replica in heaviest.tolist())
 
 
 def _replicas_of(node_of: Int[np.ndarray, " d"]) -> Int[np.ndarray, " d"]:

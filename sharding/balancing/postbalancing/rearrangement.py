@@ -52,10 +52,10 @@ class Rearrangement:
         if filled.all() and not outside.any():
             return
         twice = np.bincount(self.new_index[~outside], minlength=items) > 1
-        for wrong, what in ((outside, "is out of range"), (twice[self.new_index % items], "is given twice")):
+        for wrong, problem in ((outside, "is out of range"), (twice[self.new_index % items], "is given twice")):
             if wrong.any():
                 item = int(wrong.argmax())
-                raise ValueError(f"item {item}: position {self.target_position[item]} of {self.target[item]} {what}")
+                raise ValueError(f"item {item}: position {self.target_position[item]} of {self.target[item]} {problem}")
 
     @classmethod
     def identity(cls, counts: Int[np.ndarray, " d"]) -> "Rearrangement":

@@ -162,8 +162,10 @@ def _runs(replay: ScheduleReplay) -> list[list[PipelineOp]]:
     first = next((op.stage_id for op in computes if op.stage_id in op_graph.backward_stages), None)
     if first is None:
         return []
-    own = [op for op in computes if graph.rank_of_microbatch(op.stage_id, op.microbatch) == graph.ranks_of[first][0]]
-    ops = [op for op in own if op.kind != "wgrad"]
+    rank_ops = [
+        op for op in computes if graph.rank_of_microbatch(op.stage_id, op.microbatch) == graph.ranks_of[first][0]
+    ]
+    ops = [op for op in rank_ops if op.kind != "wgrad"]
     runs: list[list[PipelineOp]] = []
     for kind, group in itertools.groupby(ops, key=lambda op: op.kind):
         same_kind = list(group)
@@ -185,8 +187,8 @@ class _Recurrence:
         self._known_from = np.full(self._graph.count, -1)  # the first choice after which a node's end is final
         for family in nodes.families:
             self._is_hop[family.nodes] = family.kind in TRANSFERS
-            own = [chosen.get(microbatch, -1) for microbatch in family.microbatches.tolist()]
-            self._known_from[family.nodes] = np.array(own)[:, None]
+            choices = [chosen.get(microbatch, -1) for microbatch in family.microbatches.tolist()]
+            self._known_from[family.nodes] = np.array(choices)[:, None]
         self._needs: list[list[int]] = [[]]
         for block in self._graph.blocks:
             self._known_from[block.nodes] = np.maximum(self._known_from[block.nodes], block.latest(self._known_from))
@@ -211,7 +213,7 @@ class _Recurrence:
     def until(self, number: int, intervals: Sequence[FillableInterval]) -> tuple[NodeBlock, ...]:
         """The nodes before the intervals of a choice that are not final yet."""
         needed: set[int] = set()
-        pending = [node for each in intervals for node in (*each.begin.waits.flat, *each.end.waits.flat)]
+        pending = [node for interval in intervals for node in (*interval.begin.waits.flat, *interval.end.waits.flat)]
         while pending:
             node = int(pending.pop())
             if node not in needed and node not in self._final:

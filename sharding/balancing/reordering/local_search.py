@@ -99,14 +99,17 @@ def _improve(
     step_seconds = replay.step_seconds(
         pipeline_microbatch_seconds, np.concatenate([swaps.orders, swaps.partner_orders[between]])
     )
-    own, other = step_seconds[: len(between)], step_seconds[: len(between)].copy()
-    other[between] = step_seconds[len(between) :]
-    slower = np.maximum(own, other)
+    pipeline_seconds, partner_seconds = step_seconds[: len(between)], step_seconds[: len(between)].copy()
+    partner_seconds[between] = step_seconds[len(between) :]
+    slower = np.maximum(pipeline_seconds, partner_seconds)
     touched: set[int] = set()
     for swap in np.argsort(slower, kind="stable").tolist():
         pair = {int(swaps.pipelines[swap]), int(swaps.partners[swap])}
         if slower[swap] < seconds[swaps.pipelines[swap]] and not touched & pair:
             touched |= pair
-            orders[swaps.pipelines[swap]], seconds[swaps.pipelines[swap]] = swaps.orders[swap], own[swap]
+            orders[swaps.pipelines[swap]], seconds[swaps.pipelines[swap]] = swaps.orders[swap], pipeline_seconds[swap]
             if between[swap]:
-                orders[swaps.partners[swap]], seconds[swaps.partners[swap]] = swaps.partner_orders[swap], other[swap]
+                orders[swaps.partners[swap]], seconds[swaps.partners[swap]] = (
+                    swaps.partner_orders[swap],
+                    partner_seconds[swap],
+                )

@@ -87,8 +87,8 @@ class ScheduleReplay:
         for first in range(0, len(orders), _BLOCK):
             block = orders[first : first + _BLOCK]
             seconds = self.with_fixed_seconds(len(block))
-            of_rows = seconds[: -len(self.fixed_seconds)].reshape(len(pipeline_microbatch_seconds), -1)  # [r, m * b]
-            np.take(pipeline_microbatch_seconds, block.T.ravel(), axis=1, out=of_rows, mode="clip")
+            by_row = seconds[: -len(self.fixed_seconds)].reshape(len(pipeline_microbatch_seconds), -1)  # [r, m * b]
+            np.take(pipeline_microbatch_seconds, block.T.ravel(), axis=1, out=by_row, mode="clip")
             ends = graph.add_starts(seconds[self.slots])
             steps.append(ends[graph.last_nodes].max(axis=0))
         return np.concatenate(steps)
@@ -132,13 +132,13 @@ def build_replay(
     pipeline_replicas = {stage: graph.pipeline_replica_count(stage[0]) for stage in devices}
     pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, pipeline_replicas)
     replicas = {stage: len(held) // pipeline_replicas[stage] // pipelines for stage, held in devices.items()}
-    of_first = {
+    first_pipeline = {
         stage: np.concatenate(
-            [of_replica[: replicas[stage]] for of_replica in np.split(held, pipeline_replicas[stage])]
+            [replica_devices[: replicas[stage]] for replica_devices in np.split(held, pipeline_replicas[stage])]
         )
         for stage, held in devices.items()
     }
-    return _replay_of_nodes(schedule_nodes(of_first, schedule, rendezvous=False), pipelines, replicas, costs)
+    return _replay_of_nodes(schedule_nodes(first_pipeline, schedule, rendezvous=False), pipelines, replicas, costs)
 
 
 def _replay_of_nodes(
@@ -151,12 +151,12 @@ def _replay_of_nodes(
     row_of = {row[:2]: number for number, row in reversed([*enumerate((*compute_rows, *hop_rows))])}
     first_fixed = (len(compute_rows) + len(hop_rows)) * m
     slots, fixed = np.full(nodes.graph.count, first_fixed), [0.0]
-    for kind, stage, target, microbatches, of_family in nodes.families:
+    for kind, stage, target, microbatches, family_nodes in nodes.families:
         if microbatches[0] >= 0:
             row = row_of[kind, {"hop": (stage, target), "gradient_hop": (target, stage)}.get(kind, stage)]
-            slots[of_family] = (row + np.arange(of_family.shape[1])) * m + microbatches[:, None]
+            slots[family_nodes] = (row + np.arange(family_nodes.shape[1])) * m + microbatches[:, None]
         else:
-            slots[of_family] = first_fixed + len(fixed)
+            slots[family_nodes] = first_fixed + len(fixed)
             fixed.append(float(seconds_of(kind, stage, target)[0]))
     return ScheduleReplay(
         nodes=nodes,
@@ -221,4 +221,4 @@ def count_pipelines(
         if len(pipelines) > 1:
             return 1
         sharing[pipelines.pop()].add(frozenset((stage, replica) for stage, _, replica in group_users))
-    return count if all(of_pipeline == sharing[0] for of_pipeline in sharing) else 1
+    return count if all(shared_groups == sharing[0] for shared_groups in sharing) else 1

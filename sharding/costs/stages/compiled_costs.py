@@ -37,20 +37,21 @@ def compiled_layers(layers: tuple[LayersOfStage, ...], unit: UnitPlan, graph: Mo
     """Divides the layers of a compiled unit, given all of them."""
     (name,) = unit.modules
     before, behind = (
-        {layer.name for layer in of_module} for of_module in (graph[name].leading_layers, graph[name].trailing_layers)
+        {layer.name for layer in module_layers}
+        for module_layers in (graph[name].leading_layers, graph[name].trailing_layers)
     )
 
     def around(names: set[str]) -> tuple[LayersOfStage, ...]:
         return tuple(
-            of._replace(ranks=dataclasses.replace(of.ranks, tp=of.ranks.tp * unit.pp, collectives="all_reduce"))
-            for of in layers
-            if of.layer.name in names
+            run._replace(ranks=dataclasses.replace(run.ranks, tp=run.ranks.tp * unit.pp, collectives="all_reduce"))
+            for run in layers
+            if run.layer.name in names
         )
 
-    stack = [of for of in layers if of.layer.name not in before | behind]
+    stack = [run for run in layers if run.layer.name not in before | behind]
     return CompiledLayers(
-        tuple(of._replace(count=of.count // unit.stage_count) for of in stack),
-        tuple(of._replace(count=of.count // unit.pp) for of in stack),
+        tuple(run._replace(count=run.count // unit.stage_count) for run in stack),
+        tuple(run._replace(count=run.count // unit.pp) for run in stack),
         around(before),
         around(behind),
     )
@@ -82,12 +83,12 @@ def activation_bytes(
 
 def training_order(layers: CompiledLayers, unit: UnitPlan, graph: ModuleGraph) -> TickOrder:
     """The order of forwards and backwards in a step of a compiled unit; with "gpipe" they are a program each."""
-    if not any(of.gradients for of in (*layers.chunk, *layers.before, *layers.behind)):
+    if not any(run.gradients for run in (*layers.chunk, *layers.before, *layers.behind)):
         return "forward_only"
     return "gpipe" if any(source in unit.modules for source, _ in graph.edges) else "1f1b"
 
 
-def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[str, Float[np.ndarray, "m _"]]:
+def lockstep_sums(unit_sums: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[str, Float[np.ndarray, "m _"]]:
     """Returns the fields of the whole unit, in the form of one stage.
 
     A tick lasts as long as its slowest forward and its slowest backward. The whole step counts as
@@ -96,32 +97,32 @@ def lockstep_sums(of: CompiledSums, unit: UnitPlan, order: TickOrder) -> dict[st
     each other takes no time either, since they compute meanwhile.
 
     Args:
-        of: Sums over its layers.
+        unit_sums: Sums over its layers.
         unit: The unit.
         order: `training_order`.
     """
-    chunk, microbatches = of.chunk, len(of.chunk["forward"])
+    chunk, microbatches = unit_sums.chunk, len(unit_sums.chunk["forward"])
     table = tick_table(unit.pp, unit.parallelism.chunks, microbatches, order)
     sums = {name: np.zeros_like(values) for name, values in chunk.items()}
     program_of_backwards = "backward" if order == "gpipe" else "forward"
     for suffix in ("", "_communication"):
         forward, backward = f"forward{suffix}", f"backward{suffix}"
-        behind = of.behind[forward] + of.behind[backward]  # both in the tick of a forward
-        of_forwards = _ticks_seconds(table.forwards, chunk[forward]) + (of.before[forward] + behind).sum(axis=0)
-        of_backwards = _ticks_seconds(table.backwards, chunk[backward]) + of.before[backward].sum(axis=0)
-        sums[forward][-1] += of_forwards
-        sums[program_of_backwards + suffix][-1] += of_backwards
+        behind = unit_sums.behind[forward] + unit_sums.behind[backward]  # both in the tick of a forward
+        forward_sum = _ticks_seconds(table.forwards, chunk[forward]) + (unit_sums.before[forward] + behind).sum(axis=0)
+        backward_sum = _ticks_seconds(table.backwards, chunk[backward]) + unit_sums.before[backward].sum(axis=0)
+        sums[forward][-1] += forward_sum
+        sums[program_of_backwards + suffix][-1] += backward_sum
     for kind in ("forward", "backward"):
         sums[f"{kind}_communication"] = np.minimum(sums[kind], sums[f"{kind}_communication"])
-    sums["flops"] = unit.stage_count * chunk["flops"] + of.before["flops"] + of.behind["flops"]
-    sums["saved_bytes"] = np.broadcast_to(_held_bytes(of, table) / microbatches, sums["saved_bytes"].shape)
+    sums["flops"] = unit.stage_count * chunk["flops"] + unit_sums.before["flops"] + unit_sums.behind["flops"]
+    sums["saved_bytes"] = np.broadcast_to(_held_bytes(unit_sums, table) / microbatches, sums["saved_bytes"].shape)
     return sums
 
 
-def _held_bytes(of: CompiledSums, table: TickTable) -> Float[np.ndarray, " h"]:
+def _held_bytes(unit_sums: CompiledSums, table: TickTable) -> Float[np.ndarray, " h"]:
     """Bytes of all slots on each device, which have room for the largest microbatch."""
-    activations = of.activation_bytes.max(axis=0)
-    held = max(1, table.residuals.size) * of.chunk["saved_bytes"].max(axis=0)
+    activations = unit_sums.activation_bytes.max(axis=0)
+    held = max(1, table.residuals.size) * unit_sums.chunk["saved_bytes"].max(axis=0)
     if table.order != "forward_only":
         held = held + (table.inputs.size + table.gradients.size) * activations
     if table.order == "gpipe":

@@ -57,16 +57,16 @@ class HopCosts:
 
     def replica_loads(self, module: str, dp: int, exchanged: bool = False) -> ReplicaLoads:
         """A module's loads on `dp` replicas; an exchange sends items alone, dealt over the replicas of either end."""
-        own = OwnRows(dp) if exchanged else self.own_rows(module)
-        return self._batch.loads(module, self._microbatches, dp, own)
+        own_rows = OwnRows(dp) if exchanged else self.own_rows(module)
+        return self._batch.loads(module, self._microbatches, dp, own_rows)
 
     def seconds(self, source: StageId, target: StageId, back: bool = False) -> Float[np.ndarray, "m _"]:
         """Seconds of an activation's hop, or of its gradient's hop back, for each replica that receives."""
         ends = (target, source) if back else (source, target)
         ranks = [self.end_ranks(source, target, end) for end in ends]
-        sent, received = (self.bytes_on(source, target, each.dp) for each in ranks)
+        sent, received = (self.bytes_on(source, target, end_ranks.dp) for end_ranks in ranks)
         within_module = self._is_within_module(target)
-        shards = [each.cp * (each.sequence_shards if within_module else 1) for each in ranks]
+        shards = [end_ranks.cp * (end_ranks.sequence_shards if within_module else 1) for end_ranks in ranks]
         exchanged = self._stages.is_exchange(source, target)
         slowest = latest_of_sources(sent / shards[0], received.shape[1], exchanged)
         seconds = self._link_seconds(source, target, np.maximum(slowest, received / shards[1]))
@@ -126,10 +126,10 @@ class HopCosts:
         """Seconds of sending so many bytes of each microbatch between the pipeline replicas that take it."""
         rank_of_microbatch, numbers = self._stages.rank_of_microbatch, range(self._microbatches)
         ends = [(rank_of_microbatch(source, number), rank_of_microbatch(target, number)) for number in numbers]
-        of_ends = {pair: self._rank_link_seconds(*pair, size) for pair in dict.fromkeys(ends)}
-        if len(of_ends) == 1:
-            return of_ends[ends[0]]
-        return np.stack([of_ends[pair][number] for number, pair in enumerate(ends)])
+        pair_seconds = {pair: self._rank_link_seconds(*pair, size) for pair in dict.fromkeys(ends)}
+        if len(pair_seconds) == 1:
+            return pair_seconds[ends[0]]
+        return np.stack([pair_seconds[pair][number] for number, pair in enumerate(ends)])
 
     def _rank_link_seconds(
         self, source: PipelineRank, target: PipelineRank, size: Float[np.ndarray, "m i"]

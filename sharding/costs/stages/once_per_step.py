@@ -35,13 +35,15 @@ def once_per_step(
         costs: The cost model.
     """
     gather = reduce = update = 0.0
-    parallelism = {of.module: of.ranks for of in layers}
-    of_modules = module_parameters(layers, pipeline_replicas)
-    for (parameters, trained, _), ranks in zip(of_modules, parallelism.values(), strict=True):
+    parallelism = {run.module: run.ranks for run in layers}
+    modules = module_parameters(layers, pipeline_replicas)
+    for (parameters, trained, _), ranks in zip(modules, parallelism.values(), strict=True):
         same = placed(ranks)
         gather += _total_seconds(costs.gather_weights, parameters, same)
         reduce += _total_seconds(costs.reduce_gradients, trained, same)
-        update += _total_seconds(lambda size, of: costs.optimizer_update(size / of.ranks, of.ranks), trained, same)
+        update += _total_seconds(
+            lambda size, placement: costs.optimizer_update(size / placement.ranks, placement.ranks), trained, same
+        )
     return OncePerStep(gather, reduce, update)
 
 

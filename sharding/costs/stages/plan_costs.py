@@ -137,17 +137,18 @@ class _PlanCosts(PlanLayers):
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]:
         microbatches, shared = self._microbatches, unit.parallelism.shared_replicas
         by_module = {
-            of.module: {field: np.zeros((microbatches, of.ranks.dp)) for field in PER_MICROBATCH} for of in layers
+            run.module: {field: np.zeros((microbatches, run.ranks.dp)) for field in PER_MICROBATCH} for run in layers
         }
         workspace, gathered, sharded = 0.0, 0.0, ShardedPasses()
-        for of_stage, exchange in zip(layers, exchanges, strict=True):
-            module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
-            of = self._layer_costs(of_stage)
+        for run, exchange in zip(layers, exchanges, strict=True):
+            module, layer, count, ranks = run.module, run.layer, run.count, run.ranks
+            layer_costs = self._layer_costs(run)
             index = self.hops.replica_loads(module, ranks.dp).index
             forward, backward = (
-                on_replicas(seconds, layer, index, ranks.ep, shared) for seconds in (of.forward, of.backward)
+                on_replicas(seconds, layer, index, ranks.ep, shared)
+                for seconds in (layer_costs.forward, layer_costs.backward)
             )
-            is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
+            is_first, is_last = run is layers[0], run is layers[-1]
             waits = exposed(
                 exchange, np.stack([forward.total, backward.total]), count, is_first=is_first, is_last=is_last
             )
@@ -156,9 +157,9 @@ class _PlanCosts(PlanLayers):
                 "forward_communication": forward.communication,
                 "backward": backward.total,
                 "backward_communication": backward.communication,
-                "flops": np.asarray(of.flops)[index],
-                "saved_bytes": np.asarray(of.saved_bytes)[index],
-                "offloaded_bytes": np.asarray(of.offloaded_bytes)[index],
+                "flops": np.asarray(layer_costs.flops)[index],
+                "saved_bytes": np.asarray(layer_costs.saved_bytes)[index],
+                "offloaded_bytes": np.asarray(layer_costs.offloaded_bytes)[index],
             }
             for field, values in per_layer.items():
                 by_module[module][field] += count * values
@@ -167,11 +168,12 @@ class _PlanCosts(PlanLayers):
                 by_module[module][f"{name}_communication"] += seconds
             if exchange != NO_EXCHANGE:
                 sharded = sharded.plus(sharded_passes(exchange, forward.total, backward.total, waits, count))
-            workspace = max(workspace, float(np.max(of.workspace_bytes)))  # one layer at a time runs
-            gathered = max(gathered, gathered_bytes(of_stage, self._costs))
+            workspace = max(workspace, float(np.max(layer_costs.workspace_bytes)))  # one layer at a time runs
+            gathered = max(gathered, gathered_bytes(run, self._costs))
         sums: dict[str, Float[np.ndarray, "m _"]] = {}
-        for module, own in by_module.items():
-            for field, values in (on_shared_replicas(own, unit, module) if unit.parallelism.module_tp else own).items():
+        for module, figures in by_module.items():
+            shared_figures = on_shared_replicas(figures, unit, module) if unit.parallelism.module_tp else figures
+            for field, values in shared_figures.items():
                 sums[field] = values + sums.get(field, 0.0)
         for sender, receiver in itertools.pairwise(by_module):
             gathers = self.hops.row_gather_seconds(unit, sender, receiver, self._required.trains_upstream(receiver))
@@ -203,26 +205,30 @@ class _PlanCosts(PlanLayers):
     def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:
         # What is waited for, such as the weights of fully sharded layers, counts for the backward.
         none = (NO_EXCHANGE,) * len(layers)
-        whole, sent_back = (self._add_layers(each, none, unit)[0] for each in (layers, without_wgrads(layers)))
+        whole, sent_back = (
+            self._add_layers(stage_layers, none, unit)[0] for stage_layers in (layers, without_wgrads(layers))
+        )
         return wgrad_costs(layers, unit, whole, sent_back, self.hops.replica_loads, self._costs)
 
     def _compiled_stage(self, unit: UnitPlan, layers: CompiledLayers) -> StageCosts:
         """Costs of a unit whose step is one program, or two."""
-        of_chunk, chunk_needs = self._layer_sums(layers.chunk, unit, 0)
+        chunk_sums, chunk_needs = self._layer_sums(layers.chunk, unit, 0)
         before, before_needs = self._layer_sums(layers.before, unit, 0, keeps_gathered=True)
         behind, behind_needs = self._layer_sums(layers.behind, unit, 0, keeps_gathered=True)
         (module,) = unit.modules
         activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.parallelism.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
-        once = np.sum([self._once_per_step(unit, 0, each) for each in held], axis=0)
-        weights, gradients, optimizer = map(sum, zip(*(self._state_bytes(each, unit) for each in held), strict=True))
+        once = np.sum([self._once_per_step(unit, 0, held_layers) for held_layers in held], axis=0)
+        weights, gradients, optimizer = map(
+            sum, zip(*(self._state_bytes(held_layers, unit) for held_layers in held), strict=True)
+        )
         around = float((before["saved_bytes"] + behind["saved_bytes"]).max())
         needs = (chunk_needs, before_needs, behind_needs)
-        gathered, workspace = max((each.bytes_ for each in needs), key=sum)  # one of them runs at a time
+        gathered, workspace = max((part_needs.bytes_ for part_needs in needs), key=sum)  # one of them runs at a time
         sharded = before_needs.sharded.plus(behind_needs.sharded, *[chunk_needs.sharded] * unit.parallelism.chunks)
         return StageCosts(
             **lockstep_sums(
-                CompiledSums(of_chunk, before, behind, activations),
+                CompiledSums(chunk_sums, before, behind, activations),
                 unit,
                 training_order(layers, unit, self._graph),
             ),
@@ -233,26 +239,29 @@ class _PlanCosts(PlanLayers):
 
     def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> tuple[float, float, float]:
         """Bytes of weights, gradients and optimizer state on a device."""
-        states = [train_state(*of, self._costs) for of in module_parameters(layers, unit.parallelism.pipeline_replicas)]
+        states = [
+            train_state(*parameters, self._costs)
+            for parameters in module_parameters(layers, unit.parallelism.pipeline_replicas)
+        ]
         return (
-            float(sum(np.sum(of.weights) for of in states)),
-            float(sum(np.sum(of.gradients) for of in states)),
-            float(sum(np.sum(of.optimizer) for of in states)),
+            float(sum(np.sum(state.weights) for state in states)),
+            float(sum(np.sum(state.gradients) for state in states)),
+            float(sum(np.sum(state.optimizer) for state in states)),
         )
 
     def recomputed(self) -> RecomputedFlops:
         """Forward FLOPs that the backwards of all stages compute again."""
         flops, masked = 0.0, 0.0
-        for of in itertools.chain.from_iterable(map(self._layers, self.stages.stages)):
-            if of.gradients:
-                again = recomputed_flops(of.layer, self._batch.rows[of.module].sum(axis=0), of.recompute)
-                flops, masked = flops + of.count * again.flops, masked + of.count * again.masked
+        for run in itertools.chain.from_iterable(map(self._layers, self.stages.stages)):
+            if run.gradients:
+                again = recomputed_flops(run.layer, self._batch.rows[run.module].sum(axis=0), run.recompute)
+                flops, masked = flops + run.count * again.flops, masked + run.count * again.masked
         return RecomputedFlops(flops, masked)
 
     def _largest_over_needed(self, unit: UnitPlan) -> float:
         """How much larger a microbatch of the largest capacity is than any of this step; one is in flight at most."""
-        own = self.hops.own_rows(unit.modules[0])
-        return self._batch.largest_over_needed(unit.modules[0], self._microbatches, own) if own else 1.0
+        own_rows = self.hops.own_rows(unit.modules[0])
+        return self._batch.largest_over_needed(unit.modules[0], self._microbatches, own_rows) if own_rows else 1.0
 
     def _exchange_bytes(self, stage: StageId) -> float:
         """Bytes that a stage exchanges for the largest microbatch: activations, or gradients on their way back."""

@@ -80,19 +80,20 @@ class PlanLayers:
         layers: list[LayersOfStage] = []
         for module, first, last in self._runs[stage]:
             ranks, start = module_parallelism(unit, module), first
-            own, policies = policies[: last - first], policies[last - first :]
-            for policy, count in policy_runs(own):
+            run_policies, policies = policies[: last - first], policies[last - first :]
+            for policy, count in policy_runs(run_policies):
                 end = start + count
                 layers += [
-                    LayersOfStage(module, *of, policy, ranks) for of in self._required.of_layers(module, start, end)
+                    LayersOfStage(module, *layer_gradients, policy, ranks)
+                    for layer_gradients in self._required.of_layers(module, start, end)
                 ]
                 start = end
         return tuple(layers)
 
-    def _layer_costs(self, of: LayersOfStage) -> LayerCosts:
-        own, microbatches = self.hops.own_rows(of.module), self._microbatches
+    def _layer_costs(self, run: LayersOfStage) -> LayerCosts:
+        own_rows, microbatches = self.hops.own_rows(run.module), self._microbatches
         return self._batch.layer(
-            of.module, of.layer.name, of.count, of.gradients, of.ranks, of.recompute, microbatches, own
+            run.module, run.layer.name, run.count, run.gradients, run.ranks, run.recompute, microbatches, own_rows
         )
 
     def _weight_exchanges(
@@ -101,8 +102,8 @@ class PlanLayers:
         """Seconds of the collectives of each layer whenever it computes; none where replicas have whole weights."""
         if unit.parallelism.fsdp == 1:
             return (NO_EXCHANGE,) * len(layers)
-        parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
-        return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
+        parts = {run.module: self._parameter_ranks(unit, number, run.ranks).parts for run in layers}
+        return tuple(weight_exchange(run, parts[run.module], self._costs) for run in layers)
 
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
         devices, tp = unit.stage_devices(number), ranks.tp

@@ -91,38 +91,40 @@ class _PlanWork(PlanLayers):
         least, shared = np.zeros(2), unit.parallelism.shared_replicas
         by_load: dict[tuple[str, int], Float[np.ndarray, "3 d"]] = {}  # forward, backward, waits in both
         waiting: dict[tuple[str, int], Float[np.ndarray, "3 m i"]] = {}  # of experts, on every replica
-        for of_stage, exchange in zip(layers, exchanges, strict=True):
-            module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
-            of, key = self._layer_costs(of_stage), (module, ranks.dp)
-            passes = (of.forward, of.backward)
+        for run, exchange in zip(layers, exchanges, strict=True):
+            module, layer, count, ranks = run.module, run.layer, run.count, run.ranks
+            layer_costs, key = self._layer_costs(run), (module, ranks.dp)
+            passes = (layer_costs.forward, layer_costs.backward)
             least += [count * np.min(seconds.total) for seconds in passes]
             loads = self.hops.replica_loads(module, ranks.dp)
             by_load.setdefault(key, np.zeros((3, len(loads.distinct))))
             if layer.expert_parameters:
-                passes = tuple(on_replicas(each, layer, loads.index, ranks.ep, shared) for each in passes)
-            of_one = np.stack([each.total for each in passes])
-            is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
-            of_exchange = exposed(exchange, of_one, count, is_first=is_first, is_last=is_last)
-            communication = count * sum(each.communication for each in passes) + of_exchange.sum(axis=0)
-            of_layers = np.concatenate([count * of_one + of_exchange, communication[None]])
+                passes = tuple(
+                    on_replicas(pass_seconds, layer, loads.index, ranks.ep, shared) for pass_seconds in passes
+                )
+            per_layer = np.stack([pass_seconds.total for pass_seconds in passes])
+            is_first, is_last = run is layers[0], run is layers[-1]
+            waits = exposed(exchange, per_layer, count, is_first=is_first, is_last=is_last)
+            communication = count * sum(pass_seconds.communication for pass_seconds in passes) + waits.sum(axis=0)
+            layer_seconds = np.concatenate([count * per_layer + waits, communication[None]])
             if layer.expert_parameters:
-                waiting[key] = of_layers + waiting.get(key, 0.0)
+                waiting[key] = layer_seconds + waiting.get(key, 0.0)
             else:
-                by_load[key] += of_layers
+                by_load[key] += layer_seconds
         seconds = np.zeros((3, self._microbatches, shared))
-        for (module, dp), of_loads in by_load.items():
+        for (module, dp), load_seconds in by_load.items():
             # All of a module's layers are added before its slowest replica is taken: another one may be in each.
-            of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
-            seconds += slowest_of_shared(of_replicas, shared)
+            by_replica = load_seconds[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
+            seconds += slowest_of_shared(by_replica, shared)
         taken_by = np.array(unit.replica_of_microbatches(self._microbatches))
-        of_pipeline_replicas = [
+        pipeline_replica_sums = [
             seconds[:, taken_by == pipeline_replica].sum(axis=1)
             for pipeline_replica in range(unit.parallelism.pipeline_replicas)
         ]
-        totals = np.concatenate(of_pipeline_replicas, axis=1)
+        totals = np.concatenate(pipeline_replica_sums, axis=1)
         forward, backward = (
-            _PassWork(total, of.max(axis=1), float(of_least))
-            for total, of, of_least in zip(totals[:2], seconds[:2], least, strict=True)
+            _PassWork(total, pass_seconds.max(axis=1), float(least_seconds))
+            for total, pass_seconds, least_seconds in zip(totals[:2], seconds[:2], least, strict=True)
         )
         # The slowest replica that shares others' devices may wait less than another of them, but no longer.
         return forward, backward, totals[0] + totals[1] - totals[2]

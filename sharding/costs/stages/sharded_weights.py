@@ -36,28 +36,28 @@ NO_EXCHANGE = WeightExchange(0.0, 0.0, 0.0)
 """The collectives of a layer whose weights every replica has whole: none."""
 
 
-def weight_exchange(of: LayersOfStage, parts: tuple[NodePlacement, NodePlacement], costs: CostModel) -> WeightExchange:
+def weight_exchange(run: LayersOfStage, parts: tuple[NodePlacement, NodePlacement], costs: CostModel) -> WeightExchange:
     """Seconds of the collectives of one of some equal layers.
 
     Args:
-        of: The layers.
+        run: The layers.
         parts: The ranks that divide parameters, all but experts' and experts' (`ParameterRanks.parts`).
         costs: Gives seconds of collectives.
     """
-    sizes = _parameters(of)
+    sizes = _parameters(run)
     pairs = [(size, ranks) for size, ranks in zip(sizes, parts, strict=True) if size and ranks.ranks > 1]
     gather = sum((costs.gather_weights(*pair) for pair in pairs), start=0.0)
-    trains = "wgrad" in of.gradients
+    trains = "wgrad" in run.gradients
     scatter = sum((costs.reduce_gradients(*pair) for pair in pairs if trains), start=0.0)
     return WeightExchange(gather, scatter, gather)
 
 
-def gathered_bytes(of: LayersOfStage, costs: CostModel) -> float:
+def gathered_bytes(run: LayersOfStage, costs: CostModel) -> float:
     """Bytes of whole weights and gradients at a time: two layers' weights, one's gradients, also in float32."""
-    if of.ranks.fsdp == 1:
+    if run.ranks.fsdp == 1:
         return 0.0
-    gradients = costs.element_bytes + GRADIENT_BYTES if "wgrad" in of.gradients else 0
-    return sum(_parameters(of)) * (2 * costs.element_bytes + gradients)
+    gradients = costs.element_bytes + GRADIENT_BYTES if "wgrad" in run.gradients else 0
+    return sum(_parameters(run)) * (2 * costs.element_bytes + gradients)
 
 
 def exposed(
@@ -140,7 +140,7 @@ def sharded_passes(
     )
 
 
-def _parameters(of: LayersOfStage) -> tuple[float, float]:
+def _parameters(run: LayersOfStage) -> tuple[float, float]:
     """Elements of one layer that a tensor rank computes with: (all but experts', its experts')."""
-    layer, ranks = of.layer, of.ranks
+    layer, ranks = run.layer, run.ranks
     return layer.parameters_per_rank(ranks.tp), layer.expert_parameters_per_rank(ranks.tp, ranks.ep)

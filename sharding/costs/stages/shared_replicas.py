@@ -34,8 +34,8 @@ def on_replicas(
         ep: Expert ranks.
         shared: Shared replicas of the unit.
     """
-    of_replicas = LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
-    return _wait_for_slowest(of_replicas, ep, shared) if layer.expert_parameters else of_replicas
+    replica_seconds = LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
+    return _wait_for_slowest(replica_seconds, ep, shared) if layer.expert_parameters else replica_seconds
 
 
 def _wait_for_slowest(seconds: LayerSeconds, ep: int, shared: int) -> LayerSeconds:
@@ -57,25 +57,25 @@ def on_shared_replicas(figures: ModuleFigures, unit: UnitPlan, module: str) -> d
     microbatch may have the most on other devices of a shared replica.
     """
     shared = unit.parallelism.shared_replicas
-    of_shared = {"flops": figures["flops"].reshape(len(figures["flops"]), shared, -1).sum(axis=2)}
-    of_shared |= {name: figures[name][:, finest_replicas(unit)[module]] for name in HELD}
+    shared_figures = {"flops": figures["flops"].reshape(len(figures["flops"]), shared, -1).sum(axis=2)}
+    shared_figures |= {name: figures[name][:, finest_replicas(unit)[module]] for name in HELD}
     for name in ("forward", "backward"):
         grouped = figures[name].reshape(len(figures[name]), shared, -1)
         slowest = grouped.argmax(axis=2)[:, :, None]
         for field in (name, f"{name}_communication"):
-            of_shared[field] = np.take_along_axis(figures[field].reshape(grouped.shape), slowest, axis=2)[:, :, 0]
-    return of_shared
+            shared_figures[field] = np.take_along_axis(figures[field].reshape(grouped.shape), slowest, axis=2)[:, :, 0]
+    return shared_figures
 
 
 def finest_replicas(unit: UnitPlan) -> dict[str, Int[np.ndarray, " f"]]:
     """By module, its replica on every group of consecutive devices that hold the same replica of each module."""
     axes = stage_axes(unit)
-    divided = [name for name in axes.sizes if any(name in of.data for of in axes.modules.values())]
+    divided = [name for name in axes.sizes if any(name in module_axes.data for module_axes in axes.modules.values())]
     places = dict(zip(divided, np.indices([axes.sizes[name] for name in divided]), strict=True))
     replicas = {}
-    for module, of in axes.modules.items():
-        numbers = [places[name].ravel() for name in of.data]
-        replicas[module] = np.ravel_multi_index(numbers, [axes.sizes[name] for name in of.data])
+    for module, module_axes in axes.modules.items():
+        numbers = [places[name].ravel() for name in module_axes.data]
+        replicas[module] = np.ravel_multi_index(numbers, [axes.sizes[name] for name in module_axes.data])
     return replicas
 
 

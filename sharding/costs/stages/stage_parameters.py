@@ -48,7 +48,7 @@ class LayersOfStage(NamedTuple):
 
 def layer_key(layers: tuple[LayersOfStage, ...]) -> tuple:
     """Returns a key that is equal for stages with equal layers."""
-    return tuple((of.module, of.layer.name, of.count, of.gradients, of.recompute, of.ranks) for of in layers)
+    return tuple((run.module, run.layer.name, run.count, run.gradients, run.recompute, run.ranks) for run in layers)
 
 
 class ModuleParameters(NamedTuple):
@@ -67,16 +67,19 @@ class ModuleParameters(NamedTuple):
 
 def module_parameters(layers: tuple[LayersOfStage, ...], pipeline_replicas: int) -> list[ModuleParameters]:
     """The parameters of each module of a stage, of whose unit there are so many pipeline replicas."""
-    of_modules = []
-    for module, own in {of.module: of.ranks for of in layers}.items():
+    modules = []
+    for module, ranks in {run.module: run.ranks for run in layers}.items():
         sizes = np.zeros((2, 2))
-        for of in layers:
-            if of.module == module:
-                per_rank = [of.layer.parameters_per_rank(own.tp), of.layer.expert_parameters_per_rank(own.tp, own.ep)]
-                sizes += of.count * np.outer([1.0, "wgrad" in of.gradients], per_rank)
-        divided = np.array([1, own.ep]) if own.fsdp == 1 else np.array([own.fsdp, own.fsdp])
-        shards = np.array([own.fsdp, max(own.fsdp // own.ep, 1)])
-        of_modules.append(
-            ModuleParameters(sizes[0] / shards, sizes[1] / shards, pipeline_replicas * own.dp // divided * own.cp)
+        for run in layers:
+            if run.module == module:
+                per_rank = [
+                    run.layer.parameters_per_rank(ranks.tp),
+                    run.layer.expert_parameters_per_rank(ranks.tp, ranks.ep),
+                ]
+                sizes += run.count * np.outer([1.0, "wgrad" in run.gradients], per_rank)
+        divided = np.array([1, ranks.ep]) if ranks.fsdp == 1 else np.array([ranks.fsdp, ranks.fsdp])
+        shards = np.array([ranks.fsdp, max(ranks.fsdp // ranks.ep, 1)])
+        modules.append(
+            ModuleParameters(sizes[0] / shards, sizes[1] / shards, pipeline_replicas * ranks.dp // divided * ranks.cp)
         )
-    return of_modules
+    return modules

@@ -19,7 +19,7 @@ from sharding.plans.unit_plan import UnitPlan
 
 def without_wgrads(layers: tuple[LayersOfStage, ...]) -> tuple[LayersOfStage, ...]:
     """The layers of a stage, computing only what is sent back."""
-    return tuple(of._replace(gradients=tuple(name for name in of.gradients if name == "dgrad")) for of in layers)
+    return tuple(run._replace(gradients=tuple(name for name in run.gradients if name == "dgrad")) for run in layers)
 
 
 def wgrad_costs(
@@ -41,11 +41,11 @@ def wgrad_costs(
         costs: The cost model.
     """
     saved: dict[str, np.ndarray] = {}
-    for of in layers:
-        if "wgrad" in of.gradients:
-            replicas = loads(of.module, of.ranks.dp)
-            of_layer = wgrad_operand_bytes(of.layer, replicas.distinct, of.ranks, of.recompute, costs)
-            saved[of.module] = saved.get(of.module, 0.0) + of.count * np.asarray(of_layer)[replicas.index]
+    for run in layers:
+        if "wgrad" in run.gradients:
+            replicas = loads(run.module, run.ranks.dp)
+            operand_bytes = wgrad_operand_bytes(run.layer, replicas.distinct, run.ranks, run.recompute, costs)
+            saved[run.module] = saved.get(run.module, 0.0) + run.count * np.asarray(operand_bytes)[replicas.index]
     if unit.parallelism.module_tp:
         saved = {module: held[:, finest_replicas(unit)[module]] for module, held in saved.items()}
     zero = np.zeros_like(whole["saved_bytes"])

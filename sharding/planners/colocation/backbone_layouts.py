@@ -60,20 +60,20 @@ def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
     Raises:
         PlanError: No number of replicas divides the rows on any layout.
     """
-    table, found = problem.module_tables[problem.graph.backbone.name], False
+    table, any_divides = problem.module_tables[problem.graph.backbone.name], False
     for candidate, devices in enumerate(table.replica_devices.tolist()):
         dp = problem.most_replicas(problem.devices // devices, table.fixed_ranks.ep)
         if not dp:
             continue
         pp, chunks = int(table.pp[candidate]), int(table.chunks[candidate])
-        of_replica = problem.rows // dp
-        rows = [count for count in range(1, min(_MOST_ROWS, of_replica) + 1) if of_replica % count == 0]
-        found = True
+        replica_rows = problem.rows // dp
+        rows = [count for count in range(1, min(_MOST_ROWS, replica_rows) + 1) if replica_rows % count == 0]
+        any_divides = True
         if chunks > 1:  # interleaved 1F1B keeps its order where the pipeline ranks divide the microbatches
-            rows = [count for count in rows if of_replica // count % pp == 0]
+            rows = [count for count in rows if replica_rows // count % pp == 0]
         numbers, counts = np.full(len(rows), candidate), np.array(rows, dtype=float)
         replicas_of = np.full(len(rows), dp)
-        microbatches = np.array([of_replica // count for count in rows], dtype=int)
+        microbatches = np.array([replica_rows // count for count in rows], dtype=int)
         slowest, fill = table.stage_seconds(numbers, counts)
         peak = table.peak_bytes(numbers, counts, replicas_of, np.zeros(len(rows)), microbatches)
         for index, count in enumerate(rows):
@@ -90,7 +90,7 @@ def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
                 alone=float(fill[index] + (microbatches[index] - 1) * slowest[index]),
                 peak_bytes=float(peak[index]),
             )
-    if not found:
+    if not any_divides:
         raise PlanError(
             f"on {problem.devices} devices no number of replicas of {problem.graph.backbone.name} divides the "
             f"{problem.rows} rows; use more devices or another number of rows"
@@ -107,10 +107,10 @@ def fewest_chunks(ranked: Iterable[tuple[float, BackboneLayout]]) -> list[tuple[
     for seconds, layout in ranked:
         alike.setdefault((*layout.division, layout.recompute), []).append((seconds, layout))
     chosen = []
-    for of_key in alike.values():
-        longest = min(seconds for seconds, _ in of_key) * (1 + _FEWER_CHUNKS)
-        chosen.append(min((of for of in of_key if of[0] <= longest), key=lambda of: of[1].chunks))
-    return sorted(chosen, key=lambda of: of[0])
+    for group in alike.values():
+        longest = min(seconds for seconds, _ in group) * (1 + _FEWER_CHUNKS)
+        chosen.append(min((entry for entry in group if entry[0] <= longest), key=lambda entry: entry[1].chunks))
+    return sorted(chosen, key=lambda entry: entry[0])
 
 
 def backbone_unit(problem: PlanningProblem, layout: BackboneLayout) -> UnitPlan:

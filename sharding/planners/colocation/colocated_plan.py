@@ -30,9 +30,10 @@ def colocated_plan(
         replicated: Layouts of all other modules.
         slices: By module, into how many virtual stages each of its pipeline ranks is cut; 1 if left out.
     """
-    own = backbone_unit(problem, backbone)
-    units = {own.name: own} | {
-        layout.module: replicated_unit(problem, own, layout, slices.get(layout.module, 1)) for layout in replicated
+    host_unit = backbone_unit(problem, backbone)
+    units = {host_unit.name: host_unit} | {
+        layout.module: replicated_unit(problem, host_unit, layout, slices.get(layout.module, 1))
+        for layout in replicated
     }
     return Plan(tuple(units[module] for module in problem.graph.names), backbone.microbatches, SCHEDULE)
 
@@ -45,6 +46,6 @@ def with_assigned_microbatches(problem: PlanningProblem, plan: Plan) -> Plan:
         plan: A plan with the seconds of its stages.
     """
     resolved = problem.resolve(plan)
-    of_units = assign_microbatches(training_op_graph(resolved, resolved.trained_stages))
-    units = (unit.with_hints(replica_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)
+    replicas_by_unit = assign_microbatches(training_op_graph(resolved, resolved.trained_stages))
+    units = (unit.with_hints(replica_of_microbatch=replicas_by_unit.get(unit.name, ())) for unit in plan.units)
     return dataclasses.replace(plan, units=tuple(units))

@@ -73,16 +73,16 @@ def _layout(table: ModuleTable, candidate: int, pipeline_replicas: int, backbone
     tp = int(table.tp[candidate])
     one, rows = np.array([candidate]), np.array([float(backbone.rows)])
     slowest, fill = table.stage_seconds(one, rows)
-    of_replica = -(-backbone.microbatches // pipeline_replicas)
+    replica_microbatches = -(-backbone.microbatches // pipeline_replicas)
     replicas = backbone.dp * pipeline_replicas
-    least = table.peak_bytes(one, rows, np.array([replicas]), np.ones(1), np.array([of_replica]))
+    least = table.peak_bytes(one, rows, np.array([replicas]), np.ones(1), np.array([replica_microbatches]))
     return ReplicatedLayout(
         module=table.module.name,
         tp=tp,
         pp=int(table.pp[candidate]),
         pipeline_replicas=pipeline_replicas,
         recompute=table.recompute[candidate],
-        work=of_replica * float(slowest[0]),
+        work=replica_microbatches * float(slowest[0]),
         fill=float(fill[0]),
         once=_once_per_step(table, candidate, replicas),
         least_bytes=float(least[0]),

@@ -54,26 +54,26 @@ class _Balanced(NamedTuple):
 def plans(problem: PlanningProblem) -> list[Plan]:
     """The plans with the shortest estimated steps."""
     chain = ChainProblem(problem)
-    found = _best_layouts(chain)
-    if not found:
+    candidates = _best_layouts(chain)
+    if not candidates:
         raise unfit_chain_error(chain)
-    return [_scheduled_plan(problem, candidate) for candidate in _shortest(found)]
+    return [_scheduled_plan(problem, candidate) for candidate in _shortest(candidates)]
 
 
 def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
     """The found plans that `plans` leaves out, by their estimates: the drawn rows may fit only these."""
-    found = _best_layouts(ChainProblem(problem))
-    chosen = _shortest(found)
-    yield from (_scheduled_plan(problem, candidate) for candidate in found if candidate not in chosen)
+    candidates = _best_layouts(ChainProblem(problem))
+    chosen = _shortest(candidates)
+    yield from (_scheduled_plan(problem, candidate) for candidate in candidates if candidate not in chosen)
 
 
-def _shortest(found: list[_Balanced]) -> list[_Balanced]:
+def _shortest(candidates: list[_Balanced]) -> list[_Balanced]:
     """Returns the layouts not much slower than the first, as many as are simulated in a reasonable time."""
     chosen: list[_Balanced] = []
     ops = 0
-    for candidate in found:
+    for candidate in candidates:
         more = 2 * candidate.layout.microbatches * candidate.layout.stage_count
-        if candidate.seconds <= found[0].seconds * (1 + _UNSURE) and (not chosen or ops + more <= _SIMULATED_OPS):
+        if candidate.seconds <= candidates[0].seconds * (1 + _UNSURE) and (not chosen or ops + more <= _SIMULATED_OPS):
             chosen.append(candidate)
             ops += more
     return chosen
@@ -87,7 +87,7 @@ def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
         chain.least_seconds(dataclasses.replace(layout, chunks=chunks))
         for layout, chunks in zip(layouts, most_chunks, strict=True)
     ]
-    found: list[_Balanced] = []
+    candidates: list[_Balanced] = []
     partitioned, best = 0, np.inf
     for index in np.argsort(bounds, kind="stable").tolist():
         layout = layouts[index]
@@ -99,10 +99,10 @@ def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
         if whole is None:
             continue  # with chunks, more microbatches are in flight
         with_chunks = _with_chunks(chain, whole, most_chunks[index], best)
-        found += [whole, *with_chunks]
+        candidates += [whole, *with_chunks]
         best = min(best, *(balanced.seconds for balanced in (whole, *with_chunks)))
         partitioned += 1
-    return sorted(found, key=lambda balanced: balanced.seconds)
+    return sorted(candidates, key=lambda balanced: balanced.seconds)
 
 
 def _with_chunks(chain: ChainProblem, whole: _Balanced, most: int, best: float) -> list[_Balanced]:
@@ -120,17 +120,17 @@ def _with_chunks(chain: ChainProblem, whole: _Balanced, most: int, best: float) 
         best: Seconds of the shortest step so far.
     """
     worthwhile = _WORTHWHILE * whole.seconds
-    found: list[_Balanced] = []
+    candidates: list[_Balanced] = []
     chunks = min(most, math.ceil(whole.fill / worthwhile))
     while chunks > 1:
         expected = whole.seconds - whole.fill * (1 - 1 / chunks)
         if expected + worthwhile > min(best, whole.seconds):
             break
         balanced = _balance(chain, dataclasses.replace(whole.layout, chunks=chunks))
-        found += [balanced] if balanced else []
+        candidates += [balanced] if balanced else []
         is_even = balanced is not None and balanced.seconds <= expected + worthwhile
         chunks = min(2, chunks - 1) if is_even else chunks // 2
-    return found
+    return candidates
 
 
 def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
@@ -157,7 +157,7 @@ def _scheduled_plan(problem: PlanningProblem, balanced: _Balanced) -> Plan:
     if layout.chunks > 1:
         plan = with_stage_seconds(problem, plan)
     most = min(MOST_EXTRA, layout.pp - 1 if layout.chunks == 1 else MOST_EXTRA, layout.microbatches - 1)
-    counts = (each * layout.chunks for each in range(most, 0, -1))
+    counts = (per_chunk * layout.chunks for per_chunk in range(most, 0, -1))
     memory = problem.cluster.memory
-    extra = next((each for each in counts if rank_bytes(chain, layout, stages, each).max() <= memory), 0)
+    extra = next((count for count in counts if rank_bytes(chain, layout, stages, count).max() <= memory), 0)
     return dataclasses.replace(plan, units=(plan.units[0].with_hints(extra_microbatches=extra),))

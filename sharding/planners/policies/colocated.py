@@ -107,12 +107,16 @@ class _ColocatedSearch:
     def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
         chosen = {layout: replicated for layout in self._layouts if (replicated := self._chosen(layout))}
-        chosen = {layout: of for layout, of in chosen.items() if _op_count(layout, of, {}) <= _MOST_OPS} or chosen
-        found = []
-        for seconds, layout in fewest_chunks((_estimate(*each), each[0]) for each in chosen.items())[:_BOUNDED]:
+        chosen = {
+            layout: replicated
+            for layout, replicated in chosen.items()
+            if _op_count(layout, replicated, {}) <= _MOST_OPS
+        } or chosen
+        candidates = []
+        for seconds, layout in fewest_chunks((_estimate(*item), item[0]) for item in chosen.items())[:_BOUNDED]:
             bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, chosen[layout], {}))
-            found.append(_ColocatedLayout(max(seconds, bound), layout, chosen[layout]))
-        return sorted(found, key=lambda candidate: candidate.seconds)
+            candidates.append(_ColocatedLayout(max(seconds, bound), layout, chosen[layout]))
+        return sorted(candidates, key=lambda candidate: candidate.seconds)
 
     @functools.cached_property
     def _layouts(self) -> list[BackboneLayout]:
@@ -124,11 +128,11 @@ class _ColocatedSearch:
         options = [self._replicated_layouts(name, layout) for name in self._others]
         if not all(options):
             return None
-        least = [min(of.least_bytes for of in of_module) for of_module in options]
+        least = [min(option.least_bytes for option in module_options) for module_options in options]
         room, chosen = self._problem.cluster.memory - layout.peak_bytes, []
-        for number, of_module in enumerate(options):
-            left = room - sum(of.least_bytes for of in chosen) - sum(least[number + 1 :])
-            fitting = next((of for of in of_module if of.least_bytes <= left), None)
+        for number, module_options in enumerate(options):
+            left = room - sum(replicated.least_bytes for replicated in chosen) - sum(least[number + 1 :])
+            fitting = next((option for option in module_options if option.least_bytes <= left), None)
             if fitting is None:
                 return None
             chosen.append(fitting)
@@ -150,35 +154,35 @@ class _ColocatedSearch:
         First the layouts of the other modules are chosen, then their slices, then which pipeline replica takes which
         microbatch. Where the fastest does not fit, the backbone recomputes more beside it.
         """
-        found = []
+        simulated_layouts = []
         for replicated in self._alternatives(candidate):
-            if not found or not self.is_exhausted:
-                found.append(self._simulate(candidate.backbone, replicated, {}))
-        fastest = min(found, key=lambda each: each.simulated.step)
+            if not simulated_layouts or not self.is_exhausted:
+                simulated_layouts.append(self._simulate(candidate.backbone, replicated, {}))
+        fastest = min(simulated_layouts, key=lambda layout: layout.simulated.step)
         if fastest.simulated.memory > 1:
-            found += self._with_less_memory(fastest)
-        best = _best(found)
+            simulated_layouts += self._with_less_memory(fastest)
+        best = _best(simulated_layouts)
         slices = self._slices(best.backbone, best.replicated)
         if max(slices.values()) > 1 and best.simulated.memory <= 1 and not self.is_exhausted:
-            found.append(self._simulate(best.backbone, best.replicated, slices))
-            best = _best(found)
-        of_pipeline_replicas = _op_count(best.backbone, best.replicated, {}) - _op_count(best.backbone, (), {})
-        if best.backbone.microbatches * of_pipeline_replicas > _PLACED_PASSES:
+            simulated_layouts.append(self._simulate(best.backbone, best.replicated, slices))
+            best = _best(simulated_layouts)
+        replicated_ops = _op_count(best.backbone, best.replicated, {}) - _op_count(best.backbone, (), {})
+        if best.backbone.microbatches * replicated_ops > _PLACED_PASSES:
             return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
         return _best([best, best._replace(simulated=assigned)])
 
     def _with_less_memory(self, fastest: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes so much more that all may fit, until one does."""
-        backbone, found = fastest.backbone, []
+        backbone, simulated_layouts = fastest.backbone, []
         missing = (fastest.simulated.memory - 1) * self._problem.cluster.memory
         for layout in self._layouts:
             same = (layout.division, layout.chunks) == (backbone.division, backbone.chunks)
             if same and layout.peak_bytes < backbone.peak_bytes - missing / 2:
-                found.append(self._simulate(layout, fastest.replicated, {}))
-                if found[-1].simulated.memory <= 1:
+                simulated_layouts.append(self._simulate(layout, fastest.replicated, {}))
+                if simulated_layouts[-1].simulated.memory <= 1:
                     break
-        return found
+        return simulated_layouts
 
     def _alternatives(self, candidate: _ColocatedLayout) -> Iterator[tuple[ReplicatedLayout, ...]]:
         """The first layouts of the other modules, and further ones: with more recomputation, and on other ranks."""
@@ -186,8 +190,8 @@ class _ColocatedSearch:
         for number, chosen in enumerate(candidate.replicated):
             options = self._replicated_layouts(chosen.module, candidate.backbone)
             later = options[options.index(chosen) + 1 :]
-            same = [of for of in later if (of.tp, of.pp) == (chosen.tp, chosen.pp)][:_MORE_RECOMPUTATION]
-            other = [of for of in later if (of.tp, of.pp) != (chosen.tp, chosen.pp)][:_OTHER_RANKS]
+            same = [entry for entry in later if (entry.tp, entry.pp) == (chosen.tp, chosen.pp)][:_MORE_RECOMPUTATION]
+            other = [entry for entry in later if (entry.tp, entry.pp) != (chosen.tp, chosen.pp)][:_OTHER_RANKS]
             for layout in (*same, *other):
                 yield (*candidate.replicated[:number], layout, *candidate.replicated[number + 1 :])
 
@@ -200,11 +204,11 @@ class _ColocatedSearch:
         slices = {}
         for layout in replicated:
             module = self._problem.graph[layout.module]
-            of_stage = layout.work / math.ceil(backbone.microbatches / layout.pipeline_replicas)
+            stage_seconds = layout.work / math.ceil(backbone.microbatches / layout.pipeline_replicas)
             most = module.layer_count // layout.pp if module.divisible else 1
-            slices[layout.module] = max(1, min(most, math.ceil(of_stage / op)))
-        own, all_ops = _op_count(backbone, (), {}), _op_count(backbone, replicated, slices)
-        share = min(1.0, (_MOST_OPS - own) / (all_ops - own))
+            slices[layout.module] = max(1, min(most, math.ceil(stage_seconds / op)))
+        backbone_ops, all_ops = _op_count(backbone, (), {}), _op_count(backbone, replicated, slices)
+        share = min(1.0, (_MOST_OPS - backbone_ops) / (all_ops - backbone_ops))
         return {name: max(1, int(count * share)) for name, count in slices.items()}
 
     def _simulate(
@@ -220,21 +224,26 @@ class _ColocatedSearch:
         return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 
 
-def _best(found: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
+def _best(layouts: Sequence[_SimulatedLayout]) -> _SimulatedLayout:
     """Returns the fastest plan that fits, or the plan that takes the least memory."""
-    fitting = [each for each in found if each.simulated.memory <= 1]
+    fitting = [layout for layout in layouts if layout.simulated.memory <= 1]
     if fitting:
-        return min(fitting, key=lambda each: each.simulated.step)
-    return min(found, key=lambda each: each.simulated.memory)
+        return min(fitting, key=lambda layout: layout.simulated.step)
+    return min(layouts, key=lambda layout: layout.simulated.memory)
 
 
 def _op_count(backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout], slices: Mapping[str, int]) -> int:
     """Number of forwards and backwards of a step; every microbatch passes one pipeline replica of each module."""
-    stages = backbone.pp * backbone.chunks + sum(of.pp * slices.get(of.module, 1) for of in replicated)
+    stages = backbone.pp * backbone.chunks + sum(
+        module_layout.pp * slices.get(module_layout.module, 1) for module_layout in replicated
+    )
     return 2 * backbone.microbatches * stages
 
 
 def _estimate(backbone: BackboneLayout, replicated: Sequence[ReplicatedLayout]) -> float:
     """Seconds of a step whose idle time the other modules fill as far as their work goes."""
-    alone, work = backbone.alone + max(of.fill for of in replicated), backbone.work + sum(of.work for of in replicated)
-    return max(alone, work) + sum(of.once for of in replicated)
+    alone, work = (
+        backbone.alone + max(module_layout.fill for module_layout in replicated),
+        backbone.work + sum(module_layout.work for module_layout in replicated),
+    )
+    return max(alone, work) + sum(module_layout.once for module_layout in replicated)

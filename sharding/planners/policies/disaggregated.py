@@ -46,10 +46,10 @@ def plans_of_best_size(problem: PlanningProblem) -> list[Plan]:
 
 
 def _best_plans(problem: PlanningProblem, count: int) -> list[Plan]:
-    found = _plans_within(problem, count, {})
-    if not found:
+    plans = _plans_within(problem, count, {})
+    if not plans:
         raise infeasible_error(problem, _fits)
-    return found
+    return plans
 
 
 def _fits(problem: PlanningProblem) -> bool:
@@ -61,13 +61,13 @@ def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
     """The best layouts in which no module has more devices than its share of the FLOPs."""
     shares = flops_shares(problem)
     max_devices = {name: max(1, int(share * problem.devices)) for name, share in shares.items()}
-    found = _plans_within(problem, _COUNT_BY_FLOPS, max_devices)
-    if not found:
+    plans = _plans_within(problem, _COUNT_BY_FLOPS, max_devices)
+    if not plans:
         if not search_layouts(problem):
             raise infeasible_error(problem, _fits)
         counts = ", ".join(f"{name} {count}" for name, count in max_devices.items())
         raise PlanError(f"by their FLOPs the units get {counts} devices, on which they do not all fit")
-    return found
+    return plans
 
 
 def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str, int]) -> list[Plan]:
@@ -79,13 +79,13 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     waits; of three or more only the best layout is taken.
     """
     estimate = StepEstimate(problem)
-    each = -(-count // 2)
-    found: list[list[DisjointLayout]] = []  # by chunks, ascending
+    half = -(-count // 2)
+    by_chunks: list[list[DisjointLayout]] = []  # by chunks, ascending
     table = problem.module_tables[problem.graph.backbone.name]
     choices: list[int] = sorted(set(problem.chunk_choices) & set(table.chunks.tolist()))
     while choices:
         chunks = choices.pop(0)
-        sizes = each if chunks <= 2 else 1
+        sizes = half if chunks <= 2 else 1
         layouts = _layouts_worth_simulating(estimate, problem, sizes, max_devices, ROOMY, chunks)
         if chunks <= 2 or not layouts:
             layouts += _layouts_worth_simulating(estimate, problem, 1 if layouts else sizes, max_devices, 0, chunks)
@@ -93,9 +93,13 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
             break  # with chunks, more microbatches are in flight
         if layouts:
             layouts.sort(key=estimate.seconds)
-            found.append(layouts if chunks <= 2 else layouts[:1])
-            choices = _useful_chunks(problem, estimate, choices, chunks, [of[0] for of in found])
-    over_best = [(estimate.seconds(each) / estimate.seconds(of[0]), each) for of in found for each in of]
+            by_chunks.append(layouts if chunks <= 2 else layouts[:1])
+            choices = _useful_chunks(problem, estimate, choices, chunks, [same_chunks[0] for same_chunks in by_chunks])
+    over_best = [
+        (estimate.seconds(candidate) / estimate.seconds(same_chunks[0]), candidate)
+        for same_chunks in by_chunks
+        for candidate in same_chunks
+    ]
     chosen: list[DisjointLayout] = []
     ops = 0
     for _, layout in sorted(over_best, key=lambda entry: entry[0]):
@@ -108,7 +112,7 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
 
 
 def _useful_chunks(
-    problem: PlanningProblem, estimate: StepEstimate, choices: list[int], chunks: int, found: list[DisjointLayout]
+    problem: PlanningProblem, estimate: StepEstimate, choices: list[int], chunks: int, fastest: list[DisjointLayout]
 ) -> list[int]:
     """The numbers of chunks that may shorten the step of the latest layout by `_WORTHWHILE`.
 
@@ -120,12 +124,12 @@ def _useful_chunks(
         estimate: Estimates the steps of layouts.
         choices: Numbers of chunks, all above `chunks`.
         chunks: Number of chunks of the latest layout.
-        found: The layout with the shortest estimate for each number of chunks so far.
+        fastest: The layout with the shortest estimate for each number of chunks so far.
     """
-    fill, worthwhile = estimate.chunk_gain(found[-1]), _WORTHWHILE * estimate.seconds(found[-1])
+    fill, worthwhile = estimate.chunk_gain(fastest[-1]), _WORTHWHILE * estimate.seconds(fastest[-1])
     useful = [more for more in choices if fill * (1 - chunks / more) >= worthwhile]
-    if useful and len(found) > 1:
-        before, latest = (problem.simulate(scheduled_plan(problem, layout)).step for layout in found[-2:])
+    if useful and len(fastest) > 1:
+        before, latest = (problem.simulate(scheduled_plan(problem, layout)).step for layout in fastest[-2:])
         return useful if latest <= before * (1 - _WORTHWHILE) else []
     return useful
 
@@ -144,17 +148,17 @@ def _layouts_worth_simulating(
     the `count` best sizes the layout with the shortest step is taken, and the ones about as short with the fewest
     device-seconds.
     """
-    found: list[tuple[float, list[DisjointLayout], Float[np.ndarray, " n"]]] = []
+    groups: list[tuple[float, list[DisjointLayout], Float[np.ndarray, " n"]]] = []
     for layout in search_layouts(problem, _ESTIMATED * count, max_devices, extra, chunks):
         similar = similar_layouts(problem, layout, _SIMILAR, max_devices, extra)
-        seconds = np.array([estimate.seconds(each) for each in similar])
-        found.append((float(seconds.min()), similar, seconds))
-    found.sort(key=lambda entry: entry[0])
+        seconds = np.array([estimate.seconds(layout) for layout in similar])
+        groups.append((float(seconds.min()), similar, seconds))
+    groups.sort(key=lambda entry: entry[0])
     chosen: list[DisjointLayout] = []
-    for shortest, similar, seconds in found[:count]:
-        if shortest > found[0][0] * (1 + _UNSURE):
+    for shortest, similar, seconds in groups[:count]:
+        if shortest > groups[0][0] * (1 + _UNSURE):
             break
-        devices = np.array([each.devices for each in similar])
+        devices = np.array([layout.devices for layout in similar])
         chosen += [similar[_economical(seconds, devices, shortest * (1 + slack))] for slack in _SLACKS]
     return chosen
 

@@ -51,18 +51,18 @@ def plans(problem: PlanningProblem) -> list[Plan]:
         PlanError: No number of replicas divides the rows, or fixed ranks do not suit modules on the same devices; or
             no plan fits, and the nearest gathers a layer that does not.
     """
-    search, found, shortest = _Search(problem), [], math.inf
+    search, plans, shortest = _Search(problem), [], math.inf
     for bound, layout in search.layouts():
         if bound > shortest * (1 + STEP_SLACK):
             break
         best = search.best_with(layout, shortest * (1 + STEP_SLACK))
         if best:
-            found.append(best.plan)
+            plans.append(best.plan)
             shortest = min(shortest, best.step)
-    if not found:
-        found = [search.smallest()]
-        check_gathered_layers(problem, found[0])
-    return found
+    if not plans:
+        plans = [search.smallest()]
+        check_gathered_layers(problem, plans[0])
+    return plans
 
 
 class _Search:
@@ -90,7 +90,7 @@ class _Search:
         ]
         if not layouts:
             given = [(module.name, self._problem.fixed_ranks_of(module.name)) for module in self._problem.graph.modules]
-            ranks = ", ".join(f"{name} cp {own.cp} ep {own.ep}" for name, own in given)
+            ranks = ", ".join(f"{name} cp {module_ranks.cp} ep {module_ranks.ep}" for name, module_ranks in given)
             raise PlanError(
                 f"on {self._problem.devices} devices no number of replicas divides the {self._problem.rows} rows with "
                 f"these ranks on the same devices: {ranks}; use more devices, or the policy disaggregated"
@@ -133,20 +133,20 @@ class _Search:
     def _suits(self, tp: int, devices: int) -> bool:
         """Whether so many devices are whole replicas of every module, with all its experts."""
         for module in self._problem.graph.modules:
-            own = self._problem.fixed_ranks_of(module.name)
-            replicas, rest = divmod(devices, own.cp * (tp if module.is_backbone else 1))
-            if rest or replicas % own.ep:
+            fixed_ranks = self._problem.fixed_ranks_of(module.name)
+            replicas, rest = divmod(devices, fixed_ranks.cp * (tp if module.is_backbone else 1))
+            if rest or replicas % fixed_ranks.ep:
                 return False
         return True
 
     @functools.cache  # noqa: B019 as long-lived as the search
     def _fitting(self, layout: _Layout) -> tuple[SimulatedMemory, ...]:
         """The plans of a layout with the least recomputation that fit."""
-        found = least_recompute(self._choices, functools.partial(self._simulate, layout))
-        if not found.fitting:
-            nearest = [found.nearest, *([self._nearest] if self._nearest else [])]
+        fitting_plans = least_recompute(self._choices, functools.partial(self._simulate, layout))
+        if not fitting_plans.fitting:
+            nearest = [fitting_plans.nearest, *([self._nearest] if self._nearest else [])]
             self._nearest = min(nearest, key=lambda simulated: simulated.memory)
-        return found.fitting
+        return fitting_plans.fitting
 
     @functools.cache  # noqa: B019
     def _simulate(self, layout: _Layout, policies: LayerPolicies) -> SimulatedMemory:
@@ -173,12 +173,12 @@ class _Search:
                 rows=0 if module.is_backbone else replicas,
             )
             capacities = () if module.is_backbone else self._capacities(unit, layout.microbatches)
-            of_layers = policies.of_stage(module.layer_count)
+            layer_policies = policies.of_stage(module.layer_count)
             fsdp = layout.group * replicas // layout.dp
             units.append(
                 dataclasses.replace(
                     unit,
-                    recompute=(of_layers,),
+                    recompute=(layer_policies,),
                     capacities=capacities,
                     parallelism=dataclasses.replace(unit.parallelism, fsdp=fsdp),
                 )

@@ -183,11 +183,11 @@ def _figures(result: PolicyResult) -> dict[str, Any]:
 
 def plans_on_fewer_devices(problem: PlanningProblem, devices: int) -> list[SimulatedPlan]:
     """The best plan of `disaggregated` on each share of so many devices that holds the model, most devices first."""
-    found: list[SimulatedPlan] = []
+    plans: list[SimulatedPlan] = []
     for share in SHARES:
         fewer = problem.with_devices(max(1, int(share * devices)))
         try:
-            found.append(best_of_policy(fewer, disaggregated.plans_of_best_size))
+            plans.append(best_of_policy(fewer, disaggregated.plans_of_best_size))
         except PlanError:  # the model needs more
             break
-    return found
+    return plans

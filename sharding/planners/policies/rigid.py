@@ -102,20 +102,21 @@ def _plans_with_tp(problem: PlanningProblem, pp: int | None, share_first_stage: 
 def _check_fixed_ranks(problem: PlanningProblem, share_first_stage: bool) -> None:
     """Raises PlanError where modules have fixed ranks that one layout for all cannot have."""
     backbone = problem.graph.backbone.name
-    own = problem.fixed_ranks_of(backbone)
+    backbone_ranks = problem.fixed_ranks_of(backbone)
     for module in problem.graph.modules:
         ranks = problem.fixed_ranks_of(module.name)
-        if own.cp % ranks.cp:
+        if backbone_ranks.cp % ranks.cp:
             raise PlanError(
                 f"with one layout for all, {module.name} is on the devices of {backbone}'s replicas: its cp "
-                f"{ranks.cp} must divide their cp {own.cp}; give it another, or use the policy disaggregated"
+                f"{ranks.cp} must divide their cp {backbone_ranks.cp}; give it another, or use the policy disaggregated"
             )
         if not share_first_stage or module.name not in _encoders(problem):
             continue
-        if ranks.cp != own.cp or (module.expert_count and ranks.ep != own.ep):
+        if ranks.cp != backbone_ranks.cp or (module.expert_count and ranks.ep != backbone_ranks.ep):
             raise PlanError(
-                f"{module.name} shares {backbone}'s first stage and so its ranks, cp {own.cp} and ep {own.ep}, but it "
-                f"is given cp {ranks.cp} and ep {ranks.ep}; give it the same, or use the policy disaggregated"
+                f"{module.name} shares {backbone}'s first stage and so its ranks, cp {backbone_ranks.cp} and "
+                f"ep {backbone_ranks.ep}, but it is given cp {ranks.cp} and ep {ranks.ep}; give it the same, or use "
+                "the policy disaggregated"
             )
 
 

@@ -76,7 +76,10 @@ def layer_chain(
         modules=tuple(modules),
         kinds=np.array(kinds),
         layers=np.array(layers),
-        **{field: np.array([getattr(of, field) for of in arrays], float) for field in _LayerArrays._fields},
+        **{
+            field: np.array([getattr(layer_arrays, field) for layer_arrays in arrays], float)
+            for field in _LayerArrays._fields
+        },
     )
 
 
@@ -136,11 +139,11 @@ class _Builder:
             parameters += count * layer.parameter_count
             state += count * self._state_bytes(LayerGradients(layer, count, gradients), ranks)
             for number, policy in enumerate(self._policies):
-                of = batch.layer(name, layer.name, stack, gradients, ranks, policy, self._layout.microbatches)
-                forward[number] += count * self._mean_seconds(of.forward, layer, loads, ranks)
-                backward[number] += count * self._mean_seconds(of.backward, layer, loads, ranks)
-                saved[number] += count * np.asarray(of.saved_bytes)[loads.index]
-                workspace[number] = max(workspace[number], float(np.max(of.workspace_bytes)))
+                layer_costs = batch.layer(name, layer.name, stack, gradients, ranks, policy, self._layout.microbatches)
+                forward[number] += count * self._mean_seconds(layer_costs.forward, layer, loads, ranks)
+                backward[number] += count * self._mean_seconds(layer_costs.backward, layer, loads, ranks)
+                saved[number] += count * np.asarray(layer_costs.saved_bytes)[loads.index]
+                workspace[number] = max(workspace[number], float(np.max(layer_costs.workspace_bytes)))
         output, sent = self._output(module, place)
         return _LayerArrays(
             forward,
@@ -159,8 +162,8 @@ class _Builder:
     ) -> float:
         """The mean over microbatches and shared replicas, of which each waits for the slowest of a module's there."""
         shared = self._unit.parallelism.shared_replicas
-        of_replicas = on_replicas(seconds, layer, loads.index, ranks.ep, shared)
-        return float(slowest_of_shared(np.asarray(of_replicas.total), shared).mean())
+        replica_seconds = on_replicas(seconds, layer, loads.index, ranks.ep, shared)
+        return float(slowest_of_shared(np.asarray(replica_seconds.total), shared).mean())
 
     def _gather_seconds(self, sender: str) -> float:
         """Mean seconds of gathering rows between a module and the next in one stage, forward and backward."""
@@ -177,22 +180,22 @@ class _Builder:
         if not module.divisible:
             return every
         here = {layer.name for layer, _ in module.layers_between(place.layer, place.layer + 1)}
-        return tuple(each._replace(count=1) for each in every if each.layer.name in here)
+        return tuple(run._replace(count=1) for run in every if run.layer.name in here)
 
     def _held(self, saved: Float[np.ndarray, "m i"]) -> Float[np.ndarray, " f"]:
         """The most bytes that any f consecutive microbatches save on a replica."""
         before = np.concatenate([np.zeros((1, saved.shape[1])), np.cumsum(saved, axis=0)])
         return np.array([float((before[count:] - before[:-count]).max()) for count in self._in_flight.tolist()])
 
-    def _state_bytes(self, of: LayerGradients, ranks: LayerParallelism) -> float:
+    def _state_bytes(self, run: LayerGradients, ranks: LayerParallelism) -> float:
         """Bytes of weights, gradients and optimizer state of one layer on a device."""
-        trains = "wgrad" in of.gradients
-        shared = of.layer.parameters_per_rank(ranks.tp)
-        experts = of.layer.expert_parameters_per_rank(ranks.tp, ranks.ep)
+        trains = "wgrad" in run.gradients
+        shared = run.layer.parameters_per_rank(ranks.tp)
+        experts = run.layer.expert_parameters_per_rank(ranks.tp, ranks.ep)
         replicas, costs = ranks.dp * ranks.cp, self._batch.costs
-        own = train_state_bytes(shared, trains * shared, replicas, costs)
-        of_experts = train_state_bytes(experts, trains * experts, replicas / ranks.ep, costs)
-        return float(own + of_experts)
+        shared_bytes = train_state_bytes(shared, trains * shared, replicas, costs)
+        expert_bytes = train_state_bytes(experts, trains * experts, replicas / ranks.ep, costs)
+        return float(shared_bytes + expert_bytes)
 
     def _output(self, module: ModuleSpec, place: _Place) -> tuple[float, float]:
         """Elements that a layer hands on of a mean microbatch, and seconds of sending them from a device to one."""

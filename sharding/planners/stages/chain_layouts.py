@@ -50,12 +50,12 @@ class ChainSizes:
 
     def layouts_by_devices(self) -> Iterator[ChainLayout]:
         """Layouts without chunks, with the fewest rows in a microbatch, by the number of their devices."""
-        found = []
+        layouts = []
         for sizes in self.tensor_sizes:
             for dp in range(self.ep, self.rows + 1, self.ep):
                 if self.rows % (dp * _rows_of_each(sizes)) == 0:
-                    found += [self._layout(sizes, pp, dp, 1) for pp in range(1, self.layers + 1)]
-        yield from sorted(found, key=lambda layout: layout.stage_devices * layout.pp)
+                    layouts += [self._layout(sizes, pp, dp, 1) for pp in range(1, self.layers + 1)]
+        yield from sorted(layouts, key=lambda layout: layout.stage_devices * layout.pp)
 
     def _most_replicas(self, most: int, rows_of_each: int) -> int:
         """The most replicas of the backbone, at most `most`, of which each takes so many rows; 0 for none."""

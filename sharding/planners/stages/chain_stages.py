@@ -122,11 +122,11 @@ def rank_bytes(
     """
     in_flight = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_microbatches)
     held = np.concatenate([chain.bytes_held(int(most))[:, :, None] for most in in_flight], axis=2)
-    layers, of_stage = np.arange(len(chain.forward)), np.repeat(np.arange(len(stages.counts)), stages.counts)
+    layers, stage_numbers = np.arange(len(chain.forward)), np.repeat(np.arange(len(stages.counts)), stages.counts)
     starts = np.cumsum([0, *stages.counts[:-1]])
     workspace = np.maximum.reduceat(chain.workspace[layers, stages.policies], starts)
-    own = chain.static_bytes + held[layers, stages.policies, of_stage]
-    return rank_sums(stage_sums(own, stages.counts) + workspace, layout.pp)
+    layer_bytes = chain.static_bytes + held[layers, stages.policies, stage_numbers]
+    return rank_sums(stage_sums(layer_bytes, stages.counts) + workspace, layout.pp)
 
 
 def uniform_stages(chain: LayerChain, counts: tuple[int, ...], policy: RecomputePolicy) -> ChainStages:
@@ -138,12 +138,12 @@ def _recomputed(
     solver: RecomputationSolver, counts: tuple[int, ...], held: Sequence[int], pp: int
 ) -> ChainStages | None:
     ends = np.cumsum(counts).tolist()
-    stages = [HeldLayers(end - count, end, each) for end, count, each in zip(ends, counts, held, strict=True)]
+    stages = [HeldLayers(end - count, end, most_held) for end, count, most_held in zip(ends, counts, held, strict=True)]
     policies = np.zeros(ends[-1], int)
     for rank in range(pp):
         choice = solver.choose(stages[rank::pp])
         if choice is None:
             return None
-        owned = np.concatenate([np.arange(of.first, of.last) for of in stages[rank::pp]])
+        owned = np.concatenate([np.arange(stage.first, stage.last) for stage in stages[rank::pp]])
         policies[owned] = choice.policies
     return ChainStages(counts, policies)

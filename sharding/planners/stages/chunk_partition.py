@@ -93,14 +93,14 @@ class ChunkPartitions:
         inner = np.array(list(itertools.combinations(range(1, layers), stages - 1)), int).reshape(-1, stages - 1)
         ends = np.full((len(inner), 1), layers)
         every = np.concatenate([np.zeros_like(ends), inner, ends], axis=1)
-        missing, seconds = (of_ranks.max(axis=1) for of_ranks in self._bounds(every))
+        missing, seconds = (rank_bounds.max(axis=1) for rank_bounds in self._bounds(every))
         best, least = None, (0.0, math.inf)
         for index in np.flatnonzero(missing == 0)[np.argsort(seconds[missing == 0], kind="stable")].tolist():
             if seconds[index] >= least[1]:
                 break
-            found = max(self.rank_costs(every[index]))
-            if found < least:
-                best, least = every[index], found
+            slowest = max(self.rank_costs(every[index]))
+            if slowest < least:
+                best, least = every[index], slowest
         return None if best is None else tuple(np.diff(best).tolist())
 
     def improved(self) -> tuple[int, ...] | None:
@@ -109,8 +109,8 @@ class ChunkPartitions:
         best: _Partition | None = None
         for counts in self._starts():
             cuts = np.array([0, *itertools.accumulate(counts)])
-            found = self._descend(self._partition(cuts), self._tried + MOST_SEARCHED)
-            best = found if best is None or found.slowest < best.slowest else best
+            partition = self._descend(self._partition(cuts), self._tried + MOST_SEARCHED)
+            best = partition if best is None or partition.slowest < best.slowest else best
         while best is not None and best.slowest[1] > enough:
             further = self._after_two_moves(best)
             if further is None:
@@ -121,8 +121,8 @@ class ChunkPartitions:
     def rank_costs(self, cuts: Cuts) -> RankCosts:
         """Missing bytes and seconds of each rank."""
         ends, pp = cuts.tolist(), self._layout.pp
-        of_ranks = [tuple(zip(ends[rank::pp], ends[rank + 1 :: pp], strict=False)) for rank in range(pp)]
-        return [self._rank_cost(rank, owned) for rank, owned in enumerate(of_ranks)]
+        owned_by_rank = [tuple(zip(ends[rank::pp], ends[rank + 1 :: pp], strict=False)) for rank in range(pp)]
+        return [self._rank_cost(rank, owned) for rank, owned in enumerate(owned_by_rank)]
 
     def _rank_cost(self, rank: int, owned: tuple[tuple[int, int], ...]) -> tuple[float, float]:
         """Costs of a rank whose virtual stages own these layers, each from the first to the last, which is excluded."""
@@ -159,19 +159,19 @@ class ChunkPartitions:
         """The partition at which no move makes the ranks faster, or `most` have been tried in all."""
         while True:
             moves = itertools.takewhile(lambda _: self._tried < most, self._promising(partition, partition.slowest))
-            better = (found for found in map(self._partition, moves) if found.ordered < partition.ordered)
-            found = next(better, None)
-            if found is None:
+            better = (moved for moved in map(self._partition, moves) if moved.ordered < partition.ordered)
+            first_better = next(better, None)
+            if first_better is None:
                 return partition
-            partition = found
+            partition = first_better
 
     def _after_two_moves(self, partition: _Partition) -> _Partition | None:
         """A better partition after two moves, the first of which may make ranks slower; None if none is found."""
         for first in itertools.islice(self._promising(partition, (math.inf, math.inf)), _FIRST_MOVES):
             moves = self._promising(self._partition(first), partition.slowest)
-            for found in map(self._partition, itertools.islice(moves, _SECOND_MOVES)):
-                if found.ordered < partition.ordered:
-                    return found
+            for moved in map(self._partition, itertools.islice(moves, _SECOND_MOVES)):
+                if moved.ordered < partition.ordered:
+                    return moved
         return None
 
     def _promising(self, partition: _Partition, most: tuple[float, float]) -> Iterator[Cuts]:
@@ -197,21 +197,21 @@ class ChunkPartitions:
         backward = (borders > source) & (borders <= target)  # borders that move to let a later stage have more
         forward = (borders > target) & (borders <= source)
         direction = forward.astype(int) - backward
-        found = []
+        partitions = []
         for layers in _MOVED:
             allowed = (np.diff(cuts)[source] > layers) & (source != target[None])
-            found.append((cuts + layers * direction)[allowed[..., 0]])
-        return np.concatenate(found)
+            partitions.append((cuts + layers * direction)[allowed[..., 0]])
+        return np.concatenate(partitions)
 
     def _bounds(self, cuts: Int[np.ndarray, "c s"]) -> tuple[Float[np.ndarray, "c p"], Float[np.ndarray, "c p"]]:
         """Lower bounds of the bytes that are missing on each rank, and of its seconds."""
 
-        def of_ranks(of_stages: Float[np.ndarray, "c v"]) -> Float[np.ndarray, "c p"]:
-            return of_stages.reshape(len(cuts), -1, self._layout.pp).sum(axis=1)
+        def sums_of_ranks(stage_values: Float[np.ndarray, "c v"]) -> Float[np.ndarray, "c p"]:
+            return stage_values.reshape(len(cuts), -1, self._layout.pp).sum(axis=1)
 
-        seconds = of_ranks(np.diff(self._solver.fastest_before[cuts], axis=1))
+        seconds = sums_of_ranks(np.diff(self._solver.fastest_before[cuts], axis=1))
         before, numbers = self._bytes_before, self._numbers
-        needed = of_ranks(before[numbers, cuts[:, 1:]] - before[numbers, cuts[:, :-1]])
+        needed = sums_of_ranks(before[numbers, cuts[:, 1:]] - before[numbers, cuts[:, :-1]])
         return np.maximum(needed - self._memory, 0.0), seconds * (1 - 1e-12)
 
 

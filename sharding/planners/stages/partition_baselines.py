@@ -13,8 +13,8 @@ PartitionMethod = Callable[[LayerChain, int], tuple[int, ...] | None]
 
 def by_layers(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
     """Each stage owns equally many layers, the first stages one more."""
-    each, rest = divmod(len(chain.forward), stages)
-    return tuple(each + (stage < rest) for stage in range(stages)) if each else None
+    least, rest = divmod(len(chain.forward), stages)
+    return tuple(least + (stage < rest) for stage in range(stages)) if least else None
 
 
 def by_parameters(chain: LayerChain, stages: int) -> tuple[int, ...] | None:

@@ -122,8 +122,8 @@ class RecomputationSolver:
         used = self._chain.workspace[kinds]
         least = np.inf
         for workspace in np.unique(used).tolist():
-            of_layers = np.where(used <= workspace, held, np.inf).min(axis=1)
-            layers = float(counts @ (self._chain.static_bytes[kinds] + of_layers))
+            layer_bytes = np.where(used <= workspace, held, np.inf).min(axis=1)
+            layers = float(counts @ (self._chain.static_bytes[kinds] + layer_bytes))
             least = min(least, layers + len(stages) * workspace)
         return least
 
@@ -139,10 +139,10 @@ class RecomputationSolver:
             return None
         seconds, counts = best
         chosen = {}
-        for (kind, in_flight), of_group in zip(groups, counts.reshape(len(groups), -1), strict=True):
+        for (kind, in_flight), group_counts in zip(groups, counts.reshape(len(groups), -1), strict=True):
             held = self._chain.bytes_held(in_flight)[self._first_of_kind[kind]]
             order = np.argsort(held, kind="stable")
-            chosen[kind, in_flight] = iter(np.repeat(order, of_group[order]).tolist())
+            chosen[kind, in_flight] = iter(np.repeat(order, group_counts[order]).tolist())
         policies = [
             next(chosen[int(self._kinds[layer]), in_flight])
             for first, last, in_flight in stages
@@ -175,9 +175,9 @@ class RecomputationSolver:
             if room < 0 or (chain.workspace[kinds] > workspace).all(axis=1).any():
                 continue
             fronts = [self._front(*group, count, workspace) for group, count in groups.items()]
-            found = best_within(fronts, room)
-            if found and (best is None or found[0] < best[0]):
-                best = found
+            solution = best_within(fronts, room)
+            if solution and (best is None or solution[0] < best[0]):
+                best = solution
         return best
 
     def _front(self, kind: int, in_flight: int, layers: int, workspace: float) -> OptionFront:

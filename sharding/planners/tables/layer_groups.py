@@ -58,10 +58,10 @@ class LayerGroups:
         self._mean_loads = loads.mean(axis=0) * rows[:, None]
         layers = required.of_layers(module.name, 0, module.layer_count)
         before, after = len(module.leading_layers), len(layers) - len(module.trailing_layers)
-        stack = [each._replace(count=1) for each in layers[before:after]]
-        each = len(stack) // len(module.stack_kinds)  # a layer, behind its adapters if it has some
-        of_kinds = (tuple(stack[start : start + each]) for start in range(0, len(stack), each))
-        self._groups = (layers[:before], *of_kinds, layers[after:])
+        stack = [run._replace(count=1) for run in layers[before:after]]
+        layer_size = len(stack) // len(module.stack_kinds)  # a layer, behind its adapters if it has some
+        kind_groups = (tuple(stack[start : start + layer_size]) for start in range(0, len(stack), layer_size))
+        self._groups = (layers[:before], *kind_groups, layers[after:])
         self._forward_seconds: dict[tuple[str, int], LayerSeconds] = {}
 
     def costs(self, tp: int, recompute: RecomputePolicy) -> tuple[LayerGroupCosts, ...]:
@@ -81,7 +81,7 @@ class LayerGroups:
                 backward = self._costs.backward(layer, self._mean_loads, ranks, gradients, recompute)
                 if recompute == "offload":
                     size = offloaded_bytes(layer, self._mean_loads, ranks, self._costs)
-                    forward, backward = (beside_transfer(each, size, self._costs) for each in (forward, backward))
+                    forward, backward = (beside_transfer(seconds, size, self._costs) for seconds in (forward, backward))
                 seconds = seconds + count * backward.total
                 saved = saved + count * saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
             policy = recompute if gradients else "none"

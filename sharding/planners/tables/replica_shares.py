@@ -167,8 +167,8 @@ def replica_sharing(
 
 def slowest_items(items: Float[np.ndarray, " m"], replicas: Int[np.ndarray, " n"]) -> Float[np.ndarray, "m n"]:
     """The most items of a replica: numbers differ by at most one. The items of a mean row may be fractions."""
-    each, rest = np.divmod(items[:, None], replicas)
-    return each + np.minimum(rest, 1)
+    least, rest = np.divmod(items[:, None], replicas)
+    return least + np.minimum(rest, 1)
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def module_table(
     """
     sizes = [tp for tp in tensor_sizes if module.supports_tp(tp)]
     if not sizes:
-        splits = ", ".join(f"{what} {size}" for what, size in module.tensor_splits)
+        splits = ", ".join(f"{dimension} {size}" for dimension, size in module.tensor_splits)
         raise PlanError(
             f"{module.name} takes none of the tensor-parallel sizes {', '.join(map(str, tensor_sizes))}, because none "
             f"divides {splits}; add one that does"
@@ -126,9 +126,9 @@ def _distinct_stages(module: ModuleSpec, layers: tuple[int, ...], pp: int) -> li
     """
     stages: dict[tuple[tuple[int, ...], tuple[int, ...]], _Stage] = {}
     starts = list(itertools.accumulate(layers, initial=0))
-    of_stages = [module.count_kinds(*borders) for borders in itertools.pairwise(starts)]
+    kind_counts = [module.count_kinds(*borders) for borders in itertools.pairwise(starts)]
     for rank in range(pp):
-        chunks = np.array(of_stages[rank::pp])  # [v, kinds]
+        chunks = np.array(kind_counts[rank::pp])  # [v, kinds]
         first, last = int(rank == 0), int(rank == pp - 1)
         total, most = tuple(chunks.sum(axis=0).tolist()), tuple(chunks.max(axis=0).tolist())
         on_device = (first, *total, last)

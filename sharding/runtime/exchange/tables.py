@@ -136,14 +136,14 @@ def _in_order(
     position_of = np.full(max(ends.max(initial=0), *devices, 0) + 1, -1)
     position_of[devices] = np.arange(len(devices))
     position = position_of[ends]
-    own = np.flatnonzero(position >= 0)
-    position = position[own]
-    order = np.argsort(position * (others.max(initial=0) + 1) + others[own], kind="stable")
-    own = own[order]
+    run_numbers = np.flatnonzero(position >= 0)
+    position = position[run_numbers]
+    order = np.argsort(position * (others.max(initial=0) + 1) + others[run_numbers], kind="stable")
+    run_numbers = run_numbers[order]
     bounds = np.searchsorted(position[order], np.arange(len(devices) + 1))
     for device, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
         if first < last:
-            chosen = own[first:last]
+            chosen = run_numbers[first:last]
             yield device, np.cumsum(lengths[chosen]) - lengths[chosen], chosen
 
 

@@ -55,7 +55,7 @@ class SplitLoop:
                 break
             late = [*more, *results[self._carries :]]
         self._late_carries = late[: self._carries]
-        self._saved_carries = [each and early for each, early in zip(carried, self._early_carries, strict=True)]
+        self._saved_carries = [is_read and early for is_read, early in zip(carried, self._early_carries, strict=True)]
         self._late_sliced, self._late_stacks = sliced, late[self._carries :]
         return [*constants, *self._late_carries, *sliced]
 
@@ -68,9 +68,9 @@ class SplitLoop:
         """See `Split.early`."""
         constants, initial, sliced = self._parts(operands)
 
-        def step(carry: list[Any], of_step: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        def step(carry: list[Any], step_operands: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
             carried = placed(carry, self._early_carries)
-            results, saved = self._body.early([*constants, *carried, *placed(of_step, self._early_sliced)])
+            results, saved = self._body.early([*constants, *carried, *placed(step_operands, self._early_sliced)])
             kept = chosen(carried, self._saved_carries)
             new = chosen(results[: self._carries], self._early_carries)
             return new, (chosen(results[self._carries :], self._early_stacks), [*kept, *saved])
@@ -84,13 +84,16 @@ class SplitLoop:
         constants, initial, sliced = self._parts(operands)
         kept_count = sum(self._saved_carries)
 
-        def step(carry: list[Any], of_step: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-            of_operands, of_early = of_step
+        def step(carry: list[Any], step_inputs: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            step_operands, early_arrays = step_inputs
             carried = placed(carry, self._late_carries)
-            kept = placed(of_early[:kept_count], self._saved_carries)
-            both = [own if own is not None else other for own, other in zip(carried, kept, strict=True)]
-            operands = [*constants, *both, *placed(of_operands, self._late_sliced)]
-            results = self._body.late(operands, of_early[kept_count:])
+            kept = placed(early_arrays[:kept_count], self._saved_carries)
+            both = [
+                carried_array if carried_array is not None else other
+                for carried_array, other in zip(carried, kept, strict=True)
+            ]
+            operands = [*constants, *both, *placed(step_operands, self._late_sliced)]
+            results = self._body.late(operands, early_arrays[kept_count:])
             new = chosen(results[: self._carries], self._late_carries)
             return new, chosen(results[self._carries :], self._late_stacks)
 

@@ -51,7 +51,7 @@ class SplitProgram:
         self._split: dict[int, Split] = {}
         early: set[int] = set()
         for number, operation in reversed(list(enumerate(program.eqns))):
-            wanted = [each in needed for each in operation.outvars]
+            wanted = [variable in needed for variable in operation.outvars]
             has_effects = _has_effects(operation)
             if not any(wanted) and not has_effects:
                 continue
@@ -63,7 +63,7 @@ class SplitProgram:
             needed |= _variables(operation.invars if part is None else chosen(operation.invars, part.early_operands))
         self._early = frozenset(early)
         self._repeated = self._find_repeated()
-        self.early_operands = [each in needed for each in program.invars]
+        self.early_operands = [variable in needed for variable in program.invars]
         self.choose_late([not is_early for is_early in early_results])
 
     def _early_results_of(self, number: int) -> list[Any]:
@@ -85,19 +85,21 @@ class SplitProgram:
         needed, saved = _variables(chosen(self._program.outvars, results)), set()
         self._late: list[int] = []
         for number, operation in reversed(list(enumerate(self._program.eqns))):
-            wanted = [each in needed for each in operation.outvars]
+            wanted = [variable in needed for variable in operation.outvars]
             part = self._split.get(number)
             if number in self._early and number not in self._repeated:
                 from_early = self._early_results_of(number)
                 saved |= needed.intersection(_variables(from_early))
-                wanted = [each in needed and each not in from_early for each in operation.outvars]
+                wanted = [variable in needed and variable not in from_early for variable in operation.outvars]
             read = operation.invars if part is None else chosen(operation.invars, part.choose_late(wanted))
             if any(wanted):
                 self._late.append(number)
                 needed |= _variables(read)
         self._late.reverse()
-        self._saved = [each for operation in self._program.eqns for each in operation.outvars if each in saved]
-        self.late_operands = [each in needed for each in self._program.invars]
+        self._saved = [
+            variable for operation in self._program.eqns for variable in operation.outvars if variable in saved
+        ]
+        self.late_operands = [variable in needed for variable in self._program.invars]
         return self.late_operands
 
     @property
@@ -108,18 +110,18 @@ class SplitProgram:
     def early(self, operands: Sequence[Any]) -> EarlyResult:
         """Runs the early program; operands that it does not read may be anything."""
         values = self._values(operands)
-        of_parts: list[jax.Array] = []
+        part_arrays: list[jax.Array] = []
         for number in sorted(self._early):
             operation = self._program.eqns[number]
             if number in self._split:
-                results, saved = self._split[number].early([_value(values, each) for each in operation.invars])
-                of_parts += saved
+                results, saved = self._split[number].early([_value(values, atom) for atom in operation.invars])
+                part_arrays += saved
             else:
                 results = self._run(operation, values)
             values.update(zip(operation.outvars, results, strict=True))
         outcomes = zip(self._program.outvars, self.early_results, strict=True)
-        results = [_value(values, each) if is_early else None for each, is_early in outcomes]
-        return EarlyResult(results, [values[each] for each in self._saved] + of_parts)
+        results = [_value(values, atom) if is_early else None for atom, is_early in outcomes]
+        return EarlyResult(results, [values[variable] for variable in self._saved] + part_arrays)
 
     def late(self, operands: Sequence[Any], saved: Sequence[jax.Array]) -> list[Any]:
         """Runs the late program.
@@ -135,25 +137,25 @@ class SplitProgram:
             operation = self._program.eqns[number]
             if number in self._split:
                 part = self._split[number]
-                of_part, position = saved[position : position + part.saved_count], position + part.saved_count
-                results = part.late([_value(values, each) for each in operation.invars], of_part)
+                part_arrays, position = saved[position : position + part.saved_count], position + part.saved_count
+                results = part.late([_value(values, atom) for atom in operation.invars], part_arrays)
             else:
                 results = self._run(operation, values)
             outcomes = zip(operation.outvars, results, strict=True)
-            values.update({each: result for each, result in outcomes if result is not None})
+            values.update({variable: result for variable, result in outcomes if result is not None})
         outcomes = zip(self._program.outvars, self.late_results, strict=True)
-        return [_value(values, each) if is_late else None for each, is_late in outcomes]
+        return [_value(values, atom) if is_late else None for atom, is_late in outcomes]
 
     def _values(self, operands: Sequence[Any]) -> dict[Var, Any]:
         return self._constants | dict(zip(self._program.invars, operands, strict=True))
 
     def _run(self, operation: JaxprEqn, values: dict[Var, Any]) -> list[Any]:
         """Runs one operation and returns its results."""
-        read = list(dict.fromkeys(each for each in operation.invars if isinstance(each, Var)))
-        if any(varying_axes(values[each]) != varying_axes(each.aval) for each in read) and not _has_program(operation):
-            return _run_alike(operation, [_value(values, each) for each in operation.invars])
+        read = list(dict.fromkeys(atom for atom in operation.invars if isinstance(atom, Var)))
+        if any(varying_axes(values[atom]) != varying_axes(atom.aval) for atom in read) and not _has_program(operation):
+            return _run_alike(operation, [_value(values, atom) for atom in operation.invars])
         alone = self._program.replace(constvars=[], invars=read, outvars=list(operation.outvars), eqns=[operation])
-        return jaxpr_as_fun(ClosedJaxpr(alone, []))(*(values[each] for each in read))
+        return jaxpr_as_fun(ClosedJaxpr(alone, []))(*(values[variable] for variable in read))
 
 
 def _split_operation(operation: JaxprEqn, wanted: Flags) -> Split | None:
@@ -182,7 +184,7 @@ def _has_program(operation: JaxprEqn) -> bool:
 def _run_alike(operation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """The results of an operation of which some operands vary over more mesh axes than when it was traced."""
     axes = tuple(sorted(frozenset[str]().union(*map(varying_axes, operands))))
-    alike = make_varying([jnp.asarray(each) for each in operands], axes)
+    alike = make_varying([jnp.asarray(operand) for operand in operands], axes)
     if operation.primitive.name in _CASTS:
         return make_varying(alike, operation.params["axes"])
     with operation.ctx.manager:
@@ -203,7 +205,7 @@ def split_traced(program: jax.stages.Traced, early_results: Flags) -> SplitProgr
 
 
 def _variables(atoms: Iterable[Any]) -> set[Var]:
-    return {each for each in atoms if not isinstance(each, Literal)}
+    return {atom for atom in atoms if not isinstance(atom, Literal)}
 
 
 def _value(values: dict[Var, Any], atom: Any) -> Any:

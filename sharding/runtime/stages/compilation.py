@@ -76,7 +76,7 @@ def stage_calls(by_capacity: Sequence[MeshPrograms]) -> StageCalls:
     programs = by_capacity[-1]
     if isinstance(programs, CompiledPipeline):
         return _pipeline_calls(programs)
-    return _stage_calls([each for each in by_capacity if isinstance(each, StagePrograms)])
+    return _stage_calls([candidate for candidate in by_capacity if isinstance(candidate, StagePrograms)])
 
 
 def _pipeline_calls(programs: CompiledPipeline) -> StageCalls:
@@ -105,8 +105,8 @@ def _stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
     if programs.has_backward:
         gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs, programs.mesh)
         calls.append(ProgramCall(programs.zero_gradients, ()))
-    for each in by_capacity:
-        calls += _microbatch_calls(each, losses, gradients)
+    for capacity_programs in by_capacity:
+        calls += _microbatch_calls(capacity_programs, losses, gradients)
     return StageCalls(calls, losses, gradients)
 
 
@@ -142,10 +142,10 @@ def _abstract_array(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct
 
 def evaluation_calls(by_capacity: Sequence[MeshPrograms]) -> list[ProgramCall]:
     """The evaluation of a stage for every capacity, and the losses of microbatches that do not run there."""
-    programs = [each for each in by_capacity if isinstance(each, StagePrograms | CompiledPipeline)]
+    programs = [candidate for candidate in by_capacity if isinstance(candidate, StagePrograms | CompiledPipeline)]
     evaluations = [
-        ProgramCall(each.evaluate, abstract_arrays(each.operand_shapes, each.operand_specs, each.mesh))
-        for each in programs
+        ProgramCall(program.evaluate, abstract_arrays(program.operand_shapes, program.operand_specs, program.mesh))
+        for program in programs
     ]
     if isinstance(programs[-1], CompiledPipeline):
         return evaluations  # all its microbatches run

@@ -141,9 +141,9 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     # ------------------------------------------------------------------ building
 
-    def of_microbatches(self, channels: Iterable[str], of_one: Mapping[str, Any]) -> dict[str, list[Any]]:
+    def of_microbatches(self, channels: Iterable[str], entries: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Repeats the entries of some channels for all microbatches."""
-        return {name: [of_one[name]] * self.microbatches for name in channels}
+        return {name: [entries[name]] * self.microbatches for name in channels}
 
     def _training_table(self) -> TickTable:
         definition = self.definition
@@ -177,21 +177,21 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     def _compile_evaluation(self) -> Callable[..., list[StageOutput]]:
         outputs = {name: self._channel_specs[name] for name in self.definition.output_channels}
-        of_microbatch = StageOutput(outputs, self._replica_spec, self._row_spec)
-        return self._compile("evaluate", self._evaluate, self.operand_specs, [of_microbatch] * self.microbatches)
+        microbatch_specs = StageOutput(outputs, self._replica_spec, self._row_spec)
+        return self._compile("evaluate", self._evaluate, self.operand_specs, [microbatch_specs] * self.microbatches)
 
     def _trace_held(self) -> list[NamedSharding]:
         """The shardings of what forwards leave for backwards, which are known when these are traced."""
-        found: list[NamedSharding] = []
+        shardings: list[NamedSharding] = []
 
         def body(*operands: Any) -> tuple[()]:
             saved_state = self._forward_pass(operands).initial_state().saved_state
-            found.extend(saved_sharding(leaf, self.mesh) for leaf in jax.tree.leaves(saved_state))
+            shardings.extend(saved_sharding(leaf, self.mesh) for leaf in jax.tree.leaves(saved_state))
             return ()
 
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=())
         jax.eval_shape(mapped, *self.operand_shapes)
-        return found
+        return shardings
 
     # ------------------------------------------------------------------ bodies, as one device runs them
 
@@ -199,18 +199,18 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         self, operands: _Operands, backwards: PipelineBackwards, output_gradients: _ByMicrobatch | None = None
     ) -> TickComputations:
         parameters, inputs, batch = operands
-        of_inputs, of_gradients = (
-            {name: jnp.stack(of_channel) for name, of_channel in channels.items()}
+        stacked_inputs, stacked_gradients = (
+            {name: jnp.stack(microbatch_arrays) for name, microbatch_arrays in channels.items()}
             for channels in (inputs, output_gradients or {})
         )
         return TickComputations(
             self.definition,
             axes=dict(self.axes),
             parameters=parameters,
-            inputs=of_inputs,
+            inputs=stacked_inputs,
             batch=batch,
             backwards=backwards,
-            output_gradients=of_gradients,
+            output_gradients=stacked_gradients,
         )
 
     def _forward_pass(self, operands: _Operands) -> PipelinePass:
@@ -246,8 +246,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         ticks = PipelinePass(computations, self._table, segments)
         state = ticks.initial_state()
         saved_arrays = jax.tree.unflatten(jax.tree.structure(state.saved_state), [leaf[0] for leaf in saved_state])
-        of_forwards = jax.tree.map(lambda leaf: leaf[0], parameter_gradients)
-        state = ticks.run(resumed(state, saved_arrays, of_forwards))
+        forward_gradients = jax.tree.map(lambda leaf: leaf[0], parameter_gradients)
+        state = ticks.run(resumed(state, saved_arrays, forward_gradients))
         return BackwardResult(self._by_microbatch(state.input_gradients), _stacked(state.parameter_gradients))
 
     def _by_microbatch(self, arrays: Arrays) -> _ByMicrobatch:
@@ -255,9 +255,9 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
 
     def _all_losses(self, state: PipelineState) -> Arrays:
         """`[m]` by name, of the pieces around the stack and of the layers of all ranks."""
-        of_layers = {name: lax.psum(array, self._module_axes.pipeline) for name, array in state.layer_losses.items()}
-        names = sorted({*state.losses, *of_layers})
-        return {name: state.losses.get(name, 0.0) + of_layers.get(name, 0.0) for name in names}
+        layer_losses = {name: lax.psum(array, self._module_axes.pipeline) for name, array in state.layer_losses.items()}
+        names = sorted({*state.losses, *layer_losses})
+        return {name: state.losses.get(name, 0.0) + layer_losses.get(name, 0.0) for name in names}
 
     def _evaluate(self, *operands: Any) -> list[StageOutput]:
         table = self._tick_table("forward_only")
@@ -265,8 +265,8 @@ class CompiledPipeline(MeshPrograms[PipelineDefinition]):
         ticks = PipelinePass(computations, table, table.segments(), keeps_metrics=True)
         state = ticks.run(ticks.initial_state())
         losses = {name: loss[:, None] for name, loss in self._all_losses(state).items()}  # [m] -> [m, 1]
-        of_all = StageOutput(state.outputs, losses, state.auxiliary_metrics)
-        return [jax.tree.map(lambda array, at=number: array[at], of_all) for number in range(self.microbatches)]
+        stacked_output = StageOutput(state.outputs, losses, state.auxiliary_metrics)
+        return [jax.tree.map(lambda array, at=number: array[at], stacked_output) for number in range(self.microbatches)]
 
 
 def _stacked(tree: T) -> T:

@@ -92,8 +92,8 @@ class StageInterface:
 
     def axes_of_layers(self, key: str, axes: Mapping[str, Axes]) -> Axes:
         """The axes that the layers under a key of the parameters compute with, given the axes of each module."""
-        of_module = axes[module_of(key)]
-        return of_module if key in self.context_keys else of_module.of_whole_rows
+        module_axes = axes[module_of(key)]
+        return module_axes if key in self.context_keys else module_axes.of_whole_rows
 
     def channel_specs(self, axes: Mapping[str, Axes]) -> dict[str, P]:
         """The specs of all channels' activations `[r, s, ...]`, by the axes of each one's module."""

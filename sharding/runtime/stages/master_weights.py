@@ -100,11 +100,11 @@ class StageMasterWeights:
         self.tied_gradient_specs: dict[str, dict[str, P]] = {key: {} for key in layer_stacks}
         for key, stack in layer_stacks.items():
             for path, shape in stack.tied_shapes.items():
-                of_parameter = shape.shape, stack.tied_splits[path], mesh, axes_of[key]
-                struct = jax.ShapeDtypeStruct(padded_shape(*of_parameter), dtype)
-                self.compute_specs[key] = set_leaf(self.compute_specs[key], path, compute_spec(*of_parameter))
+                placement = shape.shape, stack.tied_splits[path], mesh, axes_of[key]
+                struct = jax.ShapeDtypeStruct(padded_shape(*placement), dtype)
+                self.compute_specs[key] = set_leaf(self.compute_specs[key], path, compute_spec(*placement))
                 self.compute_shapes[key] = set_leaf(self.compute_shapes[key], path, struct)
-                self.tied_gradient_specs[key][path] = unpadded_spec(*of_parameter)
+                self.tied_gradient_specs[key][path] = unpadded_spec(*placement)
 
     def _master_shardings(self, stack: LayerStackShapes, axes: Axes) -> Tree:
         def sharding(shape: jax.ShapeDtypeStruct, split: Split) -> NamedSharding:

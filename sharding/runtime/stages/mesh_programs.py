@@ -18,7 +18,7 @@ from sharding.trees import Tree
 
 def add_gradients(totals: Tree, new: Tree) -> Tree:
     """Adds a microbatch's gradients to a replica's gradients `[1, ...]` of the microbatches so far, in float32."""
-    return jax.tree.map(lambda total, of_one: total + of_one.astype(jnp.float32)[None], totals, new)
+    return jax.tree.map(lambda total, addend: total + addend.astype(jnp.float32)[None], totals, new)
 
 
 Interface = TypeVar("Interface", bound=StageInterface)

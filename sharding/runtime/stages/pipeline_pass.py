@@ -93,8 +93,8 @@ class PipelinePass:
         """Returns the state after the ticks, given the state before the first of them."""
         rows = self._rows()
         for segment in self._segments:
-            of_segment = jax.tree.map(lambda column, at=segment: column[at.start : at.end], rows)
-            state, _ = lax.scan(functools.partial(self._tick, segment), state, of_segment)
+            segment_rows = jax.tree.map(lambda column, at=segment: column[at.start : at.end], rows)
+            state, _ = lax.scan(functools.partial(self._tick, segment), state, segment_rows)
         return state
 
     # ------------------------------------------------------------------ before the first tick
@@ -102,14 +102,16 @@ class PipelinePass:
     def _rows(self) -> _Row:
         table = self._table
 
-        def of_rank(entries: np.ndarray) -> jax.Array:
+        def rank_column(entries: np.ndarray) -> jax.Array:
             return jnp.take(jnp.asarray(entries), self._computations.rank, axis=1)
 
         def op(ops: TickOps) -> _Op:
-            return _Op(of_rank(ops.runs), of_rank(ops.microbatch), of_rank(ops.chunk))
+            return _Op(rank_column(ops.runs), rank_column(ops.microbatch), rank_column(ops.chunk))
 
-        def slots(of: TickSlots) -> _Slots:
-            return _Slots(of_rank(of.arrival), of_rank(of.forward), of_rank(of.backward))
+        def slots(tick_slots: TickSlots) -> _Slots:
+            return _Slots(
+                rank_column(tick_slots.arrival), rank_column(tick_slots.forward), rank_column(tick_slots.backward)
+            )
 
         return _Row(
             forward=op(table.forwards),
@@ -121,7 +123,7 @@ class PipelinePass:
             last_forward=jnp.asarray(table.last_forwards),
             first_backward=jnp.asarray(table.first_backwards),
             last_backward=jnp.asarray(table.last_backwards),
-            next_arrival=of_rank(self._next_arrivals),
+            next_arrival=rank_column(self._next_arrivals),
         )
 
     # ------------------------------------------------------------------ a tick
@@ -204,8 +206,8 @@ class PipelinePass:
         keeper, slot = self._table.keeper(number)
         slot = jnp.where(self._computations.is_rank(keeper), slot, -1)
         kept = (
-            write_slot(buffer, slot, each)
-            for buffer, each in zip(state.saved_state.leaving, (x, gradient), strict=True)
+            write_slot(buffer, slot, array)
+            for buffer, array in zip(state.saved_state.leaving, (x, gradient), strict=True)
         )
         return state.with_saved_state(leaving=LeavingArrays(*kept))
 
@@ -214,11 +216,13 @@ class PipelinePass:
         computations, number = self._computations, row.last_backward
         assert state.saved_state.leaving is not None
         keeper, slot = self._table.keeper(number)
-        x, of_losses = (computations.from_rank(keeper, read_slot(buffer, slot)) for buffer in state.saved_state.leaving)
-        parameter_gradients, of_outputs = computations.head_backward(number, x)
+        x, loss_gradient = (
+            computations.from_rank(keeper, read_slot(buffer, slot)) for buffer in state.saved_state.leaving
+        )
+        parameter_gradients, output_gradient = computations.head_backward(number, x)
         slot = jnp.where(computations.is_rank(self._table.ranks - 1), row.gradients.backward, -1)
         return state._replace(
-            gradients=write_slot(state.gradients, slot, of_losses + of_outputs),
+            gradients=write_slot(state.gradients, slot, loss_gradient + output_gradient),
             parameter_gradients=add_to(state.parameter_gradients, parameter_gradients),
         )
 
@@ -249,16 +253,16 @@ class PipelinePass:
             return new if new.shape == total.shape else lax.dynamic_update_slice_in_dim(total, new, first, 0)
 
         totals = state.parameter_gradients
-        added = {key: jax.tree.map(add, totals[key], of_key) for key, of_key in new.items()}
+        added = {key: jax.tree.map(add, totals[key], gradients) for key, gradients in new.items()}
         return state._replace(parameter_gradients={**totals, **added})
 
     def _embed_backward(self, row: _Row, gradient: jax.Array, state: PipelineState) -> PipelineState:
         """The backward of the pieces before the stack, of the microbatch that has come back to the first rank."""
         number = row.first_backward
-        new_gradients, of_inputs = self._computations.embed_backward(number, gradient)
+        new_gradients, input_gradients = self._computations.embed_backward(number, gradient)
         return state._replace(
             parameter_gradients=add_to(state.parameter_gradients, new_gradients),
-            input_gradients=set_at(state.input_gradients, number, of_inputs),
+            input_gradients=set_at(state.input_gradients, number, input_gradients),
         )
 
     def _send(self, x: jax.Array, *, steps: int) -> jax.Array:

@@ -97,7 +97,9 @@ def initial_state(
         return make_varying(zeros, tuple(varying_axes(abstract) | set(computations.activation_axes)))
 
     def by_microbatch(arrays: dict[str, Any], axes: tuple[str, ...]) -> Arrays:
-        return {name: make_varying(jnp.zeros((count, *each.shape), each.dtype), axes) for name, each in arrays.items()}
+        return {
+            name: make_varying(jnp.zeros((count, *array.shape), array.dtype), axes) for name, array in arrays.items()
+        }
 
     forward = abstract_results(program)
     left = jax.eval_shape(lambda x: computations.head(jnp.zeros((), jnp.int32), x).output, x)
@@ -106,7 +108,7 @@ def initial_state(
     return PipelineState(
         saved_state=SavedState(
             buffer(table.inputs.size, x),
-            [buffer(table.residuals.size, each) for each in forward.residuals],
+            [buffer(table.residuals.size, residual) for residual in forward.residuals],
             LeavingArrays(buffer(kept, x), buffer(kept, x)) if table.order == "gpipe" else None,
         ),
         gradients=buffer(table.gradients.size, x) if has_backward else None,
@@ -154,7 +156,7 @@ def set_at(arrays: Arrays, microbatch: jax.Array, new: Arrays) -> Arrays:
 def add_to(totals: Tree, new: Tree) -> Tree:
     """Adds new gradients of some of the keys to gradients in float32."""
     added = {
-        key: jax.tree.map(lambda total, of_key: total + of_key.astype(jnp.float32), totals[key], tree)
+        key: jax.tree.map(lambda total, addend: total + addend.astype(jnp.float32), totals[key], tree)
         for key, tree in new.items()
     }
     return {**totals, **added}

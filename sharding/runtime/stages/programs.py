@@ -299,8 +299,8 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         parameter_gradients: Tree,
     ) -> BackwardResult:
         arrays = MicrobatchArrays(inputs, [leaf[0] for leaf in residuals], output_gradients)
-        of_inputs, of_parameters = self._gradients(parameters, batch, index, arrays)
-        return BackwardResult(of_inputs, add_gradients(parameter_gradients, of_parameters))
+        input_gradients, new_gradients = self._gradients(parameters, batch, index, arrays)
+        return BackwardResult(input_gradients, add_gradients(parameter_gradients, new_gradients))
 
     def _gradients(
         self, parameters: Tree, batch: Microbatches, index: jax.Array, arrays: MicrobatchArrays
@@ -310,8 +310,8 @@ class StagePrograms(MeshPrograms[StageDefinition]):
         available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
         vjp = self._traced.vjp_structure.restore(arrays.residuals, available)
         loss_gradients = self._varying_losses({name: jnp.ones(()) for name in self.loss_names})
-        of_parameters, of_inputs = vjp((arrays.output_gradients, loss_gradients))
-        return of_inputs, of_parameters
+        parameter_gradients, input_gradients = vjp((arrays.output_gradients, loss_gradients))
+        return input_gradients, parameter_gradients
 
 
 def _add_losses(totals: Arrays, losses: Arrays) -> Arrays:

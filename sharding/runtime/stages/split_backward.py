@@ -119,8 +119,8 @@ class SplitBackward:
         def body(*operands: Any) -> Arrays:
             operands = _on_device(operands)
             program = jax.jit(self._gradients).trace(*operands)
-            of_inputs, of_parameters = jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves))
-            is_early = [True] * len(jax.tree.leaves(of_inputs)) + [False] * len(jax.tree.leaves(of_parameters))
+            input_numbers, parameter_numbers = jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves))
+            is_early = [True] * len(jax.tree.leaves(input_numbers)) + [False] * len(jax.tree.leaves(parameter_numbers))
             split = split_traced(program, is_early)
             results, saved = split.early(jax.tree.leaves(operands))
             traces.append((split, program.out_tree, [saved_sharding(leaf, self._mesh) for leaf in saved]))

@@ -102,9 +102,9 @@ class TickComputations:
     ) -> None:
         self.definition, self.backwards, self.inputs = definition, backwards, inputs
         self._axes, self._batch, self._output_gradients = axes, batch, output_gradients
-        (of_module,) = {module_of(key): axes[module_of(key)] for key in parameters}.values()
-        self.pipeline, self.data, self.replicas = of_module.pipeline, of_module.data, of_module.replicas
-        self._sequence = of_module.sequence
+        (module_axes,) = {module_of(key): axes[module_of(key)] for key in parameters}.values()
+        self.pipeline, self.data, self.replicas = module_axes.pipeline, module_axes.data, module_axes.replicas
+        self._sequence = module_axes.sequence
         self.rank = lax.axis_index(self.pipeline)
         self.parameters = {
             key: make_varying(tree, definition.axes_of_layers(key, axes).replicas) for key, tree in parameters.items()
@@ -137,14 +137,14 @@ class TickComputations:
     def _embed_function(self, index: jax.Array) -> tuple[Any, tuple[Tree, Arrays]]:
         """The pieces before the stack as a function of trained parameters and differentiated inputs, and these."""
         trained, frozen = self._split(self.definition.embed_keys)
-        of_microbatch = {
+        microbatch_inputs = {
             name: lax.dynamic_index_in_dim(array, index, keepdims=False) for name, array in self.inputs.items()
         }
-        differentiated = {name: x for name, x in of_microbatch.items() if name in self.backwards.inputs}
+        differentiated = {name: x for name, x in microbatch_inputs.items() if name in self.backwards.inputs}
         microbatch = self._microbatch(index)
 
         def function(trained: Tree, inputs: Arrays) -> jax.Array:
-            x = self.definition.embed({**trained, **frozen}, {**of_microbatch, **inputs}, microbatch, self._axes)
+            x = self.definition.embed({**trained, **frozen}, {**microbatch_inputs, **inputs}, microbatch, self._axes)
             return make_varying(x, (*self.replicas, *self._sequence))
 
         return function, (trained, differentiated)
@@ -174,7 +174,9 @@ class TickComputations:
         def function(trained: Tree, x: jax.Array) -> StageOutput:
             output = self.definition.head({**trained, **frozen}, x, microbatch, self._axes)
             axes = (self.data, self.replicas, self.data)
-            return StageOutput(*(make_varying(arrays, of) for arrays, of in zip(output, axes, strict=True)))
+            return StageOutput(
+                *(make_varying(arrays, array_axes) for arrays, array_axes in zip(output, axes, strict=True))
+            )
 
         return function, trained
 

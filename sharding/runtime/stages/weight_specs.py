@@ -69,7 +69,7 @@ def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) ->
                 spec[divided_further] = (*own_axes, *names)
                 return P(*spec)
     divided = (_with_largest_divided(shape, list(spec), mesh, names) for names in further)
-    return P(*next((each for each in divided if each != spec), spec))
+    return P(*next((divided_spec for divided_spec in divided if divided_spec != spec), spec))
 
 
 def _compute_entries(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> list[Any]:

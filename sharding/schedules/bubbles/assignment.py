@@ -78,7 +78,12 @@ class _DivisionSearch:
             taken = division.pipeline_replicas[unit]
             moved = self._with_microbatch(division, unit, number)
             division = min(
-                moved, key=lambda each: (each.added, taken.count(each.pipeline_replicas[unit][number]), each.summed)
+                moved,
+                key=lambda candidate: (
+                    candidate.added,
+                    taken.count(candidate.pipeline_replicas[unit][number]),
+                    candidate.summed,
+                ),
             )
         return division
 
@@ -111,7 +116,10 @@ class _DivisionSearch:
                 continue
             number, unit = items[depth]
             further = self._with_microbatch(division, unit, number)
-            stack += [(depth + 1, each) for each in sorted(further, key=lambda each: each[:2], reverse=True)]
+            stack += [
+                (depth + 1, candidate)
+                for candidate in sorted(further, key=lambda candidate: candidate[:2], reverse=True)
+            ]
         return best
 
     def _exchanged(self, division: _Division, least: int) -> _Division:
@@ -167,18 +175,20 @@ class _DivisionSearch:
         critical = self._critical(division.extents)
         for unit, count in self._counts.items():
             taken = division.pipeline_replicas[unit]
-            of_critical = [number for number in self._microbatches if self._group_of[unit, taken[number]] in critical]
-            for number, pipeline_replica in itertools.product(of_critical, range(count)):
+            critical_microbatches = [
+                number for number in self._microbatches if self._group_of[unit, taken[number]] in critical
+            ]
+            for number, pipeline_replica in itertools.product(critical_microbatches, range(count)):
                 if pipeline_replica != taken[number] and taken.count(taken[number]) > 1:
                     yield unit, {number: pipeline_replica}
-            for one, other in itertools.product(of_critical, self._microbatches):
+            for one, other in itertools.product(critical_microbatches, self._microbatches):
                 if taken[one] != taken[other]:
                     yield unit, {one: taken[other], other: taken[one]}
 
     def _critical(self, extents: list[tuple[Extent, ...]]) -> set[int]:
         """The groups that take longest before the backbone's start or after its end, in any way to place them."""
-        found: set[int] = set()
+        groups: set[int] = set()
         for way, side in itertools.product(zip(*extents, strict=True), range(2)):
             longest = max(self._rounded(extent[side]) for extent in way)
-            found |= {number for number, extent in enumerate(way) if self._rounded(extent[side]) >= longest}
-        return found
+            groups |= {number for number, extent in enumerate(way) if self._rounded(extent[side]) >= longest}
+        return groups

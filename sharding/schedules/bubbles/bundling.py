@@ -17,7 +17,7 @@ class BundleHosts:
     """
 
     def __init__(self, hosts: Mapping[tuple[int, ...], Iterable[tuple[Interval, Host]]]) -> None:
-        self._hosts = {lanes: sorted(of_lanes, key=lambda host: host[0]) for lanes, of_lanes in hosts.items()}
+        self._hosts = {lanes: sorted(lane_hosts, key=lambda host: host[0]) for lanes, lane_hosts in hosts.items()}
         self._left: dict[tuple[tuple[int, ...], str], int] = {}
 
     def copy(self, budget: int) -> "BundleHosts":

@@ -121,7 +121,7 @@ class BubbleFiller:
 
     def share(self, pipeline_replicas: ReplicaOfMicrobatch, group: int) -> Share:
         """The microbatches of one group of pipeline replicas."""
-        members, found = self.groups[group], []
+        members, share = self.groups[group], []
         for number in range(self.bubbles.microbatches):
             taken = [
                 pipeline_replica
@@ -129,8 +129,8 @@ class BubbleFiller:
                 if (pipeline_replica := (unit, pipeline_replicas[unit][number])) in members
             ]
             if taken:
-                found.append((number, tuple(taken)))
-        return tuple(found)
+                share.append((number, tuple(taken)))
+        return tuple(share)
 
     def extents(self, share: Share) -> tuple[Extent, ...]:
         """For each way to place a group: seconds before the backbone's start, and seconds after its end."""
@@ -187,8 +187,12 @@ class BubbleFiller:
         times: dict[SlicePass, Interval] = {}
         bundles: dict[Host, SlicePass] = {}
         for placement in placements:
-            times |= {("forward", each): interval for each, interval in placement.forwards.items()}
-            times |= {("backward", each): interval for each, interval in placement.backwards.items()}
+            times |= {
+                ("forward", stage_microbatch): interval for stage_microbatch, interval in placement.forwards.items()
+            }
+            times |= {
+                ("backward", stage_microbatch): interval for stage_microbatch, interval in placement.backwards.items()
+            }
             bundles |= placement.bundles
         before, after = self._extent(*placements)
         return Filling(before, after, times, bundles)
@@ -218,4 +222,4 @@ def _groups(stages: Sequence[EncoderStage]) -> list[frozenset[UnitReplica]]:
     for members in together:
         joined = [group for group in groups if group & members]
         groups = [group for group in groups if not group & members] + [members.union(*joined)]
-    return sorted((frozenset(each for each in group if isinstance(each, tuple)) for group in groups), key=min)
+    return sorted((frozenset(member for member in group if isinstance(member, tuple)) for group in groups), key=min)

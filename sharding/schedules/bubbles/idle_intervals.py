@@ -7,7 +7,7 @@ from math import inf
 Interval = tuple[float, float]
 """Start and end, in seconds."""
 
-_Found = tuple[float, float, int]
+_IdleTime = tuple[float, float, int]
 """Start, end, and the number of the idle interval of a lane that they are in."""
 
 
@@ -49,13 +49,13 @@ class IdleIntervals:
         if len(lanes) == 1:
             return self._take(lanes, (self._latest(lanes[0], seconds, due),))
         while True:
-            found = [self._latest(lane, seconds, due) for lane in lanes]
-            end = min(each[1] for each in found)
-            if all(each[1] == end for each in found):
-                return self._take(lanes, found)
+            times = [self._latest(lane, seconds, due) for lane in lanes]
+            end = min(time[1] for time in times)
+            if all(time[1] == end for time in times):
+                return self._take(lanes, times)
             due = end
 
-    def _latest(self, lane: int, seconds: float, due: float) -> _Found:
+    def _latest(self, lane: int, seconds: float, due: float) -> _IdleTime:
         starts, ends = self._starts[lane], self._ends[lane]
         position = bisect.bisect_right(starts, due) - 1
         while True:
@@ -71,13 +71,13 @@ class IdleIntervals:
         if len(lanes) == 1:
             return self._take(lanes, (self._earliest(lanes[0], seconds, release),))
         while True:
-            found = [self._earliest(lane, seconds, release) for lane in lanes]
-            start = max(each[0] for each in found)
-            if all(each[0] == start for each in found):
-                return self._take(lanes, found)
+            times = [self._earliest(lane, seconds, release) for lane in lanes]
+            start = max(time[0] for time in times)
+            if all(time[0] == start for time in times):
+                return self._take(lanes, times)
             release = start
 
-    def _earliest(self, lane: int, seconds: float, release: float) -> _Found:
+    def _earliest(self, lane: int, seconds: float, release: float) -> _IdleTime:
         starts, ends = self._starts[lane], self._ends[lane]
         position = bisect.bisect_left(ends, release)
         while True:
@@ -88,9 +88,9 @@ class IdleIntervals:
                 return start, start + seconds, position
             position += 1
 
-    def _take(self, lanes: Sequence[int], found: Sequence[_Found]) -> Interval:
+    def _take(self, lanes: Sequence[int], times: Sequence[_IdleTime]) -> Interval:
         """Cuts a time out of an idle interval of each lane."""
-        for lane, (start, end, position) in zip(lanes, found, strict=True):
+        for lane, (start, end, position) in zip(lanes, times, strict=True):
             if end <= start:
                 continue
             starts, ends = self._starts[lane], self._ends[lane]
@@ -106,7 +106,7 @@ class IdleIntervals:
                 starts[position] = end
             else:
                 del starts[position], ends[position]
-        return found[0][:2]
+        return times[0][:2]
 
     def release(self, lanes: Iterable[int], interval: Interval) -> None:
         """Gives back a time that was occupied; joins it with the idle time beside it."""

@@ -42,12 +42,12 @@ class BackboneTimeline:
 
     def busy(self) -> list[list[Interval]]:
         """For every class of devices, when its ops run, ascending."""
-        found: list[list[Interval]] = [[] for _ in self.op_graph.stage_graph.device_classes]
+        busy_intervals: list[list[Interval]] = [[] for _ in self.op_graph.stage_graph.device_classes]
         for op, interval in self.times.items():
             if interval[1] > interval[0]:
                 for lane in self.lanes_of(op):
-                    found[lane].append(interval)
-        return [sorted(intervals) for intervals in found]
+                    busy_intervals[lane].append(interval)
+        return [sorted(intervals) for intervals in busy_intervals]
 
     def bubbles(self) -> Bubbles:
         """The bubbles that encoders fill; ops of the backbone with exposed collectives are hosts of slices."""
@@ -96,7 +96,7 @@ def with_late_warm_up(timeline: BackboneTimeline) -> BackboneTimeline:
             continue
         followers = [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
         followers.append(PipelineOp("backward", *op.stage_id, op.microbatch))
-        due = min([max(until, end), *(times[each][0] for each in followers if each in times)])
+        due = min([max(until, end), *(times[follower][0] for follower in followers if follower in times)])
         lanes = timeline.lanes_of(op)
         idle.release(lanes, (start, end))
         times[op] = idle.take_latest(lanes, end - start, due)

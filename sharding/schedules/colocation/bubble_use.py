@@ -36,8 +36,8 @@ def bubble_use(schedule: Schedule) -> BubbleUse | None:
         return None
     times = _with_late_forwards(step, schedule, pass_times(step.op_graph, schedule.ops, schedule.bundled))
     whole, alone, devices = last_end(times), step.timeline.end, len(step.op_graph.stage_graph.all_devices)
-    of_backbone = [interval for op, interval in times.items() if op.unit not in step.units.encoders]
-    begin, end = min(start for start, _ in of_backbone), max(end for _, end in of_backbone)
+    backbone_intervals = [interval for op, interval in times.items() if op.unit not in step.units.encoders]
+    begin, end = min(start for start, _ in backbone_intervals), max(end for _, end in backbone_intervals)
     work = _encoder_work(step, times, 0.0, whole)
     if not work:
         return BubbleUse(whole, alone, 1.0, 1.0)
@@ -64,12 +64,12 @@ def _with_late_forwards(step: ColocatedStep, schedule: Schedule, times: OpTimes)
     in_bundles = hosts | schedule.bundled
     next_start = [math.inf] * len(graph.device_classes)
     for op in reversed([op for op in schedule.ops if op in times]):
-        own = lanes[graph.rank_of_microbatch(op.stage_id, op.microbatch)]
+        op_lanes = lanes[graph.rank_of_microbatch(op.stage_id, op.microbatch)]
         start, end = late[op]
         if op.kind == "forward" and op.unit in step.units.encoders and op not in in_bundles:
             followers = [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
-            due = min(*(next_start[lane] for lane in own), *(late[follower][0] for follower in followers))
+            due = min(*(next_start[lane] for lane in op_lanes), *(late[follower][0] for follower in followers))
             start, end = late[op] = (due - (end - start), due) if due > end else (start, end)
-        for lane in own:
+        for lane in op_lanes:
             next_start[lane] = start
     return late

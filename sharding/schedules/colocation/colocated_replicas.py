@@ -16,10 +16,10 @@ def assign_microbatches(op_graph: OpGraph) -> dict[str, tuple[int, ...]]:
     if step is None:
         return {}
     fillers = [step.filler(timeline) for timeline in step.timelines()]
-    found = [
+    divisions = [
         (filler.seconds(pipeline_replicas), pipeline_replicas)
         for filler in fillers
         for pipeline_replicas in [best_division(filler)]
     ]
-    _, best = min(found, key=lambda each: each[0])
+    _, best = min(divisions, key=lambda division: division[0])
     return {unit: taken for unit, taken in best.items() if unit in op_graph.stage_graph.pipeline_replicas}

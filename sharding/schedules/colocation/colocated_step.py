@@ -59,13 +59,13 @@ class ColocatedStep:
         if not self.has_bundles:
             return
         graph, filler = self.op_graph.stage_graph, self.filler(self.timeline)
-        of_ranks = collections.Counter(
+        passes_by_rank = collections.Counter(
             graph.rank_of_microbatch(stage, number)
             for stage in graph.stages
             if stage[0] in self.units.encoders
             for number in range(self.op_graph.microbatches)
         )
-        most = max(of_ranks.values())
+        most = max(passes_by_rank.values())
         for share in range(1, _BUNDLE_SHARES + 1):
             filling = filler.fill_with_bundles(self.pipeline_replicas, -(-most * share // _BUNDLE_SHARES))
             passes = self._ordered(self.timeline, filling)
@@ -75,8 +75,13 @@ class ColocatedStep:
     @property
     def has_bundles(self) -> bool:
         """Whether the plan says that some op of the backbone has exposed collectives."""
-        of_backbone = (seconds for stage, seconds in self.op_graph.seconds.items() if stage[0] == self.units.backbone)
-        return any(max(each.forward_communication, each.backward_communication) > 0 for each in of_backbone)
+        backbone_seconds = (
+            seconds for stage, seconds in self.op_graph.seconds.items() if stage[0] == self.units.backbone
+        )
+        return any(
+            max(stage_seconds.forward_communication, stage_seconds.backward_communication) > 0
+            for stage_seconds in backbone_seconds
+        )
 
     def timelines(self) -> tuple[BackboneTimeline, BackboneTimeline]:
         """The backbone as it is, and with a late warm-up."""
@@ -90,8 +95,8 @@ class ColocatedStep:
         stages = [stage for stage in self.op_graph.stage_graph.stages if stage[0] in self.units.encoders]
         ops = {(kind, (n, i)): PipelineOp(kind, *stages[n], i) for kind, (n, i) in filling.times}
         starts = {op: start for op, (start, _) in timeline.times.items()}
-        starts |= {ops[each]: start for each, (start, _) in filling.times.items()}
-        bundles = cast(Bundles, {host: ops[each] for host, each in filling.bundles.items()})
+        starts |= {ops[slice_pass]: start for slice_pass, (start, _) in filling.times.items()}
+        bundles = cast(Bundles, {host: ops[slice_pass] for host, slice_pass in filling.bundles.items()})
         return OrderedPasses.by_start(self.op_graph, starts, bundles)
 
 

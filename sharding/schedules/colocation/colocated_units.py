@@ -75,10 +75,10 @@ def _work_on_shared_devices(op_graph: OpGraph) -> dict[str, float]:
     work: dict[str, float] = {}
     for stage in graph.stages:
         seconds = op_graph.seconds[stage]
-        each = seconds.forward + seconds.backward * (stage in op_graph.backward_stages)
+        microbatch_seconds = seconds.forward + seconds.backward * (stage in op_graph.backward_stages)
         for number in range(op_graph.microbatches):
             if devices := common[graph.rank_of_microbatch(stage, number)]:
-                work[stage[0]] = work.get(stage[0], 0.0) + each * devices
+                work[stage[0]] = work.get(stage[0], 0.0) + microbatch_seconds * devices
     return work
 
 

@@ -60,7 +60,7 @@ def _dependents(op_graph: OpGraph, op: PipelineOp) -> Iterable[PipelineOp]:
     if op.kind == "forward":
         yield from (PipelineOp("forward", *target, number) for target in graph.targets[stage])
         backwards = (stage,)
-    yield from (PipelineOp("backward", *each, number) for each in backwards if each in op_graph.backward_stages)
+    yield from (PipelineOp("backward", *stage, number) for stage in backwards if stage in op_graph.backward_stages)
 
 
 @dataclasses.dataclass(frozen=True)

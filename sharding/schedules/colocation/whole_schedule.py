@@ -34,8 +34,8 @@ def whole_schedule(op_graph: OpGraph, passes: OrderedPasses, hosts: str | None =
             writer.end(heapq.heappop(running)[-1])
         program = (op, passes.bundles[op]) if op in passes.bundles else (op,)
         writer.start(program)
-        for each in program:
-            heapq.heappush(running, (end, positions[each], each))
+        for program_op in program:
+            heapq.heappush(running, (end, positions[program_op], program_op))
     while running:
         writer.end(heapq.heappop(running)[-1])
     return writer.schedule()
@@ -94,12 +94,12 @@ class _ScheduleWriter:
     def _gather(self, op: PipelineOp) -> None:
         """Writes what makes the weights for an op, but for gathers that may take a forward into their program."""
         ops = self._collectives.before(op)
-        may_wait = not any(each.kind == "send_tied_weight" for each in ops)
-        for each in ops:
-            if may_wait and each.unit == self._hosts:
-                self._gathers.setdefault(self._op_graph.devices_of(each), []).append(each)
+        may_wait = not any(collective.kind == "send_tied_weight" for collective in ops)
+        for weight_op in ops:
+            if may_wait and weight_op.unit == self._hosts:
+                self._gathers.setdefault(self._op_graph.devices_of(weight_op), []).append(weight_op)
             else:
-                self._order.append(each)
+                self._order.append(weight_op)
 
     def _gather_beside(self, devices: frozenset[int]) -> PipelineOp | None:
         """A gather that was held back on exactly these devices."""

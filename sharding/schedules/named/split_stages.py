@@ -23,9 +23,9 @@ def split_stages(resolved: ResolvedPlan, trained: frozenset[StageId]) -> frozens
         return frozenset()
     sends_back = stages.with_descendants(frozenset(target for stage in trained for target in stages.targets[stage]))
     for unit in plan.units:
-        own = [stage for stage in stages.stages if stage[0] == unit.name]
-        frozen = [number for _, number in own if (unit.name, number) in sends_back - trained]
-        if len(own) > 1 and frozen:
+        unit_stages = [stage for stage in stages.stages if stage[0] == unit.name]
+        frozen = [number for _, number in unit_stages if (unit.name, number) in sends_back - trained]
+        if len(unit_stages) > 1 and frozen:
             instead = "interleaved" if unit.parallelism.chunks > 1 else "1f1b"
             raise PlanError(
                 f"schedule {plan.schedule!r} splits backwards, but {len(frozen)} of the {unit.stage_count} stages of "

@@ -109,14 +109,14 @@ class _OpRecorder:
 
     def _stage(self, op_graph: OpGraph, stage: StageId) -> _Stage:
         graph, pipeline_replicas = op_graph.stage_graph, self._devices.of_pipeline_replicas(stage)
-        of_microbatch = (
+        taken_by = (
             graph.pipeline_replicas[stage[0]].of_microbatch
             if stage[0] in graph.pipeline_replicas
             else (0,) * op_graph.microbatches
         )
         inputs: dict[OpKind, int] = {"forward": len(graph.sources[stage]), "backward": len(graph.targets[stage])}
         return _Stage(
-            (*(pipeline_replicas[number] for number in of_microbatch), self._devices.of_all_pipeline_replicas(stage)),
+            (*(pipeline_replicas[number] for number in taken_by), self._devices.of_all_pipeline_replicas(stage)),
             {kind: count for kind, count in inputs.items() if count},
             stage in graph.compiled,
         )
@@ -129,11 +129,11 @@ class _OpRecorder:
     def build(self, schedule: Schedule) -> ScheduleNodes:
         """Returns the nodes of all ops recorded so far."""
         graph, first_nodes = self._nodes.build()
-        replicas = [self._nodes.size(each) for each in self._ranges]
+        replicas = [self._nodes.size(node_range) for node_range in self._ranges]
         bundles = []
         for index, (first, second), *shares in self._bundles:
             replicas[index : index + 2] = [len(first.parts), len(second.parts)]
-            nodes = [first_nodes[each] + np.arange(self._nodes.size(each)) for each in shares]
+            nodes = [first_nodes[node_range] + np.arange(self._nodes.size(node_range)) for node_range in shares]
             bundles.append(BundleNodes(index, (first.parts, second.parts), *nodes))
         return ScheduleNodes(schedule, graph, first_nodes[self._ranges], np.array(replicas), tuple(bundles))
 
@@ -244,17 +244,17 @@ class _OpRecorder:
         replicas = [stage.held[op.microbatch] for op, stage in zip(ops, stages, strict=True)]
         held, in_bundle = self._tables.bundle(*replicas, first.kind in COLLECTIVES)
         waits = self._until_free(held)
-        for op, stage, of_op in zip(ops, stages, in_bundle, strict=True):
+        for op, stage, bundled_op in zip(ops, stages, in_bundle, strict=True):
             if op.kind in stage.inputs:
-                waits += [(hop, of_op.members) for hop in self._inputs(op, stage.inputs[op.kind])]
+                waits += [(hop, bundled_op.members) for hop in self._inputs(op, stage.inputs[op.kind])]
             if op.kind == "forward":
                 waits += self._until_borrowed(op, held.count)
         first_shares = self._nodes.add(held.count, waits)
         second_shares = self._nodes.add(held.count, [(first_shares, self._tables.same(held.count))])
         self._occupy(held, second_shares)
         self._bundles.append((len(self._ranges), in_bundle, first_shares, second_shares))
-        for op, of_op in zip(ops, in_bundle, strict=True):
-            self._ended[op[:4]], self._in_bundles[op[:4]] = second_shares, of_op
+        for op, bundled_op in zip(ops, in_bundle, strict=True):
+            self._ended[op[:4]], self._in_bundles[op[:4]] = second_shares, bundled_op
             self._ranges.append(second_shares)
 
     def _until_free(self, held: HeldDevices) -> list[RangeWait]:

@@ -55,8 +55,8 @@ class StageDevices:
         self._groups_of = groups.groups_of
         tables = {
             (table.shape, table.tobytes()): table
-            for stage, of_stage in groups.groups_of.items()
-            for table in np.split(of_stage, self._replicas[stage])
+            for stage, stage_groups in groups.groups_of.items()
+            for table in np.split(stage_groups, self._replicas[stage])
         }
         member = np.zeros((len(tables), self._group_count), bool)
         for row, table in zip(member, tables.values(), strict=True):
@@ -90,8 +90,8 @@ class StageDevices:
     def joined(self, *held: HeldDevices) -> HeldDevices:
         """One node that holds the devices of all these nodes."""
         is_held = np.zeros(self._group_count, bool)
-        for each in held:
-            is_held[each.groups] = True
+        for devices in held:
+            is_held[devices.groups] = True
         return self.of(np.flatnonzero(is_held)[None])
 
     def of_hop(self, source: HeldDevices, target: HeldDevices) -> HeldDevices:
@@ -101,8 +101,8 @@ class StageDevices:
 
     def of_bundle(self, held: Sequence[HeldDevices], parts: Sequence[Int[np.ndarray, " i"]]) -> HeldDevices:
         """The parts of a bundle, given the replicas of both its ops and in which part each is."""
-        rows = [np.repeat(of, each.groups.shape[1]) for each, of in zip(held, parts, strict=True)]
-        groups = [each.groups.ravel() for each in held]
+        rows = [np.repeat(part, devices.groups.shape[1]) for devices, part in zip(held, parts, strict=True)]
+        groups = [devices.groups.ravel() for devices in held]
         held_by_parts = entries_of_rows(np.concatenate(rows), np.concatenate(groups), 1 + int(parts[0].max()))
         return self.of(np.where(held_by_parts == NO_NODE, held_by_parts[:, :1], held_by_parts))
 

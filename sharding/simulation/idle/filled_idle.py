@@ -61,14 +61,14 @@ def units_on_shared_devices(graph: StageGraph, busy: Mapping[str, float]) -> dic
     for rank, held in graph.rank_devices.items():
         devices[rank[0]] |= held
     order = sorted(devices, key=lambda unit: -busy[unit])
-    found: dict[str, tuple[str, ...]] = {}
+    others_by_unit: dict[str, tuple[str, ...]] = {}
     for unit in order:
-        if any(unit in others for others in found.values()):
+        if any(unit in others for others in others_by_unit.values()):
             continue
         others = [other for other in order if other != unit and devices[unit] & devices[other]]
-        if others := [other for other in others if other not in found]:
-            found[unit] = tuple(others)
-    return found
+        if others := [other for other in others if other not in others_by_unit]:
+            others_by_unit[unit] = tuple(others)
+    return others_by_unit
 
 
 def filled_idle(
@@ -97,14 +97,14 @@ def filled_idle(
         for cause, seconds, computed in _divided(period, before, walk.filled(period.span, period.within_span)):
             np.add.at(idle[cause], period.groups, seconds)
             np.add.at(filled[cause], period.groups, computed)
-    own = groups_of_unit(groups, unit)
-    return _means(groups, own, idle), _means(groups, own, filled)
+    unit_groups = groups_of_unit(groups, unit)
+    return _means(groups, unit_groups, idle), _means(groups, unit_groups, filled)
 
 
 def _means(
-    groups: DeviceGroups, own: Int[np.ndarray, " k"], seconds: Mapping[IdleCause, Float[np.ndarray, " n"]]
+    groups: DeviceGroups, unit_groups: Int[np.ndarray, " k"], seconds: Mapping[IdleCause, Float[np.ndarray, " n"]]
 ) -> dict[IdleCause, float]:
-    return {cause: groups.mean_over(own, of) for cause, of in seconds.items()}
+    return {cause: groups.mean_over(unit_groups, group_seconds) for cause, group_seconds in seconds.items()}
 
 
 def _divided(
@@ -118,13 +118,13 @@ def _divided(
         computed: Seconds of it in which others compute, for every group.
     """
     total = sum(period.seconds.values(), start=np.zeros(period.groups.shape))
-    of_groups = np.where(total > 0, computed[period.groups], 0.0)
+    filled = np.where(total > 0, computed[period.groups], 0.0)
     if before == "reduce":
-        yield "cool-down", of_groups, of_groups
-        yield "straggler replica", total - of_groups, np.zeros_like(total)
+        yield "cool-down", filled, filled
+        yield "straggler replica", total - filled, np.zeros_like(total)
         return
     for cause, seconds in period.seconds.items():
-        yield cause, seconds, of_groups * np.divide(seconds, total, out=np.zeros_like(total), where=total > 0)
+        yield cause, seconds, filled * np.divide(seconds, total, out=np.zeros_like(total), where=total > 0)
 
 
 def with_partners(spans: Sequence[Span]) -> Iterator[tuple[Span, Span | None]]:
@@ -150,19 +150,19 @@ class _UnitAlone:
 
     def add(self, span: Span, partner: Span | None) -> None:
         """Records the next op or bundle of the step."""
-        own = [each for each in (span, partner) if each is not None and self._is_own(each.op)]
-        beside = [each for each in (span, partner) if each is not None and each not in own]
-        for each in own:
+        own_spans = [member for member in (span, partner) if member is not None and self._is_own(member.op)]
+        beside = [member for member in (span, partner) if member is not None and member not in own_spans]
+        for own_span in own_spans:
             number = len(self.spans)
-            self.spans.append(_as_if_alone(each))
-            if each.op.kind in TRANSFERS:
+            self.spans.append(_as_if_alone(own_span))
+            if own_span.op.kind in TRANSFERS:
                 continue
-            rows, _ = self._groups_at(each.op)
+            rows, _ = self._groups_at(own_span.op)
             self._before[number] = self._since_last.copy()
             self._since_last[rows] = 0.0
             if partner is not None:
                 self._inside[number] = self._computed(beside)
-        if not own:
+        if not own_spans:
             self._since_last += self._computed(beside)
 
     def filled(self, span: int, within: bool) -> Float[np.ndarray, " n"]:
@@ -201,13 +201,13 @@ def _as_if_alone(span: Span) -> Span:
 
 def groups_of_op(groups: DeviceGroups, stages: StageGraph, op: PipelineOp) -> tuple[Int[np.ndarray, "i g"], np.ndarray]:
     """The groups that run an op of a stage, and which of them are no repetitions."""
-    of_stage = (groups.groups_of[op.stage_id], groups.is_first[op.stage_id])
+    tables = (groups.groups_of[op.stage_id], groups.is_first[op.stage_id])
     rows, is_first = (
-        replicas_of_microbatch(stages.pipeline_replicas, op.unit, op.microbatch, table) for table in of_stage
+        replicas_of_microbatch(stages.pipeline_replicas, op.unit, op.microbatch, table) for table in tables
     )
     return rows, is_first
 
 
 def groups_of_unit(groups: DeviceGroups, unit: str) -> Int[np.ndarray, " k"]:
     """The groups of all devices of a unit."""
-    return np.unique(np.concatenate([of.ravel() for stage, of in groups.groups_of.items() if stage[0] == unit]))
+    return np.unique(np.concatenate([table.ravel() for stage, table in groups.groups_of.items() if stage[0] == unit]))

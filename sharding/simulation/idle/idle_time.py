@@ -234,9 +234,9 @@ class _Replay:
         """The groups that run an op that is no transfer, and which of them are no repetitions."""
         if op.kind == "global_norm":
             return self._all_groups
-        of_stage = (self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id])
+        tables = (self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id])
         groups, is_first = (
-            replicas_of_microbatch(self._stages.pipeline_replicas, op.unit, op.microbatch, table) for table in of_stage
+            replicas_of_microbatch(self._stages.pipeline_replicas, op.unit, op.microbatch, table) for table in tables
         )
         return groups, is_first
 

@@ -47,7 +47,7 @@ def scheduling_efficiency(
         others: Units that share its devices.
         rendezvous: Whether hops occupied the devices of both their ends.
     """
-    own, work = groups_of_unit(groups, unit), np.zeros(len(groups.sizes))
+    unit_groups, work = groups_of_unit(groups, unit), np.zeros(len(groups.sizes))
     for span in spans:
         if span.op.unit in others and span.op.kind in COMPUTE:
             rows, is_first = groups_of_op(groups, op_graph.stage_graph, span.op)
@@ -59,23 +59,26 @@ def scheduling_efficiency(
     )
     nodes = schedule_nodes(devices, schedule, rendezvous)
     alone = run_schedule(nodes, seconds_by_costs(without_units(costs, others)))
-    steps = [max(float(span.end.max()) for span in of) for of in (spans, alone)]
-    device_seconds = float((work[own] * groups.sizes[own]).sum())
+    steps = [max(float(span.end.max()) for span in step_spans) for step_spans in (spans, alone)]
+    device_seconds = float((work[unit_groups] * groups.sizes[unit_groups]).sum())
     if not device_seconds:
         return 1.0
-    longer = (steps[0] - steps[1]) * float(groups.sizes[own].sum())
+    longer = (steps[0] - steps[1]) * float(groups.sizes[unit_groups].sum())
     return min(1.0, max(0.0, 1.0 - longer / device_seconds))
 
 
 def without_units(costs: StepCosts, units: Sequence[str]) -> StepCosts:
     """The costs of a step in which all ops of some units, and the hops to and from them, take no time."""
-    stages = {stage: _without_seconds(of) if stage[0] in units else of for stage, of in costs.stages.items()}
+    stages = {
+        stage: _without_seconds(stage_costs) if stage[0] in units else stage_costs
+        for stage, stage_costs in costs.stages.items()
+    }
     hops, back = (
         {
             edge: np.zeros_like(seconds) if any(stage[0] in units for stage in edge) else seconds
-            for edge, seconds in of.items()
+            for edge, seconds in hop_seconds.items()
         }
-        for of in (costs.hops, costs.gradient_hops)
+        for hop_seconds in (costs.hops, costs.gradient_hops)
     )
     return dataclasses.replace(costs, stages=stages, hops=hops, gradient_hops=back)
 

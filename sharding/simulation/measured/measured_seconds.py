@@ -65,7 +65,7 @@ class MeanSeconds:
         op, graph = PipelineOp(kind, *stage, GLOBAL_NORM.microbatch, *target), op_graph.stage_graph
         if kind in (*COMPUTE_KINDS, "hop", "gradient_hop"):
             ops = (op._replace(microbatch=number) for number in range(op_graph.microbatches))
-            seconds = np.stack([self.by_op[_of_pipeline_replicas(graph, each)] for each in ops])
+            seconds = np.stack([self.by_op[_of_pipeline_replicas(graph, microbatch_op)] for microbatch_op in ops])
         else:
             seconds = self.by_op[op, 0, 0][None]
         return seconds, np.zeros_like(seconds)
@@ -77,7 +77,7 @@ def mean_seconds(timeline: Timeline) -> MeanSeconds:
     seconds: dict[_OpOfPipelineReplicas, list[Seconds]] = collections.defaultdict(list)
     for span in timeline.spans:
         seconds[_of_pipeline_replicas(graph, span.op)].append(span.own_seconds)
-    means = {key: np.mean(of_microbatches, axis=0) for key, of_microbatches in seconds.items()}
+    means = {key: np.mean(microbatch_seconds, axis=0) for key, microbatch_seconds in seconds.items()}
     return MeanSeconds(timeline.devices, timeline.rendezvous, means)
 
 
@@ -95,9 +95,9 @@ def _of_pipeline_replicas(graph: StageGraph, op: PipelineOp) -> _OpOfPipelineRep
     """An op without its microbatch, and the pipeline replicas at its ends that take it; 0 for a unit's only one."""
     if op.microbatch == GLOBAL_NORM.microbatch:
         return op, 0, 0
-    of_all = op._replace(microbatch=GLOBAL_NORM.microbatch)
+    unnumbered_op = op._replace(microbatch=GLOBAL_NORM.microbatch)
     return (
-        of_all,
+        unnumbered_op,
         graph.pipeline_replica_of_microbatch(op.unit, op.microbatch),
         graph.pipeline_replica_of_microbatch(op.target_unit, op.microbatch),
     )

@@ -75,7 +75,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         ],
         "tied_stages": [[number[owner], number[borrower]] for owner, borrower in op_graph.tied_stages],
         "pipeline_ranks": dict(graph.pp),
-        "pipeline_replicas": {unit: of.of_microbatch for unit, of in graph.pipeline_replicas.items()},
+        "pipeline_replicas": {unit: replicas.of_microbatch for unit, replicas in graph.pipeline_replicas.items()},
         "ops": [
             {
                 **span.op._asdict(),

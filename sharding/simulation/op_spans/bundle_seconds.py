@@ -41,9 +41,11 @@ def bundle_shares(
         communication: The seconds among them in which devices only wait; all of a gather or a reduction.
         part_count: Number of parts.
     """
-    first, second = (_of_parts(*of_op, part_count) for of_op in zip(parts, seconds, communication, strict=True))
-    exposed = [np.maximum(own.waits - other.compute, 0.0) for own, other in ((first, second), (second, first))]
-    return [own.compute + waits for own, waits in zip((first, second), exposed, strict=True)]
+    first, second = (_of_parts(*op_values, part_count) for op_values in zip(parts, seconds, communication, strict=True))
+    exposed = [
+        np.maximum(op_seconds.waits - other.compute, 0.0) for op_seconds, other in ((first, second), (second, first))
+    ]
+    return [op_seconds.compute + waits for op_seconds, waits in zip((first, second), exposed, strict=True)]
 
 
 def _of_parts(

@@ -161,8 +161,8 @@ class _Places:
             ranks[0].name + (f": {_short_ranges(devices)}" if lanes_of_first[ranks[0].rank] > 1 else "")
             for ranks, devices in zip(self.ranks, self.devices, strict=True)
         ]
-        numbers, of_devices = timeline.groups.members.T
-        self.groups = [np.unique(of_devices[np.searchsorted(numbers, devices)]) for devices in self.devices]
+        numbers, member_groups = timeline.groups.members.T
+        self.groups = [np.unique(member_groups[np.searchsorted(numbers, devices)]) for devices in self.devices]
         self._of_rank: dict[PipelineRank, list[int]] = collections.defaultdict(list)
         for number, ranks in enumerate(self.ranks):
             for lane in ranks:
@@ -195,8 +195,8 @@ class _Places:
         if (stage, pipeline_replica, lane) not in self._weights:
             groups = self._timeline.groups
             table, is_first = (
-                replicas_of_microbatch(self._graph.pipeline_replicas, stage[0], op.microbatch, of[stage])
-                for of in (groups.groups_of, groups.is_first)
+                replicas_of_microbatch(self._graph.pipeline_replicas, stage[0], op.microbatch, tables[stage])
+                for tables in (groups.groups_of, groups.is_first)
             )
             in_lane = np.isin(table, self.groups[lane]) & is_first
             self._weights[stage, pipeline_replica, lane] = (groups.sizes[table] * in_lane).sum(axis=1).astype(float)
@@ -206,7 +206,7 @@ class _Places:
         """Which of its pipeline rank's stages an op belongs to, or -1."""
         ends = (op.stage_id, op.target_id)
         stages = (rank.stages for rank in self.ranks[lane])
-        return next((number for of in stages for number, stage in enumerate(of) if stage in ends), -1)
+        return next((number for rank_stages in stages for number, stage in enumerate(rank_stages) if stage in ends), -1)
 
 
 def _short_ranges(devices: tuple[int, ...]) -> str:
@@ -217,7 +217,7 @@ def _short_ranges(devices: tuple[int, ...]) -> str:
 def _drawn_op(span: Span, lane: int, places: _Places, idle_before: Mapping[IdleCause, float], half: Half) -> DrawnOp:
     weights = places.weights(span, lane)
     start, end, communication = (
-        float(np.average(of, weights=weights)) for of in (span.start, span.end, span.communication)
+        float(np.average(values, weights=weights)) for values in (span.start, span.end, span.communication)
     )
     return DrawnOp(
         op=span.op,
@@ -250,12 +250,15 @@ class _LaneIdle:
     def total(self, lane: int) -> float:
         """Idle seconds of a lane, idle seconds inside ops included."""
         groups = self._places.groups[lane]
-        return sum(self._timeline.groups.mean_over(groups, of) for of in self._timeline.idle_by_group.values())
+        return sum(
+            self._timeline.groups.mean_over(groups, group_seconds)
+            for group_seconds in self._timeline.idle_by_group.values()
+        )
 
     def _add(self, period: IdlePeriod) -> None:
-        groups, of_lanes = self._timeline.groups, self._places.groups
+        groups, lane_groups = self._timeline.groups, self._places.groups
         number = period.span
-        affected = range(len(of_lanes)) if number < 0 else self._places.of_op(self._timeline.spans[number].op)
+        affected = range(len(lane_groups)) if number < 0 else self._places.of_op(self._timeline.spans[number].op)
         if self._halves.get(number) == "lower":
             number -= 1
         for cause, seconds in period.seconds.items():
@@ -263,6 +266,6 @@ class _LaneIdle:
                 by_group = np.zeros(len(groups.sizes))
                 np.add.at(by_group, period.groups, seconds)
                 for lane in affected:
-                    mean = groups.mean_over(of_lanes[lane], by_group)
+                    mean = groups.mean_over(lane_groups[lane], by_group)
                     if mean:
                         self._seconds[number, lane][cause] += mean

@@ -21,17 +21,17 @@ _READING = (
 
 def gathers_section(timeline: Timeline) -> Html | None:
     """Gathers of fully sharded stages beside what hides them; None for a step without, or a measured one."""
-    found = {lane: passes for lane in timeline.lanes if (passes := _of_lane(timeline, lane)) is not None}
-    if not found:
+    passes_by_lane = {lane: passes for lane in timeline.lanes if (passes := _of_lane(timeline, lane)) is not None}
+    if not passes_by_lane:
         return None
     drawn = [
-        max((lane for lane in lanes if lane in found), key=lambda lane: found[lane].exposed)
+        max((lane for lane in lanes if lane in passes_by_lane), key=lambda lane: passes_by_lane[lane].exposed)
         for lanes in timeline.lanes_of_units.values()
-        if any(lane in found for lane in lanes)
+        if any(lane in passes_by_lane for lane in lanes)
     ]
     return element(
         "div",
-        element("p", _in_words(timeline, found)),
+        element("p", _in_words(timeline, passes_by_lane)),
         legend(
             [
                 (BLUE, "forward, computing"),
@@ -40,9 +40,9 @@ def gathers_section(timeline: Timeline) -> Html | None:
                 (GREEN, "reduce-scatter of gradients"),
             ]
         ),
-        _bars(drawn, found),
+        _bars(drawn, passes_by_lane),
         element("p", _READING, class_="note"),
-        _table(found),
+        _table(passes_by_lane),
         class_="gathers",
     )
 
@@ -51,38 +51,48 @@ def _of_lane(timeline: Timeline, lane: Lane) -> ShardedPasses | None:
     """The passes of all stages of a pipeline rank together; None without fully sharded ones."""
     if timeline.costs is None:
         return None
-    own = [passes for stage in lane.stages if (passes := timeline.costs.stages[stage].sharded) is not None]
-    return ShardedPasses().plus(*own) if own else None
+    stage_passes = [passes for stage in lane.stages if (passes := timeline.costs.stages[stage].sharded) is not None]
+    return ShardedPasses().plus(*stage_passes) if stage_passes else None
 
 
-def _in_words(timeline: Timeline, found: dict[Lane, ShardedPasses]) -> str:
-    lane = max(found, key=lambda lane: found[lane].exposed)
-    passes, of_replica = found[lane], timeline.op_graph.microbatches / lane.pipeline_replicas
+def _in_words(timeline: Timeline, passes_by_lane: dict[Lane, ShardedPasses]) -> str:
+    lane = max(passes_by_lane, key=lambda lane: passes_by_lane[lane].exposed)
+    passes, replica_microbatches = passes_by_lane[lane], timeline.op_graph.microbatches / lane.pipeline_replicas
     return (
         f"Of each microbatch, {lane.name} takes {seconds(passes.collectives)} for its gathers and scatters, simulated. "
         f"Computation hides {percent(passes.hidden_share or 0.0)} of that; {seconds(passes.exposed)} remain exposed, "
-        f"{percent(of_replica * passes.exposed / timeline.step)} of the step over all its microbatches."
+        f"{percent(replica_microbatches * passes.exposed / timeline.step)} of the step over all its microbatches."
     )
 
 
-def _bars(lanes: Sequence[Lane], found: dict[Lane, ShardedPasses]) -> Html:
+def _bars(lanes: Sequence[Lane], passes_by_lane: dict[Lane, ShardedPasses]) -> Html:
     """Each pass begins with its exposed collectives, so that overlapping bars are what is hidden."""
     longest = max(
-        max(of.forward + of.exposed_forward, of.backward + of.exposed_backward, of.gather, of.gather_again + of.scatter)
-        for of in (found[lane] for lane in lanes)
+        max(
+            times.forward + times.exposed_forward,
+            times.backward + times.exposed_backward,
+            times.gather,
+            times.gather_again + times.scatter,
+        )
+        for times in (passes_by_lane[lane] for lane in lanes)
     )
     unit_seconds, unit = seconds_unit(longest)
     scale = Scale(0.0, max(longest / unit_seconds, 1e-9), _LABELS, _WIDTH - 12)
     shapes, top = [], _TOP
     for lane in lanes:
-        of = found[lane]
+        lane_passes = passes_by_lane[lane]
         passes = {
-            "forward": (BLUE, of.forward, of.exposed_forward, [(PINK, "all-gathers", of.gather)]),
+            "forward": (
+                BLUE,
+                lane_passes.forward,
+                lane_passes.exposed_forward,
+                [(PINK, "all-gathers", lane_passes.gather)],
+            ),
             "backward": (
                 ORANGE,
-                of.backward,
-                of.exposed_backward,
-                [(PINK, "all-gathers", of.gather_again), (GREEN, "reduce-scatters", of.scatter)],
+                lane_passes.backward,
+                lane_passes.exposed_backward,
+                [(PINK, "all-gathers", lane_passes.gather_again), (GREEN, "reduce-scatters", lane_passes.scatter)],
             ),
         }
         for name, (colour, computing, exposed, collectives) in passes.items():
@@ -101,14 +111,17 @@ def _bar(scale: Scale, top: Number, start: Number, long: Number, colour: str, wo
     return rectangle(scale(start), top, scale(start + long) - scale(start), _BAR - 1, colour, words)
 
 
-def _table(found: dict[Lane, ShardedPasses]) -> Html:
+def _table(passes_by_lane: dict[Lane, ShardedPasses]) -> Html:
     rows = [
         (
             lane.name,
-            *map(seconds, (of.gather, of.gather_again, of.scatter, of.forward + of.backward, of.exposed)),
-            "" if of.hidden_share is None else percent(of.hidden_share),
+            *map(
+                seconds,
+                (passes.gather, passes.gather_again, passes.scatter, passes.forward + passes.backward, passes.exposed),
+            ),
+            "" if passes.hidden_share is None else percent(passes.hidden_share),
         )
-        for lane, of in found.items()
+        for lane, passes in passes_by_lane.items()
     ]
     columns = (
         "stage",

@@ -108,31 +108,34 @@ def lanes_table(timeline: Timeline) -> Html:
 def filled_table(timeline: Timeline) -> Html:
     """Idle time by cause of units on whose devices others compute, and how much of it the others fill."""
     tables = []
-    for of in timeline.filled_idle:
+    for unit_idle in timeline.filled_idle:
         rows = [
-            _filled_row(cause, lost, of.filled[cause], timeline.step, CAUSE_COLOURS[cause])
-            for cause, lost in of.idle.items()
+            _filled_row(cause, lost, unit_idle.filled[cause], timeline.step, CAUSE_COLOURS[cause])
+            for cause, lost in unit_idle.idle.items()
             if lost > _ROUNDING * timeline.step
         ]
-        rows.append(_filled_row("all", sum(of.idle.values()), sum(of.filled.values()), timeline.step, GREY))
-        tables.append(table(("", "#share of the step", "#filled", ""), rows, filled_title(of)))
-        if said := efficiency_in_words(of):
+        rows.append(
+            _filled_row("all", sum(unit_idle.idle.values()), sum(unit_idle.filled.values()), timeline.step, GREY)
+        )
+        tables.append(table(("", "#share of the step", "#filled", ""), rows, filled_title(unit_idle)))
+        if said := efficiency_in_words(unit_idle):
             tables.append(element("p", said))
     return join(tables)
 
 
-def filled_title(of: FilledIdle) -> str:
+def filled_title(unit_idle: FilledIdle) -> str:
     """The caption of a table of filled idle time."""
-    return f"Idle time of {of.unit} if it were alone on its devices, filled by {' and '.join(of.others)}"
+    return f"Idle time of {unit_idle.unit} if it were alone on its devices, filled by {' and '.join(unit_idle.others)}"
 
 
-def efficiency_in_words(of: FilledIdle) -> str:
+def efficiency_in_words(unit_idle: FilledIdle) -> str:
     """The scheduling efficiency of a simulated step, and what it means; nothing where all work lengthens the step."""
-    if not of.scheduling_efficiency or of.scheduling_efficiency < _SMALLEST_EFFICIENCY:
+    if not unit_idle.scheduling_efficiency or unit_idle.scheduling_efficiency < _SMALLEST_EFFICIENCY:
         return ""
     return (
-        f"Scheduling efficiency: {percent(of.scheduling_efficiency)} of the work of {' and '.join(of.others)} on the "
-        f"devices of {of.unit} runs in time that these would otherwise idle, and adds nothing to the step."
+        f"Scheduling efficiency: {percent(unit_idle.scheduling_efficiency)} of the work of "
+        f"{' and '.join(unit_idle.others)} on the devices of {unit_idle.unit} runs in time that these would otherwise "
+        "idle, and adds nothing to the step."
     )
 
 

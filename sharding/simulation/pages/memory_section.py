@@ -45,7 +45,7 @@ def memory_section(timeline: Timeline) -> Html:
     if timeline.costs is None:
         return join(())
     held = {names: _by_kind(timeline, lane) for names, lane in _places(timeline).items()}
-    kinds = [kind for kind in _KINDS if any(of[kind] for of in held.values())]
+    kinds = [kind for kind in _KINDS if any(bytes_by_kind[kind] for bytes_by_kind in held.values())]
     fullest = sorted(held, key=lambda names: -sum(held[names].values()))[:_MOST_BARS]
     bars = _bars({names: held[names] for names in held if names in fullest}, kinds, timeline.device_memory)
     listed = _table(held, kinds, timeline.device_memory)
@@ -75,26 +75,26 @@ def _by_kind(timeline: Timeline, lane: Lane) -> dict[str, float]:
 def _in_words(timeline: Timeline) -> str:
     lane = max(timeline.lanes, key=timeline.lane_peak_memory)
     needed, room = timeline.lane_peak_memory(lane), timeline.device_memory
-    of_room = f" of the {size(room)} of a device ({percent(needed / room)})" if room else ""
+    room_share = f" of the {size(room)} of a device ({percent(needed / room)})" if room else ""
     too_much = ", which does not fit" if room and needed > room else ""
-    return f"The fullest stage, {lane.name}, takes {size(needed)}{of_room}, simulated{too_much}."
+    return f"The fullest stage, {lane.name}, takes {size(needed)}{room_share}, simulated{too_much}."
 
 
 def _bars(held: _Held, kinds: Sequence[str], room: float | None) -> Html:
-    most = max([*(sum(of.values()) for of in held.values()), room or 0.0])
+    most = max([*(sum(stage_bytes.values()) for stage_bytes in held.values()), room or 0.0])
     unit_bytes, unit = size_unit(most)
     scale = Scale(0.0, 1.04 * most / unit_bytes, _LABELS, _WIDTH - 12)
     bottom = _TOP + _ROW * len(held)
     shapes = []
-    for number, (names, of) in enumerate(held.items()):
+    for number, (names, bytes_by_kind) in enumerate(held.items()):
         top, before, first = _TOP + _ROW * number, 0.0, names[0]
         shapes.append(text(0, top + 15, f"{first} and {len(names) - 1} more" if len(names) > 1 else first))
         if room:
             shapes.append(rectangle(scale.start, top + 3, scale(room / unit_bytes) - scale.start, _ROW - 6, EMPTY))
         for kind in kinds:
-            bytes_ = of[kind] / unit_bytes
+            bytes_ = bytes_by_kind[kind] / unit_bytes
             left, right = scale(before), scale(before + bytes_)
-            hint = f"{', '.join(names)}, {kind}: {size(of[kind])}"
+            hint = f"{', '.join(names)}, {kind}: {size(bytes_by_kind[kind])}"
             shapes.append(rectangle(left, top + 3, right - left, _ROW - 6, _KINDS[kind].colour, hint))
             before += bytes_
     if room:
@@ -108,11 +108,11 @@ def _table(held: _Held, kinds: Sequence[str], room: float | None) -> Html:
     rows = [
         (
             ", ".join(names),
-            *(size(of[kind]) for kind in kinds),
-            size(sum(of.values())),
-            *([percent(sum(of.values()) / room)] if room else []),
+            *(size(bytes_by_kind[kind]) for kind in kinds),
+            size(sum(bytes_by_kind.values())),
+            *([percent(sum(bytes_by_kind.values()) / room)] if room else []),
         )
-        for names, of in held.items()
+        for names, bytes_by_kind in held.items()
     ]
     columns = ("stage", *(f"#{kind}" for kind in kinds), "#all", *(["#of a device"] if room else []))
     caption = (

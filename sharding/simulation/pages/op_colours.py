@@ -23,12 +23,12 @@ _OTHER_UNITS: tuple[tuple[str, str], ...] = (("#b5c92f", "#7d8f0c"), ("#35c4c0",
 
 def unit_colours(timeline: Timeline) -> dict[str, Mapping[OpKind, str]]:
     """By unit, the colours of its ops."""
-    others = list(dict.fromkeys(unit for of in timeline.filled_idle for unit in of.others))
+    others = list(dict.fromkeys(unit for unit_idle in timeline.filled_idle for unit in unit_idle.others))
     colours: dict[str, Mapping[OpKind, str]] = {}
     for unit in timeline.lanes_of_units:
         colours[unit] = KIND_COLOURS
         if unit in others:
             forward, backward = _OTHER_UNITS[others.index(unit) % len(_OTHER_UNITS)]
-            own: dict[OpKind, str] = {"forward": forward, "backward": backward}
-            colours[unit] = KIND_COLOURS | own
+            compute_colours: dict[OpKind, str] = {"forward": forward, "backward": backward}
+            colours[unit] = KIND_COLOURS | compute_colours
     return colours

@@ -31,5 +31,5 @@ def _module_in_words(size: ModuleSize) -> str:
 
 def parameters_in_words(parameters: int) -> str:
     """A number of parameters with three significant digits, such as 68.9 B."""
-    scale, unit = next((each for each in _MAGNITUDES if parameters >= each[0]), _MAGNITUDES[-1])
+    scale, unit = next((magnitude for magnitude in _MAGNITUDES if parameters >= magnitude[0]), _MAGNITUDES[-1])
     return f"{significant(parameters / scale, 3)} {unit}".strip()

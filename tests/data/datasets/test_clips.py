@@ -42,8 +42,8 @@ def record(*parts):
     return Record("r", (Turn("user", parts), Turn("assistant", (TextPart("up"),))))
 
 
-def built(of, layout=PLAIN, tokenizer=BYTES, sample_format=FORMAT):
-    return SampleBuilder(CHAT_TEMPLATES["plain"], tokenizer, sample_format, None, video=layout)(of, "clips")
+def built(record, layout=PLAIN, tokenizer=BYTES, sample_format=FORMAT):
+    return SampleBuilder(CHAT_TEMPLATES["plain"], tokenizer, sample_format, None, video=layout)(record, "clips")
 
 
 def spelled(outline, tokenizer=BYTES):
@@ -121,9 +121,9 @@ def test_a_model_without_a_vision_encoder_refuses_clips():
 
 
 def test_an_assistant_answers_no_clip():
-    of = Record("r", (Turn("user", (TextPart("Draw."),)), Turn("assistant", (CLIP,))))
+    record = Record("r", (Turn("user", (TextPart("Draw."),)), Turn("assistant", (CLIP,))))
     with pytest.raises(BadSampleError, match="the assistant's answer contains video, which no generator here produces"):
-        built(of)
+        built(record)
 
 
 def test_damaged_clips_are_named_by_their_record():

@@ -187,7 +187,7 @@ FAMILIES = {
     ),
 }
 ADDED = sorted(
-    {name for of in FAMILIES.values() for name in (*of.tokens.values(), *of.names.values(), of.place)}
+    {name for family in FAMILIES.values() for name in (*family.tokens.values(), *family.names.values(), family.place)}
     | {"<|tile_x_separator|>", "<|tile_y_separator|>", "<|video_pad|>"}
 )
 
@@ -203,45 +203,46 @@ def vocabulary() -> str:
     return model.to_str()
 
 
-def published_ids(of: Family, text: str, pictures) -> list[int]:
+def published_ids(family: Family, text: str, pictures) -> list[int]:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(vocabulary()),
         bos_token="<|begin_of_text|>",
         eos_token="<|im_end|>",
-        extra_special_tokens=of.tokens,
+        extra_special_tokens=family.tokens,
     )
-    module, name = of.image_processor
+    module, name = family.image_processor
     backend = "" if module == "llama4" else "pil_"
     images = importlib.import_module(f"transformers.models.{module}.image_processing_{backend}{module}")
     suffix = "" if module == "llama4" else "Pil"
-    image_processor = getattr(images, f"{name}ImageProcessor{suffix}")(**of.image_settings)
-    if of.processor[0] == "paligemma":
+    image_processor = getattr(images, f"{name}ImageProcessor{suffix}")(**family.image_settings)
+    if family.processor[0] == "paligemma":
         image_processor.image_seq_length = 16
-    module, name = of.processor
+    module, name = family.processor
     kind = getattr(importlib.import_module(f"transformers.models.{module}.processing_{module}"), f"{name}Processor")
     video = getattr(transformers, f"{name}VideoProcessor", None)  # of those that insist on one
     video_processor = {"video_processor": video()} if video else {}
-    processor = kind(image_processor=image_processor, tokenizer=tokenizer, **video_processor, **of.settings)
+    processor = kind(image_processor=image_processor, tokenizer=tokenizer, **video_processor, **family.settings)
     tensors = "np" if backend else "pt"
-    (ids,) = processor(text=[text], images=[list(pictures)], return_tensors=tensors, **of.image_settings)["input_ids"]
+    outputs = processor(text=[text], images=[list(pictures)], return_tensors=tensors, **family.image_settings)
+    (ids,) = outputs["input_ids"]
     return ids.tolist()
 
 
-def builder(of: Family, source: str = "") -> SampleBuilder:
-    names = SpecialTokenNames(pad="<|endoftext|>", eos="<|im_end|>", **of.names)
+def builder(family: Family, source: str = "") -> SampleBuilder:
+    names = SpecialTokenNames(pad="<|endoftext|>", eos="<|im_end|>", **family.names)
     tokenizer = HuggingFaceTokenizer(vocabulary(), names, PublishedTemplate(source) if source else None)
-    tokens = TokenFormat(newline=of.layout.joined)
-    form = SampleFormat((PatchFormat(patch=of.patch, merge=of.merge, max_length=100_000),), None, tokens)
-    template = find_template("tokenizer", tokenizer) if source else of.template
-    return SampleBuilder(template, tokenizer, form, of.tiling, of.layout)
+    tokens = TokenFormat(newline=family.layout.joined)
+    form = SampleFormat((PatchFormat(patch=family.patch, merge=family.merge, max_length=100_000),), None, tokens)
+    template = find_template("tokenizer", tokenizer) if source else family.template
+    return SampleBuilder(template, tokenizer, form, family.tiling, family.layout)
 
 
 def content(part):
     return TextPart(part) if isinstance(part, str) else ImagePart(Media("a", content=encode_image(part)))
 
 
-def own_sample(of: Family, parts):
-    return builder(of)(Record("r", (Turn("user", tuple(map(content, parts))),)), "seen")
+def own_sample(family: Family, parts):
+    return builder(family)(Record("r", (Turn("user", tuple(map(content, parts))),)), "seen")
 
 
 def pictures():
@@ -251,11 +252,11 @@ def pictures():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_equal_those_of_the_published_processor(name):
-    of = FAMILIES[name]
+    family = FAMILIES[name]
     for picture in pictures():
         before, after = ("", "What?") if name == "paligemma" else ("Look at the picture: ", " What is in\n it?")
-        expected = published_ids(of, f"{before}{of.place}{after}", [picture])
-        sample = own_sample(of, [part for part in (before, picture, after) if not isinstance(part, str) or part])
+        expected = published_ids(family, f"{before}{family.place}{after}", [picture])
+        sample = own_sample(family, [part for part in (before, picture, after) if not isinstance(part, str) or part])
         assert sample.layout.tokens.tolist() == expected
 
 
@@ -273,8 +274,8 @@ CHAT = """\
 
 @pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_vl", "gemma3", "pixtral", "llama4"])
 def test_conversations_by_the_tokenizers_template_equal_the_published_processors(name):
-    of, (first, second, *_) = FAMILIES[name], pictures()
-    source = CHAT.replace("PLACE", of.place)
+    family, (first, second, *_) = FAMILIES[name], pictures()
+    source = CHAT.replace("PLACE", family.place)
     talk = [
         ("user", ["Look: ", first, "and ", second, " What is in it?"]),
         ("assistant", ["A red flower."]),
@@ -289,16 +290,16 @@ def test_conversations_by_the_tokenizers_template_equal_the_published_processors
     messages = [{"role": role, "content": list(map(entry, parts))} for role, parts in talk]
     text = tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False)
     turns = tuple(Turn(role, tuple(map(content, parts))) for role, parts in talk)
-    sample = builder(of, source)(Record("r", turns), "talk")
-    assert sample.layout.tokens.tolist() == published_ids(of, text, [first, second])
+    sample = builder(family, source)(Record("r", turns), "talk")
+    assert sample.layout.tokens.tolist() == published_ids(family, text, [first, second])
     targets = sample.layout.targets[sample.layout.target_mask > 0].tolist()
     assert tokenizer.decode(targets) == "A red flower.<|im_end|>In China.<|im_end|>"
 
 
 def test_two_images_stand_where_they_are():
-    of, (first, second, *_) = FAMILIES["gemma3"], pictures()
-    expected = published_ids(of, f"{of.place}and {of.place} differ", [first, second])
-    assert own_sample(of, [first, "and ", second, " differ"]).layout.tokens.tolist() == expected
+    family, (first, second, *_) = FAMILIES["gemma3"], pictures()
+    expected = published_ids(family, f"{family.place}and {family.place} differ", [first, second])
+    assert own_sample(family, [first, "and ", second, " differ"]).layout.tokens.tolist() == expected
 
 
 def test_encoder_outputs_of_sequences_are_taken_in_order():
@@ -346,11 +347,11 @@ def test_newlines_and_order_survive_packing_behind_another_sample():
     tokens = [len(sample.layout.tokens) for sample in samples]
     capacity = RowCapacity(tokens=sum(tokens), lengths={"patches": total}, samples=2)
     packed = pack_samples(samples, 1, capacity, builder(family).sample_format)
-    (found,) = packed.layout.encoder_indices["patches"]
+    (indices_of_row,) = packed.layout.encoder_indices["patches"]
     for sample, start, offset in ((samples[0], 0, 0), (samples[1], tokens[0], cells)):
         indices = sample.layout.encoder_indices["patches"]
         shifted = np.where(indices >= 0, indices + offset, indices)
-        np.testing.assert_array_equal(found[start : start + len(indices)], shifted)
+        np.testing.assert_array_equal(indices_of_row[start : start + len(indices)], shifted)
 
 
 def test_the_layout_belongs_to_the_data_set_and_to_saved_prompts():
@@ -361,9 +362,9 @@ def test_the_layout_belongs_to_the_data_set_and_to_saved_prompts():
 
 def test_a_joined_map_needs_a_newline_vector():
     form = SampleFormat((PatchFormat(),), None)
-    of = FAMILIES["llava_onevision"]
+    family = FAMILIES["llava_onevision"]
     with pytest.raises(DataError, match="set BackboneConfig.newline = True"):
-        SampleBuilder(of.template, builder(of).tokenizer, form, of.tiling, of.layout)
+        SampleBuilder(family.template, builder(family).tokenizer, form, family.tiling, family.layout)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_prompt_is_a_training_sample_without_its_answer():
     full = vqa_sample(picture, [("what is it?", "circle")], TOKENIZER, FORM)
     assert same_start(asking, full, left=2)
     assert not asking.layout.target_mask.any()
-    patches = (of.load(0).encoder_inputs["patches"].values for of in (asking, full))
+    patches = (outline.load(0).encoder_inputs["patches"].values for outline in (asking, full))
     np.testing.assert_array_equal(*patches)
 
 

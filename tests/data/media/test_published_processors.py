@@ -123,9 +123,9 @@ def test_images_equal_those_of_the_published_processor(name):
         expected = expected[0] if expected.ndim == 5 else expected
         images = tiling.cut_images(pixels, cell_size)
         assert [image.shape[:2] for image in images] == tiling.image_sizes(*pixels.shape[:2], cell_size), where
-        found = np.stack([(image.transpose(2, 0, 1).astype(np.float32) / 255 - mean) / std for image in images])
+        actual = np.stack([(image.transpose(2, 0, 1).astype(np.float32) / 255 - mean) / std for image in images])
         # A grey level is 0.015 and more.
-        np.testing.assert_allclose(found, expected, atol=2e-6, err_msg=where)
+        np.testing.assert_allclose(actual, expected, atol=2e-6, err_msg=where)
 
 
 def test_patches_of_siglip_2_equal_those_of_its_processor():
@@ -136,9 +136,9 @@ def test_patches_of_siglip_2_equal_those_of_its_processor():
             rows, columns = expected["spatial_shapes"][0].tolist()
             (image,) = PatchCount(limit).cut_images(pixels, 16)
             assert image.shape[:2] == (rows * 16, columns * 16), where
-            found, _ = patchify(image, 16, 1)
+            actual, _ = patchify(image, 16, 1)
             shown = expected["pixel_values"][0][: rows * columns]
-            np.testing.assert_allclose(found, shown, atol=2e-6, err_msg=where)
+            np.testing.assert_allclose(actual, shown, atol=2e-6, err_msg=where)
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([16, 14]), st.sampled_from([1, 40, 256, 1024]))
@@ -162,8 +162,8 @@ def test_tiles_of_llama_4_equal_those_of_its_processor():
             expected = processor([pixels], return_tensors="pt")
             images = tiling.cut_images(pixels, 14)
             assert tiling.grid(*pixels.shape[:2]) == tuple(expected["aspect_ratios"][0].tolist()), where
-            found = np.stack([image.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1 for image in images])
-            levels = (expected["pixel_values"].float().numpy() - found) * 127.5
+            actual = np.stack([image.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1 for image in images])
+            levels = (expected["pixel_values"].float().numpy() - actual) * 127.5
             assert np.abs(levels).max() < 2, where
             assert np.abs(levels).mean() < 0.5, where
 
@@ -173,12 +173,10 @@ def test_pixels_beyond_whole_cells_are_cut_off(kind):
     """As the convolution of SigLIP's tower leaves them: 384 pixels are 27 patches of 14, and 6 more."""
     for where, pixels in parts():
         whole = kind.cut_images(pixels, 1)
-        found = kind.cut_images(pixels, 14)
-        assert (
-            [image.shape[:2] for image in found] == kind.image_sizes(*pixels.shape[:2], 14) == [(56, 56)] * len(whole)
-        )
-        for image, of in zip(found, whole, strict=True):
-            np.testing.assert_array_equal(image, of[:56, :56], err_msg=where)
+        cut = kind.cut_images(pixels, 14)
+        assert [image.shape[:2] for image in cut] == kind.image_sizes(*pixels.shape[:2], 14) == [(56, 56)] * len(whole)
+        for image, whole_image in zip(cut, whole, strict=True):
+            np.testing.assert_array_equal(image, whole_image[:56, :56], err_msg=where)
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 16), st.booleans())
@@ -209,10 +207,10 @@ def test_grids_and_kept_cells_equal_those_of_llava(height, width, grids):
     kept = unpad_image(numbers, (height, width))[0].numpy()
     whole, *tiles = tiling.tiles(height, width, 14)
     assert whole is None and isinstance(tiling, PlacedTiling)
-    found = np.zeros((rows, columns, cells, cells), bool)
+    covered = np.zeros((rows, columns, cells, cells), bool)
     for tile in tiles:
-        found[tile.row, tile.column, slice(*tile.rows), slice(*tile.columns)] = True
-    as_map = found.swapaxes(1, 2).reshape(rows * cells, columns * cells)
+        covered[tile.row, tile.column, slice(*tile.rows), slice(*tile.columns)] = True
+    as_map = covered.swapaxes(1, 2).reshape(rows * cells, columns * cells)
     np.testing.assert_array_equal(np.flatnonzero(as_map), kept.ravel())
 
 

@@ -45,8 +45,8 @@ def test_a_state_is_restored_across_epochs():
     assert_same(remaining, take(restored, 3))
     # How often each comes is counted in test_every_sample_once.
     assert {number for batch in batches + remaining for number in ids_of(batch)} == set(range(21))
-    for each in (iterator, restored):
-        each.close()
+    for opened in (iterator, restored):
+        opened.close()
 
 
 def test_a_state_of_another_configuration_is_refused_by_name(train):

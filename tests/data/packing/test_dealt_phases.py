@@ -51,7 +51,7 @@ def dealt_phases(
 def items_of(phase: PhaseRows, arrays) -> list[tuple[int, tuple[bytes, ...]]]:
     """(microbatch, the bytes of all fields but the numbering) of every item, which lies in one piece."""
     fields = arrays[phase.module]
-    found = []
+    items = []
     for row, segments in enumerate(fields["segments"]):
         for item in range(1, segments.max(initial=0) + 1):
             positions = np.flatnonzero(segments == item)
@@ -59,8 +59,8 @@ def items_of(phase: PhaseRows, arrays) -> list[tuple[int, tuple[bytes, ...]]]:
             values = [
                 array[row].reshape(len(segments), -1)[positions] for name, array in fields.items() if name != "segments"
             ]
-            found.append((row * MICROBATCHES // len(fields["segments"]), tuple(each.tobytes() for each in values)))
-    return sorted(found)
+            items.append((row * MICROBATCHES // len(fields["segments"]), tuple(array.tobytes() for array in values)))
+    return sorted(items)
 
 
 @pytest.mark.parametrize("module", ["vision", "audio"])
@@ -157,8 +157,8 @@ def test_any_batch_fits_without_a_capacity_in_the_plan():
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
     arrays = {"vision": {"patches": patches, "segments": segments}}
     tight = dataclasses.replace(phase, capacities=(3,), rows=4)
-    for each in (phase, tight):
-        dealt = DealtPhases({"vision": each}).deal(arrays)["vision"]
+    for dealt_phase in (phase, tight):
+        dealt = DealtPhases({"vision": dealt_phase}).deal(arrays)["vision"]
         assert sorted(dealt["patches"][dealt["segments"] > 0].ravel()) == sorted(patches[segments > 0].ravel())
 
 

@@ -57,14 +57,14 @@ shapes = st.fixed_dictionaries(
 def test_every_sample_can_be_read_back_from_its_row(shapes):
     samples = {number: make(number, **shape) for number, shape in enumerate(shapes)}
     rows = pack_samples(list(samples.values()), len(samples), CAPACITY, FORM)
-    found = [
+    places_of_samples = [
         (int(number), row, place + 1)
         for row, ids in enumerate(rows.sample_ids)
         for place, number in enumerate(ids)
         if number >= 0
     ]
-    assert sorted(number for number, _, _ in found) == list(samples)
-    for number, row, segment in found:
+    assert sorted(number for number, _, _ in places_of_samples) == list(samples)
+    for number, row, segment in places_of_samples:
         check_sample(samples[number], rows, row, segment)
     for row in range(len(rows.sample_ids)):
         check_padding(rows, row)
@@ -86,9 +86,9 @@ def check_sample(sample, rows, row, segment):
         index = rows.layout.encoder_indices["patches"][row, place]
         assert (index < 0) == (cell < 0)
         if cell >= 0:
-            own = slice(4 * cell, 4 * cell + 4)
-            np.testing.assert_array_equal(merged[index], sample.encoder_inputs["patches"].values[own])
-            np.testing.assert_array_equal(merged_positions[index], sample.encoder_inputs["patches"].positions[own])
+            values = slice(4 * cell, 4 * cell + 4)
+            np.testing.assert_array_equal(merged[index], sample.encoder_inputs["patches"].values[values])
+            np.testing.assert_array_equal(merged_positions[index], sample.encoder_inputs["patches"].positions[values])
             (image,) = set(merged_images[index].tolist())
             images.setdefault(image, set()).add(int(sample.encoder_inputs["patches"].item_ids[4 * cell]))
     # One number in the row for each of the sample's images, and no other sample's.
@@ -102,11 +102,11 @@ def check_sample(sample, rows, row, segment):
 
     drawn = [place for place, number in enumerate(rows.target_image_samples[row]) if number == sample.id]
     assert len(drawn) == len(sample.target_images)
-    for own, place in enumerate(drawn):
-        np.testing.assert_array_equal(rows.target_images[row, place], sample.target_images[own])
+    for picture, place in enumerate(drawn):
+        np.testing.assert_array_equal(rows.target_images[row, place], sample.target_images[picture])
         conditions = rows.condition_positions[row, place]
         assert (rows.token_segments[row, conditions] == segment).all()
-        assert [places.index(condition) for condition in conditions] == sample.condition_positions[own].tolist()
+        assert [places.index(condition) for condition in conditions] == sample.condition_positions[picture].tolist()
 
 
 def check_padding(rows, row):

@@ -60,12 +60,15 @@ def test_evaluation_asks_every_question_of_the_test_split_exactly_once(held_out)
     for batch in iterator:
         assert batch.sample_ids.shape[0] == 16
         samples.update(ids_of(batch))
-        found = asked_in(batch)
-        for number, branch, word in found:
+        questions = asked_in(batch)
+        for number, branch, word in questions:
             question, answer = held_out.pairs[held_out.image_ids[number]][branch - 1]
             assert held_out.tokenizer.decode([word]) == answer
             asked[(int(number), question)] += 1
-        assert len(found) == (batch.arrays["backbone"]["targets"][batch.arrays["backbone"]["weights"] > 0] == EOS).sum()
+        assert (
+            len(questions)
+            == (batch.arrays["backbone"]["targets"][batch.arrays["backbone"]["weights"] > 0] == EOS).sum()
+        )
     assert samples == collections.Counter(range(1000))
     assert len(asked) == 9673
     assert set(asked.values()) == {1}

@@ -139,11 +139,11 @@ def test_the_limit_names_its_setting():
     assert "1 of 2 samples" in log.excess() and "more than DataConfig.max_refused_share = 25.00%; " in log.excess()
 
 
-@pytest.mark.parametrize(("found", "count"), [("missing", 99), ("missing", 100), ("damaged", 99), ("damaged", 180)])
-def test_a_hundred_unreadable_samples_in_a_row_end_a_run_whatever_the_share(tmp_path, found, count):
+@pytest.mark.parametrize(("cause", "count"), [("missing", 99), ("missing", 100), ("damaged", 99), ("damaged", 180)])
+def test_a_hundred_unreadable_samples_in_a_row_end_a_run_whatever_the_share(tmp_path, cause, count):
     """In the order of the data set where headers show it, of the rows where decoding does."""
     bad = range(20, 20 + count)
-    source = Missing(300, **{"missing": (), "damaged": (), found: bad})
+    source = Missing(300, **{"missing": (), "damaged": (), cause: bad})
     config = dataclasses.replace(VQA, rows=3, samples=4, window=50, max_refused_share=0.9)
     iterator = evaluation_batches(config, MODEL, source)
     iterator.list_refused_in(tmp_path)
@@ -155,4 +155,4 @@ def test_a_hundred_unreadable_samples_in_a_row_end_a_run_whatever_the_share(tmp_
     iterator.close()
     listed = keys_listed(tmp_path / "unreadable.jsonl")
     assert len(listed) >= min(count, 100) and listed <= {str(number) for number in bad}
-    assert found == "damaged" or len(listed) == count
+    assert cause == "damaged" or len(listed) == count

@@ -12,8 +12,8 @@ from tests.unit_plans import flat_unit
 
 
 def crossing(lengths, phase_rows, batch_rows, rows, nodes):
-    of_phase, of_batch = rows
-    return int(lengths[phase_rows * nodes // of_phase != batch_rows * nodes // of_batch].sum())
+    phase_count, batch_count = rows
+    return int(lengths[phase_rows * nodes // phase_count != batch_rows * nodes // batch_count].sum())
 
 
 @given(
@@ -62,7 +62,7 @@ def test_rows_whose_items_are_of_one_node_lie_there():
     ],
 )
 def test_nodes_are_shared_if_both_are_divided_over_them_in_order(devices, phase, backbone, nodes):
-    own = flat_unit("vision", ("vision",), tuple(devices), **phase)
+    vision = flat_unit("vision", ("vision",), tuple(devices), **phase)
     other = flat_unit("backbone", ("backbone",), tuple(range(8)), **backbone)
-    assert shared_nodes(own, other, 0, rows=8, microbatches=2, devices_per_node=2) == nodes
-    assert shared_nodes(own, other, 0, rows=8, microbatches=2, devices_per_node=16) == 1
+    assert shared_nodes(vision, other, 0, rows=8, microbatches=2, devices_per_node=2) == nodes
+    assert shared_nodes(vision, other, 0, rows=8, microbatches=2, devices_per_node=16) == 1

@@ -141,7 +141,7 @@ def test_the_comparison_of_policies_groups_as_training_does(policy):
     texts = Texts(400, 20, 64)
     how = {"rows": 2, "tokens": 64, "samples": 6, "window": 40}
     planned = [plan.rows for plan in planner(policy, texts, grain.MapDataset.range(400), **how).steps(PlannerState())]
-    sizes = np.array([[each.tokens] for each in texts.all], float)
+    sizes = np.array([[text.tokens] for text in texts.all], float)
     compared = packed_groups(policy, sizes, np.array([64.0, 6.0]), GroupingSettings(("tokens",), (1.0,), 2, 40, 0))
     rows = [tuple(members.tolist()) for members in compared]
     alike = len(rows) - 20  # no row waits at the end of a pass, and all do in the comparison
@@ -185,7 +185,7 @@ def test_a_sample_twice_in_a_step_is_packed_and_dealt_twice():
         ids = collections.Counter(ids_of(batch))
         assert max(ids.values()) > 2
         fields = batch.arrays["backbone"]
-        for number in (each for each, times in ids.items() if times > 2):
+        for number in (sample_id for sample_id, times in ids.items() if times > 2):
             rows, places = np.nonzero(batch.sample_ids == number)
             texts = {
                 tuple(fields["tokens"][row][fields["segments"][row] == place + 1].tolist())

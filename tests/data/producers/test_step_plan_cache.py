@@ -29,8 +29,8 @@ def test_any_step_from_any_state_in_any_order(asked, kept, chains):
         patch.setattr(step_plan_cache, "MAX_CHAINS", chains)
         steps = StepPlanCache(PIPELINE)
         for begin, step in asked:
-            found = steps.step(PLACES[begin], step - begin)
-            assert (found.rows, found.state_after) == (PLANS[step].rows, PLANS[step].state_after)
+            planned = steps.step(PLACES[begin], step - begin)
+            assert (planned.rows, planned.state_after) == (PLANS[step].rows, PLANS[step].state_after)
 
 
 def test_consecutive_requests_plan_nothing_twice():

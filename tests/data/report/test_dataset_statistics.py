@@ -55,11 +55,11 @@ def surveyed(source, capacity, shares, samples):
 
 
 def test_kinds_are_drawn_by_share_without_early_repetition():
-    found = surveyed(Texts({"short": 3, "long": 40, "idle": 2}), ROOMY, {"short": 2.0, "long": 1.0}, 10)
-    assert found.kinds == {"short": 7, "long": 3}
-    assert found.counts == {"short": 3, "long": 40, "idle": 2}
-    assert len(found.fits) == 10 and {len(units) for units in found.units.values()} == {10}
-    assert found.fits.all() and found.refused == ()
+    statistics = surveyed(Texts({"short": 3, "long": 40, "idle": 2}), ROOMY, {"short": 2.0, "long": 1.0}, 10)
+    assert statistics.kinds == {"short": 7, "long": 3}
+    assert statistics.counts == {"short": 3, "long": 40, "idle": 2}
+    assert len(statistics.fits) == 10 and {len(units) for units in statistics.units.values()} == {10}
+    assert statistics.fits.all() and statistics.refused == ()
     seen, index = [], SampleIndex(Texts({"short": 3}), SampleFormat())
     only = collect_statistics(index, ROOMY, {"short": 1.0}, 7, 0, lambda *counts: seen.append(counts))
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -67,12 +67,12 @@ def test_kinds_are_drawn_by_share_without_early_repetition():
 
 
 def test_refused_samples_are_listed_once_and_unreadable_ones_left_out():
-    found = surveyed(
+    statistics = surveyed(
         Texts({"text": 4}, bad=(1,)), RowCapacity(tokens=6, lengths={"patches": 0}, samples=4), {"text": 1.0}, 8
     )
-    assert sorted(found.columns("tokens")[:, 0].tolist()) == [4, 4, 6, 6, 7, 7]
-    assert sorted(found.columns("tokens")[found.fits, 0].tolist()) == [4, 4, 6, 6]
-    assert sorted(found.refused) == [
+    assert sorted(statistics.columns("tokens")[:, 0].tolist()) == [4, 4, 6, 6, 7, 7]
+    assert sorted(statistics.columns("tokens")[statistics.fits, 0].tolist()) == [4, 4, 6, 6]
+    assert sorted(statistics.refused) == [
         Refusal("oversized", "text", "sample 3", "7 tokens where a row holds 6; raise the row's capacity"),
         Refusal("unreadable", "text", "line 1", "cut in the middle"),
     ]
@@ -87,19 +87,19 @@ def test_data_sets_without_readable_samples_are_refused():
 
 def test_tokens_are_counted_by_modality_and_images_by_item():
     shares = {"vqa": 1.0, "description": 1.0, "text": 1.0}
-    found = surveyed(SmallVQA("train", 4), ROOMY, shares, 12)
-    assert (found.columns(*found.token_modalities).sum(axis=1) == found.columns("tokens")[:, 0]).all()
-    pictures = found.columns("encoder_images")[:, 0] > 0
-    assert found.columns("patches", "vision", "encoder_images")[pictures].tolist() == [[64, 16, 1]] * 4
-    drawn = found.columns("images")[:, 0] > 0
-    assert found.columns("images", "generation")[drawn].tolist() == [[1, 4]] * 4
+    statistics = surveyed(SmallVQA("train", 4), ROOMY, shares, 12)
+    assert (statistics.columns(*statistics.token_modalities).sum(axis=1) == statistics.columns("tokens")[:, 0]).all()
+    pictures = statistics.columns("encoder_images")[:, 0] > 0
+    assert statistics.columns("patches", "vision", "encoder_images")[pictures].tolist() == [[64, 16, 1]] * 4
+    drawn = statistics.columns("images")[:, 0] > 0
+    assert statistics.columns("images", "generation")[drawn].tolist() == [[1, 4]] * 4
     assert not (pictures & drawn).any()
 
 
 def test_work_grows_with_the_module_and_only_with_it():
     model = tiny_model()
     form = SampleFormat.for_model(model, {"patches": 8})
-    work, deeper = (flops_per_unit(each, form) for each in (model, tiny_model(depth=6)))
+    work, deeper = (flops_per_unit(config, form) for config in (model, tiny_model(depth=6)))
     assert set(work) == {"tokens", "patches", "images"} and min(work.values()) > 0
     assert deeper["tokens"] > work["tokens"]
     assert {name: deeper[name] for name in ("patches", "images")} == {

@@ -70,8 +70,9 @@ def test_kinds_refusals_and_units(description):
         RefusalSummary("oversized", "seen", 1, "sample 7: 90 tokens where a row holds 64; raise the row's capacity"),
     )
     assert description.token_shares == {"text": 0.875, "vision": 0.125}
-    assert [each.name for each in description.distributions] == ["tokens", "text", "patches", "encoder_images"]
-    assert {each.name: each.share for each in description.distributions}["patches"] == 0.5
+    names = [distribution.name for distribution in description.distributions]
+    assert names == ["tokens", "text", "patches", "encoder_images"]
+    assert {distribution.name: distribution.share for distribution in description.distributions}["patches"] == 0.5
 
 
 def test_capacities_of_rows_of_its_own_hold_every_microbatch(description):
@@ -92,23 +93,23 @@ def test_what_a_square_weight_saves_of_the_costliest_rows():
     # With w = 1, 8 costs 72, 4 costs 20 and 2 costs 6. By length, both rows of the first step have 12 cells, and the
     # costlier one costs 84; by cost, 8 lies alone, and the other row has 16 cells. The second step has 16 | 1.
     groups, lengths = Groups.from_lists([[0], [1], [2], [3]]), [(8, 4, 4), (2, 2, 2, 2), (16,), (1,)]
-    found = suggest_phase_capacities(groups, lengths, rows=2, count=4, multiple=1, quadratic_cost_weight=1.0)
-    assert found is not None and found.capacities == ((16,), (12, 16))
-    assert found.cost_saved == (1 - (72 + 272) / (84 + 272), 0.0)  # rows of 12 have no room
+    advice = suggest_phase_capacities(groups, lengths, rows=2, count=4, multiple=1, quadratic_cost_weight=1.0)
+    assert advice is not None and advice.capacities == ((16,), (12, 16))
+    assert advice.cost_saved == (1 - (72 + 272) / (84 + 272), 0.0)  # rows of 12 have no room
 
 
 def test_balancing_and_suggestions(description):
-    isf = next(each for each in description.grouping_results if each.policy == "isf" and not each.padded)
+    isf = next(result for result in description.grouping_results if result.policy == "isf" and not result.padded)
     assert isf.rows > 0 and 0 <= isf.wasted_flops_share < 1
     assert description.published_isf.capacity == {"tokens": 16.0, "patches": 8.0}
     assert description.published_isf.oversized == 0.5
     assert [advice.capacity["tokens"] for advice in description.row_suggestions] == [64, 128, 256]
     assert description.gin[:2] == ("data_config.DataConfig:", "  tokens = 64")
-    assert [each.padding for each in description.buckets["patches"]] == [0.0]
+    assert [bucket.padding for bucket in description.buckets["patches"]] == [0.0]
 
 
 def test_the_grouping_that_wastes_least_is_suggested(description):
-    shares = {each.policy: each.wasted_flops_share for each in description.grouping_results if not each.padded}
+    shares = {result.policy: result.wasted_flops_share for result in description.grouping_results if not result.padded}
     least = min((share, policy) for policy, share in shares.items() if share is not None)
     assert description.suggested_grouping.wasted_flops_share == least[0]
     worst = max((share, policy) for policy, share in shares.items() if share is not None)[1]
@@ -141,7 +142,8 @@ def test_images_near_the_capacity_give_a_remark(description):
 
 def test_too_few_samples_for_a_step_give_no_suggestions():
     few = described(made_up(1, 0, ()))
-    assert few.row_suggestions == few.gin == () and {each.wasted_flops_share for each in few.grouping_results} == {None}
+    assert few.row_suggestions == few.gin == ()
+    assert {result.wasted_flops_share for result in few.grouping_results} == {None}
     shown = io.StringIO()
     print_description(few, Console(file=shown, width=120))
     assert shown.getvalue().count("No sample is refused.") == 1 and "To paste" not in shown.getvalue()

@@ -50,26 +50,26 @@ def opened(file: bytes) -> Image.Image:
 
 
 def test_of_every_kind_the_typical_the_shortest_and_the_longest_are_taken(examples):
-    found, index = examples
-    roles = {(each.kind, each.role): each for each in found}
+    shown, index = examples
+    roles = {(example.kind, example.role): example for example in shown}
     for kind in ("vqa", "text"):
         lengths = [roles[kind, role].sizes["tokens"] for role in ("fewest tokens", "typical", "most tokens")]
         assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
-        of_kind = [index.metadata(sample_id).sizes.tokens for sample_id in index.ids_of_kind(kind)]
-        assert lengths[-1] <= max(of_kind) and lengths[0] >= min(of_kind)
-    assert not any(each.problem for each in found)
+        token_counts = [index.metadata(sample_id).sizes.tokens for sample_id in index.ids_of_kind(kind)]
+        assert lengths[-1] <= max(token_counts) and lengths[0] >= min(token_counts)
+    assert not any(example.problem for example in shown)
 
 
 def test_every_token_of_an_example_is_shown_once_with_what_is_learned(examples):
-    found, index = examples
-    for example in found:
+    shown, index = examples
+    for example in shown:
         layout = index.load(example.sample_id).layout
         assert [token for run in example.tokens for token in run.ids] == layout.tokens.tolist()
         learned = [run.is_target for run in example.tokens for _ in run.ids]
         assert learned == in_loss(layout).tolist() and sum(learned) == example.targets == layout.target_mask.sum()
         places = [run.position for run in example.tokens]
         assert places == sorted(places) and places[0] == 0
-    vqa = next(each for each in found if each.kind == "vqa")
+    vqa = next(example for example in shown if example.kind == "vqa")
     texts = {run.branch: "" for run in vqa.tokens if run.branch}
     answers = dict.fromkeys(texts, "")
     for run in vqa.tokens:
@@ -88,8 +88,8 @@ def test_tokens_of_text_are_single_but_for_those_of_one_character():
     trunk = [1, *[4] * 3, *tokenizer.encode("aé\n")]
     branch = [*tokenizer.encode("b?"), 3, *tokenizer.encode("c"), 2]
     layout = lay_out_tokens(trunk, [branch], [(), range(3, 5)], {"patches": 4})
-    found = token_runs(layout, tokenizer, {"patches": "vision"})
-    assert [(run.branch, run.position, run.kind, run.text, run.is_target) for run in found] == [
+    runs = token_runs(layout, tokenizer, {"patches": "vision"})
+    assert [(run.branch, run.position, run.kind, run.text, run.is_target) for run in runs] == [
         (0, 0, "special", "<bos>", False),
         (0, 1, "medium", "vision", False),
         (0, 4, "text", "a", False),
@@ -101,7 +101,7 @@ def test_tokens_of_text_are_single_but_for_those_of_one_character():
         (1, 11, "text", "c", True),
         (1, 12, "special", "<eos>", True),
     ]
-    assert found[1].ids == (4, 4, 4) and len(found[3].ids) == 2
+    assert runs[1].ids == (4, 4, 4) and len(runs[3].ids) == 2
 
 
 def test_a_character_is_not_completed_across_branches_or_the_border_of_the_loss():
@@ -117,34 +117,34 @@ def test_texts_of_tokens_of_published_tokenizers_are_the_text_when_joined(tokeni
     text = "What is in the picture? A red flower."
     bos, eos = tokenizer.special_tokens.bos, tokenizer.special_tokens.eos
     layout = lay_out_tokens([bos, *tokenizer.encode(text), eos], [], [[3]], {})
-    found = token_runs(layout, tokenizer, {})
-    assert "".join(run.text for run in found if run.kind == "text") == text
-    assert [run.kind for run in found].count("special") == 2 and found[-1].text == tokenizer.special_name(eos)
-    assert any(run.text == " is" for run in found) or any(run.text.startswith(" ") for run in found)
-    assert [run.position for run in found if run.is_target] == [3]
+    runs = token_runs(layout, tokenizer, {})
+    assert "".join(run.text for run in runs if run.kind == "text") == text
+    assert [run.kind for run in runs].count("special") == 2 and runs[-1].text == tokenizer.special_name(eos)
+    assert any(run.text == " is" for run in runs) or any(run.text.startswith(" ") for run in runs)
+    assert [run.position for run in runs if run.is_target] == [3]
 
 
 def test_long_samples_are_shown_from_both_ends():
     tokenizer, letters = ByteTokenizer(), 3 * (FIRST_RUNS + LAST_RUNS)
     layout = lay_out_tokens([1, *tokenizer.encode("x" * letters)], [], [[letters - 1, letters]], {})
-    found = token_runs(layout, tokenizer, {})
-    assert len(found) == FIRST_RUNS + 1 + LAST_RUNS and sum(len(run.ids) for run in found) == letters + 1
-    between = found[FIRST_RUNS]
+    runs = token_runs(layout, tokenizer, {})
+    assert len(runs) == FIRST_RUNS + 1 + LAST_RUNS and sum(len(run.ids) for run in runs) == letters + 1
+    between = runs[FIRST_RUNS]
     assert between.kind == "left out" and len(between.ids) == letters + 1 - FIRST_RUNS - LAST_RUNS
-    assert not between.is_target and [run.is_target for run in found[-3:]] == [False, True, True]
+    assert not between.is_target and [run.is_target for run in runs[-3:]] == [False, True, True]
     learned = lay_out_tokens([1, *tokenizer.encode("x" * letters)], [], [[FIRST_RUNS + 5]], {})
     assert token_runs(learned, tokenizer, {})[FIRST_RUNS].is_target
 
 
 def test_pictures_are_what_the_encoder_reads_and_what_the_generator_should_make(examples):
-    found, index = examples
-    vqa = next(each for each in found if each.kind == "vqa")
+    chosen, index = examples
+    vqa = next(example for example in chosen if example.kind == "vqa")
     (media,) = vqa.media
     assert media.title == "input of vision" and media.left_out == 0 and len(media.files) == 1
     shown = np.asarray(opened(media.files[0]).convert("RGB")).astype(int)
     original = EasyVQA("train").image(vqa.sample_id)  # ids count the images in order, and vqa is the first kind
     assert shown.shape == original.shape and np.abs(shown - original).mean() < 3
-    description = next(each for each in found if each.kind == "description")
+    description = next(example for example in chosen if example.kind == "description")
     assert [media.title for media in description.media] == ["to generate"]
     assert max(opened(description.media[0].files[0]).size) >= 64  # 32 pixels, enlarged
 

@@ -31,14 +31,22 @@ def picture(seed, rows, columns):
     return np.random.default_rng(seed).integers(0, 256, (rows * UNIT, columns * UNIT, 3), np.uint8)
 
 
-def outline(pictures, of):
+def outline(pictures, sample_format):
     """Two words before every image's tokens."""
-    items = [image_item(lambda seen=seen: seen, seen.shape[:2], of.encoder_formats["patches"]) for seen in pictures]
+    items = [
+        image_item(lambda seen=seen: seen, seen.shape[:2], sample_format.encoder_formats["patches"])
+        for seen in pictures
+    ]
     tokens = [
-        token for item in items for token in (8, 9, *[IMAGE] * of.encoder_formats["patches"].token_count(item.length))
+        token
+        for item in items
+        for token in (8, 9, *[IMAGE] * sample_format.encoder_formats["patches"].token_count(item.length))
     ]
     return SampleMetadata(
-        kind="seen", layout=lay_out_tokens([1, *tokens], [], [()], {"patches": IMAGE}), sample_format=of, items=items
+        kind="seen",
+        layout=lay_out_tokens([1, *tokens], [], [()], {"patches": IMAGE}),
+        sample_format=sample_format,
+        items=items,
     )
 
 
@@ -49,8 +57,8 @@ def test_the_cells_of_class_tokens_give_no_backbone_token():
 
 
 def test_a_class_token_is_the_first_value_of_its_cell():
-    of = form(True)
-    sample = outline([picture(0, 1, 2)], of).load(0)
+    sample_format = form(True)
+    sample = outline([picture(0, 1, 2)], sample_format).load(0)
     values, items, positions = sample.encoder_inputs["patches"]
     assert items.tolist() == [1, 0, 0, 0] + [1] * 8
     assert positions[:5].tolist() == [[-1, -1], [0, 0], [0, 0], [0, 0], [0, 0]]
@@ -74,8 +82,10 @@ def test_a_text_sample_has_no_cells():
 
 
 def test_images_are_scaled_down_to_leave_room_for_the_class_token():
-    of = SampleFormat((PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=16, prefix_tokens=1),), None)
-    shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), of.encoder_formats["patches"])
+    sample_format = SampleFormat(
+        (PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=16, prefix_tokens=1),), None
+    )
+    shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), sample_format.encoder_formats["patches"])
     assert shrunk.length <= 16 and len(shrunk.load().values) == shrunk.length
 
 
@@ -87,32 +97,35 @@ samples = st.lists(st.lists(sizes, max_size=2), min_size=1, max_size=4)
 @given(samples)
 @settings(max_examples=20, deadline=None)
 def test_packed_rows_contain_every_image_and_the_planned_tokens(class_token, wanted):
-    of, model = form(class_token), ModelConfig((VisionConfig(patch=PATCH, class_token=class_token),), generators=())
-    pictures = [[picture(10 * n + m, *size) for m, size in enumerate(each)] for n, each in enumerate(wanted)]
-    outlines = [outline(each, of) for each in pictures]
-    loaded = [each.load(number) for number, each in enumerate(outlines)]
+    sample_format = form(class_token)
+    model = ModelConfig((VisionConfig(patch=PATCH, class_token=class_token),), generators=())
+    pictures = [[picture(10 * n + m, *size) for m, size in enumerate(sizes)] for n, sizes in enumerate(wanted)]
+    outlines = [outline(seen, sample_format) for seen in pictures]
+    loaded = [sketch.load(number) for number, sketch in enumerate(outlines)]
     for planned, sample in zip(outlines, loaded, strict=True):
         assert {name: planned.sizes.row_units[name] for name in sample.sizes} == sample.sizes
-    rows = pack_samples(loaded, len(loaded), CAPACITY, of)
-    assert BatchTotals.from_rows(rows, of) == BatchTotals.from_sizes((each.sizes for each in outlines), of)
-    batch = build_global_batch(rows, model, of).arrays
+    rows = pack_samples(loaded, len(loaded), CAPACITY, sample_format)
+    assert BatchTotals.from_rows(rows, sample_format) == BatchTotals.from_sizes(
+        (sketch.sizes for sketch in outlines), sample_format
+    )
+    batch = build_global_batch(rows, model, sample_format).arrays
     vision, backbone = batch["vision"], batch["backbone"]
     squares = 0
-    for number, each in enumerate(pictures):
+    for number, seen_pictures in enumerate(pictures):
         ((row, place),) = np.argwhere(rows.sample_ids == number)
         index = backbone["vision_index"][row][rows.token_segments[row] == place + 1]
         cells = iter(index[index >= 0].tolist())
-        for seen in each:
+        for seen in seen_pictures:
             patches, positions = patchify(seen, PATCH, MERGE)
-            own = [next(cells) for _ in range(len(patches) // MERGE**2)]
-            slots = np.add.outer(np.array(own) * MERGE**2, np.arange(MERGE**2)).ravel()
+            cell_numbers = [next(cells) for _ in range(len(patches) // MERGE**2)]
+            slots = np.add.outer(np.array(cell_numbers) * MERGE**2, np.arange(MERGE**2)).ravel()
             np.testing.assert_array_equal(vision["positions"][row, slots], positions)
-            found = unpatchify(vision["patches"][row, slots], positions, PATCH)
-            np.testing.assert_array_equal(found, seen)
+            restored = unpatchify(vision["patches"][row, slots], positions, PATCH)
+            np.testing.assert_array_equal(restored, seen)
             segment = np.flatnonzero(vision["segments"][row] == vision["segments"][row, slots[0]])
             assert set(segment) - set(slots.tolist()) == ({slots[0] - MERGE**2} if class_token else set())
             squares += len(segment) ** 2
         assert next(cells, None) is None
-    attended = of.encoder_formats["patches"].attended_positions
-    planned = [attended(length) for each in outlines for length in each.sizes.items["patches"]]
+    attended = sample_format.encoder_formats["patches"].attended_positions
+    planned = [attended(length) for sketch in outlines for length in sketch.sizes.items["patches"]]
     assert squares == sum(length**2 for length in planned)

@@ -53,8 +53,8 @@ class Published:
 
     def rope_index(self, types, **grids):
         tokens = torch.zeros(1, len(types), dtype=torch.long)
-        found, _ = self._kind.get_rope_index(self, tokens, torch.tensor([types]), **grids)
-        return found[:, 0].numpy().T
+        positions, _ = self._kind.get_rope_index(self, tokens, torch.tensor([types]), **grids)
+        return positions[:, 0].numpy().T
 
 
 text = st.integers(1, 4)
@@ -128,22 +128,22 @@ def test_positions_of_pictures_between_texts_are_qwen3_vls(mix, last_words):
 def test_text_follows_the_largest_position_of_a_long_clip():
     """As the paper has it (section 2.1); transformers 5.24 continues after the clip's rows and columns."""
     items = [item(1, 2, (3.0 * group,), group) for group in range(3)]
-    found = complete([WORD, *[IMAGE] * 6, WORD], [], items).positions
-    assert found.tolist() == [[0] * 3, [1, 1, 1], [1, 1, 2], [7, 1, 1], [7, 1, 2], [13, 1, 1], [13, 1, 2], [14] * 3]
+    positions = complete([WORD, *[IMAGE] * 6, WORD], [], items).positions
+    assert positions.tolist() == [[0] * 3, [1, 1, 1], [1, 1, 2], [7, 1, 1], [7, 1, 2], [13, 1, 1], [13, 1, 2], [14] * 3]
     by_group = complete([WORD, *[IMAGE] * 6, WORD], [], items, TokenFormat(multimodal=True)).positions
     assert by_group[:, 0].tolist() == [0, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_two_clips_one_after_the_other_begin_each_at_its_own_start():
     items = [item(1, 1, (float(group),), group) for group in (0, 1, 0, 1)]
-    found = complete([IMAGE] * 4, [], items).positions
-    assert found.tolist() == [[0, 0, 0], [2, 0, 0], [3, 3, 3], [5, 3, 3]]
+    positions = complete([IMAGE] * 4, [], items).positions
+    assert positions.tolist() == [[0, 0, 0], [2, 0, 0], [3, 3, 3], [5, 3, 3]]
 
 
 def test_branches_continue_from_the_end_of_the_trunk():
     trunk = [WORD, *[IMAGE] * 6]
-    found = complete(trunk, [[WORD, WORD], [IMAGE, IMAGE, WORD]], [item(2, 3), item(1, 2)]).positions
-    assert found[len(trunk) :].tolist() == [[4] * 3, [5] * 3, [4, 4, 4], [4, 4, 5], [6] * 3]
+    positions = complete(trunk, [[WORD, WORD], [IMAGE, IMAGE, WORD]], [item(2, 3), item(1, 2)]).positions
+    assert positions[len(trunk) :].tolist() == [[4] * 3, [5] * 3, [4, 4, 4], [4, 4, 5], [6] * 3]
 
 
 def test_tokens_of_a_picture_apart_from_each_other_are_refused():
@@ -175,7 +175,7 @@ def test_a_decoded_sample_has_the_positions_of_the_model():
     assert form.tokens == TokenFormat(multimodal=True)
     seen = np.zeros((16, 48, 3), np.uint8)
     items = image_items(lambda: seen, seen.shape[:2], form.encoder_formats["patches"])
-    assert [each.grid for each in items] == [(1, 3)]
+    assert [media_item.grid for media_item in items] == [(1, 3)]
     layout = lay_out_tokens([WORD, IMAGE, IMAGE, IMAGE, WORD], [], [()], {"patches": IMAGE})
     sample = SampleMetadata(kind="seen", layout=layout, sample_format=form, items=items).load(0)
     assert sample.layout.positions.tolist() == [[0] * 3, [1, 1, 1], [1, 1, 2], [1, 1, 3], [4] * 3]

@@ -13,18 +13,18 @@ from tests.data import real_data
 @functools.cache
 def photographs() -> dict[str, bytes]:
     """Two photographs, shrunk to 64 x 43, as JPEG by their names."""
-    found = {}
+    files = {}
     for name, pixels in real_data.photographs().items():
         file = io.BytesIO()
         Image.fromarray(pixels).resize((64, 43)).save(file, "JPEG")
-        found[name.removesuffix(".jpg")] = file.getvalue()
-    return found
+        files[name.removesuffix(".jpg")] = file.getvalue()
+    return files
 
 
 @functools.cache
 def speech() -> dict[str, tuple[bytes, str]]:
     """FLAC and transcript of utterances by their ids: five sentences of a novel."""
-    found = {}
+    captioned = {}
     for path in real_data.speech_files():
         transcription = path.parent / "transcription"
         if transcription.exists():
@@ -32,8 +32,8 @@ def speech() -> dict[str, tuple[bytes, str]]:
             samples, rate = soundfile.read(path, dtype="int16")
             file = io.BytesIO()
             soundfile.write(file, samples, rate, format="FLAC")
-            found[path.stem] = (file.getvalue(), line.removeprefix("<s> ").partition(" </s>")[0])
-    return found
+            captioned[path.stem] = (file.getvalue(), line.removeprefix("<s> ").partition(" </s>")[0])
+    return captioned
 
 
 def image_of(part: object) -> Image.Image:

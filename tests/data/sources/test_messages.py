@@ -116,8 +116,8 @@ def test_every_medium_and_every_text_is_kept_in_order(messages, data):
         return
     parts = [part for turn in turns for part in turn.parts]
     for kind, name in ((part, name) for name, part in MEDIA_PARTS.items()):
-        found = [part.media.path for part in parts if isinstance(part, kind)]
-        assert found == [f"{name}{number}" for number in range(len(found))]
+        paths = [part.media.path for part in parts if isinstance(part, kind)]
+        assert paths == [f"{name}{number}" for number in range(len(paths))]
     assert sum(isinstance(part, ImagePart) for part in parts) == images
     kept = "".join(part.text for part in parts if isinstance(part, TextPart))
     told = "".join(text for _, text in messages if text.strip())  # a blank one may hold what has no placeholder

@@ -37,9 +37,9 @@ def test_invalid_braces_are_named(pattern, reason):
 @given(first=st.integers(0, 200), more=st.integers(0, 50), width=st.integers(1, 5))
 @settings(deadline=None)
 def test_a_range_has_every_number_once(first, more, width):
-    found = expand_braces("a{" + f"{first:0{width}}..{first + more}" + "}b")
-    assert [int(path[1:-1]) for path in found] == list(range(first, first + more + 1))
-    assert all(len(path) - 2 >= width for path in found)
+    paths = expand_braces("a{" + f"{first:0{width}}..{first + more}" + "}b")
+    assert [int(path[1:-1]) for path in paths] == list(range(first, first + more + 1))
+    assert all(len(path) - 2 >= width for path in paths)
 
 
 def test_braces_and_wildcards_find_files_in_order(tmp_path):
@@ -79,8 +79,8 @@ def test_unreadable_paths_are_named(tmp_path, patterns, reason):
 @settings(deadline=None)
 def test_any_path_gives_files_or_data_error(path):
     try:
-        found = find_files(path)
+        files = find_files(path)
     except DataError:
         return
-    for file in found:
+    for file in files:
         check_file(file)

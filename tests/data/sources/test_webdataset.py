@@ -41,13 +41,13 @@ def shards(tmp_path):
 
 
 def reasons(source):
-    found = {}
+    reason_of = {}
     for index in range(len(source)):
         try:
             assert source[index].turns
         except BadSampleError as error:
-            found[error.where.rpartition(":")[2]] = error.reason
-    return found
+            reason_of[error.where.rpartition(":")[2]] = error.reason
+    return reason_of
 
 
 def test_layout_of_laion(shards):
@@ -148,9 +148,9 @@ def test_truncated_tars_give_their_complete_samples(tmp_path):
     ):
         (tmp_path / "a.tar").write_bytes(whole[:kept])
         source = WebDataset(str(tmp_path / "a.tar"))
-        found = reasons(source)
-        assert {key: found[key] for key in bad} == bad
-        assert len(source) - len(found) == 2
+        refused = reasons(source)
+        assert {key: refused[key] for key in bad} == bad
+        assert len(source) - len(refused) == 2
 
 
 def test_a_tar_truncated_after_indexing(shards):
@@ -188,10 +188,10 @@ def test_invalid_sources_are_refused_at_the_start(shards, arguments, reason):
 def test_threads_may_share_it(shards):
     source = WebDataset(f"{shards}/s-*.tar")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = list(
+        records = list(
             pool.map(lambda index: (source[index], source[index].turns[0].parts[0].media.read()), [0, 1, 2] * 20)
         )
-    assert found == found[:3] * 20
+    assert records == records[:3] * 20
 
 
 @given(data=st.data())

@@ -73,8 +73,8 @@ def test_images_equal_those_of_the_processor_that_wrote_the_file(name, tmp_path)
     expected = processor([pixels], return_tensors="np")["pixel_values"]
     expected = expected[0] if expected.ndim == 5 else expected
     images = tiling.cut_images(pixels, cell_size)
-    found = np.stack([(image.transpose(2, 0, 1).astype(np.float32) / 255 - mean) / std for image in images])
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    actual = np.stack([(image.transpose(2, 0, 1).astype(np.float32) / 255 - mean) / std for image in images])
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
     assert published_layout(tmp_path) == LAYOUTS.get(type(processor).__name__.removesuffix("Pil"), ImageLayout())
 
 

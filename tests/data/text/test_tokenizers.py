@@ -288,9 +288,9 @@ def test_a_normalizer_on_which_the_package_fails_is_an_error_of_the_data():
 def test_names_of_chat_templates_may_be_anything(template, expected, tmp_path):
     settings = {"chat_template": template, "bos_token": ["<s>"], "eos_token": {"content": ["</s>"]}, "unk_token": "?"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = read_published_template(tmp_path)
-    assert (found and found.source) == expected
-    assert not found or found.variables == (("unk_token", "?"),)
+    published = read_published_template(tmp_path)
+    assert (published and published.source) == expected
+    assert not published or published.variables == (("unk_token", "?"),)
 
 
 def test_byte_tokenizers_of_other_versions_are_refused():

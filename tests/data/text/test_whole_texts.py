@@ -23,7 +23,7 @@ PICTURE = MediaPlaceholder(ImagePart(Media("a.png")), generated=False)
 TOKEN = re.compile("(<image>|<s>|</s>)")
 
 
-def own(package):
+def own_tokenizer(package):
     unknown = "<unk>" if package.token_to_id("<unk>") is not None else None
     names = SpecialTokenNames(pad="</s>", eos="</s>", bos="<s>", image="<image>", unknown=unknown)
     return HuggingFaceTokenizer(package.to_str(), names)
@@ -67,21 +67,21 @@ class Written(ConversationTemplate):
     ],
 )
 def test_ids_are_those_of_the_whole_text(package, text):
-    pieces = render_conversation(Record("r", ()), Written(text), own(package))
+    pieces = render_conversation(Record("r", ()), Written(text), own_tokenizer(package))
     assert flat(package, pieces) == whole(package, text.replace("{", "").replace("}", ""))
 
 
 @every
 def test_a_bos_before_the_text_of_a_template_is_no_part_of_the_text(package):
     turns = (Turn("user", (TextPart("What is it?"), PICTURE.part)), Turn("assistant", (TextPart("A house"),)))
-    pieces = render_conversation(Record("r", turns), CHAT_TEMPLATES["vicuna"], own(package))
+    pieces = render_conversation(Record("r", turns), CHAT_TEMPLATES["vicuna"], own_tokenizer(package))
     text = "USER: What is it?<image> ASSISTANT: A house</s>"
     assert flat(package, pieces) == [package.token_to_id("<s>"), *whole(package, text)]
 
 
 @every
 def test_a_word_that_spells_a_special_token_is_read_as_text_without_further_spaces(package):
-    tokenizer = own(package)
+    tokenizer = own_tokenizer(package)
     ids = tokenizer.encode("a</s> house<image>", "token")
     assert not set(ids) & {package.token_to_id(name) for name in ("</s>", "<image>")}
     first = package.id_to_token(tokenizer.encode("house", "text")[0])

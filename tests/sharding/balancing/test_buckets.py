@@ -10,8 +10,8 @@ from sharding.balancing.buckets import Buckets, choose_buckets
 
 
 def test_sizes_shares_and_padding_of_a_few_lengths():
-    found = choose_buckets(np.array([9, 1, 10, 1]), 5)
-    assert found == (
+    buckets = choose_buckets(np.array([9, 1, 10, 1]), 5)
+    assert buckets == (
         Buckets((10,), (1.0,), 1 - 21 / 40),
         Buckets((1, 10), (0.5, 0.5), 1 - 21 / 22),
         Buckets((1, 9, 10), (0.5, 0.25, 0.25), 0.0),
@@ -26,11 +26,11 @@ def padded(lengths, sizes):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 5))
 def test_no_other_sizes_have_less_padding(lengths, most, multiple):
     rounded = sorted({-(-length // multiple) * multiple for length in lengths})
-    for count, found in enumerate(choose_buckets(np.array(lengths), most, multiple), start=1):
-        assert len(found.sizes) == count and sum(found.shares) == pytest.approx(1)
+    for count, buckets in enumerate(choose_buckets(np.array(lengths), most, multiple), start=1):
+        assert len(buckets.sizes) == count and sum(buckets.shares) == pytest.approx(1)
         rivals = [padded(lengths, (*sizes, rounded[-1])) for sizes in itertools.combinations(rounded[:-1], count - 1)]
-        assert padded(lengths, found.sizes) == min(rivals)
-        assert found.padding == pytest.approx(1 - sum(lengths) / min(rivals))
+        assert padded(lengths, buckets.sizes) == min(rivals)
+        assert buckets.padding == pytest.approx(1 - sum(lengths) / min(rivals))
 
 
 def test_many_different_lengths_are_rounded_to_a_few_hundred_sizes():

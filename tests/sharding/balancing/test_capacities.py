@@ -20,16 +20,16 @@ def test_items_fit_into_what_they_need(lengths, rows):
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(1, 3))
 def test_no_other_capacities_compute_less(needs, count):
-    found = least_padding_capacities(needs, count)
+    capacities = least_padding_capacities(needs, count)
     positive = [need for need in needs if need]
 
     def computed(capacities):
         return sum(min(capacity for capacity in capacities if capacity >= need) for need in positive)
 
-    assert len(found) <= count and (not positive or max(found) == max(positive))
+    assert len(capacities) <= count and (not positive or max(capacities) == max(positive))
     for others in itertools.combinations(sorted({*positive}), min(count, len({*positive}))):
         if positive and max(others) == max(positive):
-            assert computed(found) <= computed(others)
+            assert computed(capacities) <= computed(others)
 
 
 def test_capacities_are_multiples():

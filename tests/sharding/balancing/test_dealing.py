@@ -103,9 +103,9 @@ def test_dealt_by_cost_items_need_no_larger_capacity_and_the_costliest_row_costs
     by_cost, by_length = (
         max(
             float((held + quadratic_cost_weight * held**2).sum())
-            for held in (lengths[of.rows == row] for row in range(rows))
+            for held in (lengths[dealing.rows == row] for row in range(rows))
         )
-        for of in (dealt, linear)
+        for dealing in (dealt, linear)
     )
     assert by_cost <= by_length
     assert by_cost == largest_cost(lengths, dealt.rows, quadratic_cost_weight)
@@ -118,7 +118,7 @@ def test_dealt_by_cost_the_costliest_row_is_the_cheapest_possible():
         largest_cost(lengths, np.array(row_of), weight)
         for row_of in itertools.product(range(rows), repeat=len(lengths))
     )
-    linear, dealt = (deal_items(lengths, rows, [24], each) for each in (0.0, weight))
+    linear, dealt = (deal_items(lengths, rows, [24], cost_weight) for cost_weight in (0.0, weight))
     assert largest_cost(lengths, linear.rows, weight) == 84 and least == 72
     assert largest_cost(lengths, dealt.rows, weight) == least
     # Rows of 12 have no room for 8 beside nothing: all 24 cells are taken.
@@ -129,4 +129,4 @@ def test_items_dealt_by_cost_keep_to_rows_with_room():
     # The costliest first: 6, then 3, 3 and 3 to the second row until it is full, the last one beside 6.
     lengths = np.array([6, 3, 3, 3, 1, 1, 1])
     by_cost = [deal_items(lengths, 2, [capacity], 1.0) for capacity in (12, 9)]
-    assert [sorted(check(each, lengths, 2, 12)) for each in by_cost] == [[6, 12], [9, 9]]
+    assert [sorted(check(dealing, lengths, 2, 12)) for dealing in by_cost] == [[6, 12], [9, 9]]

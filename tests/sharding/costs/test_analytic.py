@@ -71,11 +71,11 @@ def test_ring_collectives_wait_only_for_what_outlasts_the_matmuls():
     sent = TOY.forward(layer(gather), load, LayerParallelism(4)).communication
     assert sent > up * 3 / 4 > 0
     for kernels in ((gather, matmul("up", 10, 10)), (matmul("down", 10, 10), scatter)):
-        found = TOY.forward(layer(*kernels), load, around)
-        assert found.communication == sent - up * 3 / 4  # three steps of four have something to wait for
-        assert found.compute == TOY.forward(layer(*kernels), load, LayerParallelism(4)).compute
+        overlapped = TOY.forward(layer(*kernels), load, around)
+        assert overlapped.communication == sent - up * 3 / 4  # three steps of four have something to wait for
+        assert overlapped.compute == TOY.forward(layer(*kernels), load, LayerParallelism(4)).compute
         both = TOY.backward(layer(*kernels), load, around, ("dgrad", "wgrad"), "none")
-        assert both.communication == found.communication
+        assert both.communication == overlapped.communication
     two = TOY.forward(layer(gather, matmul("up", 10, 10), matmul("gate", 10, 10), norm), load, around)
     assert two.communication == max(sent - 2 * up * 3 / 4, 0)
     for apart in (
@@ -125,8 +125,8 @@ def test_an_exchange_of_heads_waits_for_queries_keys_values_and_output_both_ways
     ranks, load = LayerParallelism(1, 2, context_transfer="all_to_all"), loads(100, 10_000, 1)
     # Half of 2 bytes x 6 numbers x 50 tokens goes to the other rank at 10 a second, whatever attention takes.
     exchanged = 1 * (0.5 + 2 * 6 * 50 / 2 / 10)
-    found = TOY.forward(layer(attention), load, ranks)
-    assert (found.compute, found.communication) == (50.0, exchanged)
+    seconds = TOY.forward(layer(attention), load, ranks)
+    assert (seconds.compute, seconds.communication) == (50.0, exchanged)
     assert TOY.backward(layer(attention), load, ranks, ("dgrad",), "none").communication == exchanged
     # Of as many key-value heads as heads, a ring of 8 sends 7 times 4 numbers a token, and the exchange 7 / 8 of 8.
     equal = dataclasses.replace(attention, activations=PerLoad(8))
@@ -234,9 +234,12 @@ def test_attention_over_a_long_sequence_is_faster_on_more_sequence_ranks(length,
     ).backbone.layer
     costs, load = AnalyticCostModel(CLUSTERS[name]), loads(8 * length, (8 * length) ** 2, 1)
     seconds = [costs.forward(block, load, LayerParallelism(tp, cp)) for cp in (1, 2, 4, 8)]
-    totals = [float(each.total) for each in seconds]
+    totals = [float(layer_seconds.total) for layer_seconds in seconds]
     assert totals == sorted(totals, reverse=True) and totals[-1] < totals[0] / 4
-    assert all(each.compute >= seconds[0].compute / cp for each, cp in zip(seconds, (1, 2, 4, 8), strict=True))
+    assert all(
+        layer_seconds.compute >= seconds[0].compute / cp
+        for layer_seconds, cp in zip(seconds, (1, 2, 4, 8), strict=True)
+    )
 
 
 def test_a_ring_sends_all_but_one_share():

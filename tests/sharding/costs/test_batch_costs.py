@@ -48,11 +48,11 @@ def test_replicas_have_the_costs_of_their_own_loads(division, seed):
     microbatches, dp = division
     rows = np.random.default_rng(seed).integers(0, 3, (12, 4)).astype(float)
     batch = BatchCosts(GRAPH, AnalyticCostModel(CLUSTERS["a100"]), {"vision": rows})
-    of, ranks = batch.loads("vision", microbatches, dp), LayerParallelism(dp=dp)
-    np.testing.assert_array_equal(of.distinct[of.index], replica_loads(rows, microbatches, dp))
+    replicas, ranks = batch.loads("vision", microbatches, dp), LayerParallelism(dp=dp)
+    np.testing.assert_array_equal(replicas.distinct[replicas.index], replica_loads(rows, microbatches, dp))
     layer = batch.layer("vision", GRAPH["vision"].layer.name, 1, ("dgrad",), ranks, "none", microbatches)
     expected = batch.costs.forward(GRAPH["vision"].layer, replica_loads(rows, microbatches, dp), ranks)
-    np.testing.assert_allclose(layer.forward.total[of.index], expected.total, rtol=1e-12)
+    np.testing.assert_allclose(layer.forward.total[replicas.index], expected.total, rtol=1e-12)
 
 
 def test_plans_that_divide_the_batch_into_as_many_parts_share_what_layers_take():
@@ -66,8 +66,8 @@ def test_plans_that_divide_the_batch_into_as_many_parts_share_what_layers_take()
     rows = np.array([[64.0, 64.0**2, 1.0, 0.0], [32.0, 32.0**2, 1.0, 0.0]] * 6)
     batch = BatchCosts(GRAPH, CountingCosts(CLUSTERS["a100"]), {"vision": rows})
     layer, ranks = GRAPH["vision"].layer.name, LayerParallelism(dp=2)
-    found = [batch.layer("vision", layer, 1, (), ranks, "none", 6) for _ in range(3)]
-    assert CountingCosts.calls == 1 and found[0].flops.shape == (2,)
+    layers = [batch.layer("vision", layer, 1, (), ranks, "none", 6) for _ in range(3)]
+    assert CountingCosts.calls == 1 and layers[0].flops.shape == (2,)
     with pytest.raises(PlanError, match="not divisible by 24 microbatches"):
         batch.loads("vision", 24, 1)
 

@@ -37,7 +37,7 @@ def kernel_costs():
 
 def passes(kernel, ranks):
     layer = bare_layer("toy", "toy", kernel)
-    return [float(each[..., 0]) for each in kernel_costs().passes(layer, make_loads(TOKENS, TOKENS, 1), ranks)]
+    return [float(seconds[..., 0]) for seconds in kernel_costs().passes(layer, make_loads(TOKENS, TOKENS, 1), ranks)]
 
 
 def seconds(rows, outer, inner, count=1):
@@ -50,9 +50,9 @@ def seconds(rows, outer, inner, count=1):
 @pytest.mark.parametrize("split_by", ["columns", "rows"])
 def test_each_gradient_is_a_matmul_of_its_own_shape(tp, split_by):
     inner, outer = (1536, 6144 // tp) if split_by == "columns" else (1536 // tp, 6144)
-    found = passes(matmul("up", 1536, 6144, split_by=split_by), LayerParallelism(tp))
+    pass_seconds = passes(matmul("up", 1536, 6144, split_by=split_by), LayerParallelism(tp))
     expected = [seconds(TOKENS, outer, inner), seconds(TOKENS, inner, outer), seconds(inner, outer, TOKENS)]
-    assert found == pytest.approx(expected)
+    assert pass_seconds == pytest.approx(expected)
 
 
 def test_experts_are_as_many_matmuls_of_their_share_of_the_tokens():

@@ -23,7 +23,7 @@ def seconds(cluster, rows, outer, inner, count=1):
 
 def by_hand(cluster, rows, outer, inner, count):
     """The best of all tiles and splits, one at a time."""
-    device, found = cluster.generation, []
+    device, candidates = cluster.generation, []
     one = device.multiprocessors
     for (height, width), split in itertools.product(device.tiles, (1, 2, 4, 8)):
         arithmetic = 2 * height * width / (cluster.peak_flops * device.loop_share / one)
@@ -35,11 +35,11 @@ def by_hand(cluster, rows, outer, inner, count):
         waves = math.ceil(count * math.ceil(rows / height) * math.ceil(outer / width) * split / one)
         summed = (4 * split + 2) * count * rows * outer / BANDWIDTH if split > 1 else 0
         if device.overlaps_tiles:
-            found.append(waves * max(loop, epilogue) + fill + epilogue + summed)
+            candidates.append(waves * max(loop, epilogue) + fill + epilogue + summed)
         else:
-            found.append(waves * (fill + loop + epilogue) + summed)
-    share = 2 * rows * outer * inner * count / min(found) / cluster.peak_flops
-    return min(found) * max(1, (share / device.power_share) ** (1 / 3))
+            candidates.append(waves * (fill + loop + epilogue) + summed)
+    share = 2 * rows * outer * inner * count / min(candidates) / cluster.peak_flops
+    return min(candidates) * max(1, (share / device.power_share) ** (1 / 3))
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,7 +64,7 @@ def test_larger_matmuls_take_no_less_and_none_exceeds_the_peak(name, rows, outer
 @given(st.sampled_from(GPUS), st.lists(SIZES, min_size=1, max_size=5), SIZES, SIZES)
 def test_arrays_of_sizes_give_what_each_gives(name, rows, outer, inner):
     together = seconds(CLUSTERS[name], rows, outer, inner)
-    np.testing.assert_allclose(together, [seconds(CLUSTERS[name], each, outer, inner) for each in rows])
+    np.testing.assert_allclose(together, [seconds(CLUSTERS[name], count, outer, inner) for count in rows])
 
 
 def test_one_more_tile_than_multiprocessors_takes_another_wave():

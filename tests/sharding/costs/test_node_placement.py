@@ -21,7 +21,7 @@ def test_ranks_are_counted_on_the_nodes_of_their_devices(first, groups, cp, tp, 
     fsdp = parts * ep if parts > 1 else 1
     dp = groups * ep * parts
     devices = [first + number + (5 * (number > 2) if gap else 0) for number in range(dp * cp * tp)]
-    found = parameter_ranks(devices, per_node, dp=dp, cp=cp, tp=tp, ep=ep, fsdp=fsdp)
+    placement = parameter_ranks(devices, per_node, dp=dp, cp=cp, tp=tp, ep=ep, fsdp=fsdp)
     ranks = list(itertools.product(range(dp), range(cp), range(tp)))
     node_of = {rank: device // per_node for rank, device in zip(ranks, devices, strict=True)}
 
@@ -31,17 +31,17 @@ def test_ranks_are_counted_on_the_nodes_of_their_devices(first, groups, cp, tp, 
         for rank in ranks:
             groups[key(*rank)].append(node_of[rank])
         counts = [collections.Counter(nodes).values() for nodes in groups.values()]
-        placed = [NodePlacement(sum(of), len(of), min(of), max(of)) for of in counts]
-        return max(placed, key=lambda each: (each.nodes, -each.fewest, each.most))
+        placed = [NodePlacement(sum(count), len(count), min(count), max(count)) for count in counts]
+        return max(placed, key=lambda place: (place.nodes, -place.fewest, place.most))
 
     if fsdp == 1:
-        assert found.same == (farthest_apart(lambda d, _, t: t), farthest_apart(lambda d, _, t: (d % ep, t)))
-        assert {of.ranks for of in found.parts} == {1}
+        assert placement.same == (farthest_apart(lambda d, _, t: t), farthest_apart(lambda d, _, t: (d % ep, t)))
+        assert {part.ranks for part in placement.parts} == {1}
     else:
         shards = farthest_apart(lambda d, _, t: (d % fsdp, t))
-        assert found.same == (shards, shards)
-        of_experts = farthest_apart(lambda d, c, t: (d // fsdp, d % ep, c, t))
-        assert found.parts == (farthest_apart(lambda d, c, t: (d // fsdp, c, t)), of_experts)
+        assert placement.same == (shards, shards)
+        expert_placement = farthest_apart(lambda d, c, t: (d // fsdp, d % ep, c, t))
+        assert placement.parts == (farthest_apart(lambda d, c, t: (d // fsdp, c, t)), expert_placement)
 
 
 def test_a_collective_on_one_node_or_with_one_rank_a_node_is_one_ring():

@@ -48,9 +48,9 @@ def test_capacities_are_counted_in_frames_and_in_target_images():
     np.testing.assert_allclose(executed_loads(drawn, OwnRows(2, (2, 4)), 2, GRAPH["generator"])[0, :, 2], [4, 4])
 
 
-def plan(dp: int = 3, **own) -> Plan:
+def plan(dp: int = 3, **row_fields) -> Plan:
     units = (
-        flat_unit("vision", ("vision",), tuple(range(dp)), layers=(3,), **own, parallelism=Parallelism(dp=dp)),
+        flat_unit("vision", ("vision",), tuple(range(dp)), layers=(3,), **row_fields, parallelism=Parallelism(dp=dp)),
         UnitPlan("backbone", ("backbone",), (3,), layers=(4,)),
         UnitPlan("generator", ("generator",), (4,)),
     )
@@ -59,8 +59,8 @@ def plan(dp: int = 3, **own) -> Plan:
 
 def test_padding_takes_time_and_memory_but_no_useful_flops():
     whole, alone, padded, larger = (
-        plan_costs(ResolvedPlan(each, BATCH.graph, ALL), BATCH)
-        for each in (
+        plan_costs(ResolvedPlan(given, BATCH.graph, ALL), BATCH)
+        for given in (
             plan(1),
             plan(phase_rows=3),
             plan(phase_rows=3, capacities=(64, 256)),
@@ -68,26 +68,28 @@ def test_padding_takes_time_and_memory_but_no_useful_flops():
         )
     )
     assert padded.flops == larger.flops == pytest.approx(whole.flops) and alone.flops == pytest.approx(whole.flops)
-    alone, padded, larger = (of.stages["vision", 0] for of in (alone, padded, larger))
+    alone, padded, larger = (costs.stages["vision", 0] for costs in (alone, padded, larger))
     np.testing.assert_allclose(padded.forward, alone.forward)  # three images in three rows of 64
     assert (larger.forward > padded.forward).all()
     np.testing.assert_allclose(larger.saved_bytes, 4 * padded.saved_bytes)
 
 
 def test_both_ends_of_an_exchange_hold_what_is_exchanged():
-    whole, own = (
-        plan_costs(ResolvedPlan(each, BATCH.graph, ALL), BATCH).stages for each in (plan(1), plan(1, phase_rows=1))
+    whole, separate = (
+        plan_costs(ResolvedPlan(given, BATCH.graph, ALL), BATCH).stages for given in (plan(1), plan(1, phase_rows=1))
     )
     tokens = max(BATCH.rows["vision"][:, 0].reshape(2, 2).sum(axis=1))
     for stage in (("vision", 0), ("backbone", 0)):
-        more = own[stage].static_bytes - whole[stage].static_bytes
+        more = separate[stage].static_bytes - whole[stage].static_bytes
         assert more == pytest.approx(tokens * GRAPH["vision"].trailing_layers[-1].output_elements.tokens * 2)
 
 
 def test_there_is_memory_for_a_microbatch_of_the_largest_capacity():
     """In a run one may come that those of this step are all smaller than."""
     small, one = plan(phase_rows=3, capacities=(64,)), plan(phase_rows=3, capacities=(64, 256))
-    fits, grows = (plan_costs(ResolvedPlan(each, BATCH.graph, ALL), BATCH).stages["vision", 0] for each in (small, one))
+    fits, grows = (
+        plan_costs(ResolvedPlan(given, BATCH.graph, ALL), BATCH).stages["vision", 0] for given in (small, one)
+    )
     assert fits.saved_bytes.max() == grows.saved_bytes.max()
     extra = grows.static_bytes - fits.static_bytes
     assert extra > 3 * grows.saved_bytes.max() > 0  # four times as large, and so is what is exchanged

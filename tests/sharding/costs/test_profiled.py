@@ -179,8 +179,8 @@ def test_json_round_trip_and_errors_name_the_file(tmp_path):
 
 
 def test_invalid_layer_profiles_are_refused():
-    of = PROFILE.layers[0]
+    profile = PROFILE.layers[0]
     with pytest.raises(ProfileError, match="sizes, forward and backward must have equally many"):
-        dataclasses.replace(of, sizes=(1.0,))
+        dataclasses.replace(profile, sizes=(1.0,))
     with pytest.raises(ProfileError, match=r"sizes \[200.0, 100.0, 400.0\] must ascend"):
-        dataclasses.replace(of, sizes=(200.0, 100.0, 400.0))
+        dataclasses.replace(profile, sizes=(200.0, 100.0, 400.0))

@@ -28,7 +28,7 @@ def seconds_of_choice(problem: PlanningProblem, dp: int, name: str, choice: Modu
 
 def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, downstream: float) -> bool:
     """Whether a module's fullest stage fits a device, with so many stages downstream of it."""
-    candidates, rows, replicas = (np.array([each]) for each in (choice.candidate, choice.rows, choice.dp))
+    candidates, rows, replicas = (np.array([number]) for number in (choice.candidate, choice.rows, choice.dp))
     need = problem.module_tables[name].peak_bytes(
         candidates, rows, replicas, np.array([float(downstream)]), np.array([problem.rows // dp])
     )
@@ -65,33 +65,42 @@ def all_layouts(problem: PlanningProblem) -> Iterator[DisjointLayout]:
     generators = [name for name in others if problem.graph[name].inputs]
     depths = sorted({int(pp) for name in generators for pp in problem.module_tables[name].pp}) or [0]
     for dp, deep in itertools.product(map(int, problem.row_divisors), depths):
-        for own in options(problem, dp, backbone):
-            if own.devices > problem.devices or not fits(problem, dp, backbone, own, deep):
+        for backbone_choice in options(problem, dp, backbone):
+            if backbone_choice.devices > problem.devices or not fits(problem, dp, backbone, backbone_choice, deep):
                 continue
             downstream = float(
-                problem.module_tables[backbone].downstream_stages_of_sources(np.array([own.candidate]), float(deep))[0]
+                problem.module_tables[backbone].downstream_stages_of_sources(
+                    np.array([backbone_choice.candidate]), float(deep)
+                )[0]
             )
             stage = {name: 0 if name in generators else downstream for name in others}
-            room = problem.devices - own.devices
+            room = problem.devices - backbone_choice.devices
             lists = [
-                [each for each in options(problem, dp, name) if each.devices <= room]
+                [option for option in options(problem, dp, name) if option.devices <= room]
                 for name in others
             ]  # fmt: skip
             lists = [
-                _thin(problem, dp, name, [each for each in found if fits(problem, dp, name, each, stage[name])])
-                for name, found in zip(others, lists, strict=True)
+                _thin(
+                    problem,
+                    dp,
+                    name,
+                    [option for option in module_options if fits(problem, dp, name, option, stage[name])],
+                )
+                for name, module_options in zip(others, lists, strict=True)
             ]
             stages = {name: problem.module_tables[name].pp for name in generators}
             lists = [
-                [each for each in found if name not in stages or stages[name][each.candidate] <= deep]
-                for name, found in zip(others, lists, strict=True)
+                [option for option in module_options if name not in stages or stages[name][option.candidate] <= deep]
+                for name, module_options in zip(others, lists, strict=True)
             ]
             for chosen in itertools.product(*lists):
-                if sum(each.devices for each in chosen) <= room:
-                    choices = {backbone: own, **dict(zip(others, chosen, strict=True))}
+                if sum(option.devices for option in chosen) <= room:
+                    choices = {backbone: backbone_choice, **dict(zip(others, chosen, strict=True))}
                     yield DisjointLayout(seconds_of(problem, dp, choices), problem.rows // dp, choices)
 
 
-def _thin(problem: PlanningProblem, dp: int, name: str, found: list[ModuleChoice]) -> list[ModuleChoice]:
+def _thin(problem: PlanningProblem, dp: int, name: str, choices: list[ModuleChoice]) -> list[ModuleChoice]:
     """One choice of each (devices, slowest stage, fill); equal ones cannot be better."""
-    return list({(choice.devices, *seconds_of_choice(problem, dp, name, choice)): choice for choice in found}.values())
+    return list(
+        {(choice.devices, *seconds_of_choice(problem, dp, name, choice)): choice for choice in choices}.values()
+    )

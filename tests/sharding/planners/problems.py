@@ -98,12 +98,12 @@ def problem(
     )
 
 
-def uniform(of: PlanningProblem) -> PlanningProblem:
+def uniform(case: PlanningProblem) -> PlanningProblem:
     """The same problem with all rows equal to the mean row, in whole items."""
-    mean = {name: of.data.mean_load(name)[None] for name in of.graph.names}
+    mean = {name: case.data.mean_load(name)[None] for name in case.graph.names}
     for load in mean.values():
         load[:, LoadColumn.ITEMS] = np.ceil(load[:, LoadColumn.ITEMS])
-    return dataclasses.replace(of, data=RowLoadStatistics(mean))
+    return dataclasses.replace(case, data=RowLoadStatistics(mean))
 
 
 @st.composite

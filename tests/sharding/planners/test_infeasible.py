@@ -19,14 +19,14 @@ MEMORY = st.floats(6.3, 7.4)
 @given(recipes(), MEMORY)
 @settings(max_examples=6, deadline=None)
 def test_the_smallest_cluster_holds_the_model_and_one_device_less_does_not(policy, recipe, memory):
-    of = dataclasses.replace(build_problem(recipe | {"memory": 10**memory}), devices=1)
-    reason = run_policy(of, policy).reason
+    case = dataclasses.replace(build_problem(recipe | {"memory": 10**memory}), devices=1)
+    reason = run_policy(case, policy).reason
     named = re.search(r"smallest cluster of toy that would do (?:for units of their own )?has ([\d,]+) device", reason)
     assume(named is not None)
     assert named is not None
     count = int(named[1].replace(",", ""))
-    assert run_policy(dataclasses.replace(of, devices=count), policy).simulated
-    assert not run_policy(dataclasses.replace(of, devices=count - 1), policy).simulated
+    assert run_policy(dataclasses.replace(case, devices=count), policy).simulated
+    assert not run_policy(dataclasses.replace(case, devices=count - 1), policy).simulated
 
 
 def test_a_chain_that_does_not_fit_names_what_it_lacks():

@@ -11,11 +11,13 @@ PLAN = Plan((make_unit(("backbone",), dp=1, tp=1, layers=(8,), recompute="none")
 
 def found_with(*memory, workspace=0.0):
     """What is found where layers by each policy take so much memory, and `workspace` once some recompute."""
-    of_policy = dict(zip(CHOICES, memory, strict=True))
+    bytes_by_policy = dict(zip(CHOICES, memory, strict=True))
 
     def simulate(policies):
         parts = ((policies.first, policies.share), (policies.recompute, 1 - policies.share))
-        seconds, taken = (sum(part * of[policy] for policy, part in parts) for of in (SECONDS, of_policy))
+        seconds, taken = (
+            sum(part * amounts[policy] for policy, part in parts) for amounts in (SECONDS, bytes_by_policy)
+        )
         recomputes = any(part and policy != "none" for policy, part in parts)
         return SimulatedMemory(PLAN, seconds, taken + workspace * recomputes)
 
@@ -23,7 +25,7 @@ def found_with(*memory, workspace=0.0):
 
 
 def test_nothing_recomputes_where_that_fits():
-    assert [each.step for each in found_with(0.9, 0.5, 0.1).fitting] == [3.0]
+    assert [plan.step for plan in found_with(0.9, 0.5, 0.1).fitting] == [3.0]
 
 
 def test_mixtures_fill_the_memory():
@@ -35,13 +37,13 @@ def test_mixtures_fill_the_memory():
 
 def test_what_a_recomputing_layer_needs_is_left_free():
     _, with_none, with_selective = found_with(6.0, 4.0, 0.25, workspace=0.5).fitting
-    for found in (with_none, with_selective):
-        assert 0.9 < found.memory <= 1
+    for plan in (with_none, with_selective):
+        assert 0.9 < plan.memory <= 1
 
 
 def test_where_nothing_fits_the_smallest_is_nearest():
-    found = found_with(4.0, 3.0, 2.0)
-    assert not found.fitting and found.nearest.memory == 2.0
+    plans = found_with(4.0, 3.0, 2.0)
+    assert not plans.fitting and plans.nearest.memory == 2.0
 
 
 def test_a_share_is_of_whole_layers():

@@ -19,8 +19,8 @@ from tests.sharding.planners.problems import build_problem, problem, recipes, un
 @given(st.floats(1e6, 3e7), st.sampled_from([1, 2]), st.integers(1, 4), st.integers(0, 3), st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_spare_microbatches_fit_and_one_more_does_not(memory, chunks, dp, downstream, uneven):
-    of = problem(chunks=(chunks,), spread=0.4 if uneven else 0.0)
-    for table in of.module_tables.values():
+    case = problem(chunks=(chunks,), spread=0.4 if uneven else 0.0)
+    for table in case.module_tables.values():
         for candidate in range(len(table.tp)):
             one, step = np.array([candidate]), 2 if table.chunks[candidate] > 1 else 1
             spare = table.spare_in_flight(candidate, 1.0, dp, memory, float(downstream))
@@ -41,20 +41,20 @@ def test_more_in_flight_still_fits_where_rows_are_equal(recipe):
     Left out are items that are dealt, whose buffers the planner does not know, and chunks, of whose microbatches in
     flight it knows the sum: a plan that is simulated and does not fit is not taken (`best_simulated`).
     """
-    of = uniform(build_problem(recipe))
-    for layout in search_layouts(of, 3):
-        extra = extra_microbatches(of, layout)
-        assert all(0 <= count <= MOST_EXTRA * max(of.chunk_choices) for count in extra.values())
-        plan = scheduled_plan(of, layout)
+    case = uniform(build_problem(recipe))
+    for layout in search_layouts(case, 3):
+        extra = extra_microbatches(case, layout)
+        assert all(0 <= count <= MOST_EXTRA * max(case.chunk_choices) for count in extra.values())
+        plan = scheduled_plan(case, layout)
         if any(choice.dealt for choice in layout.choices.values()) or any(
             unit.parallelism.chunks > 1 for unit in plan.units
         ):
             continue
-        timeline, stages = of.simulate(plan), of.step_costs(plan).stages
+        timeline, stages = case.simulate(plan), case.step_costs(plan).stages
         above = above_limits(plan, timeline)
         for lane in timeline.lanes:
             on_top = above[lane.rank] * max(float(stages[stage].saved_bytes.max()) for stage in lane.stages)
-            assert timeline.lane_peak_memory(lane) <= of.cluster.memory * (1 + 1e-9) + on_top
+            assert timeline.lane_peak_memory(lane) <= case.cluster.memory * (1 + 1e-9) + on_top
 
 
 def above_limits(plan, timeline):
@@ -69,30 +69,30 @@ def above_limits(plan, timeline):
 
 
 def test_memory_and_microbatches_limit_what_is_in_flight():
-    of = uniform(problem(rows=8, devices=4))
-    (layout,) = search_layouts(of)
-    plain, more = plan_of_layout(of, layout), scheduled_plan(of, layout)
+    case = uniform(problem(rows=8, devices=4))
+    (layout,) = search_layouts(case)
+    plain, more = plan_of_layout(case, layout), scheduled_plan(case, layout)
     extra = {unit.name: unit.schedule_hints.extra_microbatches for unit in more.units}
     count = min(MOST_EXTRA, layout.microbatches - 1)
     most = plain.unit_of("backbone").pp  # with a generator behind it, one stage more than the backbone has, less one
     assert count > most >= 1 and extra == {"vision": count, "backbone": most, "generator": 0}
-    timelines = [of.simulate(plan) for plan in (plain, more)]
+    timelines = [case.simulate(plan) for plan in (plain, more)]
     peaks = [max(timeline.lane_peak_memory(lane) for lane in timeline.lanes[:2]) for timeline in timelines]
     assert peaks[0] < peaks[1]
-    tight = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=peaks[0]))
+    tight = dataclasses.replace(case, cluster=dataclasses.replace(case.cluster, memory=peaks[0]))
     assert not any(extra_microbatches(tight, layout).values())
 
 
 def test_plans_with_chunks_have_the_mean_seconds_of_their_stages():
-    of = uniform(problem(chunks=(1, 2), devices=6, rows=8))
+    case = uniform(problem(chunks=(1, 2), devices=6, rows=8))
     with_chunks = 0
-    for layout in search_layouts(of, 20):
-        plan = scheduled_plan(of, layout)
+    for layout in search_layouts(case, 20):
+        plan = scheduled_plan(case, layout)
         if plan.schedule != "interleaved":
             assert not any(unit.schedule_hints.forward_seconds for unit in plan.units)
             continue
         with_chunks += 1
-        stages = of.step_costs(plan).stages
+        stages = case.step_costs(plan).stages
         for unit, (key, kind) in itertools.product(
             plan.units, (("forward_seconds", "forward"), ("backward_seconds", "backward"))
         ):

@@ -16,12 +16,12 @@ from tests.sharding.planners.problems import BACKBONE, build_problem, problem, r
 from tests.sharding.steps import SimulatedStep, build_step, step_recipes
 
 
-def all_plans(of):
+def all_plans(case):
     """The candidates of every policy that has some."""
     plans = []
     for policy in PLANNING_POLICIES.values():
         try:
-            plans += policy(of)
+            plans += policy(case)
         except PlanError:
             continue
     return plans
@@ -30,27 +30,27 @@ def all_plans(of):
 @given(recipes())
 @settings(max_examples=15, deadline=None)
 def test_no_step_is_shorter(recipe):
-    of = build_problem(recipe)
-    for plan in all_plans(of):
-        bound = of.least_step_seconds(plan)
+    case = build_problem(recipe)
+    for plan in all_plans(case):
+        bound = case.least_step_seconds(plan)
         orders = [plan] if plan.schedule == "interleaved" else [plan, dataclasses.replace(plan, schedule="gpipe")]
         for order in orders:
             for rendezvous in (False, True):
-                assert of.simulate(order, rendezvous).step >= bound * (1 - 1e-9)
+                assert case.simulate(order, rendezvous).step >= bound * (1 - 1e-9)
 
 
 def step_work(step: SimulatedStep) -> StepWork:
     """What bounds a step, from all its costs."""
     graph, count = step.op_graph.stage_graph, step.op_graph.microbatches
 
-    def of_stage(stage, costs: StageCosts) -> StageWork:
+    def stage_work(stage, costs: StageCosts) -> StageWork:
         numbers = [
             list(graph.microbatches_of(stage[0], pipeline_replica, count))
             for pipeline_replica in range(graph.pipeline_replica_count(stage[0]))
         ]
         communication = costs.forward_communication + costs.backward_communication
         forward, backward, waits = (
-            np.concatenate([seconds[of_replica].sum(axis=0) for of_replica in numbers])
+            np.concatenate([seconds[microbatches].sum(axis=0) for microbatches in numbers])
             for seconds in (costs.forward, costs.backward, communication)
         )
         return StageWork(
@@ -66,9 +66,10 @@ def step_work(step: SimulatedStep) -> StepWork:
         )
 
     hops, back = (
-        {edge: float(of.min()) for edge, of in hops.items()} for hops in (step.costs.hops, step.costs.gradient_hops)
+        {edge: float(seconds.min()) for edge, seconds in hops.items()}
+        for hops in (step.costs.hops, step.costs.gradient_hops)
     )
-    stages = {stage: of_stage(stage, costs) for stage, costs in step.costs.stages.items()}
+    stages = {stage: stage_work(stage, costs) for stage, costs in step.costs.stages.items()}
     return StepWork(stages, hops, back | dict.fromkeys(hops.keys() - back.keys(), 0.0), step.costs.global_norm)
 
 
@@ -83,11 +84,11 @@ def test_no_step_of_any_devices_and_copies_is_shorter(recipe):
 
 
 def test_one_stage_takes_its_bound():
-    of = problem(ModelConfig((), BACKBONE, ()), devices=1)
-    plans = [plan for plan in all_plans(of) if plan.device_count == 1 and len(plan.units[0].layers) == 1]
+    case = problem(ModelConfig((), BACKBONE, ()), devices=1)
+    plans = [plan for plan in all_plans(case) if plan.device_count == 1 and len(plan.units[0].layers) == 1]
     assert plans
     for plan in plans:
-        assert of.least_step_seconds(plan) == pytest.approx(of.simulate(plan).step, rel=1e-9)
+        assert case.least_step_seconds(plan) == pytest.approx(case.simulate(plan).step, rel=1e-9)
 
 
 REPLICA_SECONDS = st.sampled_from([1, 2, 4]).flatmap(lambda n: st.lists(st.integers(0, 9), min_size=n, max_size=n))
@@ -95,10 +96,10 @@ REPLICA_SECONDS = st.sampled_from([1, 2, 4]).flatmap(lambda n: st.lists(st.integ
 
 @given(st.lists(REPLICA_SECONDS, min_size=1), st.randoms(use_true_random=False))
 def test_some_device_takes_the_work_of_all_ranks_on_it(seconds, random):
-    work = [np.array(each, float) for each in seconds]
+    work = [np.array(replica_seconds, float) for replica_seconds in seconds]
     on_devices = np.zeros(4)
-    for of_replicas in work:
+    for replica_seconds in work:
         order = random.sample(range(4), 4)
-        on_devices[order] += np.repeat(of_replicas, 4 // len(of_replicas))
+        on_devices[order] += np.repeat(replica_seconds, 4 // len(replica_seconds))
     assert on_devices.max() >= least_on_one_device(work) - 1e-9
     assert least_on_one_device(work[:1]) == work[0].max()

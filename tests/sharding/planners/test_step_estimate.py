@@ -21,36 +21,36 @@ def test_one_microbatch_alone_takes_its_estimate(recipe):
 
     All devices are in one node: an estimate does not know which units are placed across two.
     """
-    of = uniform(build_problem({**recipe, "chunks": (1,)}))
-    node = dataclasses.replace(of.cluster, devices_per_node=of.devices)
-    of = dataclasses.replace(of, cluster=node, costs=AnalyticCostModel(node))
-    for layout in search_layouts(of, 6):
+    case = uniform(build_problem({**recipe, "chunks": (1,)}))
+    node = dataclasses.replace(case.cluster, devices_per_node=case.devices)
+    case = dataclasses.replace(case, cluster=node, costs=AnalyticCostModel(node))
+    for layout in search_layouts(case, 6):
         if layout.microbatches == 1:
-            timeline = of.simulate(plan_of_layout(of, layout))
+            timeline = case.simulate(plan_of_layout(case, layout))
             hops = sum(
                 float(seconds.max())
                 for table in (timeline.costs.hops, timeline.costs.gradient_hops)
                 for seconds in table.values()
             )
-            estimate = StepEstimate(of).seconds(layout)
+            estimate = StepEstimate(case).seconds(layout)
             assert timeline.step * (1 - 1e-9) - hops <= estimate
             assert estimate <= timeline.step * 1.2
 
 
 def test_a_pipeline_of_one_stage_takes_its_estimate():
-    of = problem(ModelConfig((), BACKBONE, ()), devices=1)
-    (layout,) = search_layouts(of)
-    simulated = of.simulate(plan_of_layout(of, layout)).step
-    assert StepEstimate(of).seconds(layout) == pytest.approx(simulated, rel=0.05)
+    case = problem(ModelConfig((), BACKBONE, ()), devices=1)
+    (layout,) = search_layouts(case)
+    simulated = case.simulate(plan_of_layout(case, layout)).step
+    assert StepEstimate(case).seconds(layout) == pytest.approx(simulated, rel=0.05)
 
 
 def test_it_sees_what_the_objective_leaves_out():
-    of = problem(devices=14, rows=24, spread=0.6)
-    slow = dataclasses.replace(of.cluster, intra_node=Link(2e7, 1e-6), inter_node=Link(2e7, 1e-5))
-    of = dataclasses.replace(of, cluster=slow, costs=AnalyticCostModel(slow))  # gradients take long to reduce
-    layouts = search_layouts(of, 6)
-    steps = [of.simulate(plan_of_layout(of, layout)).step for layout in layouts]
-    estimate = StepEstimate(of)
+    case = problem(devices=14, rows=24, spread=0.6)
+    slow = dataclasses.replace(case.cluster, intra_node=Link(2e7, 1e-6), inter_node=Link(2e7, 1e-5))
+    case = dataclasses.replace(case, cluster=slow, costs=AnalyticCostModel(slow))  # gradients take long to reduce
+    layouts = search_layouts(case, 6)
+    steps = [case.simulate(plan_of_layout(case, layout)).step for layout in layouts]
+    estimate = StepEstimate(case)
     errors = [abs(estimate.seconds(layout) / step - 1) for layout, step in zip(layouts, steps, strict=True)]
-    of_objective = [abs(layout.seconds / step - 1) for layout, step in zip(layouts, steps, strict=True)]
-    assert sum(errors) < sum(of_objective) and max(errors) < 0.1
+    objective_errors = [abs(layout.seconds / step - 1) for layout, step in zip(layouts, steps, strict=True)]
+    assert sum(errors) < sum(objective_errors) and max(errors) < 0.1

@@ -121,9 +121,9 @@ def test_a_generator_comes_between_all_its_forwards_and_all_its_backwards(schedu
         kind: [(at, op.microbatch) for at, op in enumerate(ops) if op.unit == "mind" and op.kind == kind]
         for kind in ("forward", "hop", "backward", "gradient_hop")
     }
-    in_order = [at for of_kind in numbers.values() for at, _ in of_kind]
+    in_order = [at for positions in numbers.values() for at, _ in positions]
     assert in_order == sorted(in_order)
-    assert all([number for _, number in of_kind] == list(range(5)) for of_kind in numbers.values())
+    assert all([number for _, number in positions] == list(range(5)) for positions in numbers.values())
     (first_hop, _), *_, (last_backward, _) = numbers["hop"] + numbers["backward"]
     assert all(first_hop < at < last_backward for at, op in enumerate(ops) if op.unit == "painter")
     assert all(

@@ -6,8 +6,8 @@ from sharding.plans.device_groups import group_devices
 
 
 def test_hundreds_of_replicas_are_grouped():
-    many, few = np.arange(300)[:, None], np.arange(300).reshape(150, 2)
-    groups = group_devices({("many", 0): many, ("few", 0): few})
+    wide, few = np.arange(300)[:, None], np.arange(300).reshape(150, 2)
+    groups = group_devices({("many", 0): wide, ("few", 0): few})
     assert groups.device_count == 300 and (groups.sizes == 1).all()
     assert groups.groups_of["many", 0].shape == (300, 1) and groups.groups_of["few", 0].shape == (150, 2)
 

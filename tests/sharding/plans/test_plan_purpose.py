@@ -112,7 +112,7 @@ def with_names(**names: object) -> NamedConfiguration:
 
 
 @pytest.mark.parametrize(
-    ("changed", "found"),
+    ("changed", "expected"),
     [
         ({"rows": 960}, ["rows 1,920 (here 960)"]),
         ({"cluster": "h100"}, ["cluster a800 (here h100)"]),
@@ -137,8 +137,8 @@ def with_names(**names: object) -> NamedConfiguration:
         ),
     ],
 )
-def test_differences_name_both_values(changed, found):
-    assert differences(PURPOSE, dataclasses.replace(PURPOSE, **changed)) == found
+def test_differences_name_both_values(changed, expected):
+    assert differences(PURPOSE, dataclasses.replace(PURPOSE, **changed)) == expected
 
 
 def test_sizes_and_loads_are_those_of_the_model_and_its_rows():

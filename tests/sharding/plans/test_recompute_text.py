@@ -39,7 +39,7 @@ def test_counts_must_add_up_to_the_layers(layers):
 
 
 def test_a_plan_of_very_many_layers_is_read_without_a_policy_for_each():
-    many = 10**15
-    assert read_recompute("full", many) == [("full", many)]
+    layers = 10**15
+    assert read_recompute("full", layers) == [("full", layers)]
     with pytest.raises(PlanError, match=r"unit u: layers has 1e\+15; it may be at most 65536"):
-        UnitPlan("u", ("net",), (0,), layers=(many,), recompute=("none",))
+        UnitPlan("u", ("net",), (0,), layers=(layers,), recompute=("none",))

@@ -43,12 +43,12 @@ def rows_of_devices(axes, sizes, rows):
 
 def test_equal_sizes_have_one_tensor_axis_also_of_size_1():
     for tp in (1, 2):
-        of = stage_axes(
+        axes = stage_axes(
             UnitPlan("u", ("a", "b"), tuple(range(4 * tp)), layers=(2,), parallelism=Parallelism(dp=4, tp=tp, ep=2))
         )
-        assert of.sizes == {"data": 2, "fsdp": 1, "expert": 2, "tensor": tp}
-        assert list(of.sizes) == ["data", "fsdp", "expert", "tensor"]
-        assert of.modules == {"a": STAGE_AXES, "b": STAGE_AXES}
+        assert axes.sizes == {"data": 2, "fsdp": 1, "expert": 2, "tensor": tp}
+        assert list(axes.sizes) == ["data", "fsdp", "expert", "tensor"]
+        assert axes.modules == {"a": STAGE_AXES, "b": STAGE_AXES}
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_equal_sizes_have_one_tensor_axis_also_of_size_1():
     ],
 )
 def test_sizes_are_factored_by_the_modules_that_have_the_factor(sizes, expected):
-    of = stage_axes(unit(sizes, pipeline_replicas=3))
-    assert of.sizes == {"data": 3, "fsdp": 1, "expert": 1, **expected}
+    axes = stage_axes(unit(sizes, pipeline_replicas=3))
+    assert axes.sizes == {"data": 3, "fsdp": 1, "expert": 1, **expected}
 
 
 @hypothesis.given(SIZES, st.integers(1, 3), st.sampled_from([1, 2]))
 def test_the_axes_of_a_module_multiply_to_its_tensor_ranks_and_replicas(sizes, pipeline_replicas, ep):
-    of = unit(sizes, pipeline_replicas, ep)
-    axes = stage_axes(of)
-    assert math.prod(axes.sizes.values()) == len(of.devices)
+    chain = unit(sizes, pipeline_replicas, ep)
+    axes = stage_axes(chain)
+    assert math.prod(axes.sizes.values()) == len(chain.devices)
     assert axes.sizes["expert"] == ep
-    for module, own in axes.modules.items():
-        assert math.prod(axes.sizes[name] for name in own.tensor) == of.tensor_ranks_of(module)
-        assert math.prod(axes.sizes[name] for name in own.data) == of.replicas_of(module)
-        assert {*own.data, *own.tensor} == set(axes.sizes)
-        assert not set(own.data) & set(own.tensor)
-        assert list(own.data) == [name for name in axes.sizes if name in own.data]
+    for module, module_axes in axes.modules.items():
+        assert math.prod(axes.sizes[name] for name in module_axes.tensor) == chain.tensor_ranks_of(module)
+        assert math.prod(axes.sizes[name] for name in module_axes.data) == chain.replicas_of(module)
+        assert {*module_axes.data, *module_axes.tensor} == set(axes.sizes)
+        assert not set(module_axes.data) & set(module_axes.tensor)
+        assert list(module_axes.data) == [name for name in axes.sizes if name in module_axes.data]
 
 
 @hypothesis.given(SIZES)
@@ -99,7 +99,7 @@ def test_rows_that_are_gathered_hold_those_that_the_next_module_takes(sizes, pip
     axes = stage_axes(unit(sizes, pipeline_replicas, ep))
     rows = math.prod(axes.sizes.values())
     for sender, receiver in itertools.pairwise(axes.modules.values()):
-        before, after = (rows_of_devices(each, axes.sizes, rows) for each in (sender, receiver))
+        before, after = (rows_of_devices(module, axes.sizes, rows) for module in (sender, receiver))
         reshard = row_reshard(sender, receiver)
         gathered = gather(before, axes.sizes, reshard.gather)
         np.testing.assert_array_equal(split(gathered, axes.sizes, reshard.split), after)
@@ -127,7 +127,7 @@ def split(rows, sizes, names):
     for name in names:
         index = index * sizes[name] + places[:, list(sizes).index(name)]
         parts *= sizes[name]
-    return np.stack([np.split(own, parts)[part] for own, part in zip(rows, index, strict=True)])
+    return np.stack([np.split(row, parts)[part] for row, part in zip(rows, index, strict=True)])
 
 
 def test_a_module_without_tensor_ranks_sends_to_one_with_some_by_gathering_alone():

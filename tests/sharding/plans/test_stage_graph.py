@@ -93,7 +93,7 @@ def test_a_microbatch_has_a_position_among_those_of_its_copy():
 def test_devices_of_a_class_are_in_the_same_sets(held):
     classes = device_classes(held)
     memberships = [{frozenset(n for n, lanes in enumerate(held) if lane in lanes) for lane in c} for c in classes]
-    assert all(len(of) == 1 for of in memberships) and len(set().union(*memberships)) == len(classes)
+    assert all(len(membership) == 1 for membership in memberships) and len(set().union(*memberships)) == len(classes)
     assert sorted(lane for c in classes for lane in c) == sorted(set().union(*held))
 
 

@@ -21,10 +21,10 @@ def make_reduction():
 
 def stats(meshes, squares, losses):
     """`losses` are two of the backbone's and one of the generator's."""
-    of_nodes = (losses[:0], losses[:2], losses[2:])
+    node_losses = (losses[:0], losses[:2], losses[2:])
     return {
-        node: jax.device_put(np.array([[square, *each]], np.float32), NamedSharding(mesh, P()))
-        for (node, mesh), square, each in zip(meshes.items(), squares, of_nodes, strict=True)
+        node: jax.device_put(np.array([[square, *node_loss]], np.float32), NamedSharding(mesh, P()))
+        for (node, mesh), square, node_loss in zip(meshes.items(), squares, node_losses, strict=True)
     }
 
 
@@ -58,11 +58,11 @@ def test_gradients_of_zero_are_finite():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("what", ["squares", "losses"])
-def test_a_stage_that_was_not_finite_is_remembered_by_all(bad, what):
+@pytest.mark.parametrize("statistic", ["squares", "losses"])
+def test_a_stage_that_was_not_finite_is_remembered_by_all(bad, statistic):
     reduction, meshes = make_reduction()
     fine = {"squares": (1.0, 1.0, 1.0), "losses": (1.0, 1.0, 1.0)}
-    broken = reduce(reduction, stats(meshes, **fine | {what: (1.0, 1.0, bad)}), max_norm=1.0)
+    broken = reduce(reduction, stats(meshes, **fine | {statistic: (1.0, 1.0, bad)}), max_norm=1.0)
     assert float(broken.all_finite) == 0
     later = reduce(reduction, stats(meshes, **fine), broken.all_finite, 1.0)
     assert float(later.all_finite) == 0

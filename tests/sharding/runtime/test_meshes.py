@@ -76,8 +76,10 @@ def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions
     axes = module_axes(unit, meshes)
     assert dict(meshes.all_pipeline_replicas.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
     assert axes["eyes"] == Axes(data=("data", "fsdp", "expert", "tensor/mind"), expert=("expert",))
-    own = ("tensor/mind",)
-    assert axes["mind"] == Axes(("data", "fsdp", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")
+    tensor_axes = ("tensor/mind",)
+    assert axes["mind"] == Axes(
+        ("data", "fsdp", "expert"), tensor_axes, ("expert",), sequence=tensor_axes, collective_matmul="ring"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +97,9 @@ class OfSlice(OfProcess):
 
 
 def test_nodes_of_expert_ranks_are_those_of_the_group_on_most():
-    def mesh(nodes, of=OfProcess):
+    def mesh(nodes, kind=OfProcess):
         devices = np.empty(8, object)
-        devices[:] = [of(0, node) if of is OfSlice else of(node) for node in nodes]
+        devices[:] = [kind(0, node) if kind is OfSlice else kind(node) for node in nodes]
         return jax.sharding.Mesh(devices.reshape(2, 2, 2), ("data", "expert", "tensor"))
 
     assert most_nodes(mesh([0, 0, 0, 0, 1, 1, 1, 1]), ("expert",)) == 1

@@ -76,8 +76,8 @@ def test_gradients_of_each_copy_are_stacked_in_the_same_buffers(spec, rows, join
     both, random = meshes(), np.random.default_rng(0)
     values = [random.normal(size=(rows, 8)).astype(np.float32) for _ in both.by_pipeline_replica]
     arrays = [
-        {"g": jax.device_put(each, NamedSharding(mesh, spec))}
-        for each, mesh in zip(values, both.by_pipeline_replica, strict=True)
+        {"g": jax.device_put(value, NamedSharding(mesh, spec))}
+        for value, mesh in zip(values, both.by_pipeline_replica, strict=True)
     ]
     whole = both.join(arrays, {"g": spec})["g"]
     assert whole.sharding == NamedSharding(both.all_pipeline_replicas, joined)

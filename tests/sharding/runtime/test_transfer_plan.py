@@ -88,7 +88,7 @@ def test_replicas_share_the_sending_and_what_is_there_stays(case):
                 assert move.source == move.target
                 stays[move.source] += 1
     for box in set(held.values()):
-        group = [device for device, own in source if own == box]
+        group = [device for device, device_box in source if device_box == box]
         # Nobody sends more than the least busy replica plus one, unless it only keeps what it has.
         least = min(sent[device] for device in group)
         assert all(sent[device] <= max(least + 1, stays[device]) for device in group)

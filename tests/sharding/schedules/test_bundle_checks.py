@@ -31,7 +31,7 @@ def op(kind: str, unit: str, stage: int = 0, microbatch: int = -1) -> PipelineOp
 
 def moved_behind(schedule: Schedule, moved: PipelineOp, before: PipelineOp) -> Schedule:
     """The schedule in which an op is bundled with another, right behind it."""
-    ops = [each for each in schedule.ops if each != moved]
+    ops = [candidate for candidate in schedule.ops if candidate != moved]
     position = ops.index(before) + 1
     return Schedule(schedule.op_graph, (*ops[:position], moved, *ops[position:]), frozenset([moved]))
 
@@ -39,7 +39,11 @@ def moved_behind(schedule: Schedule, moved: PipelineOp, before: PipelineOp) -> S
 def test_a_bundle_is_accepted_where_both_its_ops_can_run():
     op_graph = step(microbatches=4)
     moved, before = op("forward", ENCODER, 0, 3), op("forward", BACKBONE, 1, 0)
-    ops = [each for each in interleaved(op_graph).ops if each[1:4] != moved[1:4] or each.kind not in ("forward", "hop")]
+    ops = [
+        candidate
+        for candidate in interleaved(op_graph).ops
+        if candidate[1:4] != moved[1:4] or candidate.kind not in ("forward", "hop")
+    ]
     position = ops.index(before) + 1
     ops[position:position] = [moved, *op_graph.forward_hops(moved.stage_id, 3)]
     schedule = Schedule(op_graph, tuple(ops), frozenset([moved]))
@@ -93,13 +97,13 @@ def test_a_cycle_through_a_bundle_is_found(late, needed_by):
     op_graph = colocated_op_graph(Backbone(ranks=2), (Encoder(1, 2, (0, 0), 1.0, 1.0),))
     schedule = interleaved(op_graph)
     forward, before = op("forward", ENCODER, 1, 1), op("forward", BACKBONE, 1, 0)
-    ops = [each for each in schedule.ops if each not in (forward, before)]
+    ops = [candidate for candidate in schedule.ops if candidate not in (forward, before)]
     position = ops.index(op("hop", ENCODER, 1, 1)._replace(target_unit=BACKBONE, target_stage=0))
     ops[position:position] = [before, forward]
     queues = [Schedule(op_graph, tuple(ops), frozenset([forward])).restricted_to([device]) for device in (0, 1)]
     check_no_cyclic_waits(queues)
-    hop = next(each for each in queues[1].ops if each[:4] == late and each.target_stage == 1)
-    mine = [each for each in queues[1].ops if each != hop]
+    hop = next(candidate for candidate in queues[1].ops if candidate[:4] == late and candidate.target_stage == 1)
+    mine = [candidate for candidate in queues[1].ops if candidate != hop]
     mine.insert(mine.index(forward) + 1, hop)
     message = f"wait for each other: .*{before} with {forward} before {hop}|{hop} before {before} with {forward}"
     with pytest.raises(ScheduleError, match=message):

@@ -28,12 +28,12 @@ def key_at(ops, tick, rank):
 
 def ticks_of(ops):
     """By (stage, microbatch) the tick of its op."""
-    found = {}
+    ticks = {}
     for tick, rank in zip(*np.nonzero(ops.runs), strict=True):
         key = key_at(ops, int(tick), int(rank))
-        assert key not in found
-        found[key] = int(tick)
-    return found
+        assert key not in ticks
+        ticks[key] = int(tick)
+    return ticks
 
 
 @settings(deadline=None, max_examples=60)
@@ -124,8 +124,8 @@ def test_backwards_apart_take_the_ticks_of_forwards_and_find_all_microbatches_he
     assert table.ticks == 2 * (count + ranks - 1)
     assert table.inputs.size == count
     assert table.residuals.size == count
-    of_forwards = [segment for segment in table.segments() if segment.has_forwards]
-    assert [segment.lacks_slots for segment in of_forwards] == [False, *[True] * (ranks > 1)]
+    forward_segments = [segment for segment in table.segments() if segment.has_forwards]
+    assert [segment.lacks_slots for segment in forward_segments] == [False, *[True] * (ranks > 1)]
     assert table.gradients.size <= 1
 
 

@@ -33,7 +33,7 @@ def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]
     @functools.cache
     def start(task: Task) -> float:
         together = bundles.get(task, frozenset([task]))
-        awaited = {other for each in together for other in before[each] | set(_needs(step, each, tasks))}
+        awaited = {other for task in together for other in before[task] | set(_needs(step, task, tasks))}
         return max((end(other) for other in awaited - together), default=0.0)
 
     def end(task: Task) -> float:
@@ -44,7 +44,7 @@ def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]
 
 def _bundles(step: SimulatedStep, tasks: dict[PipelineOp, list[Task]]) -> dict[Task, frozenset[Task]]:
     """For every task of a bundle, all that must start together, because they share devices with each other."""
-    found: dict[Task, frozenset[Task]] = {}
+    bundle_of_task: dict[Task, frozenset[Task]] = {}
     for first, second in itertools.pairwise(step.schedule.ops):
         if second not in step.schedule.bundled:
             continue
@@ -55,15 +55,15 @@ def _bundles(step: SimulatedStep, tasks: dict[PipelineOp, list[Task]]) -> dict[T
                 together |= joining
                 apart -= joining
                 devices = devices.union(*(_held(step, task, False) for task in joining))
-            found |= dict.fromkeys(together, frozenset(together))
-    return found
+            bundle_of_task |= dict.fromkeys(together, frozenset(together))
+    return bundle_of_task
 
 
 def _bundle_seconds(step: SimulatedStep, together: frozenset[Task]) -> float:
     """Seconds of both ops on their slowest replicas, less what one computes while the other waits."""
     one, other = ([task for task in together if task[0] == op] for op in sorted({op for op, _ in together}))
-    totals = [max(_seconds(step, task) for task in of) for of in (one, other)]
-    computes = [max(_seconds(step, task) - _waits(step, task) for task in of) for of in (one, other)]
+    totals = [max(_seconds(step, task) for task in op_tasks) for op_tasks in (one, other)]
+    computes = [max(_seconds(step, task) - _waits(step, task) for task in op_tasks) for op_tasks in (one, other)]
     waits = [total - compute for total, compute in zip(totals, computes, strict=True)]
     return sum(totals) - min(waits[0], computes[1]) - min(waits[1], computes[0])
 
@@ -103,15 +103,15 @@ def _held(step: SimulatedStep, task: Task, rendezvous: bool) -> set[int]:
 
 def _needs(step: SimulatedStep, task: Task, tasks: dict[PipelineOp, list[Task]]) -> list[Task]:
     op, number = task
-    found = []
+    needs = []
     for need in step.op_graph.dependencies[op]:
         if len(tasks[need]) == 1 or op.kind in ("global_norm", "reduce"):
-            found += tasks[need]
+            needs += tasks[need]
         elif op.kind in ("hop", "gradient_hop"):
-            found += [tasks[need][k] for k in overlapping_replicas(len(tasks[need]), _instances(step, op))[number]]
+            needs += [tasks[need][k] for k in overlapping_replicas(len(tasks[need]), _instances(step, op))[number]]
         else:
-            found.append(tasks[need][number])
-    return found
+            needs.append(tasks[need][number])
+    return needs
 
 
 def _seconds(step: SimulatedStep, task: Task) -> float:

@@ -12,7 +12,7 @@ ENCODER, BACKBONE = ("encoder", 0), ("backbone", 0)
 
 
 def colocated(
-    encoder: tuple[list[float], list[float]], backbone: tuple[list[float], list[float]], **of_backbone: float
+    encoder: tuple[list[float], list[float]], backbone: tuple[list[float], list[float]], **backbone_fields: float
 ) -> Timeline:
     """The encoder's forward in one program with the backbone's, on four devices; seconds and waits by replica."""
     devices = {ENCODER: np.arange(4).reshape(len(encoder[0]), -1), BACKBONE: np.arange(4).reshape(len(backbone[0]), -1)}
@@ -20,11 +20,11 @@ def colocated(
     op_graph = OpGraph(stage_graph=graph, microbatches=1, with_update=False)
     stages = {
         stage: stage_costs([seconds], forward_communication=np.array([waits]), **fields)
-        for stage, (seconds, waits), fields in ((ENCODER, encoder, {}), (BACKBONE, backbone, of_backbone))
+        for stage, (seconds, waits), fields in ((ENCODER, encoder, {}), (BACKBONE, backbone, backbone_fields))
     }
     gathers = [PipelineOp("gather", *stage) for stage in (ENCODER, BACKBONE)]
     forwards = [PipelineOp("forward", *stage, 0) for stage in (BACKBONE, ENCODER)]
-    if of_backbone:
+    if backbone_fields:
         ops, together = (*gathers, forwards[1], forwards[0]), forwards[1]  # beside the gather of the backbone
     else:
         ops, together = (*gathers, *forwards), forwards[1]
@@ -79,7 +79,7 @@ def test_a_bundle_waits_for_the_inputs_of_both_and_holds_back_what_needs_either(
     graph = StageGraph({stage: frozenset(held.ravel().tolist()) for stage, held in devices.items()}, edges)
     op_graph = OpGraph(stage_graph=graph, microbatches=1, with_update=False)
     seconds = {feeding: 2.0, ENCODER: 1.0, BACKBONE: 3.0, after: 1.0}
-    costs = step_costs(op_graph, {stage: stage_costs([[of]]) for stage, of in seconds.items()}, 0.5)
+    costs = step_costs(op_graph, {stage: stage_costs([[value]]) for stage, value in seconds.items()}, 0.5)
     gathers = [PipelineOp("gather", *stage) for stage in graph.stages]
     ops = [PipelineOp("forward", *feeding, 0), PipelineOp("hop", *feeding, 0, *ENCODER)]
     ops += [PipelineOp("forward", *stage, 0) for stage in (BACKBONE, ENCODER)]

@@ -152,8 +152,8 @@ def test_a_second_simulator_agrees_to_the_bit(recipe):
     for rendezvous in (False, True):
         expected = brute_force.run(step, rendezvous)
         for span in step.run(rendezvous).spans:
-            for number, found in enumerate(zip(span.start, span.end, strict=True)):
-                assert found == expected.get((span.op, number), expected[span.op, 0]), span.op
+            for number, interval in enumerate(zip(span.start, span.end, strict=True)):
+                assert interval == expected.get((span.op, number), expected[span.op, 0]), span.op
 
 
 @settings(max_examples=25, deadline=None)

@@ -118,10 +118,10 @@ def test_one_f_one_b_warms_up_and_cools_down_as_the_textbook_says(stages, microb
     ones = np.ones((microbatches, 1))
     costs = step_costs(op_graph, dict.fromkeys(graph.stages, stage_costs(ones, 2 * ones)))
     timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), costs)
-    for stage, found in enumerate(causes(timeline)):
-        assert found.get("warm-up", 0.0) == stage * 1.0
-        assert found.get("cool-down", 0.0) == stage * 2.0
-        assert found.get("dependency", 0.0) == (stages - 1 - stage) * 3.0
+    for stage, idle_seconds in enumerate(causes(timeline)):
+        assert idle_seconds.get("warm-up", 0.0) == stage * 1.0
+        assert idle_seconds.get("cool-down", 0.0) == stage * 2.0
+        assert idle_seconds.get("dependency", 0.0) == (stages - 1 - stage) * 3.0
 
 
 @settings(max_examples=40, deadline=None)
@@ -152,11 +152,11 @@ def most_held(step, timeline: Timeline, device: int) -> float:
     for stage_id, held in step.devices.items():
         if device in held:
             saved = step.costs.stages[stage_id].saved_bytes
-            of_replica = held.size // graph.pipeline_replica_count(stage_id[0])
-            place = held.ravel().tolist().index(device) % of_replica
-            bytes_of[stage_id] = saved[:, place // (of_replica // saved.shape[1])]
+            replica_devices = held.size // graph.pipeline_replica_count(stage_id[0])
+            place = held.ravel().tolist().index(device) % replica_devices
+            bytes_of[stage_id] = saved[:, place // (replica_devices // saved.shape[1])]
             if wgrad := step.costs.stages[stage_id].wgrad:
-                for_wgrads[stage_id] = wgrad.saved_bytes[:, place // (of_replica // saved.shape[1])]
+                for_wgrads[stage_id] = wgrad.saved_bytes[:, place // (replica_devices // saved.shape[1])]
     intervals = []
     for stage_id, replica, number in (
         (n, i, m)
@@ -247,16 +247,16 @@ def test_mfu_counts_allocated_devices_once():
 
 def test_the_summary_is_json_and_holds_the_figures():
     timeline = shared_and_own()
-    found = json.loads(json.dumps(timeline_summary(timeline)))
-    assert (found["step_seconds"], found["devices"], found["mfu"]) == (4.0, 4, timeline.mfu)
-    assert [(stage["unit"], stage["devices"], stage["replicas"]) for stage in found["stages"]] == [
+    summary = json.loads(json.dumps(timeline_summary(timeline)))
+    assert (summary["step_seconds"], summary["devices"], summary["mfu"]) == (4.0, 4, timeline.mfu)
+    assert [(stage["unit"], stage["devices"], stage["replicas"]) for stage in summary["stages"]] == [
         ("near", 2, 1),
         ("far", 3, 3),
     ]
-    shares = found["busy"]["share"] + sum(idle["share"] for idle in found["idle"].values())
+    shares = summary["busy"]["share"] + sum(idle["share"] for idle in summary["idle"].values())
     assert shares == pytest.approx(1.0)
-    assert found["stages"][1]["busy_seconds"] == 3.0
-    assert found["stages"][1]["idle_seconds"]["cool-down"] == pytest.approx(2 / 3)
+    assert summary["stages"][1]["busy_seconds"] == 3.0
+    assert summary["stages"][1]["idle_seconds"]["cool-down"] == pytest.approx(2 / 3)
 
 
 def test_a_timeline_needs_spans():

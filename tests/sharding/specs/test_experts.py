@@ -105,7 +105,7 @@ def test_flops_of_forward_and_gradients_match_the_flax_module(name):
 def test_tensor_and_expert_parallelism_divide_every_expert_size():
     spec = module_graph(model("Qwen2-MoE"))["backbone"]
     assert ("experts.ffn", 16) in spec.tensor_splits and ("experts.shared_ffn", 40) in spec.tensor_splits
-    assert spec.expert_count == 6 and not any(what == "ffn" for what, _ in spec.tensor_splits)
+    assert spec.expert_count == 6 and not any(dimension == "ffn" for dimension, _ in spec.tensor_splits)
     graph = module_graph(model("Qwen2-MoE"))
     check_unit(
         UnitPlan("mind", ("backbone",), tuple(range(4)), layers=(3,), parallelism=Parallelism(dp=4, ep=2)), graph, 4

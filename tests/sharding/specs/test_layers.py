@@ -252,9 +252,9 @@ def flax_modules(model):
     return {module.name: module for module in model_modules(MODELS[model])}
 
 
-def flops(of, name):
+def flops(model_name, name):
     """FLOPs of the Flax module's forward over one row that is one segment."""
-    modules, model = flax_modules(of), MODELS[of]
+    modules, model = flax_modules(model_name), MODELS[model_name]
     batch = {
         "patches": ((1, POSITIONS, model.encoders[0].patch_width if model.encoders else 0), jnp.float32),
         "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
@@ -283,7 +283,7 @@ def flops(of, name):
         functools.partial(run_module, modules[name]),
         abstract_module_parameters(modules[name]),
         {source: jax.ShapeDtypeStruct(shape, jnp.float32) for source, shape in inputs.items()},
-        {field: jax.ShapeDtypeStruct(*of) for field, of in batch.items()},
+        {field: jax.ShapeDtypeStruct(*description) for field, description in batch.items()},
     )
 
 

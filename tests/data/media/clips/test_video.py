@@ -151,8 +151,8 @@ def test_frames_of_variable_rate_are_shown_from_their_time_until_the_next(gaps, 
     wanted = sorted(data.draw(st.lists(st.integers(0, int(times[-1]) - 1), min_size=1, max_size=6)))
     wanted = [time for time in wanted if np.abs(times - time).min() > 1]  # times are rounded to milliseconds
     shown = [int(np.searchsorted(times, time, "right")) - 1 for time in wanted]
-    found = read_frames(media, header, [time / 1000 for time in wanted])
-    assert [frame_number(pixels) for pixels in found] == shown
+    frames = read_frames(media, header, [time / 1000 for time in wanted])
+    assert [frame_number(pixels) for pixels in frames] == shown
 
 
 # The matrix of a track (ISO/IEC 14496-12, section 8.3.2) for each clockwise turn; phones hold portraits by the second.

@@ -44,7 +44,7 @@ def test_every_sample_is_grouped_once_and_within_the_capacity(drawn, which, seed
     if oversized == "alone":
         assert not len(groups.refused)
         assert [members.tolist() for members in groups][len(groups) - len(too_large) :] == [
-            [each] for each in too_large
+            [number] for number in too_large
         ]
     else:
         np.testing.assert_array_equal(groups.refused, too_large)

@@ -31,14 +31,14 @@ def test_first_fit_joins_the_first_group_with_room_largest_first(drawn):
 def test_first_fit_needs_few_groups_more_than_the_minimum(lengths):
     """Dosa 2007: at most 11/9 of the fewest and 6/9 of a group."""
     sizes = np.array(lengths, float)[:, None]
-    found = len(first_fit_decreasing(sizes, np.array([10.0]), np.arange(len(sizes))))
+    bins = len(first_fit_decreasing(sizes, np.array([10.0]), np.arange(len(sizes))))
     fewest = next(
         count
         for count in range(1, len(lengths) + 1)
         for places in itertools.product(range(count), repeat=len(lengths))
         if (np.bincount(places, lengths, count) <= 10).all()
     )
-    assert fewest <= found <= 11 / 9 * fewest + 6 / 9
+    assert fewest <= bins <= 11 / 9 * fewest + 6 / 9
 
 
 def test_first_fit_of_no_samples():

@@ -20,21 +20,21 @@ LIMITS = np.array([6.0, 4.0, 2.0])  # and samples: two fit any row
 
 
 def outcomes(sizes=SIZES, limits=LIMITS, rows=2, window=8):
-    found = compare_grouping_policies(
+    results = compare_grouping_policies(
         sizes, limits, GroupingSettings(("tokens", "patches"), (1.0, 2.0), rows, window, seed=0)
     )
-    assert [each.policy for each in found] == [*PADDED_BASELINES, *GROUPING_POLICIES]
-    return {(each.policy, each.padded): each for each in found}
+    assert [result.policy for result in results] == [*PADDED_BASELINES, *GROUPING_POLICIES]
+    return {(result.policy, result.padded): result for result in results}
 
 
 def test_padding_of_two_samples_per_row():
-    for (policy, padded), each in outcomes().items():
+    for (policy, padded), result in outcomes().items():
         waits = policy in FOR_STEPS and not padded  # the step that was dealt last, with two rows
-        assert (each.rows, each.samples_per_row, each.max_samples) == (2 if waits else 4, 2.0, 2)
+        assert (result.rows, result.samples_per_row, result.max_samples) == (2 if waits else 4, 2.0, 2)
         if not padded and not waits:
-            assert each.padding_share == {"tokens": pytest.approx(1 / 3), "patches": 0.5}
-            assert each.pad_ratio == {"tokens": 0.0, "patches": 0.0}
-            assert each.wasted_flops_share == pytest.approx(1 - (4 + 2 * 2) / (6 + 2 * 4))
+            assert result.padding_share == {"tokens": pytest.approx(1 / 3), "patches": 0.5}
+            assert result.pad_ratio == {"tokens": 0.0, "patches": 0.0}
+            assert result.wasted_flops_share == pytest.approx(1 - (4 + 2 * 2) / (6 + 2 * 4))
 
 
 def test_batches_of_equal_samples_have_no_padding_but_do_not_fill_the_largest_shape():
@@ -52,10 +52,10 @@ def test_equal_samples_across_devices_leave_none_idle():
 def test_ratios_of_one_step_are_those_of_the_paper():
     # A row takes one sample, so the step's two instances have 1 and 3 tokens, and the batches are not padded.
     both = outcomes(SIZES[:2], np.array([3.0, 4.0, 1.0]))
-    for (policy, _), each in both.items():
+    for (policy, _), result in both.items():
         if policy not in FOR_STEPS:  # whose only step waits for more samples
-            assert each.dist_ratio == {"tokens": pytest.approx((3 - 1) / (3 * 2)), "patches": 0.0}
-            assert each.pad_ratio == {"tokens": 0.0, "patches": 0.0}
+            assert result.dist_ratio == {"tokens": pytest.approx((3 - 1) / (3 * 2)), "patches": 0.0}
+            assert result.pad_ratio == {"tokens": 0.0, "patches": 0.0}
     # One row takes both, and pads the smaller by 2 of 6 tokens.
     assert outcomes(SIZES[:2], rows=1)["random", True].pad_ratio == {"tokens": pytest.approx(1 / 3), "patches": 0.0}
 
@@ -65,11 +65,11 @@ def test_rows_that_fill_no_step_are_carried_and_dropped_at_the_end():
     assert outcomes(window=4) == outcomes(window=8)
     # 64 samples in windows of 28, 28 and 8: 14 pairs are 4 steps of 3 rows and 2 rows, which make 16 of the next 14.
     three = outcomes(np.tile(SIZES, (8, 1)), rows=3, window=28)
-    assert {each.rows for (policy, _), each in three.items() if policy not in FOR_STEPS} == {12 + 15 + 3}
+    assert {result.rows for (policy, _), result in three.items() if policy not in FOR_STEPS} == {12 + 15 + 3}
     few = outcomes(SIZES[:4], rows=3)
-    none = [each for (policy, padded), each in few.items() if not padded and policy not in FOR_STEPS]
-    assert {(each.rows, each.wasted_flops_share) for each in none} == {(0, None)}
-    assert all(each.pad_ratio == each.dist_ratio == each.padding_share == {} for each in none)
+    none = [result for (policy, padded), result in few.items() if not padded and policy not in FOR_STEPS]
+    assert {(result.rows, result.wasted_flops_share) for result in none} == {(0, None)}
+    assert all(result.pad_ratio == result.dist_ratio == result.padding_share == {} for result in none)
 
 
 def test_rows_that_are_not_well_filled_wait():
@@ -78,7 +78,7 @@ def test_rows_that_are_not_well_filled_wait():
 
 
 def test_no_samples_make_no_rows():
-    assert {each.rows for each in outcomes(SIZES[:0]).values()} == {0}
+    assert {result.rows for result in outcomes(SIZES[:0]).values()} == {0}
 
 
 def test_ratios_of_an_example_computed_by_hand():
@@ -96,12 +96,12 @@ def test_ratios_are_those_of_the_equations(drawn):
     for ratios, members in zip(pad_ratio(groups, sizes), groups, strict=True):
         for modality, ratio in enumerate(ratios):
             units = sizes[members, modality].tolist()
-            padding = sum(max(units) - each for each in units)
+            padding = sum(max(units) - size for size in units)
             assert ratio == pytest.approx(padding / (max(units) * len(units)) if max(units) else 0, abs=1e-12)
     steps = np.arange(len(groups) // 2 * 2).reshape(-1, 2)
     totals = groups.sums(sizes)
     for ratios, step in zip(dist_ratio(totals, steps), steps, strict=True):
         for modality, ratio in enumerate(ratios):
             units = totals[step, modality].tolist()
-            idle = sum(max(units) - each for each in units)
+            idle = sum(max(units) - size for size in units)
             assert ratio == pytest.approx(idle / (max(units) * len(units)) if max(units) else 0, abs=1e-12)

@@ -27,9 +27,9 @@ def test_sums_and_largest_are_those_of_the_members(lists, modalities):
     sizes = np.random.default_rng(0).integers(0, 9, (31, modalities)).astype(float)
     groups = Groups.from_lists(lists)
     expected = [[sizes[group].sum(axis=0), sizes[group].max(axis=0)] for group in lists]
-    for number, found in enumerate((groups.sums(sizes), groups.largest(sizes))):
-        assert found.shape == (len(lists), modalities)
-        np.testing.assert_array_equal(found, np.array([each[number] for each in expected]).reshape(found.shape))
+    for number, table in enumerate((groups.sums(sizes), groups.largest(sizes))):
+        assert table.shape == (len(lists), modalities)
+        np.testing.assert_array_equal(table, np.array([group[number] for group in expected]).reshape(table.shape))
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,7 +11,7 @@ from data.records import Record, TextPart, Turn
 from data.text.rendering import render_conversation
 from data.text.templates.find_template import find_template
 from tests.data.text import published_templates
-from tests.data.text.templates.test_unusual_templates import TURNS, own
+from tests.data.text.templates.test_unusual_templates import TURNS, own_tokenizer
 
 jinja2 = pytest.importorskip("jinja2")
 
@@ -65,7 +65,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_bound_is_refused_in_bounded_time_and_memory(name):
-    tokenizer = own(ENDLESS[name] + ANSWERS)
+    tokenizer = own_tokenizer(ENDLESS[name] + ANSWERS)
     before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(DataError, match="chat template cannot be") as caught:
         Conversations("train", tokenizer=tokenizer, template="tokenizer")
@@ -88,7 +88,7 @@ NESTED = {
 @pytest.mark.parametrize("name", NESTED)
 def test_a_template_that_nests_too_deeply_or_is_too_long_is_refused(name):
     with pytest.raises(DataError, match="the tokenizer's chat template (cannot be|has)"):
-        Conversations("train", tokenizer=own(NESTED[name] + ANSWERS), template="tokenizer")
+        Conversations("train", tokenizer=own_tokenizer(NESTED[name] + ANSWERS), template="tokenizer")
 
 
 def conversation(turns, characters):
@@ -98,7 +98,9 @@ def conversation(turns, characters):
 
 def test_long_conversations_are_within_the_limits():
     for name in ("chatml", "thinking", "llama3", "gemma"):
-        tokenizer = own("{% set bos_token = '<|begin_of_text|>' %}" + published_templates.TEXT_TEMPLATES[name])
+        tokenizer = own_tokenizer(
+            "{% set bos_token = '<|begin_of_text|>' %}" + published_templates.TEXT_TEMPLATES[name]
+        )
         template = find_template("tokenizer", tokenizer)
         assert sum(1 for _ in template.conversation(conversation(40, 400), tokenizer)) > 80
 
@@ -106,7 +108,7 @@ def test_long_conversations_are_within_the_limits():
 def test_a_conversation_that_takes_too_long_is_a_bad_sample_and_others_are_not():
     source = "{% for a in range(messages | length ** 8) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + ANSWERS
     source = source.replace("messages | length ** 8", "0 if messages | length < 4 else 99999")
-    tokenizer = own(source)
+    tokenizer = own_tokenizer(source)
     template = find_template("tokenizer", tokenizer)
     assert render_conversation(conversation(1, 8), template, tokenizer)
     with pytest.raises(BadSampleError, match=r"refuses it: it takes more than 1,000,000 steps"):

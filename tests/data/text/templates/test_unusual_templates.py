@@ -22,7 +22,7 @@ TURNS = (
 FILE = byte_level_bpe().to_str()
 
 
-def own(source):
+def own_tokenizer(source):
     return HuggingFaceTokenizer(FILE, NAMES, PublishedTemplate(source, (("eos_token", "<|im_end|>"),)))
 
 
@@ -31,17 +31,17 @@ def record(*texts):
     return Record("r", tuple(Turn(role, (TextPart(text),)) for role, text in zip(roles, texts, strict=False)))
 
 
-def told(source, of):
+def told(source, conversation):
     """The texts of a conversation, and those in the loss."""
-    tokenizer = own(source)
-    pieces = render_conversation(of, find_template("tokenizer", tokenizer), tokenizer)
+    tokenizer = own_tokenizer(source)
+    pieces = render_conversation(conversation, find_template("tokenizer", tokenizer), tokenizer)
     runs = [piece for piece in pieces if not isinstance(piece, MediaPlaceholder)]
     text = "".join(tokenizer.decode(run.ids) for run in runs)
     return text, [tokenizer.decode(run.ids) for run in runs if run.in_loss]
 
 
 def data_set(source):
-    return Conversations("train", tokenizer=own(source), template="tokenizer")
+    return Conversations("train", tokenizer=own_tokenizer(source), template="tokenizer")
 
 
 @pytest.mark.parametrize("end", ["\n###\n", "</turn>", "\n"])
@@ -98,9 +98,9 @@ def test_a_template_that_wants_an_image_places_it():
     )
     data_set(source)
     shown = Turn("user", (TextPart("Look: "), ImagePart(Media("a.png"))))
-    tokenizer = own(source)
-    of = Record("r", (shown, Turn("assistant", (TextPart("A house."),))))
-    pieces = render_conversation(of, find_template("tokenizer", tokenizer), tokenizer)
+    tokenizer = own_tokenizer(source)
+    conversation = Record("r", (shown, Turn("assistant", (TextPart("A house."),))))
+    pieces = render_conversation(conversation, find_template("tokenizer", tokenizer), tokenizer)
     assert [type(piece).__name__ for piece in pieces[:2]] == ["TokenRun", "MediaPlaceholder"]
 
 

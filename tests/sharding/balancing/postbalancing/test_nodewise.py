@@ -21,10 +21,10 @@ def clusters(draw, most=12):
     return rng.integers(0, 100, items), source, batch, replicas, per_node
 
 
-def sampled(replicas, each, seed=0):
+def sampled(replicas, samples, seed=0):
     """The samples of every replica, balanced."""
-    lengths = np.random.default_rng(seed).lognormal(6, 1, replicas * each).astype(int)
-    return lengths, np.repeat(np.arange(replicas), each), unpadded.balance_unpadded(lengths, replicas)
+    lengths = np.random.default_rng(seed).lognormal(6, 1, replicas * samples).astype(int)
+    return lengths, np.repeat(np.arange(replicas), samples), unpadded.balance_unpadded(lengths, replicas)
 
 
 def worst(lengths, source, batch, hosts, per_node):
@@ -48,11 +48,11 @@ def test_every_replica_computes_one_batch(cluster):
 @given(clusters())
 def test_the_program_is_a_lower_bound_of_the_search(cluster):
     lengths, source, batch, replicas, per_node = cluster
-    found = worst(lengths, source, batch, nodewise.place_batches(*cluster), per_node)
+    volume = worst(lengths, source, batch, nodewise.place_batches(*cluster), per_node)
     hosts, least = solve_placement(*cluster)
     optimum = worst(lengths, source, batch, hosts, per_node)
     assert least == pytest.approx(optimum, abs=1e-4)
-    assert found >= optimum
+    assert volume >= optimum
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,19 +66,19 @@ def test_the_program_finds_the_best_of_all_placements(seed):
     assert worst(lengths, source, batch, solve_placement(lengths, source, batch, 6, 2)[0], 2) == best
 
 
-@pytest.mark.parametrize(("replicas", "each"), [(32, 10), (24, 30)])
-def test_the_search_is_near_the_optimum(replicas, each):
-    lengths, source, batch = sampled(replicas, each)
-    found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, replicas, 8), 8)
+@pytest.mark.parametrize(("replicas", "samples"), [(32, 10), (24, 30)])
+def test_the_search_is_near_the_optimum(replicas, samples):
+    lengths, source, batch = sampled(replicas, samples)
+    volume = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, replicas, 8), 8)
     optimum = worst(lengths, source, batch, solve_placement(lengths, source, batch, replicas, 8)[0], 8)
-    assert found <= 1.05 * optimum
+    assert volume <= 1.05 * optimum
 
 
 def test_a_cluster_of_many_nodes():
     lengths, source, batch = sampled(512, 20)
-    found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, 512, 8), 8)
-    assert found < 0.8 * worst(lengths, source, batch, np.arange(512), 8)
-    assert found > lengths.sum() / 512 * 0.8
+    volume = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, 512, 8), 8)
+    assert volume < 0.8 * worst(lengths, source, batch, np.arange(512), 8)
+    assert volume > lengths.sum() / 512 * 0.8
 
 
 def test_replicas_that_were_ignored_take_part_where_the_guess_was_too_high():

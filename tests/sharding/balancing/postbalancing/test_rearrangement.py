@@ -36,19 +36,25 @@ def same(one, other):
 
 
 @given(rearrangements())
-def test_every_item_gets_the_position_of_its_target(of):
-    after = of.apply(named(of.before))
-    assert [len(items) for items in after] == of.after.tolist()
-    for source, place, target, at in zip(of.source, of.source_position, of.target, of.target_position, strict=True):
+def test_every_item_gets_the_position_of_its_target(rearrangement):
+    after = rearrangement.apply(named(rearrangement.before))
+    assert [len(items) for items in after] == rearrangement.after.tolist()
+    for source, place, target, at in zip(
+        rearrangement.source,
+        rearrangement.source_position,
+        rearrangement.target,
+        rearrangement.target_position,
+        strict=True,
+    ):
         assert after[target][at] == (source, place)
 
 
 @given(rearrangements())
-def test_the_inverse_brings_every_item_back(of):
-    held = named(of.before)
-    assert of.inverse().apply(of.apply(held)) == held
-    assert same(of.compose(of.inverse()), Rearrangement.identity(of.before))
-    assert same(of.inverse().inverse(), of)
+def test_the_inverse_brings_every_item_back(rearrangement):
+    held = named(rearrangement.before)
+    assert rearrangement.inverse().apply(rearrangement.apply(held)) == held
+    assert same(rearrangement.compose(rearrangement.inverse()), Rearrangement.identity(rearrangement.before))
+    assert same(rearrangement.inverse().inverse(), rearrangement)
 
 
 @given(chains(3))
@@ -83,7 +89,7 @@ def test_items_keep_their_order_by_default():
 )
 def test_arrays_that_are_no_permutation_are_refused(before, after, target, place, message):
     with pytest.raises(ValueError, match=message):
-        Rearrangement(*(np.array(each) for each in (before, after, target, place)))
+        Rearrangement(*(np.array(numbers) for numbers in (before, after, target, place)))
 
 
 def test_counts_that_do_not_match_are_refused():

@@ -53,25 +53,25 @@ def test_every_item_has_a_replica_and_counts_are_equal_where_asked(lengths, repl
 @given(many | skewed, st.integers(1, 9))
 def test_swaps_never_make_the_initial_assignment_worse(lengths, replicas):
     descending = np.sort(lengths)[::-1]
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, total_length)
-    assert found <= item_by_item(descending, replicas)[-1]
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, True), replicas, total_length)
-    assert found <= largest_cost(descending, deal_equal_counts(descending, replicas), replicas, total_length)
+    cost = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, total_length)
+    assert cost <= item_by_item(descending, replicas)[-1]
+    cost = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, True), replicas, total_length)
+    assert cost <= largest_cost(descending, deal_equal_counts(descending, replicas), replicas, total_length)
 
 
 @settings(max_examples=30, deadline=None)
 @given(few, st.integers(1, 3))
 def test_within_the_bound_of_the_optimum(lengths, replicas):
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, total_length)
-    assert found <= (4 / 3 - 1 / (3 * replicas)) * least_cost(lengths, replicas, total_length)
+    cost = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas), replicas, total_length)
+    assert cost <= (4 / 3 - 1 / (3 * replicas)) * least_cost(lengths, replicas, total_length)
 
 
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize(("n", "replicas"), [(4096, 64), (4000, 64), (2560, 128), (640, 2)])
 def test_at_the_optimum_with_many_items(n, replicas, equal):
     lengths = np.random.default_rng(1).lognormal(np.log(512), 1, n).clip(16, 8192).astype(int)
-    found = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, equal), replicas, total_length)
-    assert found == -(-int(lengths.sum()) // replicas)
+    cost = largest_cost(lengths, unpadded.balance_unpadded(lengths, replicas, equal), replicas, total_length)
+    assert cost == -(-int(lengths.sum()) // replicas)
 
 
 def test_empty_items_go_where_the_fewest_are():

@@ -59,7 +59,7 @@ def test_the_smallest_comes_first_and_the_next_smallest_last(stages, numbers):
     ascending = sorted(numbers)
     last = min(stages - 1, len(numbers) - 1)
     assert numbers[order[0]] == ascending[0]
-    assert sorted(numbers[each] for each in order[len(order) - last :]) == ascending[1 : 1 + last]
+    assert sorted(numbers[microbatch] for microbatch in order[len(order) - last :]) == ascending[1 : 1 + last]
 
 
 def test_intervals_are_filled_by_the_microbatch_that_comes_closest():
@@ -70,7 +70,7 @@ def test_intervals_are_filled_by_the_microbatch_that_comes_closest():
     order = chain_order(trained(2, 5), [first, second])
     # First 1, last 2. An interval of 4 + 8: the 12. The first stage then goes back from 13 to 15 and the second goes
     # forward from 13 to 16 and back from 16 to 22: an interval of 22 - 15 = 7, filled by 5. The rest: 20.
-    assert [first[each] for each in order] == [1.0, 12.0, 5.0, 20.0, 2.0]
+    assert [first[microbatch] for microbatch in order] == [1.0, 12.0, 5.0, 20.0, 2.0]
 
 
 def test_fewer_microbatches_than_the_papers_loop_needs():

@@ -19,8 +19,8 @@ def divisions(rows, groups):
     if groups == 1:
         yield (tuple(rows),)
         return
-    each, first = len(rows) // groups, rows[0]
-    for others in itertools.combinations(rows[1:], each - 1):
+    size, first = len(rows) // groups, rows[0]
+    for others in itertools.combinations(rows[1:], size - 1):
         group = (first, *others)
         for rest in divisions([row for row in rows if row not in group], groups - 1):
             yield (group, *rest)
@@ -28,15 +28,15 @@ def divisions(rows, groups):
 
 @given(st.integers(1, 4), st.integers(1, 3), st.data())
 @settings(max_examples=25, deadline=None)
-def test_groups_are_equal_in_number_and_nearly_in_size(groups, each, draw):
-    numbers = st.lists(st.integers(0, 50), min_size=groups * each, max_size=groups * each)
+def test_groups_are_equal_in_number_and_nearly_in_size(groups, size, draw):
+    numbers = st.lists(st.integers(0, 50), min_size=groups * size, max_size=groups * size)
     sizes = np.array(draw.draw(numbers), float)
-    found = balanced_groups(sizes, groups)
-    assert found.shape == (groups, each)
-    assert sorted(found.ravel()) == list(range(groups * each))
-    assert (np.diff(sizes[found], axis=1) >= 0).all()
-    best = min(heaviest(sizes, division) for division in divisions(list(range(groups * each)), groups))
-    assert heaviest(sizes, found) <= best * 4 / 3 + 1e-9
+    rows = balanced_groups(sizes, groups)
+    assert rows.shape == (groups, size)
+    assert sorted(rows.ravel()) == list(range(groups * size))
+    assert (np.diff(sizes[rows], axis=1) >= 0).all()
+    best = min(heaviest(sizes, division) for division in divisions(list(range(groups * size)), groups))
+    assert heaviest(sizes, rows) <= best * 4 / 3 + 1e-9
 
 
 def test_swaps_improve_the_greedy_division():

@@ -27,8 +27,8 @@ def test_a_step_takes_what_the_simulator_says(recipe):
     step = build_step(recipe)
     replay = build_replay(step.devices, step.schedule, step.costs, ROWS)
     orders = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
-    found = replay.step_seconds(replay.pipeline_microbatch_seconds(step.costs), orders)
-    assert found.max() == step.run().step
+    seconds = replay.step_seconds(replay.pipeline_microbatch_seconds(step.costs), orders)
+    assert seconds.max() == step.run().step
 
 
 def test_bundles_are_refused():
@@ -57,7 +57,7 @@ def pipelines(draw: st.DrawFn) -> tuple:
     instances = tuple(draw(st.sampled_from([1, 2, 3])) for _ in range(5))
     common = draw(st.integers(1, 4))
     recipe = (depths, None, chunks, trained, shares, microbatches, pipeline_replicas)
-    return recipe, tuple(common * each for each in instances), draw(st.integers(0, 2**32 - 1))
+    return recipe, tuple(common * count for count in instances), draw(st.integers(0, 2**32 - 1))
 
 
 @given(pipelines())
@@ -79,8 +79,8 @@ def test_every_pipeline_takes_its_own_order(drawn):
     assert replay.pipelines == math.gcd(ROWS, *counts)
     orders = np.stack([rng.permutation(work.microbatches) for _ in range(replay.pipelines)])
     pipeline_microbatches = orders + work.microbatches * np.arange(replay.pipelines)[:, None]
-    found = replay.step_seconds(replay.pipeline_microbatch_seconds(costs), pipeline_microbatches)
-    assert found.max() == simulate_on_devices(devices, schedule, reordered(costs, orders)).step
+    seconds = replay.step_seconds(replay.pipeline_microbatch_seconds(costs), pipeline_microbatches)
+    assert seconds.max() == simulate_on_devices(devices, schedule, reordered(costs, orders)).step
 
 
 def random_costs(work, dp, rng) -> StepCosts:
@@ -115,10 +115,12 @@ def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
         return pipeline_microbatches[orders.T, np.arange(len(orders))].reshape(seconds.shape)
 
     stages = {
-        node: dataclasses.replace(of, **{name: take(getattr(of, name)) for name in PER_MICROBATCH})
-        for node, of in costs.stages.items()
+        node: dataclasses.replace(stage_costs, **{name: take(getattr(stage_costs, name)) for name in PER_MICROBATCH})
+        for node, stage_costs in costs.stages.items()
     }
-    hops, back = ({edge: take(each) for edge, each in of.items()} for of in (costs.hops, costs.gradient_hops))
+    hops, back = (
+        {edge: take(seconds) for edge, seconds in by_edge.items()} for by_edge in (costs.hops, costs.gradient_hops)
+    )
     return StepCosts(
         stages=stages, hops=hops, gradient_hops=back, peak_flops=costs.peak_flops, global_norm=costs.global_norm
     )

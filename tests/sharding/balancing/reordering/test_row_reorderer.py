@@ -61,23 +61,23 @@ def skewed() -> PlanningProblem:
     return problem(rows=ROWS, spread=0.9)
 
 
-def row_order(of: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
-    return RowReorderer(of.resolve(plan), of.costs, policy, evaluations).row_order(of.sampled_rows)
+def row_order(case: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
+    return RowReorderer(case.resolve(plan), case.costs, policy, evaluations).row_order(case.sampled_rows)
 
 
-def step(of: PlanningProblem, plan: Plan, order: np.ndarray) -> float:
-    return of.simulate(plan, rows={name: loads[order] for name, loads in of.sampled_rows.items()}).step
+def step(case: PlanningProblem, plan: Plan, order: np.ndarray) -> float:
+    return case.simulate(plan, rows={name: loads[order] for name, loads in case.sampled_rows.items()}).step
 
 
 @given(st.sampled_from(sorted(REORDERING_POLICIES)), st.sampled_from(sorted(PLANS)), st.integers(0, 99))
 @settings(max_examples=12, deadline=None)
 def test_rows_are_permuted_and_the_search_makes_no_step_longer(skewed, policy, plan, seed):
-    of, plan = dataclasses.replace(skewed, seed=seed), PLANS[plan]
-    order = row_order(of, plan, policy)
+    case, plan = dataclasses.replace(skewed, seed=seed), PLANS[plan]
+    order = row_order(case, plan, policy)
     assert sorted(order.tolist()) == list(range(ROWS))
-    np.testing.assert_array_equal(order, row_order(of, plan, policy))
+    np.testing.assert_array_equal(order, row_order(case, plan, policy))
     if policy == "search":
-        assert step(of, plan, order) <= of.simulate(plan).step * (1 + 1e-12)
+        assert step(case, plan, order) <= case.simulate(plan).step * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -105,7 +105,7 @@ def test_replicas_get_equal_numbers_of_rows_and_equal_work(skewed):
         module.forward_flops(skewed.sampled_rows[module.name]) / len(APART.unit_of(module.name).devices)
         for module in skewed.graph.modules
     )
-    given_sums, sums = (each.reshape(6, 4, 2).sum(axis=(0, 2)) for each in (work, work[order]))
+    given_sums, sums = (work_in_order.reshape(6, 4, 2).sum(axis=(0, 2)) for work_in_order in (work, work[order]))
     assert sums.max() <= 1.001 * sums.mean() < given_sums.max()
 
 

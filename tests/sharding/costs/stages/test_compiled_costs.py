@@ -77,10 +77,10 @@ def test_backwards_of_a_program_of_their_own_count_as_the_last_of_them():
 def test_a_compiled_unit_runs_between_the_encoders_forwards_and_backwards(chunks, dp):
     compiled, dispatched = plan("compiled", chunks, dp), plan("dispatched", chunks, dp)
     timelines = {}
-    for each in (compiled, dispatched):
-        resolved = ResolvedPlan(each, GRAPH, ALL)
+    for executed in (compiled, dispatched):
+        resolved = ResolvedPlan(executed, GRAPH, ALL)
         schedule = build_schedule(resolved, resolved.trained_stages)
-        timelines[each.units[1].executor] = simulate(resolved, schedule, plan_costs(resolved, BATCH))
+        timelines[executed.units[1].executor] = simulate(resolved, schedule, plan_costs(resolved, BATCH))
     step, apart = timelines["compiled"], timelines["dispatched"]
     assert step.costs.flops == pytest.approx(apart.costs.flops)
     spans = {(span.op.kind, *span.op.stage_id, span.op.microbatch): span for span in step.spans}
@@ -91,8 +91,11 @@ def test_a_compiled_unit_runs_between_the_encoders_forwards_and_backwards(chunks
         assert (spans["backward", "vision", 0, number].start >= program.end.min()).all()
     assert step.step > apart.step  # the encoder waits
     lanes = [timeline.lanes_of_units["backbone"] for timeline in (step, apart)]
-    assert [len(of_timeline) for of_timeline in lanes] == [1, 2]
-    held = [max(each.lane_peak_memory(lane) for lane in of) for each, of in zip((step, apart), lanes, strict=True)]
+    assert [len(rank_lanes) for rank_lanes in lanes] == [1, 2]
+    held = [
+        max(timeline.lane_peak_memory(lane) for lane in rank_lanes)
+        for timeline, rank_lanes in zip((step, apart), lanes, strict=True)
+    ]
     assert 0.5 < held[0] / held[1] < 2
     assert timeline_summary(step).keys() == timeline_summary(apart).keys() and step.mfu < apart.mfu
 
@@ -107,12 +110,12 @@ def test_replicas_of_a_pipeline_rank_may_be_on_any_devices(fields):
         communication = costs.forward_communication + costs.backward_communication
         return costs.gather + costs.reduce + float(communication.sum())
 
-    of_nodes = COSTS.devices_per_node
+    per_node = COSTS.devices_per_node
     together = once_per_step(0, 1, 2, 3)
     assert once_per_step(0, 2, 1, 3) == pytest.approx(together)
-    assert once_per_step(0, 1, of_nodes, of_nodes + 1) == pytest.approx(together)
-    assert once_per_step(0, of_nodes, 1, of_nodes + 1) > together
-    assert once_per_step(0, 1, 2, of_nodes) > together  # of the second rank
+    assert once_per_step(0, 1, per_node, per_node + 1) == pytest.approx(together)
+    assert once_per_step(0, per_node, 1, per_node + 1) > together
+    assert once_per_step(0, 1, 2, per_node) > together  # of the second rank
 
 
 def with_generator(executor: ExecutorName, schedule: str = "1f1b", device: int = 4) -> Plan:
@@ -120,9 +123,9 @@ def with_generator(executor: ExecutorName, schedule: str = "1f1b", device: int =
     return Plan((vision, backbone, module_unit("generator", (device,))), 2, schedule)
 
 
-def simulated(of: Plan, trainable: str = "all") -> Timeline:
+def simulated(simulated_plan: Plan, trainable: str = "all") -> Timeline:
     graph = module_graph(MODEL)
-    resolved = ResolvedPlan(of, graph, trained_parts(graph, (trainable,)))
+    resolved = ResolvedPlan(simulated_plan, graph, trained_parts(graph, (trainable,)))
     schedule = build_schedule(resolved, resolved.trained_stages)
     return simulate(resolved, schedule, plan_costs(resolved, BatchCosts(graph, COSTS, ROWS)))
 
@@ -144,7 +147,7 @@ def test_a_generator_waits_for_the_program_of_forwards_and_the_program_of_backwa
     )
     assert least_step_seconds(step.op_graph, work) <= step.step
     assert apart.step < step.step
-    drawn = ["in the place of its last microbatch" in html_page(each, "A step") for each in (step, apart)]
+    drawn = ["in the place of its last microbatch" in html_page(timeline, "A step") for timeline in (step, apart)]
     assert drawn == [True, False]
 
 

@@ -47,8 +47,8 @@ def test_weights_gradients_and_state_are_shared_as_by_so_many_replicas(fsdp):
     """Copies whose devices lie like those of more replicas; none of these costs depends on the rows."""
     unit = module_unit("vision", range(8), layers=(3,), dp=2, pipeline_replicas=4, fsdp=fsdp)
     pipeline_replicas, replicas = (
-        plan_costs(ResolvedPlan(colocated(each), BATCH.graph, ALL), BATCH).stages[VISION]
-        for each in (unit, unit.with_parallelism(dp=8, pipeline_replicas=1))
+        plan_costs(ResolvedPlan(colocated(vision_unit), BATCH.graph, ALL), BATCH).stages[VISION]
+        for vision_unit in (unit, unit.with_parallelism(dp=8, pipeline_replicas=1))
     )
     for field in ("static_bytes", "gather", "reduce", "update"):
         assert getattr(pipeline_replicas, field) == getattr(replicas, field) > 0
@@ -65,15 +65,15 @@ def test_a_microbatch_hops_to_the_copy_that_takes_it():
     alone = [plan_costs(ResolvedPlan(colocated(replicated(1, first)), batch.graph, ALL), batch) for first in (0, 4)]
     edge = (("vision", 1), BACKBONE)
     for hops in ("hops", "gradient_hops"):
-        found, near, far = (getattr(costs, hops)[edge] for costs in (both, *alone))
+        mixed, near, far = (getattr(costs, hops)[edge] for costs in (both, *alone))
         assert (near < far).all()
         expected = np.where(np.array(taken)[:, None] == 0, near, far)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(mixed, expected)
         least = getattr(
             plan_work(ResolvedPlan(colocated(replicated(2, replica_of_microbatch=taken)), batch.graph, ALL), batch),
             hops,
         )[edge]
-        assert 0 < least <= found.min()
+        assert 0 < least <= mixed.min()
 
 
 def test_the_work_of_each_copy_is_that_of_its_microbatches():
@@ -91,22 +91,22 @@ def test_the_work_of_each_copy_is_that_of_its_microbatches():
 
 
 def test_fewer_microbatches_than_copies_have_the_costs_of_one_but_the_weights_of_all():
-    many, one = (unit_costs(replicated(count), 1, BATCH, ALL) for count in (4, 1))
-    for of_many, of_one in zip(many, one, strict=True):
-        np.testing.assert_array_equal(of_many.forward, of_one.forward)
-        assert of_many.reduce > of_one.reduce == 0
+    divided, one = (unit_costs(replicated(count), 1, BATCH, ALL) for count in (4, 1))
+    for divided_stage, whole_stage in zip(divided, one, strict=True):
+        np.testing.assert_array_equal(divided_stage.forward, whole_stage.forward)
+        assert divided_stage.reduce > whole_stage.reduce == 0
 
 
 def test_stages_get_the_seconds_of_a_microbatch_and_of_its_collectives():
-    of = problem(rows=8, devices=4)
+    case = problem(rows=8, devices=4)
     unit = module_unit("vision", (0, 1, 2, 3), layers=(3,), tp=2, pipeline_replicas=2)
     others = [
         module_unit("backbone", (0, 1, 2, 3), layers=(4,), dp=2, tp=2),
         module_unit("generator", (0,)),
     ]
     plan = Plan((unit, *others), 4)
-    mean = of.mean_microbatch_costs(plan)
-    plain, full = with_stage_seconds(of, plan), with_stage_seconds(of, plan, communication=True)
+    mean = case.mean_microbatch_costs(plan)
+    plain, full = with_stage_seconds(case, plan), with_stage_seconds(case, plan, communication=True)
     for without, unit in zip(plain.units, full.units, strict=True):
         costs = mean[unit.name, 0]
         assert costs.forward.shape == (1, unit.parallelism.dp)

@@ -60,13 +60,13 @@ def test_stages_add_up_to_one_device_but_for_recomputation():
 
 
 def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_parameters():
-    of = plan_costs(ResolvedPlan(single_device_plan(GRAPH), BATCH.graph, ALL), BATCH)
+    costs = plan_costs(ResolvedPlan(single_device_plan(GRAPH), BATCH.graph, ALL), BATCH)
     for module in GRAPH.modules:
         forward = module.forward_flops(ROWS[module.name]).sum()
-        assert of.stages[module.name, 0].flops.sum() <= 3 * forward
+        assert costs.stages[module.name, 0].flops.sum() <= 3 * forward
     # Nothing before the encoder wants the gradient of its pixels.
     pixels = GRAPH["vision"].leading_layers[0].flops.evaluate(ROWS["vision"]).sum()
-    vision = of.stages["vision", 0].flops.sum()
+    vision = costs.stages["vision", 0].flops.sum()
     assert vision == pytest.approx(3 * GRAPH["vision"].forward_flops(ROWS["vision"]).sum() - pixels)
 
 
@@ -74,14 +74,14 @@ def test_full_recomputation_saves_least_and_none_saves_most():
     held = {}
     for choice in ("none", "selective", "full"):
         units = tuple(dataclasses.replace(unit, recompute=(choice,) * unit.stage_count) for unit in CUT.units)
-        of = plan_costs(ResolvedPlan(dataclasses.replace(CUT, units=units), BATCH.graph, ALL), BATCH)
-        held[choice] = of.stages["backbone", 1].saved_bytes[0, 0]
+        costs = plan_costs(ResolvedPlan(dataclasses.replace(CUT, units=units), BATCH.graph, ALL), BATCH)
+        held[choice] = costs.stages["backbone", 1].saved_bytes[0, 0]
     assert held["full"] < held["selective"] < held["none"]
 
 
 def uniform(policy: str) -> Plan:
     return dataclasses.replace(
-        CUT, units=tuple(dataclasses.replace(of, recompute=(policy,) * of.stage_count) for of in CUT.units)
+        CUT, units=tuple(dataclasses.replace(unit, recompute=(policy,) * unit.stage_count) for unit in CUT.units)
     )
 
 
@@ -96,12 +96,12 @@ def test_what_selective_saves_besides_its_inputs_is_offloaded_and_exposed_beyond
     for link, is_hidden in ((Link(1e30, 0.0), True), (Link(1.0, 0.0), False)):
         cluster = dataclasses.replace(BATCH.costs.cluster, host_link=link, host_memory=1e9)
         batch = BatchCosts(GRAPH, dataclasses.replace(BATCH.costs, cluster=cluster), ROWS)
-        of = plan_costs(ResolvedPlan(uniform("offload"), batch.graph, ALL), batch).stages["backbone", 1]
+        stage = plan_costs(ResolvedPlan(uniform("offload"), batch.graph, ALL), batch).stages["backbone", 1]
         if is_hidden:
-            np.testing.assert_allclose(of.forward + of.backward, device.forward + device.backward)
+            np.testing.assert_allclose(stage.forward + stage.backward, device.forward + device.backward)
         else:  # computing hides next to nothing of both ways
-            both = 2 * of.offloaded_bytes / BATCH.costs.efficiency.link
-            np.testing.assert_allclose(of.forward + of.backward, both, rtol=1e-3)
+            both = 2 * stage.offloaded_bytes / BATCH.costs.efficiency.link
+            np.testing.assert_allclose(stage.forward + stage.backward, both, rtol=1e-3)
     without = dataclasses.replace(BATCH.costs, cluster=dataclasses.replace(BATCH.costs.cluster, host_link=None))
     with pytest.raises(PlanError, match="cluster .* has no host_link"):
         plan_costs(ResolvedPlan(uniform("offload"), GRAPH, ALL), BatchCosts(GRAPH, without, ROWS))
@@ -112,7 +112,7 @@ def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
 
     def backbone(recompute: str):
         unit = dataclasses.replace(CUT.unit_of("backbone"), devices=(0,), layers=(4,), recompute=(recompute,))
-        units = tuple(unit if of.name == unit.name else of for of in CUT.units)
+        units = tuple(unit if other.name == unit.name else other for other in CUT.units)
         return plan_costs(ResolvedPlan(dataclasses.replace(CUT, units=units), BATCH.graph, ALL), BATCH).stages[
             "backbone", 0
         ]
@@ -126,9 +126,9 @@ def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
 
 
 def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state():
-    of = plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH).stages["vision", 0]
+    stage = plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH).stages["vision", 0]
     parameters = GRAPH["vision"].parameter_count
-    assert of.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 2))
+    assert stage.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 2))
 
 
 def test_every_chunk_gathers_and_reduces_what_it_holds():
@@ -181,7 +181,7 @@ def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
 def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
-    found = [
+    stages = [
         plan_costs(ResolvedPlan(ranked(4, ep=ep), graph, trains), BatchCosts(graph, COSTS, _four(ROWS))).stages[
             "backbone", 0
         ]
@@ -192,30 +192,30 @@ def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     # Two ranks gather: what both have, and two pairs of each token. Four have a token sent to two of them at most.
     pipeline_replicas = {1: 0, 2: 2 * (1 + 2), 4: 4 * (1 + 2) + 2}
     tokens = ROWS["backbone"][:, 0].max() * 2 * graph.backbone.layer.output_elements.tokens
-    for ep, stage in zip((1, 2, 4), found, strict=True):
+    for ep, stage in zip((1, 2, 4), stages, strict=True):
         state = rest * (8 + 12 / 4) + experts / ep * (8 + 12 / (4 / ep))
         assert stage.static_bytes == pytest.approx(state + pipeline_replicas[ep] * tokens)
     link = COSTS.cluster.intra_node
     bandwidth = link.bandwidth * COSTS.efficiency.link
-    of_rest = 3 * (link.latency + 4 * rest / 4 / bandwidth)
-    assert found[2].reduce == pytest.approx(of_rest)
-    assert found[1].reduce == pytest.approx(of_rest + link.latency + 4 * experts / 2 / 2 / bandwidth)
-    np.testing.assert_allclose(found[1].flops, found[0].flops)
+    shared_reduction = 3 * (link.latency + 4 * rest / 4 / bandwidth)
+    assert stages[2].reduce == pytest.approx(shared_reduction)
+    assert stages[1].reduce == pytest.approx(shared_reduction + link.latency + 4 * experts / 2 / 2 / bandwidth)
+    np.testing.assert_allclose(stages[1].flops, stages[0].flops)
 
 
 @pytest.mark.parametrize(("ep", "cheaper"), [(2, "gather"), (4, "all_to_all")])
 def test_a_plan_may_name_the_transfer_of_tokens_to_experts(ep, cheaper):
     graph = with_experts(GRAPH, 8)
     batch, trains = BatchCosts(graph, COSTS, _four(ROWS)), trained_parts(graph, ("all",))
-    found = {}
+    figures = {}
     for transfer in ("auto", "gather", "all_to_all"):
         plan = ranked(4, ep=ep)
         units = [unit.with_parallelism(expert_transfer=transfer) for unit in plan.units]
         stage = plan_costs(
             ResolvedPlan(dataclasses.replace(plan, units=tuple(units)), batch.graph, trains), batch
         ).stages["backbone", 0]
-        found[transfer] = (stage.static_bytes, stage.forward_communication.tolist())
-    assert found["auto"] == found[cheaper] and found["gather"] != found["all_to_all"]
+        figures[transfer] = (stage.static_bytes, stage.forward_communication.tolist())
+    assert figures["auto"] == figures[cheaper] and figures["gather"] != figures["all_to_all"]
 
 
 def test_replicas_that_exchange_tokens_wait_for_the_slowest():
@@ -250,36 +250,36 @@ FROZEN = {
 @pytest.mark.parametrize("trainable", FROZEN)
 def test_frozen_layers_compute_only_the_gradients_that_others_need(trainable):
     turns = RequiredGradients(GRAPH, trained_parts(GRAPH, trainable))
-    found = {}
+    gradients = {}
     for module in GRAPH.modules:
-        for layer, _, of in turns.of_layers(module.name, 0, module.layer_count):
-            found[layer.part] = of  # the last layer of a part
+        for layer, _, layer_gradients in turns.of_layers(module.name, 0, module.layer_count):
+            gradients[layer.part] = layer_gradients  # the last layer of a part
     for part, expected in FROZEN[trainable].items():
-        assert found[part] == expected, part
+        assert gradients[part] == expected, part
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE_POLICIES)
 def test_layers_without_gradients_have_no_backward_and_save_nothing(recompute):
     units = [dataclasses.replace(unit, recompute=(recompute,) * unit.stage_count) for unit in CUT.units]
-    of = plan_costs(
+    costs = plan_costs(
         ResolvedPlan(dataclasses.replace(CUT, units=tuple(units)), BATCH.graph, trained_parts(GRAPH, ("generator",))),
         BATCH,
     )
     for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
-        stage = of.stages[node]
+        stage = costs.stages[node]
         assert not stage.backward.any() and not stage.saved_bytes.any() and not stage.offloaded_bytes.any()
         assert stage.reduce == stage.update == 0
-    assert of.stages["generator", 0].backward.any() and not of.gradient_hops
+    assert costs.stages["generator", 0].backward.any() and not costs.gradient_hops
 
 
 def test_hops_carry_the_input_of_the_next_stage():
-    of = plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH)
+    costs = plan_costs(ResolvedPlan(CUT, BATCH.graph, ALL), BATCH)
     link = COSTS.cluster.intra_node
-    seconds = of.hops[("vision", 0), ("backbone", 0)][0, 0]
+    seconds = costs.hops[("vision", 0), ("backbone", 0)][0, 0]
     size = 2 * 128 * (64 + 128) / 4  # bfloat16, backbone width, merged patches of both rows
     assert seconds == pytest.approx(link.latency + size / (link.bandwidth * COSTS.efficiency.link))
     # A row without an image to draw sends nothing.
-    conditions = of.hops[("backbone", 1), ("generator", 0)]
+    conditions = costs.hops[("backbone", 1), ("generator", 0)]
     assert conditions.shape == (2, 1) and conditions.all()
 
 
@@ -331,19 +331,19 @@ def costs_of_a_language_model(recompute: str) -> StepCosts:
 
 def test_flops_with_whole_squares_are_those_of_megatron():
     """arXiv 2104.04473, section 5.1, without recomputation."""
-    of, tokens = costs_of_a_language_model("none"), 2 * LENGTH
+    costs, tokens = costs_of_a_language_model("none"), 2 * LENGTH
     expected = 72 * tokens * DEPTH * WIDTH**2 * (1 + LENGTH / (6 * WIDTH) + VOCABULARY / (12 * DEPTH * WIDTH))
-    assert of.flops + of.masked_flops == pytest.approx(expected)
-    assert of.masked_flops == 6 * tokens * LENGTH * DEPTH * WIDTH
-    assert of.recomputed == (0.0, 0.0)
+    assert costs.flops + costs.masked_flops == pytest.approx(expected)
+    assert costs.masked_flops == 6 * tokens * LENGTH * DEPTH * WIDTH
+    assert costs.recomputed == (0.0, 0.0)
 
 
 def test_full_recomputation_computes_every_forward_again_and_selective_the_attention():
-    of, attention = costs_of_a_language_model("none"), 4 * 2 * LENGTH**2 * WIDTH
+    costs, attention = costs_of_a_language_model("none"), 4 * 2 * LENGTH**2 * WIDTH
     full, mixed = costs_of_a_language_model("full"), costs_of_a_language_model("1 none, 2 selective")
-    assert full.recomputed == pytest.approx((of.flops / 3, of.masked_flops / 3))
+    assert full.recomputed == pytest.approx((costs.flops / 3, costs.masked_flops / 3))
     assert mixed.recomputed == (attention, attention)
-    assert full.flops == mixed.flops == of.flops
+    assert full.flops == mixed.flops == costs.flops
 
 
 def test_frozen_layers_without_gradients_recompute_nothing():
@@ -352,7 +352,7 @@ def test_frozen_layers_without_gradients_recompute_nothing():
         module_unit("backbone", (1,), layers=(4,), recompute=("full",)),
         module_unit("generator", (2,)),
     )
-    of = {
+    recomputed = {
         parts: plan_costs(
             ResolvedPlan(Plan(units, 2), BATCH.graph, trained_parts(GRAPH, parts)), BATCH
         ).recomputed.flops
@@ -364,6 +364,6 @@ def test_frozen_layers_without_gradients_recompute_nothing():
         )
         for module in ("vision", "backbone")
     }
-    assert of[("all",)] == pytest.approx(sum(forwards.values()))
-    assert forwards["backbone"] <= of[("projectors", "backbone")] < of[("all",)]
-    assert of[("generator",)] == 0
+    assert recomputed[("all",)] == pytest.approx(sum(forwards.values()))
+    assert forwards["backbone"] <= recomputed[("projectors", "backbone")] < recomputed[("all",)]
+    assert recomputed[("generator",)] == 0

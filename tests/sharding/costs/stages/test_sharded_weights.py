@@ -70,11 +70,11 @@ def test_a_device_holds_a_share_of_weights_and_gradients_and_one_whole_layer(fsd
     whole, sharded = step(costs), step(costs, fsdp=fsdp)
     backbone = GRAPH.backbone
     layers = (*backbone.leading_layers, backbone.layer, *backbone.trailing_layers)
-    parameters = sum(of.parameter_count * (4 if of is backbone.layer else 1) for of in layers)
-    largest = max(of.parameter_count for of in layers)
+    parameters = sum(layer.parameter_count * (4 if layer is backbone.layer else 1) for layer in layers)
+    largest = max(layer.parameter_count for layer in layers)
     state_whole = float(train_state_bytes(parameters, parameters, 16, A100))
     state = (2 + 2 + 4) * parameters / fsdp + (4 + 8) * parameters / 16
-    kept = [parameters * of for of in (2 / fsdp, (2 + 4) / fsdp, (4 + 8) / 16)]
+    kept = [parameters * bytes_each for bytes_each in (2 / fsdp, (2 + 4) / fsdp, (4 + 8) / 16)]
     assert sharded.static[:4] == pytest.approx((*kept, largest * (2 * 2 + 2 + 4)))
     assert whole.static_bytes - sharded.static_bytes == pytest.approx(state_whole - state - largest * (2 * 2 + 2 + 4))
 
@@ -86,17 +86,17 @@ def test_what_computation_hides_costs_nothing_but_the_first_gather():
     gather = A100.gather_weights(embedding.parameters_per_rank(1), NodePlacement.on_one_node(8))
     exposed = sharded.forward_communication - whole.forward_communication
     np.testing.assert_allclose(sharded.forward - whole.forward, exposed)
-    of = sharded.sharded
-    assert whole.sharded is None and of.exposed_forward == pytest.approx(exposed.mean())
+    passes = sharded.sharded
+    assert whole.sharded is None and passes.exposed_forward == pytest.approx(exposed.mean())
     exposed_backward = (sharded.backward_communication - whole.backward_communication).mean()
-    assert of.exposed_backward == pytest.approx(exposed_backward)
-    assert (of.forward, of.backward) == pytest.approx((whole.forward.mean(), whole.backward.mean()))
+    assert passes.exposed_backward == pytest.approx(exposed_backward)
+    assert (passes.forward, passes.backward) == pytest.approx((whole.forward.mean(), whole.backward.mean()))
     backbone = GRAPH.backbone
     layers = (*backbone.leading_layers, *[backbone.layer] * 4, *backbone.trailing_layers)
     ranks = NodePlacement.on_one_node(8)
     gathers = sum(A100.gather_weights(layer.parameters_per_rank(1), ranks) for layer in layers)
     scatters = sum(A100.reduce_gradients(layer.parameters_per_rank(1), ranks) for layer in layers)
-    assert (of.gather, of.gather_again, of.scatter) == pytest.approx((gathers, gathers, scatters))
+    assert (passes.gather, passes.gather_again, passes.scatter) == pytest.approx((gathers, gathers, scatters))
     assert (exposed >= gather * (1 - 1e-9)).all() and (exposed < 4 * gather).all()
     assert (step(short, fsdp=8).forward / step(short).forward).min() > (sharded.forward / whole.forward).max() > 1
 
@@ -113,19 +113,22 @@ def test_groups_on_one_node_wait_less_than_groups_across_nodes_and_reduce_once_a
 def test_a_compiled_unit_gathers_the_weights_around_its_stack_once_for_forward_and_backward():
     """A vocabulary so large that next to nothing else takes time."""
     graph = module_graph(ModelConfig((), dataclasses.replace(BACKBONE, vocabulary=2**22), ()))
-    of = step(batch(1e-6, graph), fsdp=8, executor="compiled", recompute=("full",))
+    stage = step(batch(1e-6, graph), fsdp=8, executor="compiled", recompute=("full",))
     ranks, backbone = NodePlacement.on_one_node(8), graph.backbone
     sizes = [layer.parameters_per_rank(1) for layer in (*backbone.leading_layers, *backbone.trailing_layers)]
     exchanged = sum(A100.gather_weights(size, ranks) + A100.reduce_gradients(size, ranks) for size in sizes)
-    np.testing.assert_allclose((of.forward_communication + of.backward_communication).sum(axis=0), exchanged, rtol=0.02)
-    passes = of.sharded
+    np.testing.assert_allclose(
+        (stage.forward_communication + stage.backward_communication).sum(axis=0), exchanged, rtol=0.02
+    )
+    passes = stage.sharded
     assert sum((passes.gather, passes.gather_again, passes.scatter)) == pytest.approx(exchanged, rel=0.02)
 
 
 def test_frozen_weights_are_gathered_and_nothing_is_scattered():
-    of = step(batch(512.0), trained=frozenset(), fsdp=8)
-    assert (of.forward_communication > 0).all() and (of.backward == 0).all()
-    assert of.sharded.gather > 0 == of.sharded.gather_again == of.sharded.scatter == of.sharded.exposed_backward
+    stage = step(batch(512.0), trained=frozenset(), fsdp=8)
+    assert (stage.forward_communication > 0).all() and (stage.backward == 0).all()
+    passes = stage.sharded
+    assert passes.gather > 0 == passes.gather_again == passes.scatter == passes.exposed_backward
 
 
 def test_experts_are_gathered_over_the_ranks_that_divide_each():

@@ -103,16 +103,18 @@ def test_a_stage_takes_its_slowest_replicas_and_what_is_gathered_between(vision,
     tokens = IMAGES.reshape(MICROBATCHES, shared, -1).sum(axis=2) * 64 / 4  # the projector merges four patches
     size = COSTS.element_bytes * tokens * MODEL.backbone.width
     for name, ranks in (("forward", gathers.forward), ("backward", gathers.backward)):
-        slowest = [getattr(of, name).reshape(MICROBATCHES, shared, -1).max(axis=2) for of in apart]
+        slowest = [getattr(costs, name).reshape(MICROBATCHES, shared, -1).max(axis=2) for costs in apart]
         gathered = COSTS.gather_rows(size, ranks, devices // shared)
         np.testing.assert_allclose(getattr(together, name), sum(slowest) + gathered)
         waiting = getattr(together, f"{name}_communication")
         assert (waiting >= gathered).all() and (waiting < getattr(together, name)).all()
-    np.testing.assert_allclose(together.flops.sum(), sum(of.flops.sum() for of in apart))
-    np.testing.assert_allclose(together.static_bytes, sum(of.static_bytes for of in apart))
-    assert together.update == pytest.approx(sum(of.update for of in apart))
-    assert together.reduce == pytest.approx(sum(of.reduce for of in apart))
-    saved = sum(on_every_device(of.saved_bytes, *tp) for of, tp in zip(apart, placed(vision, backbone), strict=True))
+    np.testing.assert_allclose(together.flops.sum(), sum(costs.flops.sum() for costs in apart))
+    np.testing.assert_allclose(together.static_bytes, sum(costs.static_bytes for costs in apart))
+    assert together.update == pytest.approx(sum(costs.update for costs in apart))
+    assert together.reduce == pytest.approx(sum(costs.reduce for costs in apart))
+    saved = sum(
+        on_every_device(costs.saved_bytes, *tp) for costs, tp in zip(apart, placed(vision, backbone), strict=True)
+    )
     np.testing.assert_allclose(np.repeat(together.saved_bytes, devices // together.saved_bytes.shape[1], axis=1), saved)
 
 
@@ -132,7 +134,7 @@ def test_nothing_is_gathered_backward_where_the_encoder_is_frozen():
     frozen = trained_parts(GRAPH, ("backbone",))
     together = plan_costs(ResolvedPlan(chain(5, 1, 10), BATCH.graph, frozen), BATCH).stages["chain", 0]
     apart = [plan_costs(ResolvedPlan(alone(5, 1, 10), BATCH.graph, frozen), BATCH).stages[name, 0] for name in LOADS]
-    slowest = [of.backward.reshape(MICROBATCHES, 2, -1).max(axis=2) for of in apart]
+    slowest = [costs.backward.reshape(MICROBATCHES, 2, -1).max(axis=2) for costs in apart]
     np.testing.assert_allclose(together.backward, sum(slowest))
 
 
@@ -143,7 +145,7 @@ def test_a_chain_that_is_cut_anywhere_is_simulated_and_takes_no_less_than_its_bo
     costs = plan_costs(resolved, BATCH)
     timeline = simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs)
     work = plan_work(resolved, BATCH)
-    assert timeline.step > max(float((of.forward + of.backward).max()) for of in work.stages.values())
+    assert timeline.step > max(float((costs.forward + costs.backward).max()) for costs in work.stages.values())
     whole = plan_costs(ResolvedPlan(chain(vision, backbone, devices), BATCH.graph, ALL), BATCH)
     assert costs.flops == pytest.approx(whole.flops)
 
@@ -155,10 +157,10 @@ def test_hops_carry_what_the_replicas_of_the_module_at_each_end_have():
     """
     plan = chain(1, 2, 4, (2, 5))
     edge = (("chain", 0), ("chain", 1))
-    found = plan_costs(ResolvedPlan(plan, BATCH.graph, ALL), BATCH).hops[edge]
+    hop_seconds = plan_costs(ResolvedPlan(plan, BATCH.graph, ALL), BATCH).hops[edge]
     patches = 64 * IMAGES.reshape(MICROBATCHES, 2, 2, -1).sum(axis=3)
     size = COSTS.element_bytes * MODEL.encoders[0].width * patches.max(axis=2)
-    np.testing.assert_allclose(found, COSTS.hop(size, inside=True, devices=8))
+    np.testing.assert_allclose(hop_seconds, COSTS.hop(size, inside=True, devices=8))
 
 
 def test_experts_of_a_module_with_several_replicas_in_each_shared_one_wait_for_their_peers():
@@ -189,20 +191,20 @@ def test_work_of_experts_and_other_layers_is_that_of_the_costs_but_for_gathers(m
     plan = Plan((unit,), 1 if dp == 20 else MICROBATCHES)
     gathers = np.zeros((2, 1, 1))
     if module_tp:
-        found = row_gathers(unit, "vision", "backbone")
+        gathering = row_gathers(unit, "vision", "backbone")
         tokens = IMAGES.reshape(plan.microbatches, unit.parallelism.shared_replicas, -1).sum(axis=2) * 64 / 4
         size = COSTS.element_bytes * tokens * MODEL.backbone.width
         ranks = dp * tp // unit.parallelism.shared_replicas
-        counts = (found.forward, found.backward)
+        counts = (gathering.forward, gathering.backward)
         gathers = np.stack([COSTS.gather_rows(size, n, ranks) if n > 1 else 0 * size for n in counts])
     costs, work = (
         plan_costs(ResolvedPlan(plan, batch.graph, trained), batch).stages["chain", 0],
         plan_work(ResolvedPlan(plan, batch.graph, trained), batch),
     )
     passes = np.stack([costs.forward, costs.backward]) - gathers
-    of = work.stages["chain", 0]
-    np.testing.assert_allclose(np.stack([of.forward, of.backward]), passes.sum(axis=1))
-    np.testing.assert_allclose(of.slowest, passes.max(axis=2).sum(axis=0))
+    stage = work.stages["chain", 0]
+    np.testing.assert_allclose(np.stack([stage.forward, stage.backward]), passes.sum(axis=1))
+    np.testing.assert_allclose(stage.slowest, passes.max(axis=2).sum(axis=0))
 
 
 @pytest.mark.parametrize("recompute", ["none", "offload"])
@@ -217,12 +219,12 @@ def test_a_device_holds_what_its_own_replicas_save_of_the_microbatches_in_flight
     resolved = ResolvedPlan(plan, GRAPH, ALL)
     costs = plan_costs(resolved, batch)
     timeline = simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs)
-    of = costs.stages["chain", 0]
-    assert of.saved_bytes.shape == of.offloaded_bytes.shape == (4, 2) and of.forward.shape == (4, 1)
+    stage = costs.stages["chain", 0]
+    assert stage.saved_bytes.shape == stage.offloaded_bytes.shape == (4, 2) and stage.forward.shape == (4, 1)
     lane = timeline.lanes[0]
-    assert timeline.lane_peak_memory(lane) == pytest.approx(of.static_bytes + of.saved_bytes.sum(axis=0).max())
-    assert timeline.lane_peak_host_memory(lane) == pytest.approx(of.offloaded_bytes.sum(axis=0).max())
-    held = of.saved_bytes + of.offloaded_bytes
+    assert timeline.lane_peak_memory(lane) == pytest.approx(stage.static_bytes + stage.saved_bytes.sum(axis=0).max())
+    assert timeline.lane_peak_host_memory(lane) == pytest.approx(stage.offloaded_bytes.sum(axis=0).max())
+    held = stage.saved_bytes + stage.offloaded_bytes
     # all four microbatches are in flight; each device has the images of two
     np.testing.assert_allclose(held.sum(axis=0)[0], held.sum(axis=0)[1])
     assert held.sum(axis=0).max() == pytest.approx(held.max(axis=1).sum() / 2 + held.min(axis=1).sum() / 2)

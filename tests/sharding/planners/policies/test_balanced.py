@@ -26,28 +26,28 @@ UNEVEN = ModelConfig((dataclasses.replace(VISION, heads=1, depth=5),), BACKBONE,
 @given(recipes())
 @settings(max_examples=10, deadline=None)
 def test_plans_are_one_unit_within_memory(recipe):
-    of = build_problem(recipe)
+    case = build_problem(recipe)
     try:
-        plans = balanced.plans(of)
+        plans = balanced.plans(case)
     except PlanError:
         return
     for plan in plans:
         (unit,) = plan.units
-        assert unit.modules == of.graph.names
-        resolve_plan(plan, of.graph, of.devices)
-        assert of.memory_fraction(of.simulate(plan)) <= 1 + 1e-9
-        assert all(of.rows % (plan.microbatches * unit.replicas_of(name)) == 0 for name in unit.modules)
-        assert unit.parallelism.chunks in of.chunk_choices
+        assert unit.modules == case.graph.names
+        resolve_plan(plan, case.graph, case.devices)
+        assert case.memory_fraction(case.simulate(plan)) <= 1 + 1e-9
+        assert all(case.rows % (plan.microbatches * unit.replicas_of(name)) == 0 for name in unit.modules)
+        assert unit.parallelism.chunks in case.chunk_choices
 
 
 def test_a_module_that_the_tensor_ranks_do_not_divide_has_its_own():
-    of = dataclasses.replace(problem(UNEVEN, devices=4, rows=16), tensor_sizes=(2,))
+    case = dataclasses.replace(problem(UNEVEN, devices=4, rows=16), tensor_sizes=(2,))
     with pytest.raises(
         PlanError, match="vision takes none of the tensor-parallel sizes 2, because none divides heads 1,"
     ):
-        balanced.plans(of)
-    of = dataclasses.replace(of, tensor_sizes=(1, 2), recompute_choices=("none",))
-    sizes = ChainProblem(of).sizes
+        balanced.plans(case)
+    case = dataclasses.replace(case, tensor_sizes=(1, 2), recompute_choices=("none",))
+    sizes = ChainProblem(case).sizes
     assert sizes.tensor_sizes == ((1, 1), (1, 2))
     layouts = [layout for layout in sizes.layouts(4) if layout.tp == 2]
     assert layouts and all(layout.module_tp == (1, 2) for layout in layouts)
@@ -58,8 +58,8 @@ def test_a_module_that_the_tensor_ranks_do_not_divide_has_its_own():
 
 @pytest.mark.parametrize("memory", [1e9, 1.1e7])
 def test_its_slowest_rank_is_no_slower_than_that_of_partitions_that_see_less(memory):
-    of = problem(UNEVEN, devices=3, rows=8, memory=memory)
-    chain = ChainProblem(of)
+    case = problem(UNEVEN, devices=3, rows=8, memory=memory)
+    chain = ChainProblem(case)
     for layout in chain.sizes.layouts(3):
         if layout.pp == 1:
             continue
@@ -92,13 +92,13 @@ def test_less_memory_recomputes_more_and_unequally():
 def test_plans_beyond_those_that_are_simulated_first_are_spare(monkeypatch):
     model = ModelConfig((dataclasses.replace(VISION, heads=1, depth=5),), dataclasses.replace(BACKBONE, depth=8), ())
     tight = problem(model, devices=6, rows=8, memory=1.4833840576745989e7, spread=1.0)
-    of = dataclasses.replace(tight, tensor_sizes=(1, 2))
+    case = dataclasses.replace(tight, tensor_sizes=(1, 2))
     monkeypatch.setattr(balanced, "_SIMULATED_OPS", 0)  # as where a step has very many microbatches
     monkeypatch.setattr(balanced, "_UNSURE", 0.3)
-    (first,), spare = balanced.plans(of), list(balanced.spare_plans(of))
+    (first,), spare = balanced.plans(case), list(balanced.spare_plans(case))
     assert len(spare) >= 2 and first not in spare
-    fitting = [plan for plan in (first, *spare) if of.memory_fraction(of.simulate(plan)) <= 1]
-    assert dataclasses.replace(run_policy(of, "balanced").plan, made_for=fitting[0].made_for) == fitting[0]
+    fitting = [plan for plan in (first, *spare) if case.memory_fraction(case.simulate(plan)) <= 1]
+    assert dataclasses.replace(run_policy(case, "balanced").plan, made_for=fitting[0].made_for) == fitting[0]
 
 
 def deep_problem(chunks):
@@ -108,15 +108,15 @@ def deep_problem(chunks):
 
 
 def test_layouts_have_two_chunks_and_as_many_as_shorten_the_step():
-    of = deep_problem(tuple(range(1, 10)))
-    sizes = ChainProblem(of).sizes
+    case = deep_problem(tuple(range(1, 10)))
+    sizes = ChainProblem(case).sizes
     most = {layout.pp: sizes.chunks_of(layout) for layout in sizes.layouts(2) if layout.microbatches % layout.pp == 0}
     assert most == {1: 1, 2: 9}
-    chunked = [plan for plan in balanced.plans(of) if plan.units[0].parallelism.chunks > 1]
+    chunked = [plan for plan in balanced.plans(case) if plan.units[0].parallelism.chunks > 1]
     assert {plan.units[0].parallelism.chunks for plan in chunked} == {2, 4}  # 9 do not fit
     assert all(plan.schedule == "interleaved" and plan.units[0].schedule_hints.forward_seconds for plan in chunked)
     alone = run_policy(deep_problem((1,)), "balanced").timeline.step
-    assert run_policy(of, "balanced").timeline.step <= alone * (1 + STEP_SLACK)
+    assert run_policy(case, "balanced").timeline.step <= alone * (1 + STEP_SLACK)
 
 
 def test_spare_memory_holds_more_microbatches():
@@ -126,8 +126,8 @@ def test_spare_memory_holds_more_microbatches():
 
 
 def test_modules_of_one_unit_have_one_cp():
-    of = problem(ModelConfig((VISION,), BACKBONE, (GENERATOR,)), experts=4, ranks=(("backbone", 2, 1),))
-    reason = run_policy(of, "balanced").reason
+    case = problem(ModelConfig((VISION,), BACKBONE, (GENERATOR,)), experts=4, ranks=(("backbone", 2, 1),))
+    reason = run_policy(case, "balanced").reason
     assert "have one cp, but they are given vision 1, backbone 2, generator 1" in reason
     both = problem(ModelConfig((AUDIO,), BACKBONE, ()), rows=4, ranks=(("audio", 2, 1), ("backbone", 2, 1)))
     (unit,) = run_policy(both, "balanced").plan.units
@@ -136,14 +136,14 @@ def test_modules_of_one_unit_have_one_cp():
 
 def test_measured_costs_leave_out_unlike_tensor_sizes():
     """A profile has no times of gathers of rows between modules of a stage."""
-    of = problem(UNEVEN, devices=4, rows=16)
-    of = dataclasses.replace(
-        of,
-        costs=ProfiledCostModel(synthetic_profile(of.graph, "toy", (1, 2))),
+    case = problem(UNEVEN, devices=4, rows=16)
+    case = dataclasses.replace(
+        case,
+        costs=ProfiledCostModel(synthetic_profile(case.graph, "toy", (1, 2))),
         tensor_sizes=(1, 2),
         recompute_choices=("none",),
     )
-    assert ChainProblem(of).sizes.tensor_sizes == ((1, 1),)
-    (unit,) = run_policy(of, "balanced").plan.units
+    assert ChainProblem(case).sizes.tensor_sizes == ((1, 1),)
+    (unit,) = run_policy(case, "balanced").plan.units
     assert unit.parallelism.tp == 1
-    assert plan_automatically(of).timeline.step <= run_policy(of, "balanced").timeline.step * (1 + STEP_SLACK)
+    assert plan_automatically(case).timeline.step <= run_policy(case, "balanced").timeline.step * (1 + STEP_SLACK)

@@ -27,27 +27,27 @@ class CountingProblem(PlanningProblem):
         return super().simulate(plan, rendezvous, rows)
 
 
-def counting(of):
+def counting(case):
     CountingProblem.simulated = 0
-    return CountingProblem(**{field.name: getattr(of, field.name) for field in dataclasses.fields(of)})
+    return CountingProblem(**{field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
 
 
 @given(recipes())
 @settings(max_examples=10, deadline=None)
 def test_the_choice_is_that_of_simulating_all_candidates(recipe):
-    of = build_problem(recipe)
+    case = build_problem(recipe)
     for policy in PLANNING_POLICIES.values():
         try:
-            plans = policy(of)
+            plans = policy(case)
         except PlanError:
             continue
-        simulated = [SimulatedPlan(plan, of.simulate(plan)) for plan in plans]
-        fitting = [result for result in simulated if of.memory_fraction(result.timeline) <= 1]
+        simulated = [SimulatedPlan(plan, case.simulate(plan)) for plan in plans]
+        fitting = [result for result in simulated if case.memory_fraction(result.timeline) <= 1]
         if not fitting:
             with pytest.raises(PlanError, match="with the rows that were drawn"):
-                best_simulated(of, plans)
+                best_simulated(case, plans)
             continue
-        best, shortest = best_simulated(of, plans), min(result.timeline.step for result in fitting)
+        best, shortest = best_simulated(case, plans), min(result.timeline.step for result in fitting)
         expected = most_economical(fitting)
         assert best.timeline.step * best.plan.device_count == expected.timeline.step * expected.plan.device_count
         assert best.timeline.step <= shortest * (1 + STEP_SLACK)
@@ -57,41 +57,43 @@ def test_the_choice_is_that_of_simulating_all_candidates(recipe):
 
 
 def test_spare_plans_follow_in_their_order_where_none_fits():
-    of = problem(devices=4)
-    plans = [plan for name in ("rigid", "disaggregated") for plan in PLANNING_POLICIES[name](of)]
-    fractions = [of.memory_fraction(of.simulate(plan)) for plan in plans]
+    case = problem(devices=4)
+    plans = [plan for name in ("rigid", "disaggregated") for plan in PLANNING_POLICIES[name](case)]
+    fractions = [case.memory_fraction(case.simulate(plan)) for plan in plans]
     order = sorted(range(len(plans)), key=fractions.__getitem__)
     fullest, others = plans[order[-1]], [plans[index] for index in reversed(order[:-1])]
-    memory = of.cluster.memory * (fractions[order[0]] + fractions[order[-1]]) / 2
-    tight = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=memory))
+    memory = case.cluster.memory * (fractions[order[0]] + fractions[order[-1]]) / 2
+    tight = dataclasses.replace(case, cluster=dataclasses.replace(case.cluster, memory=memory))
     with pytest.raises(PlanError, match="with the rows that were drawn"):
         best_simulated(tight, [fullest])
-    found = best_simulated(tight, [fullest], lambda _: others).plan
-    assert found == next(
-        plan for plan in others if of.memory_fraction(of.simulate(plan)) * of.cluster.memory <= tight.cluster.memory
+    plan = best_simulated(tight, [fullest], lambda _: others).plan
+    assert plan == next(
+        plan
+        for plan in others
+        if case.memory_fraction(case.simulate(plan)) * case.cluster.memory <= tight.cluster.memory
     )
-    assert best_simulated(of, [fullest], lambda _: others).plan == fullest
+    assert best_simulated(case, [fullest], lambda _: others).plan == fullest
 
 
 def test_fewer_plans_are_simulated_than_there_are():
-    of = counting(problem(devices=14, rows=24))
-    plans = [plan for policy in PLANNING_POLICIES.values() for plan in policy(of)]
+    case = counting(problem(devices=14, rows=24))
+    plans = [plan for policy in PLANNING_POLICIES.values() for plan in policy(case)]
     CountingProblem.simulated = 0  # without what policies simulate themselves
-    best_simulated(of, plans)
+    best_simulated(case, plans)
     assert CountingProblem.simulated < len(plans) / 2
 
 
 def test_plans_that_differ_in_how_replicas_divide_work_and_weights_share_an_order(monkeypatch):
-    of = problem(ModelConfig((VISION,), BACKBONE, ()), devices=4, rows=8)
+    case = problem(ModelConfig((VISION,), BACKBONE, ()), devices=4, rows=8)
     built = []
     monkeypatch.setattr(problem_module, "build_schedule", lambda *given: built.append(given) or build_schedule(*given))
     plain = UnitPlan(
-        "all", of.graph.names, (0, 1, 2, 3), layers=(3, 4), recompute=("none",) * 2, parallelism=Parallelism(dp=2)
+        "all", case.graph.names, (0, 1, 2, 3), layers=(3, 4), recompute=("none",) * 2, parallelism=Parallelism(dp=2)
     )
     for unit in (
         plain,
         plain.with_parallelism(fsdp=2),
         plain.with_parallelism(dp=1, tp=2, module_tp=(1, 2), collectives="sequence_parallel"),
     ):
-        of.simulate(Plan((unit,), microbatches=4))
+        case.simulate(Plan((unit,), microbatches=4))
     assert len(built) == 1

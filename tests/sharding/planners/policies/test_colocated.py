@@ -25,22 +25,22 @@ TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
 @given(recipes())
 @settings(max_examples=10, deadline=None)
 def test_every_plan_can_be_trained_and_has_all_modules_on_the_backbones_devices(recipe):
-    of = build_problem(recipe)
+    case = build_problem(recipe)
     try:
-        plans = colocated.plans(of)
+        plans = colocated.plans(case)
     except PlanError as error:
         assert str(error)
         return
     for plan in plans:
-        resolve_plan(plan, of.graph, of.devices, of.rows)
-        own = plan.unit_of("backbone")
-        assert plan.schedule == "colocated" and own.parallelism.pipeline_replicas == 1
+        resolve_plan(plan, case.graph, case.devices, case.rows)
+        backbone = plan.unit_of("backbone")
+        assert plan.schedule == "colocated" and backbone.parallelism.pipeline_replicas == 1
         for unit in plan.units:
-            assert set(unit.devices) == set(own.devices) and unit.parallelism.dp == own.parallelism.dp
-            assert own.parallelism.tp % unit.parallelism.tp == 0 and own.pp % unit.pp == 0
+            assert set(unit.devices) == set(backbone.devices) and unit.parallelism.dp == backbone.parallelism.dp
+            assert backbone.parallelism.tp % unit.parallelism.tp == 0 and backbone.pp % unit.pp == 0
             assert (
                 unit.parallelism.pipeline_replicas
-                == own.parallelism.tp // unit.parallelism.tp * (own.pp // unit.pp)
+                == backbone.parallelism.tp // unit.parallelism.tp * (backbone.pp // unit.pp)
                 <= plan.microbatches
             )
             assert (
@@ -52,29 +52,39 @@ def test_every_plan_can_be_trained_and_has_all_modules_on_the_backbones_devices(
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (1, 4)])
 def test_copies_fill_the_pipeline_ranks_of_the_backbone(tp, pp):
-    of = problem(ModelConfig((VISION,), dataclasses.replace(BACKBONE, kv_heads=4), ()), devices=32, rows=32)
-    own = backbone_unit(of, next(each for each in backbone_layouts(of) if (each.tp, each.pp) == (4, 4)))
-    devices = pipeline_replica_devices(own, pp, tp)
-    assert sorted(devices) == sorted(own.devices) and (own.parallelism.tp, own.pp, own.parallelism.dp) == (4, 4, 2)
-    size = tp * own.parallelism.dp
+    case = problem(ModelConfig((VISION,), dataclasses.replace(BACKBONE, kv_heads=4), ()), devices=32, rows=32)
+    backbone = backbone_unit(
+        case, next(layout for layout in backbone_layouts(case) if (layout.tp, layout.pp) == (4, 4))
+    )
+    devices = pipeline_replica_devices(backbone, pp, tp)
+    assert sorted(devices) == sorted(backbone.devices)
+    assert (backbone.parallelism.tp, backbone.pp, backbone.parallelism.dp) == (4, 4, 2)
+    size = tp * backbone.parallelism.dp
     for stage in range(len(devices) // size):
-        of_stage = devices[stage * size : (stage + 1) * size]
-        (rank,) = {device // len(own.rank_devices(0)) for device in of_stage}
-        assert rank == stage // (pp * own.parallelism.tp // tp) * pp + stage % pp
-        for replica in range(own.parallelism.dp):  # a replica's ranks are some of those of the backbone's same replica
-            ranks = [own.rank_devices(rank).index(each) for each in of_stage[replica * tp : (replica + 1) * tp]]
-            assert {each // own.parallelism.tp for each in ranks} == {replica}
+        stage_devices = devices[stage * size : (stage + 1) * size]
+        (rank,) = {device // len(backbone.rank_devices(0)) for device in stage_devices}
+        assert rank == stage // (pp * backbone.parallelism.tp // tp) * pp + stage % pp
+        # A replica's ranks are some of those of the backbone's same replica.
+        for replica in range(backbone.parallelism.dp):
+            ranks = [
+                backbone.rank_devices(rank).index(device) for device in stage_devices[replica * tp : (replica + 1) * tp]
+            ]
+            assert {rank // backbone.parallelism.tp for rank in ranks} == {replica}
 
 
 def test_layouts_of_a_module_are_those_that_divide_the_backbones():
-    of = problem(TWO_ENCODERS, devices=16, rows=16)
-    for backbone in backbone_layouts(of):
-        found = replicated_layouts(of, "vision", backbone)
-        assert [each.seconds for each in found] == sorted(each.seconds for each in found)
-        for each in found:
-            assert backbone.tp % each.tp == backbone.pp % each.pp == 0
-            assert each.pipeline_replicas == backbone.tp // each.tp * (backbone.pp // each.pp) <= backbone.microbatches
-            unit = replicated_unit(of, backbone_unit(of, backbone), each)
+    case = problem(TWO_ENCODERS, devices=16, rows=16)
+    for backbone in backbone_layouts(case):
+        layouts = replicated_layouts(case, "vision", backbone)
+        assert [layout.seconds for layout in layouts] == sorted(layout.seconds for layout in layouts)
+        for layout in layouts:
+            assert backbone.tp % layout.tp == backbone.pp % layout.pp == 0
+            assert (
+                layout.pipeline_replicas
+                == backbone.tp // layout.tp * (backbone.pp // layout.pp)
+                <= backbone.microbatches
+            )
+            unit = replicated_unit(case, backbone_unit(case, backbone), layout)
             assert len(set(unit.devices)) == backbone.tp * backbone.pp * backbone.dp
 
 
@@ -83,9 +93,9 @@ def test_layers_of_slices_differ_by_one_at_most():
 
 
 def test_a_pipeline_with_copies_is_simulated_as_shorter_than_with_encoders_in_its_first_stage():
-    of = problem(ModelConfig((VISION,), BACKBONE, ()), devices=8, rows=32, spread=0.0)
-    of = dataclasses.replace(of, tensor_sizes=(1,))
-    (best, first) = (run_policy(of, name).timeline.step for name in ("colocated", "rigid_first_stage"))
+    case = problem(ModelConfig((VISION,), BACKBONE, ()), devices=8, rows=32, spread=0.0)
+    case = dataclasses.replace(case, tensor_sizes=(1,))
+    (best, first) = (run_policy(case, name).timeline.step for name in ("colocated", "rigid_first_stage"))
     assert best < first
 
 

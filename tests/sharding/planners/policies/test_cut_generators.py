@@ -14,19 +14,19 @@ LARGE = dataclasses.replace(TRANSFORMER, width=128, ffn=512, rotary_axes=(16, 24
 """Blocks much larger than the backbone's."""
 
 
-def uncut(of):
+def uncut(case):
     """The same problem with a generator that cannot be cut."""
     modules = (
-        dataclasses.replace(module, divisible=module.divisible and not of.is_generator(module.name))
-        for module in of.graph.modules
+        dataclasses.replace(module, divisible=module.divisible and not case.is_generator(module.name))
+        for module in case.graph.modules
     )
-    return dataclasses.replace(of, graph=ModuleGraph(tuple(modules)))
+    return dataclasses.replace(case, graph=ModuleGraph(tuple(modules)))
 
 
-def stages_of_generator(of, plan):
+def stages_of_generator(case, plan):
     """How many stages own layers of the generator."""
     unit = plan.unit_of("generator")
-    before = sum(of.graph[name].layer_count for name in unit.modules[:-1])
+    before = sum(case.graph[name].layer_count for name in unit.modules[:-1])
     ends = np.cumsum(unit.layers)
     return int((ends > before).sum())
 
@@ -34,16 +34,16 @@ def stages_of_generator(of, plan):
 @pytest.mark.parametrize("policy, double, devices", [("disaggregated", 6, 16), ("balanced", 4, 10)])
 def test_a_diffusion_transformer_has_several_stages_where_that_is_faster(policy, double, devices):
     generator = dataclasses.replace(LARGE, double_layers=double, single_layers=2 * double)
-    of = problem(ModelConfig((VISION,), BACKBONE, (generator,)), devices=devices, rows=6, memory=4e7)
-    whole = uncut(of)
-    best, best_whole = (auto.run_policy(each, policy) for each in (of, whole))
-    assert stages_of_generator(of, best.plan) > 1
+    case = problem(ModelConfig((VISION,), BACKBONE, (generator,)), devices=devices, rows=6, memory=4e7)
+    whole = uncut(case)
+    best, best_whole = (auto.run_policy(version, policy) for version in (case, whole))
+    assert stages_of_generator(case, best.plan) > 1
     assert stages_of_generator(whole, best_whole.plan) == 1
     assert best.timeline.step < best_whole.timeline.step
 
 
 @pytest.mark.parametrize("policy", ["rigid", "ratio", "disaggregated", "balanced", "fsdp", "colocated"])
 def test_a_unet_has_one_stage(policy):
-    of = problem(MODEL, devices=8, rows=8)
-    assert set(of.module_tables[GENERATOR.name].pp.tolist()) == {1}
-    assert stages_of_generator(of, auto.run_policy(of, policy).plan) == 1
+    case = problem(MODEL, devices=8, rows=8)
+    assert set(case.module_tables[GENERATOR.name].pp.tolist()) == {1}
+    assert stages_of_generator(case, auto.run_policy(case, policy).plan) == 1

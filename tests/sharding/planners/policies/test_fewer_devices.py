@@ -7,29 +7,29 @@ from tests.sharding.planners.problems import problem
 
 
 def test_they_are_the_plans_of_smaller_clusters_with_longer_steps():
-    found = plans_on_fewer_devices(problem(devices=16), 16)
-    assert len(found) == len(SHARES)
-    for share, result in zip(SHARES, found, strict=True):
+    results = plans_on_fewer_devices(problem(devices=16), 16)
+    assert len(results) == len(SHARES)
+    for share, result in zip(SHARES, results, strict=True):
         alone = problem(devices=int(16 * share))
         assert result.plan == best_simulated(alone, plans_of_best_size(alone)).plan
         assert result.plan.device_count <= share * 16
-    assert found[0].timeline.step < found[1].timeline.step
+    assert results[0].timeline.step < results[1].timeline.step
 
 
 def test_a_model_that_needs_all_devices_has_none():
-    of = problem(devices=4, memory=1.2e7)
-    assert plans_on_fewer_devices(of, 4) == []
+    case = problem(devices=4, memory=1.2e7)
+    assert plans_on_fewer_devices(case, 4) == []
 
 
 def test_only_a_comparison_with_the_policy_has_them():
-    of = problem(devices=12)
-    comparison = compare_policies(of)
+    case = problem(devices=12)
+    comparison = compare_policies(case)
     assert comparison.on_fewer_devices[0].plan.device_count < comparison.plan.device_count
-    assert compare_policies(of, "rigid").on_fewer_devices == ()
+    assert compare_policies(case, "rigid").on_fewer_devices == ()
 
 
 def test_the_same_problem_on_other_devices_shares_its_tables():
-    of = problem(devices=12)
-    fewer = of.with_devices(6)
-    assert fewer.module_tables is of.module_tables and fewer.devices == 6
+    case = problem(devices=12)
+    fewer = case.with_devices(6)
+    assert fewer.module_tables is case.module_tables and fewer.devices == 6
     assert run_policy(fewer, "disaggregated").plan == run_policy(problem(devices=6), "disaggregated").plan

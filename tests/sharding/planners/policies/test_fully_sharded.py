@@ -16,40 +16,41 @@ from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, MODEL, 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
 
 
-def best(of):
-    return best_simulated(of, fully_sharded.plans(of))
+def best(case):
+    return best_simulated(case, fully_sharded.plans(case))
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8, 14])
 def test_all_modules_are_on_the_same_devices_and_their_groups_too(devices):
-    of = problem(TWO_ENCODERS, devices=devices, rows=8)
-    for plan in fully_sharded.plans(of):
-        resolve_plan(plan, of.graph, of.devices, of.rows)
-        own = plan.unit_of("backbone")
-        assert own.phase_rows == 0 and own.parallelism.dp == min(
-            8, 2 ** (devices // own.parallelism.tp).bit_length() // 2
+    case = problem(TWO_ENCODERS, devices=devices, rows=8)
+    for plan in fully_sharded.plans(case):
+        resolve_plan(plan, case.graph, case.devices, case.rows)
+        backbone = plan.unit_of("backbone")
+        assert backbone.phase_rows == 0 and backbone.parallelism.dp == min(
+            8, 2 ** (devices // backbone.parallelism.tp).bit_length() // 2
         )
         for unit in plan.units:
-            assert unit.devices == own.devices and unit.pp == 1
-            assert unit.parallelism.fsdp * unit.parallelism.tp == own.parallelism.fsdp * own.parallelism.tp
-            assert unit is own or (
+            assert unit.devices == backbone.devices and unit.pp == 1
+            assert unit.parallelism.fsdp * unit.parallelism.tp == backbone.parallelism.fsdp * backbone.parallelism.tp
+            assert unit is backbone or (
                 unit.phase_rows == unit.parallelism.dp and unit.capacities and unit.parallelism.tp == 1
             )
 
 
 def test_groups_are_whole_nodes():
-    of = problem(devices=32, rows=32)
-    sizes = {plan.unit_of("vision").parallelism.fsdp for plan in fully_sharded.plans(of)}
+    case = problem(devices=32, rows=32)
+    sizes = {plan.unit_of("vision").parallelism.fsdp for plan in fully_sharded.plans(case)}
     assert sizes <= {4, 16, 32} and len(sizes) > 1
 
 
 def test_a_larger_group_takes_less_memory():
     memory = {}
     for group in (4, 16):
-        of = problem(devices=16, rows=16)
-        plans = [plan for plan in fully_sharded.plans(of) if plan.unit_of("backbone").devices == tuple(range(16))]
+        case = problem(devices=16, rows=16)
+        plans = [plan for plan in fully_sharded.plans(case) if plan.unit_of("backbone").devices == tuple(range(16))]
         memory[group] = min(
-            of.memory_fraction(of.simulate(dataclasses.replace(plan, units=_grouped(plan, group)))) for plan in plans
+            case.memory_fraction(case.simulate(dataclasses.replace(plan, units=_grouped(plan, group))))
+            for plan in plans
         )
     assert memory[16] < memory[4]
 
@@ -67,26 +68,26 @@ def test_as_few_layers_recompute_as_the_memory_needs():
     steps = {}
     for share in (0.95, 0.8):
         tight = dataclasses.replace(roomy, cluster=dataclasses.replace(roomy.cluster, memory=share * needed))
-        found = best(tight)
-        assert tight.memory_fraction(found.timeline) <= 1
-        of_layers = found.plan.unit_of("backbone").layer_recompute(0)
-        assert len({policy for policy, _ in policy_runs(of_layers)}) == 2 or len(set(of_layers)) == 1
-        steps[share] = found.timeline.step
+        result = best(tight)
+        assert tight.memory_fraction(result.timeline) <= 1
+        policies = result.plan.unit_of("backbone").layer_recompute(0)
+        assert len({policy for policy, _ in policy_runs(policies)}) == 2 or len(set(policies)) == 1
+        steps[share] = result.timeline.step
     assert free.timeline.step < steps[0.95] <= steps[0.8]
 
 
 def test_expert_ranks_lie_inside_groups():
-    of = problem(devices=8, rows=8, experts=4, ranks=(("backbone", 1, 4),))
-    for plan in fully_sharded.plans(of):
-        own = plan.unit_of("backbone")
-        assert own.parallelism.ep == 4 and own.parallelism.fsdp % 4 == 0
-        resolve_plan(plan, of.graph, of.devices, of.rows)
+    case = problem(devices=8, rows=8, experts=4, ranks=(("backbone", 1, 4),))
+    for plan in fully_sharded.plans(case):
+        backbone = plan.unit_of("backbone")
+        assert backbone.parallelism.ep == 4 and backbone.parallelism.fsdp % 4 == 0
+        resolve_plan(plan, case.graph, case.devices, case.rows)
 
 
 def test_ranks_that_the_rows_do_not_allow_are_refused():
-    of = problem(devices=6, rows=4, experts=4, ranks=(("backbone", 2, 4),))
+    case = problem(devices=6, rows=4, experts=4, ranks=(("backbone", 2, 4),))
     with pytest.raises(PlanError, match=r"on 6 devices no number of replicas divides the 4 rows .* backbone cp 2 ep 4"):
-        fully_sharded.plans(of)
+        fully_sharded.plans(case)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ CHAIN = ModelConfig((dataclasses.replace(VISION, depth=8),), dataclasses.replace
 def on_host(host_memory, choices):
     """A chain that needs recomputation, on devices with a fast link to a host."""
     toy = dataclasses.replace(cluster(2.15e7), host_link=Link(1e12, 1e-9), host_memory=host_memory)
-    of = problem(CHAIN, devices=2, rows=8)
+    case = problem(CHAIN, devices=2, rows=8)
     return dataclasses.replace(
-        of, cluster=toy, costs=AnalyticCostModel(toy), tensor_sizes=(1,), recompute_choices=choices
+        case, cluster=toy, costs=AnalyticCostModel(toy), tensor_sizes=(1,), recompute_choices=choices
     )
 
 

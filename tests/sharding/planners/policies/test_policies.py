@@ -22,55 +22,57 @@ from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION,
 def busiest(timeline):
     """A lower bound of a step: the busiest replica of any stage, or one microbatch through all stages."""
     stages = timeline.costs.stages
-    alone = max(float((of.forward + of.backward).sum(axis=0).max()) for of in stages.values())
-    backbone = [of for node, of in stages.items() if node[0] == "backbone"]
-    return max(alone, sum(float((of.forward + of.backward).min()) for of in backbone))
+    alone = max(
+        float((stage_costs.forward + stage_costs.backward).sum(axis=0).max()) for stage_costs in stages.values()
+    )
+    backbone = [stage_costs for node, stage_costs in stages.items() if node[0] == "backbone"]
+    return max(alone, sum(float((stage_costs.forward + stage_costs.backward).min()) for stage_costs in backbone))
 
 
 @given(recipes())
 @settings(max_examples=4, deadline=None)
 def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
-    of = build_problem(recipe)
+    case = build_problem(recipe)
     for policy in PLANNING_POLICIES:
-        outcome = run_policy(of, policy)
+        outcome = run_policy(case, policy)
         if not outcome.simulated:
             assert outcome.reason
             continue
         plan, timeline = outcome.plan, outcome.timeline
-        assert max(device for unit in plan.units for device in unit.devices) < of.devices
-        assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= of.cluster.memory
+        assert max(device for unit in plan.units for device in unit.devices) < case.devices
+        assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= case.cluster.memory
         assert timeline.step >= busiest(timeline) * (1 - 1e-9)
         if any(unit.parallelism.cp > 1 for unit in plan.units):
-            resolve_plan(plan, of.graph, of.devices)
+            resolve_plan(plan, case.graph, case.devices)
         elif not policy.startswith("rigid"):
-            resolve_plan(plan, of.graph, of.devices, of.rows)
+            resolve_plan(plan, case.graph, case.devices, case.rows)
 
 
 def test_auto_takes_the_shortest_step_of_trainable_plans():
-    of = problem(devices=12)
-    outcomes = [run_policy(of, policy) for policy in PLANNING_POLICIES]
-    best = best_result(of, outcomes)
-    able = [each for each in outcomes if each.simulated and is_trainable(of, each.plan)]
+    case = problem(devices=12)
+    outcomes = [run_policy(case, policy) for policy in PLANNING_POLICIES]
+    best = best_result(case, outcomes)
+    able = [outcome for outcome in outcomes if outcome.simulated and is_trainable(case, outcome.plan)]
     assert len(able) >= 2
-    assert best.timeline.step <= min(each.timeline.step for each in able) * 1.001
+    assert best.timeline.step <= min(outcome.timeline.step for outcome in able) * 1.001
     seen = []
-    assert plan_automatically(of, lambda *counts: seen.append(counts)).plan == best.plan
+    assert plan_automatically(case, lambda *counts: seen.append(counts)).plan == best.plan
     assert seen == [(done, len(PLANNING_POLICIES)) for done in range(len(PLANNING_POLICIES) + 1)]
 
 
 def test_rigid_replicates_encoders_inside_the_tensor_group():
-    of = problem(devices=12, rows=4)
-    plan = rigid.plans(of, pp=1)[0]
-    own = plan.unit_of("backbone")
-    assert (own.parallelism.tp, own.parallelism.dp, own.pp) == (2, 2, 1)
+    case = problem(devices=12, rows=4)
+    plan = rigid.plans(case, pp=1)[0]
+    backbone = plan.unit_of("backbone")
+    assert (backbone.parallelism.tp, backbone.parallelism.dp, backbone.pp) == (2, 2, 1)
     for name in ("vision", "generator"):
         assert (plan.unit_of(name).parallelism.tp, plan.unit_of(name).parallelism.dp) == (
             1,
-            own.parallelism.tp * own.parallelism.dp,
+            backbone.parallelism.tp * backbone.parallelism.dp,
         )
     assert plan.device_count == 12 and plan.microbatches == 2
     with pytest.raises(PlanError, match="not divisible"):
-        resolve_plan(plan, of.graph, of.devices, of.rows)
+        resolve_plan(plan, case.graph, case.devices, case.rows)
 
 
 def test_the_first_stage_holds_all_encoders():
@@ -79,31 +81,33 @@ def test_the_first_stage_holds_all_encoders():
     assert first.modules == ("vision", "backbone") and first.layers == (VISION.depth + 2, 2)
     several = problem(ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)), devices=8, rows=4)
     plan = rigid.first_stage_plans(several, pp=2)[0]
-    own = plan.unit_of("backbone")
-    assert plan.unit_of("vision").devices == plan.unit_of("audio").devices == own.stage_devices(0)
+    backbone = plan.unit_of("backbone")
+    assert plan.unit_of("vision").devices == plan.unit_of("audio").devices == backbone.stage_devices(0)
 
 
 def test_policies_keep_fixed_ranks():
-    of = problem(devices=28, rows=4, experts=4, ranks=(("vision", 2, 1), ("backbone", 2, 2)))
-    outcomes = [run_policy(of, policy) for policy in ("rigid", "ratio", "disaggregated")]
+    case = problem(devices=28, rows=4, experts=4, ranks=(("vision", 2, 1), ("backbone", 2, 2)))
+    outcomes = [run_policy(case, policy) for policy in ("rigid", "ratio", "disaggregated")]
     for outcome in outcomes:
-        own, eyes = outcome.plan.unit_of("backbone"), outcome.plan.unit_of("vision")
-        assert (own.parallelism.cp, own.parallelism.ep, eyes.parallelism.cp, eyes.parallelism.ep) == (2, 2, 2, 1)
-        assert own.parallelism.dp % 2 == 0 and len(own.devices) == own.parallelism.dp * 2 * own.parallelism.tp * own.pp
-    assert best_result(of, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
+        backbone, eyes = outcome.plan.unit_of("backbone"), outcome.plan.unit_of("vision")
+        assert (backbone.parallelism.cp, backbone.parallelism.ep) == (2, 2)
+        assert (eyes.parallelism.cp, eyes.parallelism.ep) == (2, 1)
+        assert backbone.parallelism.dp % 2 == 0
+        assert len(backbone.devices) == backbone.parallelism.dp * 2 * backbone.parallelism.tp * backbone.pp
+    assert best_result(case, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
 
 
 def test_expert_ranks_alone_can_be_trained():
-    of = problem(devices=12, rows=4, experts=4, ranks=(("backbone", 1, 4),))
-    best = run_policy(of, "disaggregated")
-    assert best.plan.unit_of("backbone").parallelism.ep == 4 and is_trainable(of, best.plan)
+    case = problem(devices=12, rows=4, experts=4, ranks=(("backbone", 1, 4),))
+    best = run_policy(case, "disaggregated")
+    assert best.plan.unit_of("backbone").parallelism.ep == 4 and is_trainable(case, best.plan)
 
 
 def test_rigid_replicates_encoders_over_a_replicas_sequence_ranks_too():
-    of = problem(devices=12, rows=4, ranks=(("backbone", 2, 1),))
-    plan = rigid.plans(of, pp=1)[0]
-    own = plan.unit_of("backbone")
-    assert (own.parallelism.tp, own.parallelism.cp, own.parallelism.dp) == (2, 2, 1)
+    case = problem(devices=12, rows=4, ranks=(("backbone", 2, 1),))
+    plan = rigid.plans(case, pp=1)[0]
+    backbone = plan.unit_of("backbone")
+    assert (backbone.parallelism.tp, backbone.parallelism.cp, backbone.parallelism.dp) == (2, 2, 1)
     assert (plan.unit_of("vision").parallelism.dp, plan.unit_of("vision").parallelism.cp) == (
         4,
         1,
@@ -139,10 +143,10 @@ def test_impossible_fixed_ranks_are_refused_by_name(ranks, message):
 
 
 def test_ratio_divides_devices_by_flops():
-    of = problem(devices=12)
-    shares = flops_shares(of)
+    case = problem(devices=12)
+    shares = flops_shares(case)
     assert sum(shares.values()) == pytest.approx(1) and shares["backbone"] > shares["generator"] > 0
-    plan = run_policy(of, "ratio").plan
+    plan = run_policy(case, "ratio").plan
     for name, share in shares.items():
         assert len(plan.unit_of(name).devices) <= max(1, int(share * 12))
 
@@ -155,7 +159,7 @@ def test_tensor_groups_lie_on_one_node():
     plan = place_units([small, large], 1)
     assert plan.unit_of("b").devices == tuple(range(8)) and plan.unit_of("a").devices == (8, 9, 10)
     plans = disaggregated.plans(problem(devices=14))
-    for made in (each for plan in plans for each in plan.units):
+    for made in (unit for plan in plans for unit in plan.units):
         groups = np.array(made.devices).reshape(-1, made.parallelism.tp) // 4
         assert (groups == groups[:, :1]).all()
 
@@ -165,26 +169,26 @@ def test_tensor_groups_lie_on_one_node():
     [("rigid", "ring", "sequence_parallel"), ("disaggregated", "ring", "ring"), ("rigid", "all_reduce", "all_reduce")],
 )
 def test_units_have_the_collectives_that_their_costs_assume(policy, counted, said):
-    of = problem(devices=14)
-    of = dataclasses.replace(of, costs=dataclasses.replace(of.costs, collectives=counted))
-    units = run_policy(of, policy).plan.units
+    case = problem(devices=14)
+    case = dataclasses.replace(case, costs=dataclasses.replace(case.costs, collectives=counted))
+    units = run_policy(case, policy).plan.units
     assert policy != "rigid" or any(made.parallelism.tp > 1 for made in units)
     assert all(made.parallelism.collectives == (said if made.parallelism.tp > 1 else "all_reduce") for made in units)
 
 
 @pytest.mark.parametrize("policy", ["rigid", "rigid_first_stage"])
 def test_tensor_ranks_that_do_not_divide_the_positions_use_all_reduce(policy):
-    of = problem(devices=14)
-    (encoder, *_) = [module.name for module in of.graph.modules if not module.inputs and not module.is_backbone]
-    of = dataclasses.replace(of, row_positions={encoder: 7, of.graph.backbone.name: 64})
-    for made in run_policy(of, policy).plan.units:
-        alone = made.modules == (of.graph.backbone.name,)
+    case = problem(devices=14)
+    (encoder, *_) = [module.name for module in case.graph.modules if not module.inputs and not module.is_backbone]
+    case = dataclasses.replace(case, row_positions={encoder: 7, case.graph.backbone.name: 64})
+    for made in run_policy(case, policy).plan.units:
+        alone = made.modules == (case.graph.backbone.name,)
         assert made.parallelism.collectives == (
             "sequence_parallel" if alone and made.parallelism.tp > 1 else made.parallelism.collectives
         )
         if encoder in made.modules:
             assert made.parallelism.collectives == "all_reduce"
-    uneven = dataclasses.replace(of, row_positions={of.graph.backbone.name: 7})
+    uneven = dataclasses.replace(case, row_positions={case.graph.backbone.name: 7})
     assert {
         made.parallelism.collectives for made in run_policy(uneven, policy).plan.units if made.modules[-1] == "backbone"
     } == {"all_reduce"}
@@ -217,20 +221,20 @@ def test_an_unknown_policy_names_the_known_ones():
 
 
 def test_no_policy_has_a_plan():
-    of = problem(memory=1e5)
+    case = problem(memory=1e5)
     with pytest.raises(
         PlanError, match="disaggregated: unit backbone.*No other policy has a plan .rigid, rigid_first_stage, "
     ):
-        best_result(of, [run_policy(of, policy) for policy in PLANNING_POLICIES])
+        best_result(case, [run_policy(case, policy) for policy in PLANNING_POLICIES])
 
 
 def test_more_chunks_are_tried_while_they_shorten_the_step():
     model = ModelConfig((VISION,), dataclasses.replace(BACKBONE, depth=12), ())
-    of = problem(model, devices=5, rows=8, memory=1.6e7, chunks=tuple(range(1, 13)))
-    of = dataclasses.replace(of, tensor_sizes=(1,))
+    case = problem(model, devices=5, rows=8, memory=1.6e7, chunks=tuple(range(1, 13)))
+    case = dataclasses.replace(case, tensor_sizes=(1,))
     steps = {}
-    for plan in disaggregated.plans(of):
+    for plan in disaggregated.plans(case):
         chunks = plan.unit_of("backbone").parallelism.chunks
-        steps[chunks] = min(of.simulate(plan).step, steps.get(chunks, np.inf))
+        steps[chunks] = min(case.simulate(plan).step, steps.get(chunks, np.inf))
     assert set(steps) == {1, 2, 3, 4}
     assert steps[1] > steps[2] > steps[3] < steps[4]

@@ -18,25 +18,25 @@ def without_registrations(monkeypatch):
 
 
 def test_a_registered_policy_is_compared_with_the_others():
-    of = problem(devices=12)
-    best = plan_automatically(of)
+    case = problem(devices=12)
+    best = plan_automatically(case)
     gpipe = dataclasses.replace(best.plan, schedule="gpipe")
     register_policy("mine", lambda _: [gpipe, best.plan])
-    result = run_policy(of, "mine")
+    result = run_policy(case, "mine")
     assert result.plan in (gpipe, best.plan) and result.timeline.step == best.timeline.step
     register_policy("mine", lambda _: [gpipe])
-    assert run_policy(of, "mine").plan == gpipe
+    assert run_policy(case, "mine").plan == gpipe
     assert [*auto.PLANNING_POLICIES] == [*auto.BUILT_IN_POLICIES, "mine"]
-    assert plan_automatically(of).plan == best.plan
+    assert plan_automatically(case).plan == best.plan
 
 
 def test_the_reason_of_a_policy_without_a_plan_is_kept():
-    of = problem(devices=12)
+    case = problem(devices=12)
 
     def refuse(problem):
         raise PlanError(f"{problem.devices} devices are too many")
 
-    plan = run_policy(of, "disaggregated").plan
+    plan = run_policy(case, "disaggregated").plan
     off_the_cluster = dataclasses.replace(
         plan.units[0], devices=(12,), parallelism=dataclasses.replace(plan.units[0].parallelism, dp=1, tp=1)
     )
@@ -49,7 +49,7 @@ def test_the_reason_of_a_policy_without_a_plan_is_kept():
         (lambda _: [dataclasses.replace(plan, microbatches=5)], "not divisible by 5 microbatches"),
     ):
         register_policy("mine", policy)
-        result = run_policy(of, "mine")
+        result = run_policy(case, "mine")
         assert result.simulated is None and reason in result.reason
 
 

@@ -27,9 +27,9 @@ def test_candidates_are_those_around_the_anchor_in_the_order_of_the_formula(seed
         counts = np.diff([0, *(np.cumsum(anchor)[:-1] + moves), layers])
         if (counts > 0).all():
             expected.append(tuple(counts.tolist()))
-    found = ranked_candidates(chain, stages, radius, 10_000)
-    assert sorted(found) == sorted(expected)
-    metrics = [metric(chain, counts) for counts in found]
+    candidates = ranked_candidates(chain, stages, radius, 10_000)
+    assert sorted(candidates) == sorted(expected)
+    metrics = [metric(chain, counts) for counts in candidates]
     assert metrics == pytest.approx(sorted(metrics))
 
 

@@ -31,56 +31,56 @@ def problem_beside_a_slow_host(*args, **kwargs):
     return dataclasses.replace(problem(*args, **kwargs), cluster=slow, costs=AnalyticCostModel(slow))
 
 
-def chain_of(of, layout):
-    return layer_chain(of.sampled_costs, of.trained_parts, layout, RECOMPUTE_POLICIES, 2)
+def chain_of(case, layout):
+    return layer_chain(case.sampled_costs, case.trained_parts, layout, RECOMPUTE_POLICIES, 2)
 
 
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES)
 @pytest.mark.parametrize("trainable", [("all",), ("projectors", "backbone"), ("projectors",)])
 def test_stages_cost_what_their_layers_do(policy, trainable):
-    of = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()), trainable=trainable)
-    chain, counts = chain_of(of, LAYOUT), (4, 3)
+    case = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()), trainable=trainable)
+    chain, counts = chain_of(case, LAYOUT), (4, 3)
     plan = uniform_stages(chain, counts, policy).plan(chain, LAYOUT)
-    costs = plan_costs(ResolvedPlan(plan, of.sampled_costs.graph, of.trained_parts), of.sampled_costs).stages
+    costs = plan_costs(ResolvedPlan(plan, case.sampled_costs.graph, case.trained_parts), case.sampled_costs).stages
     number = chain.policies.index(policy)
     for stage, forward in enumerate(stage_sums(chain.forward[:, number], counts)):
-        found = costs["backbone", stage]
+        stage_costs = costs["backbone", stage]
         ends = slice(sum(counts[:stage]), sum(counts[: stage + 1]))
-        assert found.forward.mean() == pytest.approx(forward)
-        assert found.backward.mean() == pytest.approx(stage_sums(chain.backward[:, number], counts)[stage])
+        assert stage_costs.forward.mean() == pytest.approx(forward)
+        assert stage_costs.backward.mean() == pytest.approx(stage_sums(chain.backward[:, number], counts)[stage])
         held = chain.held_bytes[ends, number]
-        assert found.saved_bytes.max() <= held[:, 0].sum() * (1 + 1e-9)
-        assert found.saved_bytes.sum(axis=0).max() == pytest.approx(held[:, 1].sum(), rel=0.05)
+        assert stage_costs.saved_bytes.max() <= held[:, 0].sum() * (1 + 1e-9)
+        assert stage_costs.saved_bytes.sum(axis=0).max() == pytest.approx(held[:, 1].sum(), rel=0.05)
         workspace = chain.workspace[ends, number].max()
-        assert found.static_bytes == pytest.approx(chain.static_bytes[ends].sum() + workspace)
+        assert stage_costs.static_bytes == pytest.approx(chain.static_bytes[ends].sum() + workspace)
 
 
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES)
 def test_layers_wait_in_both_passes_for_a_slow_host_link(policy):
-    of = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()))
-    chain = chain_of(of, LAYOUT)
+    case = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()))
+    chain = chain_of(case, LAYOUT)
     stages = uniform_stages(chain, (4, 3), policy)
     costs = plan_costs(
-        ResolvedPlan(stages.plan(chain, LAYOUT), of.sampled_costs.graph, of.trained_parts), of.sampled_costs
+        ResolvedPlan(stages.plan(chain, LAYOUT), case.sampled_costs.graph, case.trained_parts), case.sampled_costs
     ).stages
     for stage, seconds in enumerate(stages.rank_seconds(chain, LAYOUT.pp)):
-        of_stage = costs["backbone", stage]
-        assert (of_stage.forward + of_stage.backward).mean() == pytest.approx(seconds)
+        stage_costs = costs["backbone", stage]
+        assert (stage_costs.forward + stage_costs.backward).mean() == pytest.approx(seconds)
     number = chain.policies.index(policy)
     assert (chain.forward[:, number] > chain.plain_forward * 1.5).all() == (policy == "offload")
     np.testing.assert_array_equal(chain.plain_forward, chain.forward[:, chain.policies.index("none")])
 
 
 def test_layers_are_those_of_the_modules_and_equal_ones_have_one_kind():
-    of = problem_beside_a_slow_host()
+    case = problem_beside_a_slow_host()
     layout = ChainLayout(modules=("vision", "backbone", "generator"), pp=2, dp=2, tp=2, microbatches=2)
-    chain = chain_of(of, layout)
-    depth = of.graph["generator"].layer_count
+    chain = chain_of(case, layout)
+    depth = case.graph["generator"].layer_count
     assert chain.layers.tolist() == [1] * (VISION.depth + BACKBONE.depth) + [depth]  # a U-Net is not cut
     assert chain.modules == ("vision",) * VISION.depth + ("backbone",) * BACKBONE.depth + ("generator",)
     assert chain.stage_layers((3, 5)) == (3, 4 + depth)
     assert chain.kinds.tolist() == [0, 1, 2, 3, 4, 4, 5, 6]
-    total = sum(module.parameter_count for module in of.graph.modules)
+    total = sum(module.parameter_count for module in case.graph.modules)
     assert chain.parameters.sum() == pytest.approx(total)
     for kind in set(chain.kinds.tolist()):
         same = chain.kinds == kind
@@ -90,24 +90,24 @@ def test_layers_are_those_of_the_modules_and_equal_ones_have_one_kind():
 
 def test_runs_of_unlike_blocks_in_one_module_are_kinds_of_their_own():
     generator = DiTConfig(image_size=16, double_layers=3, single_layers=3, plain_layers=0)
-    of = problem_beside_a_slow_host(ModelConfig((), BACKBONE, (generator,)))
+    case = problem_beside_a_slow_host(ModelConfig((), BACKBONE, (generator,)))
     layout = ChainLayout(modules=("backbone", "generator"), pp=2, dp=2, tp=2, microbatches=2)
-    chain = chain_of(of, layout)
+    chain = chain_of(case, layout)
     assert chain.kinds.tolist() == [0, 1, 1, 2, 3, 4, 4, 5, 5, 6]
-    assert chain.parameters.sum() == pytest.approx(sum(module.parameter_count for module in of.graph.modules))
+    assert chain.parameters.sum() == pytest.approx(sum(module.parameter_count for module in case.graph.modules))
     for counts in ((4, 6), (5, 5), (7, 3), (8, 2)):
         plan = uniform_stages(chain, counts, "none").plan(chain, layout)
-        costs = plan_costs(ResolvedPlan(plan, of.sampled_costs.graph, of.trained_parts), of.sampled_costs).stages
+        costs = plan_costs(ResolvedPlan(plan, case.sampled_costs.graph, case.trained_parts), case.sampled_costs).stages
         expected = stage_sums(chain.forward[:, chain.policies.index("none")], counts)
         for stage, forward in enumerate(expected):
             assert costs[plan.units[0].name, stage].forward.mean() == pytest.approx(forward)
 
 
 def test_a_module_with_fewer_tensor_ranks_has_more_replicas():
-    of = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()))
+    case = problem_beside_a_slow_host(ModelConfig((VISION,), BACKBONE, ()))
     layout = ChainLayout(modules=("vision", "backbone"), pp=2, dp=1, tp=2, module_tp=(1, 2), microbatches=4)
-    chain = chain_of(of, layout)
-    alone = chain_of(of, ChainLayout(modules=("vision",), pp=1, dp=2, tp=1, microbatches=4))
+    chain = chain_of(case, layout)
+    alone = chain_of(case, ChainLayout(modules=("vision",), pp=1, dp=2, tp=1, microbatches=4))
     eyes = slice(0, VISION.depth)
     np.testing.assert_allclose(chain.held_bytes[eyes], alone.held_bytes)
     np.testing.assert_allclose(chain.static_bytes[eyes], alone.static_bytes)
@@ -146,8 +146,8 @@ def random_step(seed, sizes, depth, chunks, trainable, experts, image_sizes):
     counts = tuple(np.diff([0, *cuts, depth + 4]).tolist())
     stages = ChainStages(counts, random.integers(0, len(RECOMPUTE_POLICIES), depth + 4))
     costs = plan_costs(ResolvedPlan(stages.plan(chain, layout), batch.graph, trained), batch).stages
-    of_stages = [costs["backbone", stage] for stage in range(len(counts))]
-    by_plan = [sum((of.forward + of.backward).mean() for of in of_stages[rank::2]) for rank in range(2)]
+    by_stage = [costs["backbone", stage] for stage in range(len(counts))]
+    by_plan = [sum((stage.forward + stage.backward).mean() for stage in by_stage[rank::2]) for rank in range(2)]
     return stages.rank_seconds(chain, 2), np.array(by_plan)
 
 

@@ -17,14 +17,14 @@ SEEDS = st.integers(0, 1_000_000)
 
 def held_layers(counts, held):
     ends = np.cumsum(counts).tolist()
-    return [HeldLayers(end - count, end, each) for end, count, each in zip(ends, counts, held, strict=True)]
+    return [HeldLayers(end - count, end, most_held) for end, count, most_held in zip(ends, counts, held, strict=True)]
 
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.integers(10, 120))
 @settings(deadline=None, max_examples=60)
 def test_no_partition_with_any_recomputation_has_a_faster_slowest_rank(seed, layers, pp, memory):
     chain, layout = random_chain(seed, layers, 3, 4), ChainLayout(modules=("encoder",), pp=pp, microbatches=4)
-    found = balanced_stages(chain, layout, float(memory))
+    partition = balanced_stages(chain, layout, float(memory))
     held = microbatches_held(pp, 1, 4).tolist()
     best = min(
         (
@@ -33,11 +33,11 @@ def test_no_partition_with_any_recomputation_has_a_faster_slowest_rank(seed, lay
         ),
         default=np.inf,
     )
-    assert (found is None) == np.isinf(best)
-    if found:
-        assert found.rank_seconds(chain, pp).max() == pytest.approx(best)
-        for stage in held_layers(found.counts, held):
-            assert bytes_needed(chain, [stage], tuple(found.policies[stage.first : stage.last].tolist())) <= memory
+    assert (partition is None) == np.isinf(best)
+    if partition:
+        assert partition.rank_seconds(chain, pp).max() == pytest.approx(best)
+        for stage in held_layers(partition.counts, held):
+            assert bytes_needed(chain, [stage], tuple(partition.policies[stage.first : stage.last].tolist())) <= memory
 
 
 @given(SEEDS, st.integers(4, 9), st.integers(40, 400))
@@ -45,16 +45,16 @@ def test_no_partition_with_any_recomputation_has_a_faster_slowest_rank(seed, lay
 def test_ranks_with_chunks_fit(seed, layers, memory):
     layout = ChainLayout(modules=("encoder",), pp=2, chunks=2, microbatches=4)
     chain = random_chain(seed, layers, 2, 4)
-    found = balanced_stages(chain, layout, float(memory))
-    if found is None:
+    partition = balanced_stages(chain, layout, float(memory))
+    if partition is None:
         return
-    stages = held_layers(found.counts, microbatches_held(2, 2, 4).tolist())
+    stages = held_layers(partition.counts, microbatches_held(2, 2, 4).tolist())
     for rank in range(2):
         owned = stages[rank::2]
-        policies = np.concatenate([found.policies[of.first : of.last] for of in owned])
+        policies = np.concatenate([partition.policies[stage.first : stage.last] for stage in owned])
         assert bytes_needed(chain, owned, tuple(policies.tolist())) <= memory
-    again = recomputed_stages(chain, layout, found.counts, float(memory))
-    assert again and again.rank_seconds(chain, 2).max() == pytest.approx(found.rank_seconds(chain, 2).max())
+    again = recomputed_stages(chain, layout, partition.counts, float(memory))
+    assert again and again.rank_seconds(chain, 2).max() == pytest.approx(partition.rank_seconds(chain, 2).max())
 
 
 def test_the_plan_has_the_stages_and_their_policies():

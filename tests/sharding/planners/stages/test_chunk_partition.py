@@ -23,17 +23,17 @@ def test_of_all_partitions_with_any_recomputation_none_has_a_faster_slowest_rank
     layout = ChainLayout(modules=("encoder",), pp=2, chunks=2, microbatches=4)
     chain, held = random_chain(seed, layers, 3, 8), microbatches_held(2, 2, 4).tolist()
 
-    def of_rank(counts, rank):
+    def rank_seconds(counts, rank):
         ends = np.cumsum(counts).tolist()
         stages = [HeldLayers(ends[number] - counts[number], ends[number], held[number]) for number in range(4)]
         return least_seconds(chain, stages[rank::2], float(memory))
 
-    best = min(max(of_rank(counts, rank) for rank in range(2)) for counts in all_partitions(layers, 4))
+    best = min(max(rank_seconds(counts, rank) for rank in range(2)) for counts in all_partitions(layers, 4))
     partitions = ChunkPartitions(chain, layout, float(memory))
-    found = partitions.best()
-    assert (found is None) == np.isinf(best)
-    if found:
-        assert slowest(partitions, found) == (0, pytest.approx(best))
+    counts = partitions.best()
+    assert (counts is None) == np.isinf(best)
+    if counts:
+        assert slowest(partitions, counts) == (0, pytest.approx(best))
         assert least_slowest_rank(chain, layout, float(memory)) <= best * (1 + 1e-9)
 
 
@@ -45,10 +45,10 @@ def test_the_local_search_is_no_farther_from_the_optimum_than_the_documentation_
         chain = random_chain(seed, int(random.integers(10, 14)), 4, 3 * pp * chunks)
         memory = float(random.integers(60, 280))
         partitions = ChunkPartitions(chain, layout, memory)
-        best, found = partitions.best_of_all(), partitions.improved()
-        assert (best is None) == (found is None)
-        if best and found:
-            over.append(slowest(partitions, found)[1] / slowest(partitions, best)[1])
+        best, improved = partitions.best_of_all(), partitions.improved()
+        assert (best is None) == (improved is None)
+        if best and improved:
+            over.append(slowest(partitions, improved)[1] / slowest(partitions, best)[1])
     assert len(over) > 40 and min(over) >= 1 - 1e-9
     assert np.mean(over) <= 1.004 and max(over) <= 1.07
 

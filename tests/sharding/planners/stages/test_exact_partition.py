@@ -21,25 +21,25 @@ CHAINS = 250 * len(SIZES)  # 5,500
 
 @given(WEIGHTS, st.integers(1, 10))
 def test_the_slowest_stage_is_as_fast_as_that_of_any_partition(weights, stages):
-    found = partition_by(np.array(weights, float), stages)
+    counts = partition_by(np.array(weights, float), stages)
     every = list(all_partitions(len(weights), stages)) if stages <= len(weights) else []
     if not every:
-        assert found is None
+        assert counts is None
         return
-    assert found in every
+    assert counts in every
     best = min(max(sums(weights, counts)) for counts in every)
-    assert max(sums(weights, found)) == best
+    assert max(sums(weights, counts)) == best
 
 
 @given(WEIGHTS, st.integers(1, 5))
 def test_of_equal_partitions_the_first_stages_own_the_fewest_layers(weights, stages):
-    found = partition_by(np.array(weights, float), stages)
-    if found is None:
+    partition = partition_by(np.array(weights, float), stages)
+    if partition is None:
         return
-    slowest = max(sums(weights, found))
+    slowest = max(sums(weights, partition))
     equal = [counts for counts in all_partitions(len(weights), stages) if max(sums(weights, counts)) <= slowest]
     for number in range(1, stages):
-        assert sum(found[:number]) == min(sum(counts[:number]) for counts in equal)
+        assert sum(partition[:number]) == min(sum(counts[:number]) for counts in equal)
 
 
 def speeds_that_differ(random, seconds, size):
@@ -67,7 +67,7 @@ def test_stages_that_differ_have_the_best_partition_of_all(differ):
     for layers, stages in SIZES:
         tables = random_tables(differ, layers, stages, CHAINS // len(SIZES))
         expected = best_by_trying_all(tables)
-        assert [best_partition(list(each)) for each in tables] == expected
+        assert [best_partition(list(chain_tables)) for chain_tables in tables] == expected
         fitting += sum(counts is not None for counts in expected)
     assert fitting > CHAINS / 3
 
@@ -77,10 +77,10 @@ def test_bounds_leave_the_partition_that_all_seconds_give(differ):
     for layers, stages in SIZES:
         tables = random_tables(differ, layers, stages, CHAINS // len(SIZES) // 10)
         bounds = np.where(owned(layers), np.floor(np.minimum(tables, 20.0) / 2), np.inf)
-        for of_chain, lower, expected in zip(tables, bounds, best_by_trying_all(tables), strict=True):
-            found = best_partition_of_bounds(list(lower), lambda *of, table=of_chain: float(table[of]))
-            assert found == expected
-            assert (lower <= of_chain).all()
+        for chain_tables, lower, expected in zip(tables, bounds, best_by_trying_all(tables), strict=True):
+            partition = best_partition_of_bounds(list(lower), lambda *place, table=chain_tables: float(table[place]))
+            assert partition == expected
+            assert (lower <= chain_tables).all()
 
 
 def test_stages_that_take_the_same_share_their_bounds():
@@ -110,10 +110,10 @@ def test_rounding_of_sums_makes_no_partition_better_than_its_equals(stages):
 def random_tables(differ, layers: int, stages: int, chains: int) -> Float[np.ndarray, "chains stages ends ends"]:
     """What stages take that differ in one way; whole numbers, so that sums are equal however they are added up."""
     random = np.random.default_rng([layers, stages])
-    of_layers = random.integers(1, 5, (2, chains, 1, layers)).astype(float)
-    before = np.cumsum(np.pad(of_layers, ((0, 0), (0, 0), (0, 0), (1, 0))), axis=-1)
-    of_stages = np.repeat(before[..., None, :] - before[..., None], stages, axis=2)
-    return np.where(owned(layers), differ(random, *of_stages), np.inf)
+    layer_seconds = random.integers(1, 5, (2, chains, 1, layers)).astype(float)
+    before = np.cumsum(np.pad(layer_seconds, ((0, 0), (0, 0), (0, 0), (1, 0))), axis=-1)
+    stage_seconds = np.repeat(before[..., None, :] - before[..., None], stages, axis=2)
+    return np.where(owned(layers), differ(random, *stage_seconds), np.inf)
 
 
 def owned(layers: int) -> Bool[np.ndarray, "ends ends"]:

@@ -33,7 +33,7 @@ def test_groups_together_take_the_fewest_seconds_that_fit(seed, groups, room):
     size, seconds = random.integers(0, 9, (2, groups, 3)).astype(float)
     layers = random.integers(1, 3, groups).tolist()
     fronts = [GroupFronts(size[g], seconds[g], np.ones(3, bool)).of_layers(count) for g, count in enumerate(layers)]
-    found = best_within(fronts, float(room))
+    best = best_within(fronts, float(room))
     group_of = [g for g, count in enumerate(layers) for _ in range(count)]
     totals = [
         sum(seconds[g, option] for g, option in zip(group_of, options, strict=True))
@@ -41,12 +41,12 @@ def test_groups_together_take_the_fewest_seconds_that_fit(seed, groups, room):
         if sum(size[g, option] for g, option in zip(group_of, options, strict=True)) <= room
     ]
     if not totals:
-        assert found is None
+        assert best is None
         return
-    assert found is not None and found[0] == min(totals)
-    counts = found[1].reshape(groups, 3)
+    assert best is not None and best[0] == min(totals)
+    counts = best[1].reshape(groups, 3)
     assert counts.sum(axis=1).tolist() == layers
-    assert (counts * seconds).sum() == found[0] and (counts * size).sum() <= room
+    assert (counts * seconds).sum() == best[0] and (counts * size).sum() <= room
 
 
 def beats(one, other):

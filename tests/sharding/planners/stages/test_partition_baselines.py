@@ -27,7 +27,7 @@ def test_each_is_best_by_what_it_sees(seed, layers, stages):
             assert counts is None
             continue
         assert counts is not None
-        best = min(stage_sums(seen[name], each).max() for each in all_partitions(layers, stages))
+        best = min(stage_sums(seen[name], counts).max() for counts in all_partitions(layers, stages))
         assert np.isclose(stage_sums(seen[name], counts).max(), best)
 
 

@@ -56,7 +56,7 @@ def test_whole_rows_stay_where_they_are_as_good(items, dealt):
 
 
 def test_a_plan_says_how_many_rows_its_items_are_dealt_over():
-    of = problem(devices=30, rows=24, spread=0.6)
-    units = [unit for layout in search_layouts(of, 8) for unit in plan_of_layout(of, layout).units]
+    case = problem(devices=30, rows=24, spread=0.6)
+    units = [unit for layout in search_layouts(case, 8) for unit in plan_of_layout(case, layout).units]
     assert all(unit.phase_rows in (0, unit.parallelism.dp) for unit in units)
     assert any(unit.phase_rows and unit.parallelism.dp not in (1, 2, 3, 4, 6, 8, 12) for unit in units)

@@ -30,7 +30,7 @@ ENDS = {
 @pytest.mark.parametrize(("source", "target"), ENDS.values(), ids=list(ENDS))
 def test_it_is_a_gather_and_the_way_back_its_transpose(source, target, dtype):
     random = np.random.default_rng(len(dtype))
-    sizes = [int(np.prod(each.shape[:2])) for each in (source, target)]
+    sizes = [int(np.prod(shards.shape[:2])) for shards in (source, target)]
     there, back = ExchangeHop(source, target, dtype), ExchangeHop(target, source, dtype)
     for count in (min(sizes), min(sizes) // 2, 0):
         sent, received = (random.permutation(size)[:count] for size in sizes)

@@ -60,13 +60,13 @@ def test_every_device_of_the_target_gets_its_tokens_each_once(exchange):
     sent, received = (every_token(first, lengths) for first in (sent, received))
     expected = np.full(len(target.devices) * target.size, -1)
     expected[received] = sent
-    found = carry_out(tables, source)
+    carried = carry_out(tables, source)
     for shard, held in enumerate(target.devices):
         for device in held:
-            assert found[device] == expected[shard * target.size : (shard + 1) * target.size].tolist()
+            assert carried[device] == expected[shard * target.size : (shard + 1) * target.size].tolist()
     for device in range(devices):  # a process makes the tables of its own devices alone
-        own = exchange_tables(runs, source, target, devices, [device])
-        for some, all_ in ((own.send, tables.send), (own.receive, tables.receive)):
+        local_tables = exchange_tables(runs, source, target, devices, [device])
+        for some, all_ in ((local_tables.send, tables.send), (local_tables.receive, tables.receive)):
             assert set(some) == {device} & set(all_)
             assert all(np.array_equal(some[rank], all_[rank]) for rank in some)
     # No byte too much, and no device sends more than its table holds.

@@ -32,9 +32,9 @@ def stack(weights, x, *, recompute=False, in_a_call=False):
     """A scale, and layers in a loop."""
     body = jax.checkpoint(layer) if recompute else layer
     body = jax.jit(body) if in_a_call else body
-    of_layers = {name: weights[name] for name in ("up", "down")}
+    layer_weights = {name: weights[name] for name in ("up", "down")}
     x = jnp.sin(x) * weights["scale"]
-    return lax.scan(lambda x, of_layer: (body(x, of_layer), None), x, of_layers, reverse=True)[0]
+    return lax.scan(lambda x, weights_of_layer: (body(x, weights_of_layer), None), x, layer_weights, reverse=True)[0]
 
 
 def chain(weights, x):
@@ -53,8 +53,8 @@ def shared(weights, x):
 def gradients(function, weights, x):
     """(gradient of x, gradients of weights)."""
     output, vjp = jax.vjp(function, weights, x)
-    of_weights, of_x = vjp(jnp.cos(output))
-    return of_x, of_weights
+    weight_gradients, x_gradient = vjp(jnp.cos(output))
+    return x_gradient, weight_gradients
 
 
 def split_gradients(function):
@@ -76,14 +76,14 @@ FUNCTIONS = {
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_both_parts_give_the_results_of_the_whole(function):
     split, given = split_gradients(function)
-    of_x, of_weights = gradients(function, *operands())
+    x_gradient, weight_gradients = gradients(function, *operands())
     early = jax.jit(split.early)(given)
     late = jax.jit(split.late)(given, early.saved)
-    assert [each is None for each in early.results] == [False, True, True, True]
-    np.testing.assert_array_equal(early.results[0], of_x)
+    assert [result is None for result in early.results] == [False, True, True, True]
+    np.testing.assert_array_equal(early.results[0], x_gradient)
     assert late[0] is None
-    for found, expected in zip(late[1:], jax.tree.leaves(of_weights), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for actual, expected in zip(late[1:], jax.tree.leaves(weight_gradients), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def dot_count(program, *arguments) -> int:
@@ -95,7 +95,7 @@ def dot_count(program, *arguments) -> int:
             inner = [getattr(value, "jaxpr", value) for value in operation.params.values()]
             steps = operation.params["length"] if operation.primitive.name == "scan" else 1
             total += operation.primitive.name == "dot_general"
-            total += steps * sum(count(each) for each in inner if hasattr(each, "eqns"))
+            total += steps * sum(count(inner_program) for inner_program in inner if hasattr(inner_program, "eqns"))
         return total
 
     return count(jax.make_jaxpr(program)(*arguments).jaxpr)
@@ -121,7 +121,7 @@ def test_the_late_part_reads_what_the_early_one_does_not_save_from_the_operands(
     split = split_traced(traced, [True, False, False])
     assert (split.early_operands, split.late_operands) == ([True, False], [False, True])
     results, saved = split.early([x, None])
-    assert [each.shape for each in saved] == [(2, 3)]
+    assert [array.shape for array in saved] == [(2, 3)]
     np.testing.assert_array_equal(split.late([None, y], saved)[1], program(x, y)[1])
     assert results[0].shape == (2, 3)
 
@@ -139,8 +139,8 @@ def test_a_transpose_of_an_operand_is_repeated_instead_of_saved():
 
 def test_a_barrier_holds_back_what_is_early_and_what_is_late_apart():
     def program(x, y):
-        of_x, of_y = lax.optimization_barrier((x * 2.0, y * 3.0))
-        return of_x + 1.0, of_y + 1.0
+        doubled, tripled = lax.optimization_barrier((x * 2.0, y * 3.0))
+        return doubled + 1.0, tripled + 1.0
 
     x = jnp.ones(3)
     split = split_traced(jax.jit(program).trace(x, x), [True, False])
@@ -175,8 +175,8 @@ def test_a_result_may_be_wanted_early_and_be_used_late_and_may_be_an_operand_or_
     results, saved = split.early([x, y])
     late = split.late([None, y], saved)
     np.testing.assert_array_equal(results[4], x)
-    for found, expected in zip(late[1:4], program(x, y)[1:4], strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(late[1:4], program(x, y)[1:4], strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_operands_may_vary_over_more_mesh_axes_than_when_it_was_traced():

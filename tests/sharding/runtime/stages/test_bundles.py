@@ -74,9 +74,9 @@ def test_a_bundle_gives_what_its_programs_give_alone_bit_for_bit(first, second):
     alone = run(first), run(second)
     together = run(BundledPrograms().bundle(first, second))
     assert jax.tree.structure(together) == jax.tree.structure(alone)
-    for found, expected in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert found.sharding.is_equivalent_to(expected.sharding, found.ndim)
+    for actual, expected in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.sharding.is_equivalent_to(expected.sharding, actual.ndim)
 
 
 def test_what_either_program_donates_is_donated_and_nothing_else():

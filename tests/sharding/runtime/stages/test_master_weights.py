@@ -62,7 +62,7 @@ SHARDED = dataclasses.replace(STAGE_AXES, fsdp=("fsdp", "expert"))
 
 
 @pytest.mark.parametrize(
-    ("shape", "split", "of_compute", "of_master"),
+    ("shape", "split", "expected_compute", "expected_master"),
     [
         ((4, 16), (None, None), P(None, ("fsdp", "expert")), P(None, ("fsdp", "expert", "data"))),
         ((4, 6), (None, None), P(("fsdp", "expert"), None), P(("fsdp", "expert"), ("data",))),  # 4 is no multiple of 8
@@ -73,14 +73,14 @@ SHARDED = dataclasses.replace(STAGE_AXES, fsdp=("fsdp", "expert"))
     ],
 )
 def test_fully_sharded_weights_are_divided_within_groups_and_their_masters_over_all(
-    shape, split, of_compute, of_master
+    shape, split, expected_compute, expected_master
 ):
     mesh = stage_mesh(jax.devices(), 8, 1, ep=2, fsdp=4)
-    assert compute_spec(shape, split, mesh, SHARDED) == of_compute
-    assert master_spec(shape, split, mesh, SHARDED) == of_master
-    dimension = fully_sharded_dimension(of_compute, SHARDED)
-    divided = ((dim, (e,) if e == "fsdp" else e) for dim, e in enumerate(of_compute))  # P(("fsdp",)) is P("fsdp")
-    assert dimension == next((each for each in divided if each[1] and "fsdp" in each[1]), None)
+    assert compute_spec(shape, split, mesh, SHARDED) == expected_compute
+    assert master_spec(shape, split, mesh, SHARDED) == expected_master
+    dimension = fully_sharded_dimension(expected_compute, SHARDED)
+    divided = ((dim, (e,) if e == "fsdp" else e) for dim, e in enumerate(expected_compute))  # P(("fsdp",)) is P("fsdp")
+    assert dimension == next((entry for entry in divided if entry[1] and "fsdp" in entry[1]), None)
 
 
 def test_one_replica_splits_nothing_over_data():
@@ -107,7 +107,7 @@ def masters(dtype=jnp.bfloat16):
     )
 
 
-def values(of):
+def values(master):
     random = np.random.default_rng(0)
     trees = {
         key: {layer: {name: random.normal(size=s.shape).astype(np.float32) for name, s in piece.shapes.items()}}
@@ -115,7 +115,7 @@ def values(of):
         for layer in piece.layers[:1]
     }
     trees["m/blocks"]["004"] = {name: value + 1 for name, value in trees["m/blocks"]["003"].items()}
-    return jax.device_put(trees, of.shardings), trees
+    return jax.device_put(trees, master.shardings), trees
 
 
 def test_every_device_has_a_shard_of_the_master_weights():
@@ -126,25 +126,27 @@ def test_every_device_has_a_shard_of_the_master_weights():
 
 
 def test_gather_casts_and_stacks_layers_in_order():
-    of = masters()
-    placed, host = values(of)
-    weights = of.gather(placed)
+    master = masters()
+    placed, host = values(master)
+    weights = master.gather(placed)
     expected = np.stack([host["m/blocks"][layer]["up"] for layer in LAYERS]).astype(jnp.bfloat16)
     assert weights["m/blocks"]["up"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(weights["m/blocks"]["up"], expected)
-    assert weights["m/blocks"]["up"].sharding.spec == of.compute_specs["m/blocks"]["up"] == P(None, None, ("tensor",))
+    assert (
+        weights["m/blocks"]["up"].sharding.spec == master.compute_specs["m/blocks"]["up"] == P(None, None, ("tensor",))
+    )
     assert weights["m/head"]["norm"].shape == (6,)  # a single layer is not stacked
     padded = np.pad(host["m/head"]["000"]["rows"].astype(jnp.bfloat16), ((0, 1), (0, 0)))
     np.testing.assert_array_equal(weights["m/head"]["rows"], padded)  # tensor ranks do not divide 5 rows
-    assert weights["m/head"]["rows"].sharding.spec == of.compute_specs["m/head"]["rows"] == P(("tensor",), None)
-    assert of.compute_shapes["m/head"]["rows"].shape == padded.shape
+    assert weights["m/head"]["rows"].sharding.spec == master.compute_specs["m/head"]["rows"] == P(("tensor",), None)
+    assert master.compute_shapes["m/head"]["rows"].shape == padded.shape
     assert set(weights["m/head"]) == {"norm", "rows"}  # the tied parameter comes from its owner
-    assert of.compute_shapes["m/head"]["table"] == jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)
-    assert of.compute_specs["m/head"]["table"] == P(("tensor",), None)
+    assert master.compute_shapes["m/head"]["table"] == jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)
+    assert master.compute_specs["m/head"]["table"] == P(("tensor",), None)
 
 
 def test_reduce_sums_replicas_and_unstacks_layers_to_the_shardings_of_the_master_weights():
-    of = masters()
+    master = masters()
     random = np.random.default_rng(1)
     host = {
         "m/blocks": {"up": random.normal(size=(2, 2, 4, 8)), "norm": random.normal(size=(2, 2, 3))},
@@ -155,21 +157,23 @@ def test_reduce_sums_replicas_and_unstacks_layers_to_the_shardings_of_the_master
         },
     }
     host = jax.tree.map(lambda leaf: leaf.astype(np.float32), host)
-    specs = jax.tree.map(lambda spec: P(STAGE_AXES.data, *spec), of.compute_specs, is_leaf=lambda s: isinstance(s, P))
+    specs = jax.tree.map(
+        lambda spec: P(STAGE_AXES.data, *spec), master.compute_specs, is_leaf=lambda s: isinstance(s, P)
+    )
     placed = jax.tree.map(
-        lambda leaf, spec: jax.device_put(leaf, NamedSharding(of.mesh, spec)),
+        lambda leaf, spec: jax.device_put(leaf, NamedSharding(master.mesh, spec)),
         host,
         specs,
     )
-    reduced = of.make_reduce(frozenset(STACKS))(placed)
+    reduced = master.make_reduce(frozenset(STACKS))(placed)
     for at, layer in enumerate(LAYERS):
         for name in ("up", "norm"):
-            got = reduced["m/blocks"][layer][name]
-            np.testing.assert_allclose(got, host["m/blocks"][name].sum(axis=0)[at], rtol=1e-6, atol=1e-6)
-            assert got.sharding.is_equivalent_to(of.shardings["m/blocks"][layer][name], got.ndim)
+            gradient = reduced["m/blocks"][layer][name]
+            np.testing.assert_allclose(gradient, host["m/blocks"][name].sum(axis=0)[at], rtol=1e-6, atol=1e-6)
+            assert gradient.sharding.is_equivalent_to(master.shardings["m/blocks"][layer][name], gradient.ndim)
     head = reduced["m/head"]["000"]
     for name, rows, spec in (("rows", 5, P(None, ("tensor", *STAGE_AXES.data))), ("table", 3, P(None, ("tensor",)))):
         np.testing.assert_allclose(head[name], host["m/head"][name].sum(axis=0)[:rows], rtol=1e-6, atol=1e-6)
         assert head[name].sharding.spec == spec
-    only = of.make_reduce(frozenset({"m/blocks"}))({"m/blocks": placed["m/blocks"]})
+    only = master.make_reduce(frozenset({"m/blocks"}))({"m/blocks": placed["m/blocks"]})
     assert set(only) == {"m/blocks"}

@@ -179,7 +179,9 @@ def test_losses_and_gradients_are_those_of_one_device(dp, tp, ep, remat):
         close(jnp.sum(loss), expected_losses[name])
     assert {leaf.shape[0] for key in ("m/enter", "m/blocks") for leaf in jax.tree.leaves(gradients[key])} == {dp}
     assert gradients["m/expert"]["bias"].shape[0] == dp // ep  # one copy for each device that holds the same experts
-    jax.tree.map(lambda actual, of_one_device: close(np.sum(actual, axis=0), of_one_device), gradients, expected)
+    jax.tree.map(
+        lambda actual, reference_gradient: close(np.sum(actual, axis=0), reference_gradient), gradients, expected
+    )
     jax.tree.map(close, input_gradients, expected_input_gradients)
 
 
@@ -190,9 +192,9 @@ def test_frozen_parameters_and_inputs_that_need_none_get_no_gradient():
     _, (expected, expected_input_gradients) = reference(host)
     assert set(gradients) == {"m/enter"}
     close(np.sum(gradients["m/enter"]["kernel"], axis=0), expected["m/enter"]["kernel"])
-    for actual, of_one_device in zip(input_gradients, expected_input_gradients, strict=True):
+    for actual, reference_gradient in zip(input_gradients, expected_input_gradients, strict=True):
         assert set(actual) == {"b"}
-        close(actual["b"], of_one_device["b"])
+        close(actual["b"], reference_gradient["b"])
 
 
 def test_a_stage_without_a_backward_saves_no_residuals_and_sums_its_losses():

@@ -33,22 +33,22 @@ def nested(weights, x):
 def test_the_outermost_loops_are_written_out_and_change_nothing(function):
     unrolled = unroll_outermost_loops(function)
     x = WEIGHTS[0]
-    found, expected = unrolled(WEIGHTS, x), function(WEIGHTS, x)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for leaf, expected_leaf in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual, expected = unrolled(WEIGHTS, x), function(WEIGHTS, x)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for leaf, expected_leaf in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-6, atol=1e-6)
     assert _unrolled_iterations(jax.make_jaxpr(unrolled)(WEIGHTS, x).jaxpr) == {3}
 
 
 def _unrolled_iterations(jaxpr):
     """How many iterations of each outermost loop are written out."""
-    found = set()
+    counts = set()
     for operation in jaxpr.eqns:
         if operation.primitive.name == "scan":
-            found.add(operation.params["unroll"])
+            counts.add(operation.params["unroll"])
         else:
             for value in operation.params.values():
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
-                    found |= _unrolled_iterations(inner)
-    return found
+                    counts |= _unrolled_iterations(inner)
+    return counts

@@ -36,10 +36,12 @@ from tests.unit_plans import module_unit
 ROUNDING = 1 + 1e-9
 
 
-def optimus_step(microbatches: int = 32, **of_backbone) -> OpGraph:
+def optimus_step(microbatches: int = 32, **backbone_fields) -> OpGraph:
     """A backbone of 8 ranks, and a pipeline replica of an encoder of 6 slices on each, with 8% of all work."""
     pipeline_replicas = tuple(number % 8 for number in range(microbatches))
-    return colocated_op_graph(Backbone(ranks=8, **of_backbone), (Encoder(6, 1, pipeline_replicas, 0.73 / 6, 1.46 / 6),))
+    return colocated_op_graph(
+        Backbone(ranks=8, **backbone_fields), (Encoder(6, 1, pipeline_replicas, 0.73 / 6, 1.46 / 6),)
+    )
 
 
 @given(recipe=colocated_recipes())
@@ -85,9 +87,9 @@ def test_all_encoder_work_but_one_microbatch_hides_in_the_bubbles(microbatches, 
     assert use.backbone_alone == pytest.approx(3 * (microbatches + 7))
     assert use.in_bubbles == pytest.approx(1 - 1 / microbatches)
     assert use.efficiency == pytest.approx(1 - (0.73 + 1.46) * 8 / (2.19 * microbatches))
-    of_coarse = bubble_use(coarse_colocated(op_graph))
-    assert of_coarse.step == pytest.approx(coarse)
-    assert of_coarse.in_bubbles < 0.8
+    coarse_use = bubble_use(coarse_colocated(op_graph))
+    assert coarse_use.step == pytest.approx(coarse)
+    assert coarse_use.in_bubbles < 0.8
     assert use.step + 5 < pass_seconds(interleaved(op_graph)) < 1.2 * use.step
 
 

@@ -19,7 +19,7 @@ class ShortestOrder:
         every = [PipelineOp(k, *s, n) for s in graph.stages for n in range(op_graph.microbatches) for k in kinds]
         ops = [op for op in every if op.kind == "forward" or op.stage_id in op_graph.backward_stages]
         self.numbers = {op: number for number, op in enumerate(ops)}
-        self.needs = [[self.numbers[each] for each in self._needs(graph, op)] for op in ops]
+        self.needs = [[self.numbers[need] for need in self._needs(graph, op)] for op in ops]
         self.lanes = [lanes[graph.rank_of_microbatch(op.stage_id, op.microbatch)] for op in ops]
         self.seconds = [op_graph.seconds[op.stage_id].of(op.kind) for op in ops]
         self.lane_count = len(graph.device_classes)
@@ -67,7 +67,7 @@ class ShortestOrder:
         """Whether the same ops have run before with no later times."""
         times = (*free, *(ends[op] for op in sorted(ends)))
         seen = self.seen.setdefault(sum(1 << op for op in ends), [])
-        if any(all(a <= b for a, b in zip(each, times, strict=True)) for each in seen):
+        if any(all(a <= b for a, b in zip(earlier, times, strict=True)) for earlier in seen):
             return True
         seen.append(times)
         return False
@@ -86,9 +86,11 @@ def small_steps(count: int) -> Iterator[OpGraph]:
         pipeline_replicas, microbatches = generator.choice([1, 2]), generator.randint(2, 3)
         pp = generator.choice([1, 2 // pipeline_replicas])
         backbone = Backbone(ranks=2, forward=float(generator.randint(1, 4)), backward=float(generator.randint(1, 8)))
-        of_microbatch = tuple(number % pipeline_replicas for number in range(microbatches))
+        replica_of_microbatch = tuple(number % pipeline_replicas for number in range(microbatches))
         seconds = float(generator.randint(1, 3)), float(generator.randint(1, 3))
-        op_graph = colocated_op_graph(backbone, (Encoder(1, pp, of_microbatch, *seconds, generator.random() < 0.8),))
+        op_graph = colocated_op_graph(
+            backbone, (Encoder(1, pp, replica_of_microbatch, *seconds, generator.random() < 0.8),)
+        )
         if colocated_step(op_graph):
             count -= 1
             yield op_graph

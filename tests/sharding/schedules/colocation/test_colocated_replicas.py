@@ -50,12 +50,12 @@ def test_no_division_of_few_microbatches_is_shorter(recipe):
     step = colocated_step(op_graph)
     assume(step is not None)  # the encoder may have more work than the backbone, whose role it then takes
     timetables = Timetables(step)
-    found = assign_microbatches(op_graph)
+    assigned = assign_microbatches(op_graph)
     count, microbatches = op_graph.stage_graph.pipeline_replica_count("encoder0"), op_graph.microbatches
     divisions = itertools.product(range(count), repeat=microbatches)
     least = min(timetables.added({"encoder0": taken}) for taken in divisions if len(set(taken)) == count)
-    assert timetables.added(found) == pytest.approx(least, rel=1e-9, abs=1e-9 * timetables.alone)
-    shortest = pass_seconds(colocated(with_copies(op_graph, found)))
+    assert timetables.added(assigned) == pytest.approx(least, rel=1e-9, abs=1e-9 * timetables.alone)
+    shortest = pass_seconds(colocated(with_copies(op_graph, assigned)))
     assert shortest <= (timetables.alone + least) * (1 + 1e-9)
 
 
@@ -63,15 +63,15 @@ def test_no_division_of_few_microbatches_is_shorter(recipe):
 @settings(max_examples=20, deadline=None)
 def test_divisions_are_valid(recipe):
     op_graph = colocated_op_graph(*recipe)
-    found = assign_microbatches(op_graph)
+    assigned = assign_microbatches(op_graph)
     assert all(
-        set(taken) == set(range(op_graph.stage_graph.pipeline_replica_count(unit))) for unit, taken in found.items()
+        set(taken) == set(range(op_graph.stage_graph.pipeline_replica_count(unit))) for unit, taken in assigned.items()
     )
     given_copies = {
         unit: pipeline_replicas.of_microbatch
         for unit, pipeline_replicas in op_graph.stage_graph.pipeline_replicas.items()
     }
-    divided = with_copies(op_graph, given_copies | found)
+    divided = with_copies(op_graph, given_copies | assigned)
     check_schedule(colocated(divided), colocated_in_flight(divided))
 
 
@@ -83,8 +83,8 @@ def test_exchanges_find_no_worse_than_any_numbers_of_microbatches():
     turns = tuple(number % 4 for number in range(12))
     op_graph = colocated_op_graph(Backbone(ranks=4, chunks=2), (Encoder(2, 1, turns, 0.4, 0.8),))
     timetables = Timetables(colocated_step(op_graph))
-    numbers = (each for each in itertools.product(range(1, 10), repeat=4) if sum(each) == 12)
-    least = min(timetables.added({"encoder0": by_turns(each)}) for each in numbers)
+    numbers = (counts for counts in itertools.product(range(1, 10), repeat=4) if sum(counts) == 12)
+    least = min(timetables.added({"encoder0": by_turns(counts)}) for counts in numbers)
     assert timetables.added(assign_microbatches(op_graph)) <= least * (1 + 1e-9)
 
 
@@ -101,9 +101,9 @@ def test_every_encoder_gets_copies_of_its_own():
     op_graph = colocated_op_graph(
         Backbone(ranks=4, chunks=2), (Encoder(2, 1, four, 0.2, 0.4), Encoder(1, 2, two, 0.3, 0.3))
     )
-    found = assign_microbatches(op_graph)
-    assert {unit: set(taken) for unit, taken in found.items()} == {"encoder0": {0, 1, 2, 3}, "encoder1": {0, 1}}
-    divided, given_copies = with_copies(op_graph, found), pass_seconds(colocated(op_graph))
+    assigned = assign_microbatches(op_graph)
+    assert {unit: set(taken) for unit, taken in assigned.items()} == {"encoder0": {0, 1, 2, 3}, "encoder1": {0, 1}}
+    divided, given_copies = with_copies(op_graph, assigned), pass_seconds(colocated(op_graph))
     assert pass_seconds(colocated(divided)) <= given_copies
     assert bubble_use(colocated(divided)).step == pass_seconds(colocated(divided))
 

@@ -62,10 +62,10 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
             )
     for rank, chunks in graph.stages_of.items():
         # One more of the oldest microbatch may be in each chunk.
-        of_rank = [
+        rank_ops = [
             op for op in ops if op.microbatch >= 0 and graph.rank_of_microbatch(op.stage_id, op.microbatch) == rank
         ]
-        most = most_held(of_rank, [stage_id for stage_id in chunks if stage_id in backward])
+        most = most_held(rank_ops, [stage_id for stage_id in chunks if stage_id in backward])
         assert most <= bounds(op_graph)[rank] + (len(chunks) if len(chunks) > 1 else 0)
     for stage_id in backward:
         for number in range(m):

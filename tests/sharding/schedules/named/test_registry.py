@@ -42,7 +42,7 @@ def with_an_op_twice(op_graph: OpGraph, _) -> Schedule:
     return Schedule(op_graph, (*ops[:5], ops[4], *ops[5:]))
 
 
-def of_half_a_step(op_graph: OpGraph, _) -> Schedule:
+def half_a_step(op_graph: OpGraph, _) -> Schedule:
     return gpipe(dataclasses.replace(op_graph, microbatches=2))
 
 
@@ -74,7 +74,7 @@ def test_a_registered_schedule_may_split_backwards():
             interleaved_in_flight,
             "schedule 'mine': forward backbone 1 .* then holds 2, not 1 at most",
         ),
-        (of_half_a_step, gpipe_in_flight, "schedule 'mine': it returns Schedule; return a Schedule of the op graph"),
+        (half_a_step, gpipe_in_flight, "schedule 'mine': it returns Schedule; return a Schedule of the op graph"),
         (lambda op_graph, _: list(gpipe(op_graph).ops), gpipe_in_flight, "schedule 'mine': it returns list"),
         (gpipe, lambda op_graph: {("backbone", 0): 4}, r"have none for stage \('backbone', 1\)"),
     ],

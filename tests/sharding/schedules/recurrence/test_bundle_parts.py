@@ -23,11 +23,11 @@ def test_parts_are_the_fewest_whole_replicas_that_share_devices(sizes, random):
     first, second = (
         np.array([held + held[:1] * (widest - len(held)) for held in table]) for table in tables
     )  # a repeated group fills a row
-    found = joined_parts(first, second)
+    joined = joined_parts(first, second)
     part_of = {device: number for number, part in enumerate(parts) for device in part}
-    for table, numbers in ((first, found[0]), (second, found[1])):
+    for table, numbers in ((first, joined[0]), (second, joined[1])):
         by_part = {}
         for row, number in zip(table.tolist(), numbers.tolist(), strict=True):
             by_part.setdefault(part_of[row[0]], set()).add(number)
         assert all(len(numbers) == 1 for numbers in by_part.values())
-    assert len(set(found[0].tolist())) == len(sizes) == len(set(found[1].tolist()))
+    assert len(set(joined[0].tolist())) == len(sizes) == len(set(joined[1].tolist()))

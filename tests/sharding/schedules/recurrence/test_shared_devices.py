@@ -22,12 +22,12 @@ def tables(draw: st.DrawFn) -> np.ndarray:
 @settings(max_examples=100, deadline=None)
 @given(tables(), tables())
 def test_nodes_wait_for_those_that_share_a_device(waiting, holding):
-    each = {("unit", device): np.array([[device]]) for device in range(DEVICES)}  # so that groups are devices
-    devices = StageDevices(each, StageGraph({stage: frozenset([stage[1]]) for stage in each}, ()))
-    found = devices.of(waiting).waits_for(devices.of(holding))
+    stages = {("unit", device): np.array([[device]]) for device in range(DEVICES)}  # so that groups are devices
+    devices = StageDevices(stages, StageGraph({stage: frozenset([stage[1]]) for stage in stages}, ()))
+    waits = devices.of(waiting).waits_for(devices.of(holding))
     for node, held in enumerate(waiting):
         expected = [other for other, others in enumerate(holding) if set(held) & set(others)]
-        assert sorted(entry for entry in found[:, node].tolist() if entry != NO_NODE) == expected
+        assert sorted(entry for entry in waits[:, node].tolist() if entry != NO_NODE) == expected
 
 
 def test_classes_are_of_devices_in_the_same_stages():

@@ -80,8 +80,8 @@ def test_measured_nodes_start_once_released_and_end_no_earlier_than_seen(drawn, 
 def test_many_runs_at_once_are_the_same_runs(drawn, seed):
     graph, _ = drawn
     seconds = random_seconds(graph, seed, 3)
-    each = np.stack([graph.run(column).ends for column in seconds.T], axis=1)
-    np.testing.assert_array_equal(graph.add_starts(seconds.copy()), each)
+    ends = np.stack([graph.run(column).ends for column in seconds.T], axis=1)
+    np.testing.assert_array_equal(graph.add_starts(seconds.copy()), ends)
 
 
 @settings(max_examples=50, deadline=None)

@@ -56,16 +56,16 @@ ENCODER_FIRST: list[tuple[OpKind, tuple[str, int]]] = [
 
 def test_what_fits_before_and_after_a_stage_fills_its_warm_up_and_cool_down():
     timeline = colocated(ENCODER_FIRST, 0.5)
-    (of,) = timeline.filled_idle
-    assert (of.unit, of.others, timeline.step) == ("backbone", ("encoder",), 6.0)
+    (unit_idle,) = timeline.filled_idle
+    assert (unit_idle.unit, unit_idle.others, timeline.step) == ("backbone", ("encoder",), 6.0)
     # The second stage idles for 1 second and for 2, the first for 3 in between; means over both devices.
-    assert {cause: lost for cause, lost in of.idle.items() if lost} == {
+    assert {cause: lost for cause, lost in unit_idle.idle.items() if lost} == {
         "warm-up": 0.5,
         "dependency": 1.5,
         "cool-down": 1.0,
     }
-    assert {cause: lost for cause, lost in of.filled.items() if lost} == {"warm-up": 0.25, "cool-down": 0.5}
-    assert of.filled_share == 0.75 / 3.0 and of.scheduling_efficiency == 1.0
+    assert {cause: lost for cause, lost in unit_idle.filled.items() if lost} == {"warm-up": 0.25, "cool-down": 0.5}
+    assert unit_idle.filled_share == 0.75 / 3.0 and unit_idle.scheduling_efficiency == 1.0
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_what_lengthens_the_step_lowers_the_efficiency(encoder, efficiency):
 def test_in_a_bundle_all_time_is_idle_in_which_the_unit_computes_nothing():
     order = [ENCODER_FIRST[1], ENCODER_FIRST[2], ENCODER_FIRST[0], *ENCODER_FIRST[3:]]
     timeline = colocated(order, 0.25, waits=0.5, bundled=2)
-    (of,) = timeline.filled_idle
+    (unit_idle,) = timeline.filled_idle
     # The encoder's forward is hidden by half of the waits of the second stage's.
-    assert timeline.step == 6.0 and of.scheduling_efficiency == 1.0
-    assert (of.idle["tensor parallel"], of.filled["tensor parallel"]) == (0.25, 0.125)
+    assert timeline.step == 6.0 and unit_idle.scheduling_efficiency == 1.0
+    assert (unit_idle.idle["tensor parallel"], unit_idle.filled["tensor parallel"]) == (0.25, 0.125)
     assert timeline.idle["tensor parallel"] == 0.125  # what nothing computes beside
-    assert of.filled["cool-down"] == 0.25 and of.filled["warm-up"] == 0.0
+    assert unit_idle.filled["cool-down"] == 0.25 and unit_idle.filled["warm-up"] == 0.0
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,9 +95,9 @@ def test_others_compute_only_in_idle_time_and_all_of_it_counts(recipe):
     step = build_step(recipe)
     timeline = step.run()
     group_of = dict(timeline.groups.members.tolist())
-    for of in timeline.filled_idle:
+    for unit_idle in timeline.filled_idle:
         devices = sorted(
-            {d for stage, held in step.devices.items() if stage[0] == of.unit for d in held.ravel().tolist()}
+            {d for stage, held in step.devices.items() if stage[0] == unit_idle.unit for d in held.ravel().tolist()}
         )
         assert {group_of[device] for device in devices}
         busy = {unit: dict.fromkeys(devices, 0.0) for unit in timeline.lanes_of_units}
@@ -106,13 +106,14 @@ def test_others_compute_only_in_idle_time_and_all_of_it_counts(recipe):
                 for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                     for device in set(held.tolist()).intersection(devices):
                         busy[span.op.unit][device] += span.compute_seconds[replica]
-        own, others = (
-            sum(sum(busy[unit].values()) for unit in units) / len(devices) for units in ([of.unit], of.others)
+        alone, others = (
+            sum(sum(busy[unit].values()) for unit in units) / len(devices)
+            for units in ([unit_idle.unit], unit_idle.others)
         )
-        assert sum(of.idle.values()) + own == pytest.approx(timeline.step)
-        assert sum(of.filled.values()) == pytest.approx(others, abs=1e-9)
-        assert all(-1e-9 <= of.filled[cause] <= lost + 1e-9 for cause, lost in of.idle.items())
-        assert of.scheduling_efficiency is not None and 0 <= of.scheduling_efficiency <= 1
+        assert sum(unit_idle.idle.values()) + alone == pytest.approx(timeline.step)
+        assert sum(unit_idle.filled.values()) == pytest.approx(others, abs=1e-9)
+        assert all(-1e-9 <= unit_idle.filled[cause] <= lost + 1e-9 for cause, lost in unit_idle.idle.items())
+        assert unit_idle.scheduling_efficiency is not None and 0 <= unit_idle.scheduling_efficiency <= 1
 
 
 def test_a_unit_on_the_devices_of_two_others_counts_for_both():
@@ -141,9 +142,9 @@ def test_the_page_and_the_summary_say_what_is_filled():
     assert "forward of encoder" in told and "forward of backbone" not in told
     assert [lane.name for lane in lanes] == ["backbone 0", "backbone 1"]
     assert [rank.name for rank in lanes[1].ranks] == ["backbone 1", "encoder 0"]
-    (found,) = json.loads(json.dumps(timeline_summary(timeline)))["filled_idle"]
-    assert found["unit"] == "backbone" and found["scheduling_efficiency"] == 1.0
-    (of,) = timeline.filled_idle
+    (summary,) = json.loads(json.dumps(timeline_summary(timeline)))["filled_idle"]
+    assert summary["unit"] == "backbone" and summary["scheduling_efficiency"] == 1.0
+    (unit_idle,) = timeline.filled_idle
     for nothing in (None, 0.0, 0.0004):  # measured; all of the work lengthens the step; as good as all
-        assert efficiency_in_words(dataclasses.replace(of, scheduling_efficiency=nothing)) == ""
-    assert found["idle"]["cool-down"] == {"seconds": 1.0, "filled_seconds": 0.5, "filled_share": 0.5}
+        assert efficiency_in_words(dataclasses.replace(unit_idle, scheduling_efficiency=nothing)) == ""
+    assert summary["idle"]["cool-down"] == {"seconds": 1.0, "filled_seconds": 0.5, "filled_share": 0.5}

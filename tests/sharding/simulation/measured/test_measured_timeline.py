@@ -23,8 +23,8 @@ def test_the_ends_of_a_simulated_step_give_its_timeline(recipe):
     step = build_step(recipe)
     for rendezvous in (False, True):
         simulated = step.run(rendezvous)
-        found = measured(step, {}, {span.op: span.end for span in simulated.spans}, rendezvous)
-        for span, again in zip(simulated.spans, found.spans, strict=True):
+        repeated = measured(step, {}, {span.op: span.end for span in simulated.spans}, rendezvous)
+        for span, again in zip(simulated.spans, repeated.spans, strict=True):
             assert again.op == span.op and not again.communication.any()
             np.testing.assert_array_equal([again.start, again.end], [span.start, span.end], err_msg=str(span.op))
 

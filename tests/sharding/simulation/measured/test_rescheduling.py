@@ -49,14 +49,14 @@ SECONDS = st.lists(
 
 def with_seconds(plan: Plan, seconds) -> Plan:
     """The plan with (forward, backward) seconds of every stage, in the order of `STAGES`."""
-    of_stage = dict(zip(STAGES, seconds, strict=True))
+    seconds_by_stage = dict(zip(STAGES, seconds, strict=True))
 
-    def of_unit(unit: UnitPlan) -> UnitPlan:
-        pairs = [of_stage[unit.name, stage] for stage in range(unit.stage_count)]
+    def with_stage_seconds(unit: UnitPlan) -> UnitPlan:
+        pairs = [seconds_by_stage[unit.name, stage] for stage in range(unit.stage_count)]
         forward, backward = (tuple(column) for column in zip(*pairs, strict=True))
         return unit.with_hints(forward_seconds=forward, backward_seconds=backward)
 
-    return dataclasses.replace(plan, units=tuple(map(of_unit, plan.units)))
+    return dataclasses.replace(plan, units=tuple(map(with_stage_seconds, plan.units)))
 
 
 def planned(plan: Plan) -> Schedule:
@@ -80,20 +80,20 @@ def test_the_new_order_is_that_of_a_plan_with_the_measured_seconds_and_shorter(s
     plan = with_seconds(PLAN, supposed)
     schedule, best = planned(plan), planned(with_seconds(PLAN, true))
     timeline = run(plan, schedule, true)
-    found = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, None, 0.0)
+    reconsidered = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, None, 0.0)
     before, after = timeline.step, pass_seconds(best)
     if after > (1 - LEAST_GAIN) * before:
-        assert found == Reconsidered(before)
+        assert reconsidered == Reconsidered(before)
         return
-    new = found.new_order
+    new = reconsidered.new_order
     assert new
     assert new.schedule.ops == best.ops and new.same_sums
-    assert (new.before, new.after) == (before, after) and found.expected == pytest.approx(after, rel=1e-12)
+    assert (new.before, new.after) == (before, after) and reconsidered.expected == pytest.approx(after, rel=1e-12)
     # It stays: the step then takes what was predicted, and what is computed from it is the same order.
     again = run(plan, new.schedule, true)
-    assert reconsider_order(ResolvedPlan(plan, GRAPH), new.schedule, again, found.expected, 1e-9) == Reconsidered(
-        found.expected
-    )
+    assert reconsider_order(
+        ResolvedPlan(plan, GRAPH), new.schedule, again, reconsidered.expected, 1e-9
+    ) == Reconsidered(reconsidered.expected)
     assert reconsider_order(ResolvedPlan(plan, GRAPH), new.schedule, again, None, 0.0) == Reconsidered(after)
 
 
@@ -123,8 +123,8 @@ def test_a_step_in_which_a_unit_had_nothing_to_do_changes_nothing():
     plan = with_seconds(PLAN, [(1.0, 1.0)] * len(STAGES))
     seconds = [(0.0, 0.0) if unit == "vision" else (5.0, 1.0) for unit, _ in STAGES]
     schedule = planned(plan)
-    found = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, run(plan, schedule, seconds), 12.0, 0.0)
-    assert found == Reconsidered(12.0)
+    reconsidered = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, run(plan, schedule, seconds), 12.0, 0.0)
+    assert reconsidered == Reconsidered(12.0)
 
 
 @settings(max_examples=20, deadline=None)
@@ -140,9 +140,9 @@ def test_the_share_of_communication_stays_that_of_the_plan(supposed, true, share
     means = mean_seconds(run(plan, schedule, true))
     measured = with_measured_seconds(plan, schedule.op_graph.stage_graph, means)
     expected = with_seconds(PLAN, true)
-    for unit, of_true in zip(measured.units, expected.units, strict=True):
-        np.testing.assert_allclose(unit.schedule_hints.forward_seconds, of_true.schedule_hints.forward_seconds)
-        np.testing.assert_allclose(unit.schedule_hints.backward_seconds, of_true.schedule_hints.backward_seconds)
+    for unit, true_unit in zip(measured.units, expected.units, strict=True):
+        np.testing.assert_allclose(unit.schedule_hints.forward_seconds, true_unit.schedule_hints.forward_seconds)
+        np.testing.assert_allclose(unit.schedule_hints.backward_seconds, true_unit.schedule_hints.backward_seconds)
         np.testing.assert_allclose(
             unit.schedule_hints.forward_communication, share * np.array(unit.schedule_hints.forward_seconds), atol=1e-12
         )
@@ -163,10 +163,10 @@ def test_an_order_that_takes_microbatches_in_another_sequence_changes_sums(monke
     registry.register_schedule("mine", one_by_one_until_measured, gpipe_in_flight)
     plan = dataclasses.replace(PLAN, schedule="mine")
     schedule = planned(plan)
-    found = reconsider_order(
+    reconsidered = reconsider_order(
         ResolvedPlan(plan, GRAPH), schedule, run(plan, schedule, [(1.0, 2.0)] * len(STAGES)), None, 0.0
     )
-    assert found.new_order and not found.new_order.same_sums
+    assert reconsidered.new_order and not reconsidered.new_order.same_sums
 
 
 def test_an_order_that_holds_more_microbatches_than_the_plan_allows_is_not_taken(monkeypatch):
@@ -182,6 +182,6 @@ def test_an_order_that_holds_more_microbatches_than_the_plan_allows_is_not_taken
         monkeypatch.setattr(registry, "_schedules", {"mine": registry.SchedulePolicy(order, max_in_flight)})
         schedule = planned(plan)
         timeline = run(plan, schedule, [(1.0, 2.0)] * len(STAGES))
-        found = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, None, 0.0)
-        assert (found.new_order is not None) == taken
-        assert taken or found == Reconsidered(timeline.step)
+        reconsidered = reconsider_order(ResolvedPlan(plan, GRAPH), schedule, timeline, None, 0.0)
+        assert (reconsidered.new_order is not None) == taken
+        assert taken or reconsidered == Reconsidered(timeline.step)

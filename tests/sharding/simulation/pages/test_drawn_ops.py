@@ -35,8 +35,8 @@ def test_drawn_ops_and_idle_time_of_a_lane_add_up_to_the_step(rendezvous):
         (rank,) = lane.ranks
         assert lane.busy == pytest.approx(timeline.lane_busy(rank))
         expected = {cause: seconds for cause, seconds in timeline.lane_idle(rank).items() if cause not in inside}
-        found = {cause: seconds for cause, seconds in idle.items() if cause not in inside}
-        assert found == pytest.approx({cause: seconds for cause, seconds in expected.items() if seconds})
+        outside = {cause: seconds for cause, seconds in idle.items() if cause not in inside}
+        assert outside == pytest.approx({cause: seconds for cause, seconds in expected.items() if seconds})
 
 
 @settings(max_examples=30, deadline=None)
@@ -57,7 +57,7 @@ def test_a_lane_has_all_that_its_devices_run_of_any_unit(recipe):
         ]
         assert collections.Counter(op.op for op in lane.ops) == collections.Counter(on_devices)
         by_device = np.array(
-            [[of[group_of[device]] for of in timeline.idle_by_group.values()] for device in lane.devices]
+            [[seconds[group_of[device]] for seconds in timeline.idle_by_group.values()] for device in lane.devices]
         )
         assert lane.busy + by_device.sum(axis=1).mean() == pytest.approx(timeline.step)
         drawn = sum(sum(op.idle_before.values()) for op in lane.ops) + sum(lane.idle_after.values())
@@ -90,8 +90,8 @@ def test_the_trace_has_a_process_per_unit_a_thread_per_lane_and_an_event_per_op(
     assert sorted(threads.values()) == ["stage 0, devices 0-2", "stage 0, devices 3-6", "stage 1, devices 7-10"]
     unit_of = dict(names)
     ran = [e for e in events["X"] if e["cat"] not in ("idle", "global_norm")]
-    found = [(e["cat"], unit_of[e["pid"]], e["args"]["virtual stage"], e["args"]["microbatch"]) for e in ran]
-    assert collections.Counter(found) == on_stages(timeline)
+    drawn = [(e["cat"], unit_of[e["pid"]], e["args"]["virtual stage"], e["args"]["microbatch"]) for e in ran]
+    assert collections.Counter(drawn) == on_stages(timeline)
     assert trace["otherData"]["step_seconds"] == timeline.step
 
 

@@ -35,8 +35,8 @@ def root(timeline):
 
 def test_every_figure_of_a_step_says_whether_it_is_simulated_or_measured(timeline):
     measured = dataclasses.replace(timeline, costs=None)
-    for each, kind, other in ((timeline, "simulated", "measured"), (measured, "measured", "simulated")):
-        root = parsed_page(html_page(each, TITLE))
+    for shown, kind, other in ((timeline, "simulated", "measured"), (measured, "measured", "simulated")):
+        root = parsed_page(html_page(shown, TITLE))
         told = words(root.find("body"))
         assert f"A {kind} step takes {timeline.step:.2f} s." in told and f"The {kind} step" in told
         assert f"A {other} step" not in told and f"The {other} step" not in told
@@ -52,13 +52,13 @@ def test_the_title_is_the_heading(root):
 
 def test_the_drawing_has_every_op_of_every_lane_and_the_idle_time_between_them(timeline, root):
     svg = next(node for node in root.iter("svg") if node.get("role") == "img")
-    found = sum((path.get("d") or "").count("M") for path in svg.iter("path"))
+    rectangles = sum((path.get("d") or "").count("M") for path in svg.iter("path"))
     lanes = drawn_lanes(timeline)
     ops = [op for lane in lanes for op in lane.ops if op.op.kind != "global_norm"]  # which takes no time of its own
     spans = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "global_norm"]
     assert collections.Counter(op.op for op in ops) == collections.Counter(spans)
     idle = sum(len(op.idle_before) for lane in lanes for op in lane.ops) + sum(len(lane.idle_after) for lane in lanes)
-    assert found == len(ops) + idle and idle > 20
+    assert rectangles == len(ops) + idle and idle > 20
 
 
 def test_every_cause_of_the_timeline_is_explained_and_no_other_is_listed(timeline, root):

@@ -38,7 +38,7 @@ def bars(root, label: str) -> list[tuple[str, float, float]]:
 
 def test_memory_by_kind_is_that_of_the_costs_and_adds_up_to_the_peak(timeline):
     root = parsed_page(html_page(timeline, "a plan"))
-    head, *rows = next(found for found in tables(root) if found[0][:2] == ["stage", "weights"])
+    head, *rows = next(cells for cells in tables(root) if cells[0][:2] == ["stage", "weights"])
     assert head[1:4] == ["weights", "gradients", "optimizer state"] and head[-2:] == ["all", "of a device"]
     for lane, row in zip(timeline.lanes, rows, strict=True):
         static = timeline.costs.stages[lane.stages[0]].static
@@ -61,8 +61,8 @@ def test_memory_by_kind_is_that_of_the_costs_and_adds_up_to_the_peak(timeline):
 
 
 def test_bars_of_memory_are_as_long_as_their_bytes(timeline):
-    found = bars(parsed_page(html_page(timeline, "a plan")), "Memory by kind of 2 stages")
-    lengths = {hint.partition(": ")[0]: wide for hint, _, wide in found}
+    drawn = bars(parsed_page(html_page(timeline, "a plan")), "Memory by kind of 2 stages")
+    lengths = {hint.partition(": ")[0]: wide for hint, _, wide in drawn}
     held = {f"{lane.name}, weights": timeline.lane_memory(lane)["weights"] for lane in timeline.lanes}
     held |= {f"{lane.name}, optimizer state": timeline.lane_memory(lane)["optimizer"] for lane in timeline.lanes}
     pixels = {lengths[name] / bytes_ for name, bytes_ in held.items()}
@@ -73,23 +73,26 @@ def test_units_on_the_same_devices_are_one_bar():
     together = dataclasses.replace(SHARDED, devices=ENCODER.devices)
     timeline = PROBLEM.simulate(Plan((ENCODER, together), microbatches=2))
     root = parsed_page(html_page(timeline, "a plan"))
-    _, row = next(found for found in tables(root) if found[0][:2] == ["stage", "weights"])
+    _, row = next(cells for cells in tables(root) if cells[0][:2] == ["stage", "weights"])
     assert row[0] == "vision 0, backbone 0"
-    weights = sum(of.static.weights for of in timeline.costs.stages.values())
+    weights = sum(costs.static.weights for costs in timeline.costs.stages.values())
     assert row[1] == size(weights) and row[-2] == size(timeline.lane_peak_memory(timeline.lanes[0]))
 
 
 def test_gathers_are_those_of_the_costs_and_their_bars_overlap_by_what_is_hidden(timeline):
     root = parsed_page(html_page(timeline, "a plan"))
-    of = timeline.costs.stages["backbone", 0].sharded
+    passes = timeline.costs.stages["backbone", 0].sharded
     assert timeline.costs.stages["vision", 0].sharded is None
-    exposed, collectives = of.exposed_forward + of.exposed_backward, of.gather + of.gather_again + of.scatter
+    exposed, collectives = (
+        passes.exposed_forward + passes.exposed_backward,
+        passes.gather + passes.gather_again + passes.scatter,
+    )
     assert 0 < exposed < collectives
-    head, *rows = next(found for found in tables(root) if "reduce-scatters" in found[0])
-    computing = of.forward + of.backward
+    head, *rows = next(cells for cells in tables(root) if "reduce-scatters" in cells[0])
+    computing = passes.forward + passes.backward
     assert rows == [
         ["backbone 0"]
-        + [seconds(value) for value in (of.gather, of.gather_again, of.scatter, computing, exposed)]
+        + [seconds(value) for value in (passes.gather, passes.gather_again, passes.scatter, computing, exposed)]
         + [percent(1 - exposed / collectives)]
     ]
     told = words(root)
@@ -97,19 +100,19 @@ def test_gathers_are_those_of_the_costs_and_their_bars_overlap_by_what_is_hidden
     assert f"{seconds(exposed)} remain exposed, {percent(2 * exposed / timeline.step)} of the step" in told
     forward, gather, backward, again, scatter = bars(root, "Collectives of weights")
     hidden = (gather[1] + gather[2] - forward[1], scatter[1] + scatter[2] - backward[1])
-    pixel = (backward[1] + backward[2] - again[1]) / (of.backward + of.exposed_backward)
-    assert hidden[0] / pixel == pytest.approx(of.gather - of.exposed_forward, rel=0.1)
-    assert hidden[1] / pixel == pytest.approx(of.gather_again + of.scatter - of.exposed_backward, rel=0.1)
+    pixel = (backward[1] + backward[2] - again[1]) / (passes.backward + passes.exposed_backward)
+    assert hidden[0] / pixel == pytest.approx(passes.gather - passes.exposed_forward, rel=0.1)
+    assert hidden[1] / pixel == pytest.approx(passes.gather_again + passes.scatter - passes.exposed_backward, rel=0.1)
 
 
 def test_a_plan_without_sharded_units_has_no_section_of_gathers_and_a_measured_step_no_memory(timeline):
     whole = simulated(ENCODER, SHARDED.with_parallelism(fsdp=1))
     measured = dataclasses.replace(timeline, costs=None)
     both = ["Gathers of fully sharded weights", "Memory of a device"]
-    for each, kept in ((timeline, both), (whole, both[1:]), (measured, [])):
-        root = parsed_page(html_page(each, "a plan"))
+    for shown, kept in ((timeline, both), (whole, both[1:]), (measured, [])):
+        root = parsed_page(html_page(shown, "a plan"))
         assert [words(node) for node in root.iter("h2") if words(node) in both] == kept
-        assert (each is timeline) == any("gathered layers" in found[0] for found in tables(root))
+        assert (shown is timeline) == any("gathered layers" in cells[0] for cells in tables(root))
 
 
 def test_a_notebook_shows_both(timeline):
