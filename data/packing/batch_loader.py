@@ -14,7 +14,8 @@ from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.packing.dealt_phases import NO_PHASES, DealtPhases, HostArrays
-from data.packing.global_batch import BatchTotals, GlobalBatch, build_global_batch
+from data.packing.global_batch import GlobalBatch, build_global_batch
+from data.packing.loss_normalization import BatchTotals
 from data.packing.packed_rows import REFUSED_SAMPLE, empty_rows, pack_rows
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.refusals import Refusal, call_or_refuse

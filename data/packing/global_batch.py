@@ -1,11 +1,11 @@
-"""The global batch: host arrays of static shapes for every module, with the normalisation of losses in their weights.
+"""The global batch: host arrays of static shapes for every module, with the weights that normalise the losses.
 
 Dimensions: n rows of the global batch, s tokens of a row, p patches, f mel frames, g target images, q conditions of an
 image, z side of a target image, c channels. A plan divides the rows into microbatches and among replicas later.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,9 @@ import numpy as np
 from configs.architectures import ModelConfig
 from configs.short_repr import short_repr
 from data.data_config import RowCapacity
+from data.packing.loss_normalization import BatchTotals, even_weights
 from data.packing.packed_rows import PackedRows
 from data.packing.refusals import Refusal
-from data.samples.encoder_format import EncoderFormat
-from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 
 
@@ -61,56 +60,6 @@ class GlobalBatch:
     __repr__ = short_repr
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchTotals:
-    """Sums over the samples of a global batch, which every host computes before any of them is decoded.
-
-    Attributes:
-        tokens: Backbone tokens.
-        lengths: By encoder field, values of the encoder's inputs.
-        images: Images to generate.
-        targets: Tokens that count in the loss.
-    """
-
-    tokens: int
-    lengths: Mapping[str, int]
-    images: int
-    targets: int
-
-    @classmethod
-    def from_sizes(cls, sizes: Iterable[SampleSizes], sample_format: SampleFormat) -> "BatchTotals":
-        """The sums over samples of these sizes."""
-        samples = list(sizes)
-        return cls(
-            tokens=sum(sample.tokens for sample in samples),
-            lengths={
-                field: sum(sample.lengths[field] for sample in samples) for field in sample_format.encoder_formats
-            },
-            images=sum(sample.images for sample in samples),
-            targets=sum(sample.targets for sample in samples),
-        )
-
-    @classmethod
-    def from_rows(cls, rows: PackedRows, sample_format: SampleFormat) -> "BatchTotals":
-        """The sums over rows that hold the whole batch."""
-
-        def value_count(field: str, encoder_format: EncoderFormat) -> int:
-            item_ids = rows.encoder_inputs[field].item_ids
-            positions_per_token = encoder_format.values_per_token // encoder_format.values_per_position
-            cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token does not fill its cell
-            return int((cells > 0).any(axis=2).sum()) * encoder_format.values_per_token
-
-        return cls(
-            tokens=int((rows.token_segments > 0).sum()),
-            lengths={
-                field: value_count(field, encoder_format)
-                for field, encoder_format in sample_format.encoder_formats.items()
-            },
-            images=int((rows.target_image_samples >= 0).sum()),
-            targets=int(rows.layout.target_mask.sum()),
-        )
-
-
 def build_global_batch(
     rows: PackedRows,
     model: ModelConfig,
@@ -134,10 +83,10 @@ def build_global_batch(
     totals = totals or BatchTotals.from_rows(rows, sample_format)
     row_count, tokens = rows.token_segments.shape
     backbone = _backbone_arrays(rows, sample_format) | {
-        "weights": _even_weights(rows.layout.target_mask > 0, language_weight, totals.targets)
+        "weights": even_weights(rows.layout.target_mask > 0, language_weight, totals.targets)
     }
     if model.backbone.experts:
-        backbone["balancing_weights"] = _even_weights(rows.token_segments > 0, 1.0, totals.tokens)
+        backbone["balancing_weights"] = even_weights(rows.token_segments > 0, 1.0, totals.tokens)
     arrays = {model.backbone.name: backbone}
     counts = {model.backbone.name: (totals.tokens, row_count * tokens)}
     for field, encoder_format in sample_format.encoder_formats.items():
@@ -149,7 +98,7 @@ def build_global_batch(
         is_image = rows.target_image_samples >= 0
         arrays[generator] = {
             "images": rows.target_images,
-            "weights": _even_weights(is_image, generator_weight, totals.images),
+            "weights": even_weights(is_image, generator_weight, totals.images),
             "samples": np.maximum(rows.target_image_samples, 0),
         }
         backbone[f"{generator}_conditions"] = rows.condition_positions
@@ -179,8 +128,3 @@ def capacity_for_model(capacity: RowCapacity, sample_format: SampleFormat) -> Ro
     lengths = {field: capacity.lengths[field] for field in sample_format.encoder_formats}
     images = capacity.images if sample_format.target_images else 0
     return dataclasses.replace(capacity, lengths=lengths, images=images)
-
-
-def _even_weights(mask: np.ndarray, weight: float, total: int) -> np.ndarray:
-    """float32: `weight` divided evenly among `total` elements, of which the mask selects all or some."""
-    return mask * np.float32(weight / max(1, total))
