@@ -1,9 +1,10 @@
 """Arguments and results of loss functions, for each target token of the backbone or each image of a generator.
 
 A loss is a sum over tokens or images of a value times a weight that the host knows before the step: the weight is
-divided by the total weight of the whole global batch there (`data/packing/loss_normalization.py`). A loss function computes
-the values alone, each from its own token or image, so the sum is the same on every plan. It is a field of the module's
-configuration (`BackboneConfig.loss`, `GeneratorConfig.loss`); docs/how_to/extending.md describes how to write one.
+divided by the total weight of the whole global batch there (`data/packing/loss_normalization.py`). A loss function
+computes the values alone, each from its own token or image, so the sum is the same on every plan. It is a field of the
+module's configuration (`BackboneConfig.loss`, `GeneratorConfig.loss`); docs/how_to/extending.md describes how to write
+one.
 """
 
 import dataclasses
