@@ -316,7 +316,7 @@ def test_encoder_outputs_of_sequences_are_taken_in_order():
 def test_joined_maps_equal_those_of_llava_onevision():
     """The published function packs the features of tiles; here the features are their own numbers."""
     torch = pytest.importorskip("torch")
-    from transformers.models.llava_onevision import modeling_llava_onevision as of
+    from transformers.models.llava_onevision import modeling_llava_onevision as published
 
     class Model:
         config = transformers.LlavaOnevisionConfig(
@@ -329,7 +329,7 @@ def test_joined_maps_equal_those_of_llava_onevision():
         tiles = len(sample.items)
         features = torch.arange(tiles * 16, dtype=torch.float32).reshape(tiles, 16, 1)
         size = torch.tensor(picture.shape[:2])
-        (packed,), _ = of.LlavaOnevisionModel.pack_image_features(
+        (packed,), _ = published.LlavaOnevisionModel.pack_image_features(
             Model, [features], [size], torch.tensor([float(NEWLINE)])
         )
         indices = sample.layout.encoder_indices["patches"]

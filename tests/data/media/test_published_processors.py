@@ -144,9 +144,9 @@ def test_patches_of_siglip_2_equal_those_of_its_processor():
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([16, 14]), st.sampled_from([1, 40, 256, 1024]))
 @settings(max_examples=200, deadline=None)
 def test_sizes_equal_siglip_2s(height, width, patch, limit):
-    from transformers.models.siglip2 import image_processing_pil_siglip2 as of
+    from transformers.models.siglip2 import image_processing_pil_siglip2 as processing
 
-    expected = of.get_image_size_for_max_num_patches(height, width, patch, limit)
+    expected = processing.get_image_size_for_max_num_patches(height, width, patch, limit)
     assert PatchCount(limit).image_sizes(height, width, patch) == [expected]
 
 
@@ -185,10 +185,10 @@ def test_canvases_equal_those_of_llama_4(height, width, tiles, enlarge):
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchvision")
     from transformers.image_utils import SizeDict
-    from transformers.models.llama4 import image_processing_llama4 as of
+    from transformers.models.llama4 import image_processing_llama4 as processing
 
-    possible = torch.tensor(of.find_supported_resolutions(tiles, SizeDict(height=336, width=336)))
-    expected = of.get_best_fit((height, width), possible, resize_to_max_canvas=enlarge) // 336
+    possible = torch.tensor(processing.find_supported_resolutions(tiles, SizeDict(height=336, width=336)))
+    expected = processing.get_best_fit((height, width), possible, resize_to_max_canvas=enlarge) // 336
     assert CanvasTiling(max_tiles=tiles, enlarge=enlarge).grid(height, width) == tuple(expected.tolist())
 
 
@@ -217,12 +217,12 @@ def test_grids_and_kept_cells_equal_those_of_llava(height, width, grids):
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(16, 2000))
 @settings(max_examples=200, deadline=None)
 def test_sizes_equal_pixtrals(height, width, longest):
-    from transformers.models.pixtral import image_processing_pil_pixtral as of
+    from transformers.models.pixtral import image_processing_pil_pixtral as processing
 
     if min(height, width) / max(height, width) * longest < 1:
         return  # a side of no pixel there
     pixels = np.broadcast_to(np.uint8(0), (3, height, width))
-    expected = of.get_resize_output_image_size(pixels, longest, 16, "channels_first")
+    expected = processing.get_resize_output_image_size(pixels, longest, 16, "channels_first")
     assert LongestEdge(longest).image_sizes(height, width, 16) == [tuple(expected)]
 
 
