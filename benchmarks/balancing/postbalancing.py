@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.balancing import references
-from sharding.balancing.postbalancing.nodewise import inter_node_volume, place_batches
+from sharding.balancing.postbalancing.nodewise import SentItems, inter_node_volume, place_batches
 from sharding.balancing.postbalancing.nodewise_milp import solve_placement
 from sharding.balancing.postbalancing.padded import balance_padded, padded_cost
 from sharding.balancing.postbalancing.unpadded import balance_unpadded
@@ -79,15 +79,15 @@ def padded_rows(items: int, replicas: int) -> list[Row]:
 def small_cluster_rows(replicas: int) -> list[Row]:
     """Milliseconds, and what the worst replica sends over the lower bound of the integer program."""
     problem = balanced_samples(replicas)
-    milliseconds, placement = best_of(lambda: place_batches(*problem, replicas, PER_NODE))
+    milliseconds, placement = best_of(lambda: place_batches(problem, replicas, PER_NODE))
     begin = time.perf_counter()
     try:
-        _, bound = solve_placement(*problem, replicas, PER_NODE, MILP_SECONDS)
+        _, bound = solve_placement(problem, replicas, PER_NODE, MILP_SECONDS)
     except TimeoutError:
         bound = 0.0
     reference_milliseconds = (time.perf_counter() - begin) * 1e3
     title = f"node-wise, {replicas} replicas"
-    over_bound = worst_send_volume(*problem, placement) / bound if bound else None
+    over_bound = worst_send_volume(problem, placement) / bound if bound else None
     return [
         row(f"{title}: ms", milliseconds, 6.0, reference_milliseconds),
         row(f"{title}: worst / program's bound", over_bound, 1.03, 1.0),
@@ -97,26 +97,27 @@ def small_cluster_rows(replicas: int) -> list[Row]:
 def large_cluster_rows(replicas: int) -> list[Row]:
     """Milliseconds, and what the worst replica sends over the mean of what all have; also for identity placement."""
     problem = balanced_samples(replicas)
-    mean = problem[0].sum() / replicas
-    milliseconds, placement = best_of(lambda: place_batches(*problem, replicas, PER_NODE))
+    mean = problem.lengths.sum() / replicas
+    milliseconds, placement = best_of(lambda: place_batches(problem, replicas, PER_NODE))
     title = f"node-wise, {replicas:,} replicas"
-    identity = float(worst_send_volume(*problem, np.arange(replicas)) / mean)
+    identity = float(worst_send_volume(problem, np.arange(replicas)) / mean)
     return [
         row(f"{title}: ms", milliseconds, 40.0, None),
-        row(f"{title}: worst / mean", float(worst_send_volume(*problem, placement) / mean), 1.12, identity),
+        row(f"{title}: worst / mean", float(worst_send_volume(problem, placement) / mean), 1.12, identity),
     ]
 
 
-def balanced_samples(replicas: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lengths of all samples, the replica that has each, and its balanced batch."""
+def balanced_samples(replicas: int) -> SentItems:
+    """All samples, where they are, and their balanced batches."""
     lengths = draw_lengths(replicas * SAMPLES_PER_REPLICA)
-    return lengths, np.repeat(np.arange(replicas), SAMPLES_PER_REPLICA), balance_unpadded(lengths, replicas)
+    source = np.repeat(np.arange(replicas), SAMPLES_PER_REPLICA)
+    return SentItems(lengths, source, balance_unpadded(lengths, replicas))
 
 
-def worst_send_volume(lengths: np.ndarray, source: np.ndarray, batch: np.ndarray, placement: np.ndarray) -> int:
+def worst_send_volume(items: SentItems, placement: np.ndarray) -> int:
     """The most that a replica sends to other nodes."""
     nodes = np.arange(len(placement)) // PER_NODE
-    return int(inter_node_volume(lengths, source, placement[batch], nodes).max())
+    return int(inter_node_volume(items.lengths, items.source, placement[items.batch], nodes).max())
 
 
 def max_over_mean(lengths: np.ndarray, replica_of: np.ndarray) -> float:

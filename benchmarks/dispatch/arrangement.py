@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from benchmarks.dispatch.samples import StepSamples
 from configs.architectures import AudioConfig, EncoderConfig, VisionConfig
-from sharding.balancing.postbalancing.nodewise import place_batches
+from sharding.balancing.postbalancing.nodewise import SentItems, place_batches
 from sharding.balancing.postbalancing.padded import balance_padded
 from sharding.balancing.postbalancing.rearrangement import Rearrangement
 from sharding.balancing.postbalancing.unpadded import balance_unpadded
@@ -111,7 +111,7 @@ def arrange(samples: StepSamples, balancing: Balancing, per_node: int) -> Arrang
         target = batch[items] if rule == "backbone" else _batches(samples, name, items, rule, source)
         if balancing.exchanges:
             if balancing.node_wise:
-                target = place_batches(sizes, source, target, samples.replicas, per_node)[target]
+                target = place_batches(SentItems(sizes, source, target), samples.replicas, per_node)[target]
             exchanges.append(Exchange(f"inputs of {name}", sizes, source, target))
             tokens = samples.backbone_tokens(encoder)[items]
             outputs.append((name, items, tokens * samples.model.backbone.width * ELEMENT_BYTES))
@@ -121,7 +121,7 @@ def arrange(samples: StepSamples, balancing: Balancing, per_node: int) -> Arrang
         if balancing.node_wise:
             sent = [(sizes, computed_by[name][items], batch[items]) for name, items, sizes in outputs]
             sizes, source, target = map(np.concatenate, zip(*sent, strict=True))
-            batch = place_batches(sizes, source, target, samples.replicas, per_node)[batch]
+            batch = place_batches(SentItems(sizes, source, target), samples.replicas, per_node)[batch]
         exchanges.append(Exchange("text", text * TEXT_BYTES, drawn_by, batch))
         exchanges += [
             _output_exchange(samples, computed_by[name], batch, items, sizes) for name, items, sizes in outputs

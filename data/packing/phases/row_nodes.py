@@ -6,7 +6,7 @@
 import numpy as np
 from jaxtyping import Int
 
-from sharding.balancing.postbalancing.nodewise import inter_node_volume, place_batches
+from sharding.balancing.postbalancing.nodewise import SentItems, inter_node_volume, place_batches
 from sharding.plans.unit_plan import UnitPlan
 
 
@@ -86,6 +86,6 @@ def rows_near_their_items(
     node_of_row = np.arange(phase_count) // per_node
     # The search knows replicas of one kind: an item comes from some row of the phase on the node of its batch row.
     source = batch_rows // (batch_count // nodes) * per_node + np.arange(len(lengths)) % per_node
-    placed = place_batches(lengths, source, phase_rows, phase_count, per_node)[phase_rows]
+    placed = place_batches(SentItems(lengths, source, phase_rows), phase_count, per_node)[phase_rows]
     crossing = [inter_node_volume(lengths, source, target, node_of_row).sum() for target in (phase_rows, placed)]
     return placed if crossing[1] < crossing[0] else phase_rows

@@ -6,6 +6,8 @@ of other nodes, and of that the largest over all i (equation 5, whose text says 
 The packing pipeline calls `place_batches` where phases with rows of their own lie on several nodes.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Bool, Int
 
@@ -39,13 +41,21 @@ def inter_node_volume(
     return sent.astype(np.int64)
 
 
-def place_batches(
-    lengths: Int[np.ndarray, " n"],
-    source: Int[np.ndarray, " n"],
-    batch: Int[np.ndarray, " n"],
-    replicas: int,
-    per_node: int,
-) -> Int[np.ndarray, " d"]:
+class SentItems(NamedTuple):
+    """Items that replicas have, and the batches to which they are sent.
+
+    Attributes:
+        lengths: Lengths of the items.
+        source: The replica that has each item.
+        batch: The batch of each item, from any balancing.
+    """
+
+    lengths: Int[np.ndarray, " n"]
+    source: Int[np.ndarray, " n"]
+    batch: Int[np.ndarray, " n"]
+
+
+def place_batches(items: SentItems, replicas: int, per_node: int) -> Int[np.ndarray, " d"]:
     """The replica that computes every batch, each a different one; replica i is on node `i // per_node`.
 
     This is a search in place of the paper's integer program. The replicas that send most, one of a node, get the
@@ -55,9 +65,7 @@ def place_batches(
     (tabu search). The best placement is returned.
 
     Args:
-        lengths: Lengths of the items.
-        source: The replica that has each item.
-        batch: The batch of each item, from any balancing.
+        items: The items and their batches.
         replicas: Number of replicas, and of batches.
         per_node: Replicas of a node.
 
@@ -66,19 +74,13 @@ def place_batches(
     """
     if replicas < 1 or per_node < 1 or replicas % per_node:
         raise ValueError(f"{replicas} replicas cannot be divided into nodes of {per_node}")
-    totals = np.bincount(source, weights=lengths, minlength=replicas).astype(np.int64)
-    ignored = _least_worst(lengths, source, batch, totals, per_node)
-    search = PlacementSearch(SendVolumes(lengths, source, batch, totals, totals > ignored), per_node)
+    totals = np.bincount(items.source, weights=items.lengths, minlength=replicas).astype(np.int64)
+    ignored = _least_worst(items, totals, per_node)
+    search = PlacementSearch(SendVolumes(items, totals, totals > ignored), per_node)
     return _replicas_of(search.run(max(MAX_PATIENCE // replicas, MIN_PATIENCE)))
 
 
-def _least_worst(
-    lengths: Int[np.ndarray, " n"],
-    source: Int[np.ndarray, " n"],
-    batch: Int[np.ndarray, " n"],
-    totals: Int[np.ndarray, " d"],
-    per_node: int,
-) -> int:
+def _least_worst(items: SentItems, totals: Int[np.ndarray, " d"], per_node: int) -> int:
     """A lower bound of the most that a replica sends; replicas that hold no more than it need not be considered.
 
     A replica keeps what it sends to at most `per_node` batches. That is computed for the replicas that have most.
@@ -86,7 +88,7 @@ def _least_worst(
     heaviest = np.argsort(-totals, kind="stable")[:per_node]
     takes_part = np.zeros(len(totals), bool)
     takes_part[heaviest] = True
-    volumes = SendVolumes(lengths, source, batch, totals, takes_part)
+    volumes = SendVolumes(items, totals, takes_part)
     return max(int(totals[replica] - volumes.volumes_of(replica)[:per_node].sum()) for replica in heaviest.tolist())
 
 
@@ -109,22 +111,15 @@ class SendVolumes:
         batch_begins: Where the entries of each batch begin.
     """
 
-    def __init__(
-        self,
-        lengths: Int[np.ndarray, " n"],
-        source: Int[np.ndarray, " n"],
-        batch: Int[np.ndarray, " n"],
-        totals: Int[np.ndarray, " d"],
-        takes_part: Bool[np.ndarray, " d"],
-    ) -> None:
+    def __init__(self, items: SentItems, totals: Int[np.ndarray, " d"], takes_part: Bool[np.ndarray, " d"]) -> None:
         replicas = len(totals)
-        items = np.flatnonzero(takes_part[source])
-        keys = batch[items] * replicas + source[items]
+        considered = np.flatnonzero(takes_part[items.source])
+        keys = items.batch[considered] * replicas + items.source[considered]
         order = stable_order(keys)
         keys = keys[order]
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         self.totals = totals
-        self.volume = np.add.reduceat(lengths[items[order]], first) if len(first) else np.zeros(0, np.int64)
+        self.volume = np.add.reduceat(items.lengths[considered[order]], first) if len(first) else np.zeros(0, np.int64)
         self.keys = keys[first]
         self.batch = self.keys // replicas
         self.replica = self.keys - self.batch * replicas

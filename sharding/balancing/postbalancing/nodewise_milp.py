@@ -10,21 +10,18 @@ import scipy.optimize
 import scipy.sparse
 from jaxtyping import Int
 
+from sharding.balancing.postbalancing.nodewise import SentItems
+
 
 def solve_placement(
-    lengths: Int[np.ndarray, " n"],
-    source: Int[np.ndarray, " n"],
-    batch: Int[np.ndarray, " n"],
-    replicas: int,
-    per_node: int,
-    seconds: float = 60.0,
+    items: SentItems, replicas: int, per_node: int, seconds: float = 60.0
 ) -> tuple[Int[np.ndarray, " d"], float]:
     """An optimal replica for every batch, or the best found in time, and a lower bound of the most that one sends.
 
     Raises:
         TimeoutError: No placement was found in time.
     """
-    result = _solve(lengths, source, batch, replicas, per_node, seconds)
+    result = _solve(items, replicas, per_node, seconds)
     if result.x is None:
         raise TimeoutError(f"no placement of {replicas} batches within {seconds} s: {result.message}")
     node = result.x[:-1].reshape(replicas, -1).argmax(axis=1)
@@ -33,15 +30,9 @@ def solve_placement(
     return placement, float(result.mip_dual_bound)
 
 
-def _solve(
-    lengths: Int[np.ndarray, " n"],
-    source: Int[np.ndarray, " n"],
-    batch: Int[np.ndarray, " n"],
-    replicas: int,
-    per_node: int,
-    seconds: float,
-) -> scipy.optimize.OptimizeResult:
+def _solve(items: SentItems, replicas: int, per_node: int, seconds: float) -> scipy.optimize.OptimizeResult:
     """Minimises z subject to total - kept <= z for every replica; the variables are x by batch and node, then z."""
+    lengths, source, batch = items
     nodes = replicas // per_node
     totals: Any = np.bincount(source, weights=lengths, minlength=replicas)
     shape = (replicas, replicas * nodes)

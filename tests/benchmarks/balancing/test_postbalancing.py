@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from benchmarks.balancing import postbalancing, references
+from sharding.balancing.postbalancing.nodewise import SentItems
 
 
 def test_references_divide_all_items():
@@ -30,6 +31,6 @@ def test_rows_are_plain_data():
 
 
 def test_the_node_wise_measure_counts_what_is_sent_to_other_nodes():
-    lengths, source, batch = np.array([4, 6]), np.array([0, 8]), np.array([8, 0])
-    assert postbalancing.worst_send_volume(lengths, source, batch, np.arange(16)) == 6
-    assert postbalancing.worst_send_volume(lengths, source, batch, np.roll(np.arange(16), 8)) == 0
+    items = SentItems(lengths=np.array([4, 6]), source=np.array([0, 8]), batch=np.array([8, 0]))
+    assert postbalancing.worst_send_volume(items, np.arange(16)) == 6
+    assert postbalancing.worst_send_volume(items, np.roll(np.arange(16), 8)) == 0
