@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
+from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.encoders.vision_transformer import (
     CLIP_PIXELS,
@@ -21,7 +22,7 @@ from mmjax.weights.published.encoders.vision_transformer import (
     unused_block_patterns,
 )
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
-from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, InterleavedRotary
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused
 
 BLOCK = "blocks.{layer}"
 NAMES = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
+from mmjax.weights.published.channel_orders import ColumnsFirst, InterleavedRotary
 from mmjax.weights.published.encoders.vision_transformer import (
     HALF_PIXELS,
     VIT_BASE_DEFAULTS,
@@ -20,15 +21,7 @@ from mmjax.weights.published.encoders.vision_transformer import (
     write_encoder,
 )
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, norm_rules
-from mmjax.weights.published.tensor_layouts import (
-    IDENTITY,
-    LINEAR,
-    ColumnsFirst,
-    Fused,
-    InterleavedRotary,
-    PatchConvolution,
-    Reshaped,
-)
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, Reshaped
 
 BLOCK = "model.layers.{layer}"
 NAMES = {

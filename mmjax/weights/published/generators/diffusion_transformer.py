@@ -11,20 +11,13 @@ from typing import Any
 
 from configs.architectures import DiTConfig, RectifiedFlowSchedule
 from configs.diffusion_transformer import DiTBlockRun
+from mmjax.weights.published.channel_orders import ChannelsFirst, InterleavedRotary
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM
 from mmjax.weights.published.key_table import Fields, Key, Keys, Table, Values
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.table_architecture import table_architecture
-from mmjax.weights.published.tensor_layouts import (
-    IDENTITY,
-    LINEAR,
-    ChannelsFirst,
-    Fused,
-    InterleavedRotary,
-    PatchConvolution,
-    TensorLayout,
-)
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, TensorLayout
 
 NOT_IN_CONFIG = (
     "image_size", "channels", "conditions", "condition_dropout", "loss", "schedule", "autoencoder",
