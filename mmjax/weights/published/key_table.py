@@ -65,6 +65,34 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True)
+class EqualKeys:
+    """Several keys whose equal values correspond to one field.
+
+    Attributes:
+        keys: The keys.
+        field: Path of the field.
+        default: The value of files that leave a key out; without a default, files must have the keys.
+    """
+
+    keys: tuple[str, ...]
+    field: str
+    default: Any = _REQUIRED
+
+    def read(self, values: Values) -> dict[str, Any]:
+        """Returns the field. Raises ValueError for keys that have different values."""
+        found = {key: values[key] if self.default is _REQUIRED else values.get(key, self.default) for key in self.keys}
+        first = found[self.keys[0]]
+        if any(value != first for value in found.values()):
+            named = " and ".join(f"{key} is {value}" for key, value in found.items())
+            raise ValueError(f"{named}; only equal ones can be computed")
+        return {self.field: first}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Returns the keys."""
+        return dict.fromkeys(self.keys, field_of(config, self.field))
+
+
+@dataclasses.dataclass(frozen=True)
 class Fixed:
     """A key with the only value that can be computed, which files may leave out.
 

@@ -43,8 +43,8 @@ READ = {
 }
 """Names that the contents of a config.json have where they are read."""
 
-ENTRIES = {"Key", "softcap"}
-"""Names of the entries of tables whose first argument is a key that becomes a field."""
+ENTRIES = {"Key", "EqualKeys", "softcap"}
+"""Names of the entries of tables whose first argument is a key that becomes a field, or several."""
 
 HOSTILE = (None, True, -1, 0, 0.5, 10**9, "x", [], ["x"], {}, {"type": ["x"]})
 
@@ -111,7 +111,7 @@ def test_every_key_that_is_read_by_its_name_has_a_range():
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"{name}.get" for name in READ}:
                 yield node.args[0]
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ENTRIES:
-                yield node.args[0]
+                yield from getattr(node.args[0], "elts", node.args[:1])
 
     files = pathlib.Path(published.__file__).parent.rglob("*.py")
     found = {

@@ -4,7 +4,6 @@
 conditioned on hidden states has no use for.
 """
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,16 +12,10 @@ from configs.architectures import DiTConfig, RectifiedFlowSchedule
 from configs.diffusion_transformer import DiTBlockRun
 from mmjax.weights.published.channel_orders import ChannelsFirst, InterleavedRotary
 from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM
-from mmjax.weights.published.key_table import Fields, Key, Keys, Table, Values
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
-from mmjax.weights.published.table_architecture import table_architecture
+from mmjax.weights.published.generators.diffusers_format import diffusers_architecture
+from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, linear_rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, TensorLayout
-
-NOT_IN_CONFIG = (
-    "image_size", "channels", "conditions", "condition_dropout", "loss", "schedule", "autoencoder",
-)  # fmt: skip
-"""Fields that a config.json of a transformer does not describe."""
 
 MLP_RATIO = 4
 FLUX_PATCH = 2  # side of a patch of latents, which diffusers' pipeline folds into channels before the transformer
@@ -131,17 +124,11 @@ SD3_KEYS = (
 )
 
 
-def sd3_rules(config: DiTConfig) -> Rules:
+def sd3_rules(config: DiTConfig) -> Iterator[Rule]:
     """Rules of Stable Diffusion 3's transformer."""
-    return {config.name: tuple(_sd3_rules(config))}
-
-
-def _sd3_rules(config: DiTConfig) -> Iterator[Rule]:
     yield Rule("pos_embed.proj.weight", "embed/patches/kernel", PatchConvolution((config.patch,) * 2))
     yield Rule("pos_embed.proj.bias", "embed/patches/bias")
-    yield from _embedding_rules(config)
-    yield from _double_rules(config)
-    yield from linear_rules("norm_out.linear", "head/modulation/projection", LINEAR, bias=True)
+    yield from _shared_rules(config)
     yield from linear_rules("proj_out", "head/leave", LINEAR, bias=True)
 
 
@@ -189,18 +176,12 @@ FLUX_KEYS = (
 )
 
 
-def flux_rules(config: DiTConfig) -> Rules:
+def flux_rules(config: DiTConfig) -> Iterator[Rule]:
     """Rules of Flux.1's transformer."""
-    return {config.name: tuple(_flux_rules(config))}
-
-
-def _flux_rules(config: DiTConfig) -> Iterator[Rule]:
     pixels = config.patch**2
     yield from linear_rules("x_embedder", "embed/patches", ChannelsFirst(pixels, axis=1), bias=True)
-    yield from _embedding_rules(config)
-    yield from _double_rules(config)
+    yield from _shared_rules(config)
     yield from _single_rules(config)
-    yield from linear_rules("norm_out.linear", "head/modulation/projection", LINEAR, bias=True)
     yield Rule("proj_out.weight", "head/leave/kernel", ChannelsFirst(pixels))
     yield Rule("proj_out.bias", "head/leave/bias", ChannelsFirst(pixels, base_layout=IDENTITY))
 
@@ -218,7 +199,9 @@ def _single_rules(config: DiTConfig) -> Iterator[Rule]:
 # ---------------------------------------------------------------- rules of both
 
 
-def _embedding_rules(config: DiTConfig) -> Iterator[Rule]:
+def _shared_rules(config: DiTConfig) -> Iterator[Rule]:
+    """Rules of the embeddings of conditions and time, of the double blocks, and of the head's modulation."""
+    yield from linear_rules("norm_out.linear", "head/modulation/projection", LINEAR, bias=True)
     yield from linear_rules("context_embedder", "embed/conditions", LINEAR, bias=True)
     embedders = {"timestep_embedder": "time", "text_embedder": "pooled"}
     if config.distilled_guidance is not None:
@@ -226,9 +209,6 @@ def _embedding_rules(config: DiTConfig) -> Iterator[Rule]:
     for tensor, name in embedders.items():
         for number, layer in (("linear_1", "up"), ("linear_2", "down")):
             yield from linear_rules(f"time_text_embed.{tensor}.{number}", f"embed/{name}/{layer}", LINEAR, bias=True)
-
-
-def _double_rules(config: DiTConfig) -> Iterator[Rule]:
     first = 0
     for run in config.block_runs:
         if run.stream == "double":
@@ -272,19 +252,20 @@ def _attention_rules(
         yield from linear_rules(f"{block}.{names[name]}", f"{path}/{name}", LINEAR, bias=True)
 
 
-def _published(name: str, keys: Table, undescribed: tuple[str, ...], **others: Any) -> PublishedArchitecture:
-    return table_architecture(
-        name,
-        (name,),
-        {"": DiTConfig},
-        (Keys(write=lambda _: {"_class_name": name}), *keys),
-        require_same=functools.partial(require_round_trip, except_fields=(*NOT_IN_CONFIG, *undescribed)),
-        file_stem=DIFFUSERS_FILE_STEM,
-        **others,
-    )
-
-
 PUBLISHED = (
-    _published("SD3Transformer2DModel", SD3_KEYS, ("pooled_width",), rules=sd3_rules, ignored=_ignored_positions),
-    _published("FluxTransformer2DModel", FLUX_KEYS, ("pooled_width", "distilled_guidance"), rules=flux_rules),
+    diffusers_architecture(
+        "SD3Transformer2DModel",
+        {"": DiTConfig},
+        SD3_KEYS,
+        sd3_rules,
+        undescribed=("pooled_width",),
+        ignored=_ignored_positions,
+    ),
+    diffusers_architecture(
+        "FluxTransformer2DModel",
+        {"": DiTConfig},
+        FLUX_KEYS,
+        flux_rules,
+        undescribed=("pooled_width", "distilled_guidance"),
+    ),
 )
