@@ -177,7 +177,36 @@ class Fields:
         return {}
 
 
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """Entries of the keys of an object within a config.json.
+
+    Attributes:
+        key: Key of the object.
+        table: The entries.
+    """
+
+    key: str
+    table: tuple[Entry, ...]
+
+    def read(self, values: Values) -> dict[str, Any]:
+        """Returns the fields. Raises ValueError, which names the key within the object, as the entries do."""
+        try:
+            return read_fields(self.table, values[self.key])
+        except ValueError as error:
+            raise ValueError(f"{self.key}.{error}") from error
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Returns the object."""
+        return {self.key: write_table(self.table, config)}
+
+
 Table = tuple[Entry, ...]
+
+
+def read_fields(table: Table, values: Values) -> dict[str, Any]:
+    """Reads fields by their paths. Raises ValueError and KeyError as `read_table`."""
+    return {path: value for entry in table for path, value in entry.read(values).items()}
 
 
 def read_table(table: Table, values: Values, types: Mapping[str, type]) -> Any:
@@ -192,7 +221,7 @@ def read_table(table: Table, values: Values, types: Mapping[str, type]) -> Any:
         ValueError: A key has a value that cannot be computed.
         KeyError: A key is missing.
     """
-    fields = {path: value for entry in table for path, value in entry.read(values).items()}
+    fields = read_fields(table, values)
     for prefix in sorted(types, key=len, reverse=True):
         inner = {path: value for path, value in fields.items() if path.rpartition(".")[0] == prefix}
         if inner:

@@ -43,7 +43,7 @@ READ = {
 }
 """Names that the contents of a config.json have where they are read."""
 
-ENTRIES = {"Key", "EqualKeys", "softcap"}
+ENTRIES = {"Key", "EqualKeys", "softcap", "pixel_shuffle", "feature_layer"}
 """Names of the entries of tables whose first argument is a key that becomes a field, or several."""
 
 HOSTILE = (None, True, -1, 0, 0.5, 10**9, "x", [], ["x"], {}, {"type": ["x"]})
