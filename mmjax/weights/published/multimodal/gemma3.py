@@ -14,14 +14,11 @@ from mmjax.weights.published.rules import Rule, norm_rules
 
 DEFAULT_IMAGE_TOKENS = 256
 
-
-def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the norm and the matmul behind the averages."""
-    del encoder
-    return (
-        Rule(f"{PROJECTOR}.mm_input_projection_weight", "projector/linear/kernel"),
-        *norm_rules(f"{PROJECTOR}.mm_soft_emb_norm", "projector/norm", bias=False),
-    )
+PROJECTOR_RULES = (
+    Rule(f"{PROJECTOR}.mm_input_projection_weight", "projector/linear/kernel"),
+    *norm_rules(f"{PROJECTOR}.mm_soft_emb_norm", "projector/norm", bias=False),
+)
+"""Rules of the norm and the matmul behind the averages."""
 
 
 def projector_keys(tower: VisionConfig) -> Table:
@@ -49,7 +46,7 @@ def projector_keys(tower: VisionConfig) -> Table:
 TOWER = PublishedEncoder(
     prefix="vision_tower.",
     architectures=by_model_type(*siglip.PUBLISHED),
-    projector=projector_rules,
+    projector=lambda encoder: PROJECTOR_RULES,
     keys=projector_keys,
 )
 FORMAT = MultimodalFormat(

@@ -4,7 +4,6 @@ Squares of 2 x 2 patches of InternViT pass through a norm and two matmuls into t
 shuffle joins the patches of a square row by row, which is their order here too, so that no weight has to be permuted.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from configs.architectures import VisionConfig
@@ -30,10 +29,9 @@ CHAT_DECODERS = (*internlm2.PUBLISHED, *DECODERS)
 """Decoders of the authors' own format: InternVL 1.5 to 3.5."""
 
 
-def projector_rules(norm: str, up: str, down: str) -> Callable[[VisionConfig], tuple[Rule, ...]]:
+def projector_rules(norm: str, up: str, down: str) -> tuple[Rule, ...]:
     """Rules of the projector by the names of its norm and its two matmuls."""
-    rules = (*norm_rules(norm, "projector/norm", bias=True), *mlp_rules(up, down))
-    return lambda encoder: rules
+    return (*norm_rules(norm, "projector/norm", bias=True), *mlp_rules(up, down))
 
 
 def keys(tower: VisionConfig) -> Table:
@@ -50,7 +48,9 @@ def keys(tower: VisionConfig) -> Table:
 TOWER = PublishedEncoder(
     prefix="vision_tower.",
     architectures=by_model_type(internvit.TRANSFORMERS),
-    projector=projector_rules(f"{PROJECTOR}.layer_norm", f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"),
+    projector=lambda encoder: projector_rules(
+        f"{PROJECTOR}.layer_norm", f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+    ),
     keys=keys,
 )
 FORMAT = MultimodalFormat(
@@ -83,7 +83,7 @@ def chat_keys(tower: VisionConfig) -> Table:
 CHAT_TOWER = PublishedEncoder(
     prefix="vision_model.",
     architectures=by_model_type(internvit.ORIGINAL),
-    projector=projector_rules("mlp1.0", "mlp1.1", "mlp1.3"),
+    projector=lambda encoder: projector_rules("mlp1.0", "mlp1.1", "mlp1.3"),
     keys=chat_keys,
 )
 

@@ -9,26 +9,19 @@ from mmjax.weights.published.encoders import llama4 as vision
 from mmjax.weights.published.key_table import Fixed, Keys, Nested, Table, Values
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES, pixel_shuffle
-from mmjax.weights.published.rules import Rule, linear_rules
+from mmjax.weights.published.rules import linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 TOWER_PREFIX = "vision_model."
 WIDTHS = {"projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 7680}
 """Keys of vision_config for widths of the adapter, with transformers' defaults."""
 
-
-def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the adapter's two matmuls and of the matmul behind the adapter."""
-    del encoder
-    return tuple(
-        rule
-        for name, path in (
-            (f"{TOWER_PREFIX}vision_adapter.mlp.fc1", "mlp/up"),
-            (f"{TOWER_PREFIX}vision_adapter.mlp.fc2", "mlp/down"),
-            (f"{PROJECTOR}.linear_1", "linear"),
-        )
-        for rule in linear_rules(name, f"projector/{path}", LINEAR, bias=False)
-    )
+PROJECTOR_RULES = (
+    *linear_rules(f"{TOWER_PREFIX}vision_adapter.mlp.fc1", "projector/mlp/up", LINEAR, bias=False),
+    *linear_rules(f"{TOWER_PREFIX}vision_adapter.mlp.fc2", "projector/mlp/down", LINEAR, bias=False),
+    *linear_rules(f"{PROJECTOR}.linear_1", "projector/linear", LINEAR, bias=False),
+)
+"""Rules of the adapter's two matmuls and of the matmul behind the adapter."""
 
 
 def read_adapter(values: Values) -> dict[str, Any]:
@@ -72,7 +65,7 @@ def adapter_keys(tower: VisionConfig) -> Table:
 TOWER = PublishedEncoder(
     prefix=TOWER_PREFIX,
     architectures=by_model_type(*vision.PUBLISHED),
-    projector=projector_rules,
+    projector=lambda encoder: PROJECTOR_RULES,
     keys=adapter_keys,
     ignored=("rotary_embedding.*",),
 )

@@ -20,7 +20,6 @@ from mmjax.weights.published.multimodal.vision_keys import (
     mlp_projector,
     mlp_rules,
 )
-from mmjax.weights.published.rules import Rule
 from mmjax.weights.published.table_architecture import with_defaults
 
 NEWLINE = "image_newline"
@@ -57,12 +56,6 @@ ONE_VISION_GRIDS = tuple((rows, columns) for rows in range(1, 7) for columns in 
 """Grids of tiles, as rows and columns, from which the grid of an image is chosen."""
 
 
-def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the projector's two matmuls."""
-    del encoder
-    return mlp_rules(f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2")
-
-
 def keys(tower: VisionConfig, grids: tuple[tuple[int, int], ...] = ()) -> Table:
     """Entries of config.json besides its modules.
 
@@ -86,16 +79,16 @@ def keys(tower: VisionConfig, grids: tuple[tuple[int, int], ...] = ()) -> Table:
 CLIP_TOWER = PublishedEncoder(
     prefix="vision_tower.",
     architectures=by_model_type(*clip.PUBLISHED, only=(CLIP,)),
-    projector=projector_rules,
+    projector=lambda encoder: mlp_rules(f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"),
     keys=keys,
     defaults={CLIP: VISION_DEFAULTS},
 )
 NEXT_TOWER = dataclasses.replace(CLIP_TOWER, keys=functools.partial(keys, grids=NEXT_GRIDS))
-ONE_VISION_TOWER = PublishedEncoder(
-    prefix="vision_tower.",
+ONE_VISION_TOWER = dataclasses.replace(
+    CLIP_TOWER,
     architectures=by_model_type(siglip.WITHOUT_NORM, only=("siglip_vision_model",)),
-    projector=projector_rules,
     keys=functools.partial(keys, grids=ONE_VISION_GRIDS),
+    defaults={},
 )
 ANY_TOWER = dataclasses.replace(
     CLIP_TOWER, architectures={**CLIP_TOWER.architectures, **by_model_type(*pixtral.PUBLISHED)}

@@ -6,23 +6,17 @@ The tokens of images and of the prompt attend to each other both ways.
 import dataclasses
 from typing import Any
 
-from configs.architectures import BackboneConfig, VisionConfig
+from configs.architectures import BackboneConfig
 from configs.projectors import LinearProjectorConfig
 from mmjax.weights.published.decoders.dense import gemma
 from mmjax.weights.published.encoders import siglip
 from mmjax.weights.published.key_table import Fields, Keys, Nested, Table, Values
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, linear_rules
+from mmjax.weights.published.rules import PublishedArchitecture, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 BOTH_WAYS = "use_bidirectional_attention"
-
-
-def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the projector's matmul."""
-    del encoder
-    return linear_rules(f"{PROJECTOR}.linear", "projector/linear", LINEAR, bias=True)
 
 
 def both_ways(decoder: PublishedArchitecture) -> PublishedArchitecture:
@@ -54,7 +48,7 @@ def backbone_keys(backbone: BackboneConfig) -> Table:
 TOWER = PublishedEncoder(
     prefix="vision_tower.",
     architectures=by_model_type(*siglip.PUBLISHED),
-    projector=projector_rules,
+    projector=lambda encoder: linear_rules(f"{PROJECTOR}.linear", "projector/linear", LINEAR, bias=True),
     keys=lambda tower: (Fields({"projector": LinearProjectorConfig()}),),
 )
 FORMAT = MultimodalFormat(

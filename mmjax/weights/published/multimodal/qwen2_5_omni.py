@@ -7,40 +7,29 @@ each of their tokens takes the next position. The tokens of a clip and of its ow
 import dataclasses
 from typing import Any
 
-from configs.architectures import AudioConfig, ModelConfig, VisionConfig
+from configs.architectures import ModelConfig
 from mmjax.weights.published.decoders.dense import qwen2
 from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen_audio
 from mmjax.weights.published.encoders.qwen_vision import MERGER_NAMES, merger_rules
 from mmjax.weights.published.key_table import Key, Keys, Nested, Values
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.rules import Rule, with_prefix
+from mmjax.weights.published.rules import with_prefix
 
 VISION, AUDIO = "visual.", "audio_tower."
 TOKENS_PER_SECOND = 25
 
 
-def vision_projector(encoder: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the patch merger."""
-    return with_prefix(merger_rules(encoder, MERGER_NAMES), VISION)
-
-
-def audio_projector(encoder: AudioConfig) -> tuple[Rule, ...]:
-    """Rules of the matmul behind the audio encoder."""
-    del encoder
-    return with_prefix(qwen_audio.projector_rules("proj"), AUDIO)
-
-
 VISION_TOWER = PublishedEncoder(
     prefix=VISION,
     architectures=by_model_type(*qwen2_5_vl_vision.PUBLISHED, only=("qwen2_5_omni_vision_encoder",)),
-    projector=vision_projector,
+    projector=lambda encoder: with_prefix(merger_rules(encoder, MERGER_NAMES), VISION),
     ignored=(),
 )
 AUDIO_TOWER = PublishedEncoder(
     key="audio_config",
     prefix=AUDIO,
     architectures=by_model_type(*qwen_audio.PUBLISHED, only=("qwen2_5_omni_audio_encoder",)),
-    projector=audio_projector,
+    projector=lambda encoder: qwen_audio.projector_rules(f"{AUDIO}proj"),
     ignored=("audio_bos_eos_token.weight",),
 )
 BACKBONE_KEYS = (

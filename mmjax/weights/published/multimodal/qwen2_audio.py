@@ -1,11 +1,9 @@
 """Qwen2-Audio (arXiv 2407.10759): an audio encoder of Whisper's kind, one matmul, and Qwen2's decoder."""
 
-from configs.architectures import AudioConfig
 from mmjax.weights.published.decoders.dense import qwen2
 from mmjax.weights.published.encoders import qwen_audio
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
 from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES
-from mmjax.weights.published.rules import Rule
 
 # Values that the files of Qwen2-Audio-7B leave out: the defaults of transformers for Qwen2.
 TEXT_DEFAULTS = {
@@ -18,17 +16,11 @@ TEXT_DEFAULTS = {
 }
 
 
-def projector_rules(encoder: AudioConfig) -> tuple[Rule, ...]:
-    """Rules of the projector."""
-    del encoder
-    return tuple(qwen_audio.projector_rules(f"{PROJECTOR}.linear"))
-
-
 TOWER = PublishedEncoder(
     key="audio_config",
     prefix="audio_tower.",
     architectures=by_model_type(*qwen_audio.PUBLISHED, only=("qwen2_audio_encoder",)),
-    projector=projector_rules,
+    projector=lambda encoder: qwen_audio.projector_rules(f"{PROJECTOR}.linear"),
     defaults={"qwen2_audio_encoder": qwen_audio.DEFAULTS},
 )
 FORMAT = MultimodalFormat(

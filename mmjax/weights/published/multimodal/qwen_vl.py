@@ -6,7 +6,6 @@ columns. Qwen3-VL adds features of several layers of the tower to the outputs of
 
 import dataclasses
 
-from configs.architectures import VisionConfig
 from mmjax.weights.published.decoders.dense import qwen2, qwen3
 from mmjax.weights.published.decoders.experts import qwen3_vl_moe
 from mmjax.weights.published.encoders import qwen2_5_vl_vision, qwen2_vl_vision, qwen3_vl_vision
@@ -18,7 +17,7 @@ from mmjax.weights.published.encoders.qwen_vision import (
 )
 from mmjax.weights.published.key_table import Fields, Key, Keys, Nested
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, Tying
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, with_prefix
+from mmjax.weights.published.rules import PublishedArchitecture, with_prefix
 
 TOWER = "visual."
 
@@ -49,10 +48,6 @@ def qwen_vl(
             that count groups of frames.
         width_key: Key of `vision_config` for the decoder's width.
     """
-
-    def projector_rules(encoder: VisionConfig) -> tuple[Rule, ...]:
-        return with_prefix(merger_rules(encoder, merger), TOWER)
-
     width = Keys(write=lambda backbone: {width_key: backbone.width})
     speed = Key("tokens_per_second", "positions_per_second", tokens_per_second, float, round)
     own_keys = (
@@ -63,7 +58,7 @@ def qwen_vl(
     encoder = PublishedEncoder(
         prefix=TOWER,
         architectures=dict.fromkeys((f"{model_type}_vision", model_type), tower),
-        projector=projector_rules,
+        projector=lambda encoder: with_prefix(merger_rules(encoder, merger), TOWER),
         ignored=(),
     )
     published, *others = (
