@@ -120,12 +120,6 @@ def sd3_rules(config: DiTConfig) -> Iterator[Rule]:
     yield from linear_rules("proj_out", "head/leave", LINEAR, bias=True)
 
 
-def _ignored_positions(config: DiTConfig) -> tuple[str, ...]:
-    """The table of sinusoidal positions, which are computed here."""
-    del config
-    return ("pos_embed.pos_embed",)
-
-
 # ---------------------------------------------------------------- Flux.1
 
 
@@ -246,7 +240,7 @@ PUBLISHED = (
         SD3_KEYS,
         sd3_rules,
         undescribed=("pooled_width",),
-        ignored=_ignored_positions,
+        ignored=lambda config: ("pos_embed.pos_embed",),  # the table of sinusoidal positions, which are computed here
     ),
     diffusers_architecture(
         "FluxTransformer2DModel",

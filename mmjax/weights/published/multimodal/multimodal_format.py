@@ -52,16 +52,6 @@ def by_model_type(*architectures: PublishedArchitecture, only: tuple[str, ...] =
     }
 
 
-def _no_keys(module: Any) -> Table:
-    del module
-    return ()
-
-
-def _no_rules(config: Config) -> tuple[Rule, ...]:
-    del config
-    return ()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedEncoder:
     """An encoder within the checkpoint of a whole model.
@@ -80,8 +70,8 @@ class PublishedEncoder:
     key: str = "vision_config"
     prefix: str
     architectures: Architectures
-    projector: Callable[[Any], Iterable[Rule]] = _no_rules
-    keys: TableOf = _no_keys
+    projector: Callable[[Any], Iterable[Rule]] = lambda encoder: ()
+    keys: TableOf = lambda encoder: ()
     defaults: Defaults = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] | None = None
 
@@ -158,7 +148,7 @@ class MultimodalFormat:
     decoders: Architectures
     decoder_key: str = "text_config"
     decoder_prefix: str = "language_model."
-    keys: TableOf = _no_keys
+    keys: TableOf = lambda backbone: ()
     sections: bool = False
     prepare: Callable[[Values], Values] = lambda values: values
     decoder_defaults: Defaults = dataclasses.field(default_factory=dict)
