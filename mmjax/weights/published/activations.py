@@ -1,6 +1,5 @@
 """Activations in a config.json: their names in transformers, and the entry of the key that holds one."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from mmjax.weights.published.key_table import Key
@@ -16,7 +15,7 @@ ACTIVATIONS = {
 """Names of activations here, by their names in transformers; of several names for one, the first is written."""
 
 
-def read_activation(key: str, published: str, names: Mapping[str, str] = ACTIVATIONS) -> str:
+def read_activation(key: str, published: str, names: dict[str, str] = ACTIVATIONS) -> str:
     """Returns the name of an activation here.
 
     Args:
@@ -32,13 +31,13 @@ def read_activation(key: str, published: str, names: Mapping[str, str] = ACTIVAT
     return names[published]
 
 
-def published_activation(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str:
+def published_activation(activation: str, names: dict[str, str] = ACTIVATIONS) -> str:
     """Returns the name of an activation in transformers, or the name here of one that cannot be read back."""
     published_names = {name: published for published, name in reversed(names.items())}
     return published_names.get(activation, activation)
 
 
-def activation_key(key: str, names: Mapping[str, str] = ACTIVATIONS, **others: Any) -> Key:
+def activation_key(key: str, names: dict[str, str] = ACTIVATIONS, **others: Any) -> Key:
     """Makes the entry of the activation of feed-forward layers.
 
     Args:

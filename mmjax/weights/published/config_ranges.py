@@ -137,6 +137,7 @@ _KEYS: tuple[tuple[_Values, str], ...] = (
         "rope_interleave use_qk_norm qk_normalization scale_embedding use_swiglu_ffn use_gated_mlp guidance_embeds",
     ),
     (_FLAG, "query_bias key_bias value_bias proj_bias class_embeddings_concat use_linear_projection"),
+    (_FLAG, "use_quant_conv use_post_quant_conv"),
     (_FLAG, "use_mean_pooling use_absolute_position_embeddings use_bidirectional_attention swiglu_mlp scale_mlp"),
     (_FLAG, "output_router_logits scale_attn_inner use_rot_pos_emb qkv_fused use_post_norm"),
     (

@@ -1,4 +1,4 @@
-"""Checks of the values of a config.json that several architectures call."""
+"""A check of the values of a config.json that several architectures call."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +17,3 @@ def require_values(values: Mapping[str, Any], required: Mapping[str, Any]) -> No
     for key, value in required.items():
         if values.get(key, value) != value:
             raise ValueError(f"{key} is {values[key]!r}; only {value!r} can be computed")
-
-
-def require_equal(values: Mapping[str, Any], *pairs: tuple[str, str]) -> None:
-    """Raises ValueError for two keys that have different values."""
-    for first, second in pairs:
-        if values[first] != values[second]:
-            raise ValueError(
-                f"{first} is {values[first]} and {second} is {values[second]}; only equal ones can be computed"
-            )

@@ -65,6 +65,34 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True)
+class EqualKeys:
+    """Several keys whose equal values correspond to one field.
+
+    Attributes:
+        keys: The keys.
+        field: Path of the field.
+        default: The value of files that leave a key out; without a default, files must have the keys.
+    """
+
+    keys: tuple[str, ...]
+    field: str
+    default: Any = _REQUIRED
+
+    def read(self, values: Values) -> dict[str, Any]:
+        """Returns the field. Raises ValueError for keys that have different values."""
+        found = {key: values[key] if self.default is _REQUIRED else values.get(key, self.default) for key in self.keys}
+        first = found[self.keys[0]]
+        if any(value != first for value in found.values()):
+            named = " and ".join(f"{key} is {value}" for key, value in found.items())
+            raise ValueError(f"{named}; only equal ones can be computed")
+        return {self.field: first}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Returns the keys."""
+        return dict.fromkeys(self.keys, field_of(config, self.field))
+
+
+@dataclasses.dataclass(frozen=True)
 class Fixed:
     """A key with the only value that can be computed, which files may leave out.
 
@@ -149,7 +177,36 @@ class Fields:
         return {}
 
 
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """Entries of the keys of an object within a config.json.
+
+    Attributes:
+        key: Key of the object.
+        table: The entries.
+    """
+
+    key: str
+    table: tuple[Entry, ...]
+
+    def read(self, values: Values) -> dict[str, Any]:
+        """Returns the fields. Raises ValueError, which names the key within the object, as the entries do."""
+        try:
+            return read_fields(self.table, values[self.key])
+        except ValueError as error:
+            raise ValueError(f"{self.key}.{error}") from error
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Returns the object."""
+        return {self.key: write_table(self.table, config)}
+
+
 Table = tuple[Entry, ...]
+
+
+def read_fields(table: Table, values: Values) -> dict[str, Any]:
+    """Reads fields by their paths. Raises ValueError and KeyError as `read_table`."""
+    return {path: value for entry in table for path, value in entry.read(values).items()}
 
 
 def read_table(table: Table, values: Values, types: Mapping[str, type]) -> Any:
@@ -164,7 +221,7 @@ def read_table(table: Table, values: Values, types: Mapping[str, type]) -> Any:
         ValueError: A key has a value that cannot be computed.
         KeyError: A key is missing.
     """
-    fields = {path: value for entry in table for path, value in entry.read(values).items()}
+    fields = read_fields(table, values)
     for prefix in sorted(types, key=len, reverse=True):
         inner = {path: value for path, value in fields.items() if path.rpartition(".")[0] == prefix}
         if inner:

@@ -59,16 +59,6 @@ Config = Any
 """A configuration of `configs.architectures`: of a module, or a ModelConfig."""
 
 
-def _no_names(config: Config) -> tuple[str, ...]:
-    del config
-    return ()
-
-
-def _no_duplicates(config: Config) -> Mapping[str, str]:
-    del config
-    return {}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedArchitecture:
     """A published architecture: conversions of its config.json to a configuration, and of its tensors to parameters.
@@ -99,8 +89,8 @@ class PublishedArchitecture:
     read_config: Callable[[Mapping[str, Any]], Config]
     write_config: Callable[[Config], dict[str, Any]]
     rules: Callable[[Config], Rules]
-    ignored: Callable[[Config], tuple[str, ...]] = _no_names
-    duplicates: Callable[[Config], Mapping[str, str]] = _no_duplicates
+    ignored: Callable[[Config], tuple[str, ...]] = lambda config: ()
+    duplicates: Callable[[Config], Mapping[str, str]] = lambda config: {}
     aliases: tuple[tuple[str, str], ...] = ()
     file_stem: str = "model"
     alternatives: tuple["PublishedArchitecture", ...] = ()

@@ -44,10 +44,10 @@ READ = {
 """Names that the contents of a config.json have where they are read."""
 
 ENTRIES = {
-    *("Key", "softcap", "activation_key", "block_count", "layer_scale", "patches", "query_key_value_bias"),
-    "square_table",
+    *("Key", "EqualKeys", "softcap", "activation_key", "block_count", "layer_scale", "patches", "square_table"),
+    *("query_key_value_bias", "pixel_shuffle", "feature_layer"),
 }
-"""Names of the entries of tables whose first argument is a key that becomes a field."""
+"""Names of the entries of tables whose first argument is a key that becomes a field, or several."""
 
 HOSTILE = (None, True, -1, 0, 0.5, 10**9, "x", [], ["x"], {}, {"type": ["x"]})
 
@@ -114,7 +114,8 @@ def test_every_key_that_is_read_by_its_name_has_a_range():
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"{name}.get" for name in READ}:
                 yield node.args[0]
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ENTRIES:
-                yield from node.args[:1]
+                for argument in node.args[:1]:
+                    yield from getattr(argument, "elts", [argument])
 
     files = pathlib.Path(published.__file__).parent.rglob("*.py")
     found = {

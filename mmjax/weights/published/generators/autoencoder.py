@@ -3,17 +3,22 @@
 It belongs to a generator; its config.json is read as the configuration of a generator whose U-Net is not described.
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from configs.architectures import AutoencoderConfig, DenoisingConfig, UNetConfig
-from mmjax.weights.published.config_values import require_equal, require_values
 from mmjax.weights.published.generators.diffusers_format import (
-    DIFFUSERS_FILE_STEM,
+    CHANNELS,
+    attention_rules,
+    diffusers_architecture,
+    only,
+    resampling_rules,
     residual_block_rules,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
-from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
+from mmjax.weights.published.key_table import EqualKeys, Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, linear_rules, norm_rules, require_round_trip
+from mmjax.weights.published.tensor_layouts import CONVOLUTION
 
 AUTOENCODER = "vae/autoencoder"
 """Path of the autoencoder in a generator."""
@@ -26,70 +31,50 @@ REQUIRED_VALUES = {
 }
 """Keys of config.json with the only value that can be computed."""
 
-QUANTISATION = ("use_quant_conv", "use_post_quant_conv")
-"""Keys that say whether there are 1 x 1 convolutions on both sides of the latents."""
-
+BLOCK_TYPES = {"down_block_types": "DownEncoderBlock2D", "up_block_types": "UpDecoderBlock2D"}
 OLD_ATTENTION_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def read_config(values: Mapping[str, Any]) -> UNetConfig:
-    """Reads the config.json of diffusers' AutoencoderKL."""
-    require_values(values, REQUIRED_VALUES)
-    require_equal(values, ("in_channels", "out_channels"))
-    quantise = [values.get(key, True) for key in QUANTISATION]
-    if quantise[0] != quantise[1]:
-        raise ValueError(f"{' and '.join(QUANTISATION)} are {quantise}; only equal ones can be computed")
+def _require_autoencoder(config: DenoisingConfig) -> dict[str, Any]:
+    if config.autoencoder is None:
+        raise ValueError(f"{config.name}.autoencoder is None; the generator has no autoencoder to write")
+    return {}
+
+
+def _read_widths(values: Values) -> dict[str, Any]:
+    """Reads the widths; the generator has the size of an image of one latent."""
     widths = tuple(values["block_out_channels"])
-    for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
+    for key, kind in BLOCK_TYPES.items():
         if set(values[key]) != {kind}:
             raise ValueError(f"{key} is {values[key]!r}; only {kind!r} can be computed")
-    autoencoder = AutoencoderConfig(
-        latent_channels=values["latent_channels"],
-        widths=widths,
-        blocks=values["layers_per_block"],
-        groups=values["norm_num_groups"],
-        scaling_factor=float(values.get("scaling_factor", 0.18215)),
-        shift=float(values.get("shift_factor") or 0.0),
-        quantise=quantise[0],
-    )
-    return UNetConfig(
-        image_size=autoencoder.downsampling_factor,
-        channels=values["in_channels"],
-        patch=1,
-        widths=(32,),
-        autoencoder=autoencoder,
-    )
+    return {"autoencoder.widths": widths, "image_size": 2 ** (len(widths) - 1)}
 
 
-def write_config(config: DenoisingConfig) -> dict[str, Any]:
-    """Writes the config.json of diffusers' AutoencoderKL, without `sample_size`: the weights are for any size."""
-    autoencoder = config.autoencoder
-    if autoencoder is None:
-        raise ValueError(f"{config.name}.autoencoder is None; the generator has no autoencoder to write")
-    return {
-        "_class_name": "AutoencoderKL",
-        **REQUIRED_VALUES,
-        "in_channels": config.channels,
-        "out_channels": config.channels,
-        "latent_channels": autoencoder.latent_channels,
-        "block_out_channels": list(autoencoder.widths),
-        "down_block_types": ["DownEncoderBlock2D"] * len(autoencoder.widths),
-        "up_block_types": ["UpDecoderBlock2D"] * len(autoencoder.widths),
-        "layers_per_block": autoencoder.blocks,
-        "norm_num_groups": autoencoder.groups,
-        "scaling_factor": autoencoder.scaling_factor,
-        "shift_factor": autoencoder.shift or None,
-        **dict.fromkeys(QUANTISATION, autoencoder.quantise),
-    }
+def _write_widths(widths: tuple[int, ...]) -> dict[str, Any]:
+    return {"block_out_channels": list(widths), **{key: [kind] * len(widths) for key, kind in BLOCK_TYPES.items()}}
 
 
-def rules(config: DenoisingConfig) -> Rules:
+KEYS = (
+    Keys(write=_require_autoencoder),
+    *only(REQUIRED_VALUES),
+    EqualKeys(CHANNELS, "channels"),
+    Key("latent_channels", "autoencoder.latent_channels"),
+    Keys(_read_widths, lambda config: _write_widths(config.autoencoder.widths)),
+    Key("layers_per_block", "autoencoder.blocks"),
+    Key("norm_num_groups", "autoencoder.groups"),
+    Key("scaling_factor", "autoencoder.scaling_factor", 0.18215, float),
+    Key("shift_factor", "autoencoder.shift", None, lambda shift: float(shift or 0.0), lambda shift: shift or None),
+    EqualKeys(("use_quant_conv", "use_post_quant_conv"), "autoencoder.quantise", True),
+    Fields({"patch": 1, "widths": (32,)}),
+)
+"""Keys besides `sample_size`, which is not written: weights are for any size."""
+
+
+def rules(generator: DenoisingConfig) -> Iterator[Rule]:
     """Rules of the autoencoder; none for a generator without one."""
-    return {config.name: tuple(_autoencoder_rules(config.autoencoder)) if config.autoencoder else ()}
-
-
-def _autoencoder_rules(config: AutoencoderConfig) -> Iterator[Rule]:
-    last = len(config.widths) - 1
+    config = generator.autoencoder
+    if config is None:
+        return
     for half, quantise in (("encoder", "quant_conv"), ("decoder", "post_quant_conv")):
         path = f"{AUTOENCODER}/{half}"
         if config.quantise:
@@ -100,19 +85,8 @@ def _autoencoder_rules(config: AutoencoderConfig) -> Iterator[Rule]:
         yield from linear_rules(f"{half}.conv_out", f"{path}/leave", CONVOLUTION, bias=True)
     yield from _level_rules(config.widths, config.blocks, "encoder.down_blocks", "encoder/down")
     yield from _level_rules(config.widths[::-1], config.blocks + 1, "decoder.up_blocks", "decoder/up")
-    for level in range(last):
-        yield from linear_rules(
-            f"encoder.down_blocks.{level}.downsamplers.0.conv",
-            f"{AUTOENCODER}/encoder/shrink/{level}",
-            CONVOLUTION,
-            bias=True,
-        )
-        yield from linear_rules(
-            f"decoder.up_blocks.{level}.upsamplers.0.conv",
-            f"{AUTOENCODER}/decoder/grow/{level}",
-            CONVOLUTION,
-            bias=True,
-        )
+    halves = (("encoder.down_blocks", f"{AUTOENCODER}/encoder"), ("decoder.up_blocks", f"{AUTOENCODER}/decoder"))
+    yield from resampling_rules(len(config.widths), *halves)
 
 
 def _level_rules(widths: tuple[int, ...], blocks: int, tensor: str, parameter: str) -> Iterator[Rule]:
@@ -131,8 +105,7 @@ def _middle_block_rules(tensor: str, parameter: str) -> Iterator[Rule]:
         )
     attention = f"{tensor}.attentions.0"
     yield from norm_rules(f"{attention}.group_norm", f"{parameter}/attention/norm", bias=True)
-    for tensor_name, name in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "output")):
-        yield from linear_rules(f"{attention}.{tensor_name}", f"{parameter}/attention/{name}", LINEAR, bias=True)
+    yield from attention_rules(attention, f"{parameter}/attention", bias=True)
 
 
 ALIASES = tuple(
@@ -141,15 +114,13 @@ ALIASES = tuple(
     for old, new in OLD_ATTENTION_NAMES.items()
 )
 
-PUBLISHED = (
-    PublishedArchitecture(
-        name="AutoencoderKL",
-        model_types=("AutoencoderKL",),
-        config_type=DenoisingConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        aliases=ALIASES,
-        file_stem=DIFFUSERS_FILE_STEM,
-    ),
+ARCHITECTURE = diffusers_architecture(
+    "AutoencoderKL",
+    {"": UNetConfig, "autoencoder": AutoencoderConfig},
+    KEYS,
+    rules,
+    require_same=lambda config, read_back: require_round_trip(config.autoencoder, read_back.autoencoder),
+    aliases=ALIASES,
 )
+PUBLISHED = (dataclasses.replace(ARCHITECTURE, config_type=DenoisingConfig),)
+"""The autoencoder of any generator that denoises."""

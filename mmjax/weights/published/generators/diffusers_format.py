@@ -1,18 +1,62 @@
-"""Common code for files of diffusers: keys of config.json, residual blocks."""
+"""Common code for files of diffusers: the tables of config.json, and blocks of U-Nets and autoencoders."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
+from mmjax.weights.published.key_table import Fixed, Keys, Table
+from mmjax.weights.published.rules import (
+    Config,
+    PublishedArchitecture,
+    Rule,
+    linear_rules,
+    norm_rules,
+    require_round_trip,
+)
+from mmjax.weights.published.table_architecture import table_architecture
 from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
 
-DIFFUSERS_FILE_STEM = "diffusion_pytorch_model"
+NOT_IN_CONFIG = (
+    "image_size", "channels", "conditions", "condition_dropout", "loss", "schedule", "autoencoder",
+)  # fmt: skip
+"""Fields of a generator that the config.json of its U-Net or transformer does not describe."""
+
+CHANNELS = ("in_channels", "out_channels")
 
 
-def heads_per_level(values: Mapping[str, Any], levels: int) -> tuple[int, ...]:
-    """Reads the attention heads of each level, which U-Nets of diffusers call `attention_head_dim` by mistake."""
-    heads = values.get("attention_head_dim", 8)
-    return (heads,) * levels if isinstance(heads, int) else tuple(heads)
+def diffusers_architecture(
+    name: str,
+    types: Mapping[str, type],
+    keys: Table,
+    rules: Callable[[Config], Iterable[Rule]],
+    undescribed: tuple[str, ...] = (),
+    **others: Any,
+) -> PublishedArchitecture:
+    """Makes a published architecture of diffusers from the table of its keys.
+
+    Args:
+        name: Name of the class that loads it.
+        types: As in `table_architecture`.
+        keys: The keys of its config.json, without the name of the class.
+        rules: Rules of a configuration.
+        undescribed: Fields besides `NOT_IN_CONFIG` that may differ in a configuration that is read back.
+        **others: Other arguments of `table_architecture`.
+    """
+    require_same = functools.partial(require_round_trip, except_fields=(*NOT_IN_CONFIG, *undescribed))
+    return table_architecture(
+        name,
+        (name,),
+        types,
+        (Keys(write=lambda _: {"_class_name": name}), *keys),
+        rules=lambda config: {config.name: tuple(rules(config))},
+        file_stem="diffusion_pytorch_model",
+        **{"require_same": require_same, **others},
+    )
+
+
+def only(values: Mapping[str, Any]) -> Table:
+    """Makes the entries of keys that have only one value that can be computed, and that are written."""
+    return tuple(Fixed(key, value, written=True) for key, value in values.items())
 
 
 def residual_block_rules(tensor: str, parameter: str, *, embedding: bool, skip: bool) -> Iterator[Rule]:
@@ -31,3 +75,24 @@ def residual_block_rules(tensor: str, parameter: str, *, embedding: bool, skip: 
         yield from linear_rules(f"{tensor}.time_emb_proj", f"{parameter}/embedding", LINEAR, bias=True)
     if skip:
         yield from linear_rules(f"{tensor}.conv_shortcut", f"{parameter}/skip", CONVOLUTION, bias=True)
+
+
+def attention_rules(tensor: str, parameter: str, *, bias: bool) -> Iterator[Rule]:
+    """Rules of an Attention, whose output always has a bias; `bias` says whether its other projections have some."""
+    for letter, name in (("q", "query"), ("k", "key"), ("v", "value")):
+        yield from linear_rules(f"{tensor}.to_{letter}", f"{parameter}/{name}", LINEAR, bias)
+    yield from linear_rules(f"{tensor}.to_out.0", f"{parameter}/output", LINEAR, bias=True)
+
+
+def resampling_rules(levels: int, down: tuple[str, str], up: tuple[str, str]) -> Iterator[Rule]:
+    """Rules of the convolutions between levels.
+
+    Args:
+        levels: Number of levels.
+        down: Prefix of the names of the half whose levels become smaller, and its path here.
+        up: Likewise of the half whose levels become larger.
+    """
+    for (tensor, parameter), kind, name in ((down, "downsamplers", "shrink"), (up, "upsamplers", "grow")):
+        for level in range(levels - 1):
+            convolution = f"{tensor}.{level}.{kind}.0.conv"
+            yield from linear_rules(convolution, f"{parameter}/{name}/{level}", CONVOLUTION, bias=True)

@@ -4,32 +4,18 @@
 conditioned on hidden states has no use for.
 """
 
-import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.architectures import DiTConfig, RectifiedFlowSchedule
 from configs.diffusion_transformer import DiTBlockRun
+from mmjax.weights.published.channel_orders import ChannelsFirst, InterleavedRotary
 from mmjax.weights.published.config_values import require_values
-from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM
-from mmjax.weights.published.key_table import Fields, Key, Keys, Table, Values
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
-from mmjax.weights.published.table_architecture import table_architecture
-from mmjax.weights.published.tensor_layouts import (
-    IDENTITY,
-    LINEAR,
-    ChannelsFirst,
-    Fused,
-    InterleavedRotary,
-    PatchConvolution,
-    TensorLayout,
-)
-
-NOT_IN_CONFIG = (
-    "image_size", "channels", "conditions", "condition_dropout", "loss", "schedule", "autoencoder",
-)  # fmt: skip
-"""Fields that a config.json of a transformer does not describe."""
+from mmjax.weights.published.generators.diffusers_format import CHANNELS, diffusers_architecture
+from mmjax.weights.published.key_table import Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, linear_rules
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, TensorLayout
 
 MLP_RATIO = 4
 FLUX_PATCH = 2  # side of a patch of latents, which diffusers' pipeline folds into channels before the transformer
@@ -60,13 +46,8 @@ STREAMS = {
 # ---------------------------------------------------------------- keys of both
 
 
-def _read_heads(values: Values) -> dict[str, Any]:
-    width = values["num_attention_heads"] * values["attention_head_dim"]
-    return {"width": width, "heads": values["num_attention_heads"], "ffn": MLP_RATIO * width}
-
-
-def _write_heads(config: DiTConfig) -> dict[str, Any]:
-    return {"attention_head_dim": config.head_width, "num_attention_heads": config.heads}
+def _width(values: Values) -> int:
+    return values["num_attention_heads"] * values["attention_head_dim"]
 
 
 def _read_pooled_width(values: Values) -> dict[str, Any]:
@@ -78,84 +59,65 @@ def _read_pooled_width(values: Values) -> dict[str, Any]:
 
 
 HEADS_AND_CONDITIONS = (
-    Keys(_read_heads, _write_heads),
+    Keys(
+        lambda values: {"width": _width(values), "ffn": MLP_RATIO * _width(values)},
+        lambda config: {"attention_head_dim": config.head_width},
+    ),
+    Key("num_attention_heads", "heads"),
     Key("joint_attention_dim", "condition_width"),
+    Keys(_read_pooled_width, lambda config: {"pooled_projection_dim": config.pooled}),
     Fields({"plain_layers": 0}),
 )
-POOLED = Keys(_read_pooled_width, lambda config: {"pooled_projection_dim": config.pooled})
 
 
 # ---------------------------------------------------------------- Stable Diffusion 3
 
 
-def _read_sd3(values: Values) -> dict[str, Any]:
-    width = values["num_attention_heads"] * values["attention_head_dim"]
-    require_values(values, {"caption_projection_dim": width, "out_channels": values["in_channels"]})
-    image_attention = tuple(values.get("dual_attention_layers") or ())
-    if image_attention != tuple(range(len(image_attention))):
-        raise ValueError(f"dual_attention_layers is {image_attention}; only the first layers can be computed")
-    if values.get("qk_norm") not in (None, "rms_norm"):
-        raise ValueError(f"qk_norm is {values['qk_norm']!r}; only None and 'rms_norm' can be computed")
-    return {
-        "image_size": values["sample_size"],
-        "channels": values["in_channels"],
-        "patch": values["patch_size"],
-        "image_attention_layers": len(image_attention),
-        "qk_norm": values.get("qk_norm") is not None,
-        "position_base": values["sample_size"] // values["patch_size"],
-    }
+def _read_sizes(values: Values) -> dict[str, Any]:
+    size, channels = values["sample_size"], values["in_channels"]
+    require_values(values, {"caption_projection_dim": _width(values), "out_channels": channels})
+    return {"image_size": size, "position_base": size // values["patch_size"], "channels": channels}
 
 
-def _write_sd3(config: DiTConfig) -> dict[str, Any]:
-    channels = config.latent_shape[-1]
+def _write_sizes(config: DiTConfig) -> dict[str, Any]:
     if not config.position_base or not config.double_layers or not config.pooled:
         raise ValueError("position_base, double_layers and pooled_width must be above 0")
-    return {
-        "sample_size": config.position_base * config.patch,
-        "patch_size": config.patch,
-        "in_channels": channels,
-        "out_channels": channels,
-    }
+    sizes = {"sample_size": config.position_base * config.patch, "caption_projection_dim": config.width}
+    return {**sizes, **dict.fromkeys(CHANNELS, config.latent_shape[-1])}
 
 
-def _write_sd3_attention(config: DiTConfig) -> dict[str, Any]:
-    return {
-        "dual_attention_layers": list(range(config.image_attention_layers)),
-        "qk_norm": "rms_norm" if config.qk_norm else None,
-    }
+def _read_dual_layers(layers: Sequence[int] | None) -> int:
+    layers = tuple(layers or ())
+    if layers != tuple(range(len(layers))):
+        raise ValueError(f"dual_attention_layers is {layers}; only the first layers can be computed")
+    return len(layers)
+
+
+def _read_qk_norm(norm: str | None) -> bool:
+    if norm not in (None, "rms_norm"):
+        raise ValueError(f"qk_norm is {norm!r}; only None and 'rms_norm' can be computed")
+    return norm is not None
 
 
 SD3_KEYS = (
-    Keys(_read_sd3, _write_sd3),
+    Keys(_read_sizes, _write_sizes),
+    Key("patch_size", "patch"),
     Key("num_layers", "double_layers"),
     *HEADS_AND_CONDITIONS,
-    Keys(write=lambda config: {"caption_projection_dim": config.width}),
-    POOLED,
     Key("pos_embed_max_size", "position_grid"),
-    Keys(write=_write_sd3_attention),
+    Key("dual_attention_layers", "image_attention_layers", None, _read_dual_layers, lambda count: list(range(count))),
+    Key("qk_norm", "qk_norm", None, _read_qk_norm, lambda norm: "rms_norm" if norm else None),
     # Not in config.json: as in Stable Diffusion 3.
     Fields({"conditions": 333, "schedule": RectifiedFlowSchedule(shift=3.0)}),
 )
 
 
-def sd3_rules(config: DiTConfig) -> Rules:
+def sd3_rules(config: DiTConfig) -> Iterator[Rule]:
     """Rules of Stable Diffusion 3's transformer."""
-    return {config.name: tuple(_sd3_rules(config))}
-
-
-def _sd3_rules(config: DiTConfig) -> Iterator[Rule]:
     yield Rule("pos_embed.proj.weight", "embed/patches/kernel", PatchConvolution((config.patch,) * 2))
     yield Rule("pos_embed.proj.bias", "embed/patches/bias")
-    yield from _embedding_rules(config)
-    yield from _double_rules(config)
-    yield from linear_rules("norm_out.linear", "head/modulation/projection", LINEAR, bias=True)
+    yield from _shared_rules(config)
     yield from linear_rules("proj_out", "head/leave", LINEAR, bias=True)
-
-
-def _ignored_positions(config: DiTConfig) -> tuple[str, ...]:
-    """The table of sinusoidal positions, which are computed here."""
-    del config
-    return ("pos_embed.pos_embed",)
 
 
 # ---------------------------------------------------------------- Flux.1
@@ -184,7 +146,6 @@ FLUX_KEYS = (
     Key("num_layers", "double_layers"),
     Key("num_single_layers", "single_layers"),
     *HEADS_AND_CONDITIONS,
-    POOLED,
     Keys(
         lambda values: {"distilled_guidance": FLUX_DEV_GUIDANCE if values["guidance_embeds"] else None},
         lambda config: {"guidance_embeds": config.distilled_guidance is not None},
@@ -196,18 +157,12 @@ FLUX_KEYS = (
 )
 
 
-def flux_rules(config: DiTConfig) -> Rules:
+def flux_rules(config: DiTConfig) -> Iterator[Rule]:
     """Rules of Flux.1's transformer."""
-    return {config.name: tuple(_flux_rules(config))}
-
-
-def _flux_rules(config: DiTConfig) -> Iterator[Rule]:
     pixels = config.patch**2
     yield from linear_rules("x_embedder", "embed/patches", ChannelsFirst(pixels, axis=1), bias=True)
-    yield from _embedding_rules(config)
-    yield from _double_rules(config)
+    yield from _shared_rules(config)
     yield from _single_rules(config)
-    yield from linear_rules("norm_out.linear", "head/modulation/projection", LINEAR, bias=True)
     yield Rule("proj_out.weight", "head/leave/kernel", ChannelsFirst(pixels))
     yield Rule("proj_out.bias", "head/leave/bias", ChannelsFirst(pixels, base_layout=IDENTITY))
 
@@ -225,7 +180,9 @@ def _single_rules(config: DiTConfig) -> Iterator[Rule]:
 # ---------------------------------------------------------------- rules of both
 
 
-def _embedding_rules(config: DiTConfig) -> Iterator[Rule]:
+def _shared_rules(config: DiTConfig) -> Iterator[Rule]:
+    """Rules of the embeddings of conditions and time, of the double blocks, and of the head's modulation."""
+    yield from linear_rules("norm_out.linear", "head/modulation/projection", LINEAR, bias=True)
     yield from linear_rules("context_embedder", "embed/conditions", LINEAR, bias=True)
     embedders = {"timestep_embedder": "time", "text_embedder": "pooled"}
     if config.distilled_guidance is not None:
@@ -233,9 +190,6 @@ def _embedding_rules(config: DiTConfig) -> Iterator[Rule]:
     for tensor, name in embedders.items():
         for number, layer in (("linear_1", "up"), ("linear_2", "down")):
             yield from linear_rules(f"time_text_embed.{tensor}.{number}", f"embed/{name}/{layer}", LINEAR, bias=True)
-
-
-def _double_rules(config: DiTConfig) -> Iterator[Rule]:
     first = 0
     for run in config.block_runs:
         if run.stream == "double":
@@ -279,19 +233,20 @@ def _attention_rules(
         yield from linear_rules(f"{block}.{names[name]}", f"{path}/{name}", LINEAR, bias=True)
 
 
-def _published(name: str, keys: Table, undescribed: tuple[str, ...], **others: Any) -> PublishedArchitecture:
-    return table_architecture(
-        name,
-        (name,),
-        {"": DiTConfig},
-        (Keys(write=lambda _: {"_class_name": name}), *keys),
-        require_same=functools.partial(require_round_trip, except_fields=(*NOT_IN_CONFIG, *undescribed)),
-        file_stem=DIFFUSERS_FILE_STEM,
-        **others,
-    )
-
-
 PUBLISHED = (
-    _published("SD3Transformer2DModel", SD3_KEYS, ("pooled_width",), rules=sd3_rules, ignored=_ignored_positions),
-    _published("FluxTransformer2DModel", FLUX_KEYS, ("pooled_width", "distilled_guidance"), rules=flux_rules),
+    diffusers_architecture(
+        "SD3Transformer2DModel",
+        {"": DiTConfig},
+        SD3_KEYS,
+        sd3_rules,
+        undescribed=("pooled_width",),
+        ignored=lambda config: ("pos_embed.pos_embed",),  # the table of sinusoidal positions, which are computed here
+    ),
+    diffusers_architecture(
+        "FluxTransformer2DModel",
+        {"": DiTConfig},
+        FLUX_KEYS,
+        flux_rules,
+        undescribed=("pooled_width", "distilled_guidance"),
+    ),
 )

@@ -1,16 +1,19 @@
 """U-Nets of Stable Diffusion (arXiv 2112.10752) and AudioLDM (2301.12503), `UNet2DConditionModel` of diffusers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from configs.architectures import UNetConfig
-from mmjax.weights.published.config_values import require_equal, require_values
 from mmjax.weights.published.generators.diffusers_format import (
-    DIFFUSERS_FILE_STEM,
-    heads_per_level,
+    CHANNELS,
+    attention_rules,
+    diffusers_architecture,
+    only,
+    resampling_rules,
     residual_block_rules,
 )
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, fused_rules, linear_rules, norm_rules
+from mmjax.weights.published.key_table import EqualKeys, Fields, Key, Keys, Values
+from mmjax.weights.published.rules import Rule, fused_rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
 
 UNET = "unet/unet"
@@ -48,71 +51,67 @@ REQUIRED_VALUES = {
 }
 """Keys of config.json with the only value that can be computed."""
 
-DOWN_BLOCK_TYPES = {True: "CrossAttnDownBlock2D", False: "DownBlock2D"}
-UP_BLOCK_TYPES = {True: "CrossAttnUpBlock2D", False: "UpBlock2D"}
-"""Types of a level's blocks, by whether the level has attention."""
+
+def _read_size(values: Values) -> dict[str, Any]:
+    size = values.get("sample_size") or 2 ** (len(values["block_out_channels"]) - 1)
+    return {"image_size": size if isinstance(size, int) else tuple(size)}
 
 
-def read_config(values: Mapping[str, Any]) -> UNetConfig:
-    """Reads the config.json of diffusers' UNet2DConditionModel.
+def _block_types(attention_levels: Sequence[int], levels: int) -> dict[str, list[str]]:
+    down = ["CrossAttnDownBlock2D" if level in attention_levels else "DownBlock2D" for level in range(levels)]
+    return {"down_block_types": down, "up_block_types": [kind.replace("Down", "Up") for kind in reversed(down)]}
 
-    The number of conditions and the noise schedule are not in it; they have the values of Stable Diffusion.
 
-    Raises:
-        ValueError: A key has a value that cannot be computed.
-    """
-    require_values(values, REQUIRED_VALUES)
-    require_equal(values, ("in_channels", "out_channels"))
-    widths = tuple(values["block_out_channels"])
-    has_attention = [kind == DOWN_BLOCK_TYPES[True] for kind in values["down_block_types"]]
-    for key, kinds, levels in (
-        ("down_block_types", DOWN_BLOCK_TYPES, has_attention),
-        ("up_block_types", UP_BLOCK_TYPES, has_attention[::-1]),
-    ):
-        required = [kinds[attention] for attention in levels]
+def _read_attention_levels(values: Values) -> dict[str, Any]:
+    kinds = values["down_block_types"]
+    levels = tuple(level for level, kind in enumerate(kinds) if kind == "CrossAttnDownBlock2D")
+    for key, required in _block_types(levels, len(kinds)).items():
         if list(values[key]) != required:
             raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
-    second_attention, width = _second_attention(values, widths)
+    return {"attention_levels": levels}
+
+
+def _read_heads(values: Values) -> dict[str, Any]:
+    """Reads the number of heads of each level, which diffusers calls `attention_head_dim` by mistake."""
+    widths, heads = values["block_out_channels"], values.get("attention_head_dim", 8)
+    heads = (heads,) * len(widths) if isinstance(heads, int) else heads
+    return {"head_width": tuple(width // count for width, count in zip(widths, heads, strict=True))}
+
+
+def _write_heads(config: UNetConfig) -> dict[str, Any]:
+    """Writes them; a level without attention may be narrower than a head, and has one."""
+    return {"attention_head_dim": [max(config.heads(level), 1) for level in range(len(config.widths))]}
+
+
+def _read_conditions(values: Values) -> dict[str, Any]:
+    second_attention, width = _second_attention(values)
     pooled, pooled_width = _pooled(values)
     if width and pooled_width and width != pooled_width:
         raise ValueError(
             f"cross_attention_dim is {width} and projection_class_embeddings_input_dim is {pooled_width}; only equal "
             "ones can be computed"
         )
-    size = values.get("sample_size") or 2 ** (len(widths) - 1)
-    return UNetConfig(
-        image_size=size if isinstance(size, int) else tuple(size),
-        channels=values["in_channels"],
-        patch=1,
-        widths=widths,
-        blocks=values["layers_per_block"],
-        attention_levels=tuple(level for level, attention in enumerate(has_attention) if attention),
-        head_width=tuple(
-            level_width // heads
-            for level_width, heads in zip(widths, heads_per_level(values, len(widths)), strict=True)
-        ),
-        groups=values["norm_num_groups"],
-        second_attention=second_attention,
-        linear_projection=bool(values.get("use_linear_projection", False)),
-        pooled=pooled,
-        conditions=77 if second_attention == "conditions" else 1,
-        condition_width=width or pooled_width or 1,
-    )
+    return {
+        "second_attention": second_attention,
+        "pooled": pooled,
+        "conditions": 77 if second_attention == "conditions" else 1,
+        "condition_width": width or pooled_width or 1,
+    }
 
 
-def _second_attention(values: Mapping[str, Any], widths: tuple[int, ...]) -> tuple[str, int]:
+def _second_attention(values: Values) -> tuple[str, int]:
     """Returns the source of the second attention, and the width of the conditions; 0 if it does not read them."""
     source = values["cross_attention_dim"]
     if isinstance(source, int):
         return "conditions", source
-    if tuple(source) == widths and values.get("class_embed_type"):
+    if tuple(source) == tuple(values["block_out_channels"]) and values.get("class_embed_type"):
         return "map", 0  # AudioLDM passes no conditions to it, so that it attends to the map again
     if len(set(source)) == 1:
         return "conditions", source[0]
     raise ValueError(f"cross_attention_dim is {source!r}; only one width, or block_out_channels, can be computed")
 
 
-def _pooled(values: Mapping[str, Any]) -> tuple[str, int]:
+def _pooled(values: Values) -> tuple[str, int]:
     """Returns how the class embedding is combined with the time embedding, and the width of its inputs."""
     kind = values.get("class_embed_type")
     if kind is None:
@@ -123,30 +122,11 @@ def _pooled(values: Mapping[str, Any]) -> tuple[str, int]:
     return combination, values["projection_class_embeddings_input_dim"]
 
 
-def write_config(config: UNetConfig) -> dict[str, Any]:
-    """Writes the config.json of diffusers' UNet2DConditionModel, without `sample_size`: weights are for any size."""
-    if config.patch != 1:
-        raise ValueError(f"patch is {config.patch}; diffusers moves no pixels into the channels, so it must be 1")
-    has_attention = [level in config.attention_levels for level in range(len(config.widths))]
-    channels = config.latent_shape[-1]
-    sources = {"conditions": config.condition_width, "map": list(config.widths)}
+def _write_conditions(config: UNetConfig) -> dict[str, Any]:
     if config.second_attention == "map" and config.pooled == "none":
         raise ValueError("second_attention is 'map' and pooled is 'none'; diffusers would attend to conditions")
-    values = {
-        "_class_name": "UNet2DConditionModel",
-        **REQUIRED_VALUES,
-        "in_channels": channels,
-        "out_channels": channels,
-        "block_out_channels": list(config.widths),
-        "down_block_types": [DOWN_BLOCK_TYPES[attention] for attention in has_attention],
-        "up_block_types": [UP_BLOCK_TYPES[attention] for attention in has_attention[::-1]],
-        "layers_per_block": config.blocks,
-        # diffusers calls it so by mistake: these are numbers of heads.
-        "attention_head_dim": [config.heads(level) for level in range(len(config.widths))],
-        "norm_num_groups": config.groups,
-        "cross_attention_dim": sources[config.second_attention],
-        "use_linear_projection": config.linear_projection,
-    }
+    sources = {"conditions": config.condition_width, "map": list(config.widths)}
+    values = {"cross_attention_dim": sources[config.second_attention]}
     if config.pooled == "none":
         return values
     return values | {
@@ -156,12 +136,27 @@ def write_config(config: UNetConfig) -> dict[str, Any]:
     }
 
 
-def rules(config: UNetConfig) -> Rules:
+KEYS = (
+    *only(REQUIRED_VALUES),
+    Keys(
+        EqualKeys(CHANNELS, "channels").read,
+        lambda config: dict.fromkeys(CHANNELS, config.latent_shape[-1]),
+    ),
+    Keys(_read_size),  # it is not written: weights are for any size
+    Key("block_out_channels", "widths", to_field=tuple, to_value=list),
+    Keys(_read_attention_levels, lambda config: _block_types(config.attention_levels, len(config.widths))),
+    Key("layers_per_block", "blocks"),
+    Keys(_read_heads, _write_heads),
+    Key("norm_num_groups", "groups"),
+    Keys(_read_conditions, _write_conditions),
+    Key("use_linear_projection", "linear_projection", False, bool),
+    Fields({"patch": 1}),
+)
+"""The number of conditions and the noise schedule are not among the keys; they are read as of Stable Diffusion."""
+
+
+def rules(config: UNetConfig) -> Iterator[Rule]:
     """Rules of the U-Net."""
-    return {config.name: tuple(_unet_rules(config))}
-
-
-def _unet_rules(config: UNetConfig) -> Iterator[Rule]:
     for tensor, name in (("linear_1", "up"), ("linear_2", "down")):
         yield from linear_rules(f"time_embedding.{tensor}", f"{UNET}/time/{name}", LINEAR, bias=True)
     if config.pooled != "none":
@@ -179,10 +174,7 @@ def _unet_rules(config: UNetConfig) -> Iterator[Rule]:
         for block in range(config.blocks + 1):
             path = f"{UNET}/up/{up_level}/{block}"
             yield from _block_rules(config, f"up_blocks.{up_level}", block, path, level, True)
-    for number in range(last):
-        down, up = f"down_blocks.{number}.downsamplers.0.conv", f"up_blocks.{number}.upsamplers.0.conv"
-        yield from linear_rules(down, f"{UNET}/shrink/{number}", CONVOLUTION, bias=True)
-        yield from linear_rules(up, f"{UNET}/grow/{number}", CONVOLUTION, bias=True)
+    yield from resampling_rules(last + 1, ("down_blocks", UNET), ("up_blocks", UNET))
     middle_in, middle_out = f"{UNET}/middle_in", f"{UNET}/middle_out"
     yield from residual_block_rules("mid_block.resnets.0", f"{middle_in}/residual", embedding=True, skip=False)
     yield from _transformer_rules(config, "mid_block.attentions.0", f"{middle_in}/transformer")
@@ -202,24 +194,19 @@ def _transformer_rules(config: UNetConfig, tensor: str, parameter: str) -> Itera
     yield from linear_rules(f"{tensor}.proj_out", f"{parameter}/leave", projection, bias=True)
     block = f"{tensor}.transformer_blocks.0"
     for norm, attention, name in (("norm1", "attn1", "self"), ("norm2", "attn2", "second")):
-        path = f"{parameter}/{name}_attention"
         yield from norm_rules(f"{block}.{norm}", f"{parameter}/{name}_norm", bias=True)
-        for letter, projected in (("q", "query"), ("k", "key"), ("v", "value")):
-            yield from linear_rules(f"{block}.{attention}.to_{letter}", f"{path}/{projected}", LINEAR, bias=False)
-        yield from linear_rules(f"{block}.{attention}.to_out.0", f"{path}/output", LINEAR, bias=True)
+        yield from attention_rules(f"{block}.{attention}", f"{parameter}/{name}_attention", bias=False)
     yield from norm_rules(f"{block}.norm3", f"{parameter}/mlp_norm", bias=True)
     yield from fused_rules(f"{block}.ff.net.0.proj", f"{parameter}/mlp", ("up", "gate"), bias=True)
     yield from linear_rules(f"{block}.ff.net.2", f"{parameter}/mlp/down", LINEAR, bias=True)
 
 
 PUBLISHED = (
-    PublishedArchitecture(
-        name="UNet2DConditionModel",
-        model_types=("UNet2DConditionModel",),
-        config_type=UNetConfig,
-        read_config=read_config,
-        write_config=write_config,
-        rules=rules,
-        file_stem=DIFFUSERS_FILE_STEM,
+    diffusers_architecture(
+        "UNet2DConditionModel",
+        {"": UNetConfig},
+        KEYS,
+        rules,
+        undescribed=("attention_levels", "head_width"),  # several values of them mean the same
     ),
 )

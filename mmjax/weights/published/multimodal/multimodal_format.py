@@ -1,10 +1,10 @@
 """Checkpoints of whole models: encoders with their projectors and a decoder, each under a prefix of its own.
 
-The file of a model declares a `MultimodalFormat`, and two functions that translate the values of config.json which
-belong to neither an encoder nor the decoder alone:
+The file of a model declares a `MultimodalFormat`, with tables of the keys of config.json that belong to neither an
+encoder nor the decoder alone:
 
     FORMAT = MultimodalFormat(encoders=(PublishedEncoder(...),), decoders=by_model_type(*llama.PUBLISHED))
-    PUBLISHED = (FORMAT.published("LlavaForConditionalGeneration", ("llava",), read_config, write_config),)
+    PUBLISHED = (FORMAT.published("LlavaForConditionalGeneration", ("llava",)),)
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from configs.architectures import BackboneConfig, EncoderConfig, ModelConfig
+from mmjax.weights.published.key_table import Table, Values, read_fields, write_table
+from mmjax.weights.published.multimodal.mrope import read_sections, write_sections
 from mmjax.weights.published.rules import (
     Config,
     PublishedArchitecture,
@@ -33,14 +35,21 @@ Architectures = Mapping[str, PublishedArchitecture]
 """Architectures by the `model_type` that config.json gives them within a whole model; the first name is written."""
 
 
-def by_model_type(*architectures: PublishedArchitecture) -> Architectures:
-    """Returns architectures by their own model types."""
-    return {name: architecture for architecture in architectures for name in architecture.model_types}
+Defaults = Mapping[str, Values]
+"""Values that a file may leave out of a module's part, by the `model_type` of the part."""
+
+TableOf = Callable[[Any], Table]
+"""Makes the table of keys that describe a module outside its own part, given the module that the part describes."""
 
 
-def _no_rules(config: Config) -> tuple[Rule, ...]:
-    del config
-    return ()
+def by_model_type(*architectures: PublishedArchitecture, only: tuple[str, ...] = ()) -> Architectures:
+    """Returns architectures by their own model types: by all of them, or by `only` these."""
+    return {
+        name: architecture
+        for architecture in architectures
+        for name in architecture.model_types
+        if not only or name in only
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +61,8 @@ class PublishedEncoder:
         prefix: Prefix of its tensors.
         architectures: Architectures that it may have.
         projector: Rules of its projector, by the names in the whole checkpoint.
-        defaults: Values that a file may leave out under the key, if it leaves out `model_type` or has the defaults'.
+        keys: Keys that describe it besides those under its key, such as its projector's.
+        defaults: Values that a file may leave out under the key; with some, a file may leave out the key itself.
         ignored: Patterns of its tensors without a parameter, without the prefix; None for the architecture's patterns,
             which include the projector where it lies within the encoder.
     """
@@ -60,8 +70,9 @@ class PublishedEncoder:
     key: str = "vision_config"
     prefix: str
     architectures: Architectures
-    projector: Callable[[Any], Iterable[Rule]] = _no_rules
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    projector: Callable[[Any], Iterable[Rule]] = lambda encoder: ()
+    keys: TableOf = lambda encoder: ()
+    defaults: Defaults = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] | None = None
 
     @property
@@ -71,7 +82,7 @@ class PublishedEncoder:
         return kind
 
     def read_config(self, values: Mapping[str, Any]) -> Any:
-        """Reads the configuration of the encoder alone.
+        """Reads the configuration of the encoder with its projector.
 
         Args:
             values: The whole config.json.
@@ -81,12 +92,14 @@ class PublishedEncoder:
         """
         own = values.get(self.key, {}) if self.defaults else values[self.key]
         pixels = {key: values[key] for key in PIXEL_KEYS if key in values}
-        return read_part(self.key, {**pixels, **with_defaults(own, self.defaults)}, self.architectures)
+        alone = read_part(self.key, {**pixels, **own}, self.architectures, self.defaults)
+        return dataclasses.replace(alone, **read_fields(self.keys(alone), values))
 
     def write_config(self, encoder: EncoderConfig) -> dict[str, Any]:
-        """Writes the values under the key; the inverse of `read_config`."""
+        """Writes the keys of the whole config.json that describe the encoder; the inverse of `read_config`."""
         model_type, architecture = first_matching(encoder, self.architectures)
-        return {"model_type": model_type, **architecture.write_config(encoder)}
+        part = {"model_type": model_type, **architecture.write_config(encoder)}
+        return _joined(write_table(self.keys(encoder), encoder), {self.key: part})
 
     def rules(self, encoder: EncoderConfig) -> tuple[Rule, ...]:
         """Rules of the encoder and its projector."""
@@ -119,6 +132,9 @@ class MultimodalFormat:
         decoders: Architectures that the decoder may have.
         decoder_key: Key of config.json that describes the decoder.
         decoder_prefix: Prefix of its tensors.
+        keys: Keys that describe the backbone besides those under the decoder's key.
+        sections: Whether positions count time, rows and columns (`mrope.py`).
+        prepare: Completes the contents of a config.json.
         decoder_defaults: Values that a file may leave out under the key, as `PublishedEncoder.defaults`.
         tying: The object whose `tie_word_embeddings` ties the head.
         tied_by_default: Value of `tie_word_embeddings` where config.json leaves it out.
@@ -132,7 +148,10 @@ class MultimodalFormat:
     decoders: Architectures
     decoder_key: str = "text_config"
     decoder_prefix: str = "language_model."
-    decoder_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    keys: TableOf = lambda backbone: ()
+    sections: bool = False
+    prepare: Callable[[Values], Values] = lambda values: values
+    decoder_defaults: Defaults = dataclasses.field(default_factory=dict)
     tying: Tying = "model"
     tied_by_default: bool = False
     prefix: str = ""
@@ -151,28 +170,51 @@ class MultimodalFormat:
                 f"model has {', '.join(expected)}"
             )
 
-    def read_decoder_config(self, values: Mapping[str, Any]) -> BackboneConfig:
-        """Reads the configuration of the decoder alone, with the head tied as in the whole model.
-
-        Args:
-            values: The whole config.json.
+    def read_config(self, values: Values) -> ModelConfig:
+        """Reads the configuration of the whole model.
 
         Raises:
-            ValueError: It has none of the architectures, or a key has a value that cannot be computed.
+            ValueError: A module has none of its architectures, or a key has a value that cannot be computed.
         """
+        values = self.prepare(values)
+        return ModelConfig(tuple(each.read_config(values) for each in self.encoders), self._read_backbone(values), ())
+
+    def _read_backbone(self, values: Values) -> BackboneConfig:
+        """Reads the configuration of the decoder, with the head tied as in the whole model."""
         own = values.get(self.decoder_key, {}) if self.decoder_defaults else values[self.decoder_key]
         tied = {} if self.tying == "decoder" else {"tie_word_embeddings": self._tied(values, own)}
-        return read_part(self.decoder_key, {**with_defaults(own, self.decoder_defaults), **tied}, self.decoders)
+        sections, own = read_sections(own) if self.sections else ((), own)
+        alone = read_part(self.decoder_key, {**own, **tied}, self.decoders, self.decoder_defaults)
+        fields = {"rope_sections": sections, "newline": bool(self.newline), **read_fields(self.keys(alone), values)}
+        return dataclasses.replace(alone, **fields)
 
     def _tied(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
         tied = bool(values.get("tie_word_embeddings", self.tied_by_default))
         return tied or (self.tying == "either" and bool(own.get("tie_word_embeddings", False)))
 
-    def write_decoder_config(self, backbone: BackboneConfig) -> dict[str, Any]:
-        """Writes the values under the decoder's key; the inverse of `read_decoder_config`."""
+    def write_config(self, model: ModelConfig) -> dict[str, Any]:
+        """Writes the config.json of a model, without the ids of tokens of images and sounds; inverts `read_config`.
+
+        Raises:
+            ValueError: The published model has other modules, or cannot compute a configuration.
+        """
+        self.require_modules(model)
+        tied = {} if self.tying == "decoder" else {"tie_word_embeddings": model.backbone.tie_embeddings}
+        encoders = zip(self.encoders, model.encoders, strict=True)
+        parts = [published.write_config(encoder) for published, encoder in encoders]
+        values = _joined(tied, *parts, self._write_backbone(model.backbone))
+        read_back = self.read_config(values)
+        for encoder, again in zip(model.encoders, read_back.encoders, strict=True):
+            require_round_trip(encoder, again, PIXEL_FIELDS)
+        require_round_trip(model.backbone, read_back.backbone)
+        return values
+
+    def _write_backbone(self, backbone: BackboneConfig) -> dict[str, Any]:
         alone = decoder_alone(backbone)
         model_type, decoder = first_matching(alone, self.decoders)
-        return {"architectures": [decoder.name], "model_type": model_type, **decoder.write_config(alone)}
+        part = {"architectures": [decoder.name], "model_type": model_type, **decoder.write_config(alone)}
+        part = write_sections(part, backbone) if self.sections else part
+        return _joined(write_table(self.keys(backbone), backbone), {self.decoder_key: part})
 
     def rules(self, model: ModelConfig) -> Rules:
         """Rules of the encoders, their projectors and the decoder, whose first layers may be pieces of their own."""
@@ -220,44 +262,28 @@ class MultimodalFormat:
         aliases = (*self.own_aliases, *of_modules)
         return tuple((self.prefix + alias, self.prefix + prefix) for alias, prefix in aliases if alias != prefix)
 
-    def published(
-        self,
-        name: str,
-        model_types: tuple[str, ...],
-        read_config: Callable[[Mapping[str, Any]], ModelConfig],
-        write_config: Callable[[ModelConfig], dict[str, Any]],
-    ) -> PublishedArchitecture:
-        """Makes the published architecture.
-
-        Args:
-            name: See `PublishedArchitecture`.
-            model_types: See `PublishedArchitecture`.
-            read_config: See `PublishedArchitecture`.
-            write_config: See `PublishedArchitecture`; for a model with the modules of the format. It is checked here
-                that config.json describes the whole model.
-        """
-
-        def write_checked(model: ModelConfig) -> dict[str, Any]:
-            self.require_modules(model)
-            tied = {} if self.tying == "decoder" else {"tie_word_embeddings": model.backbone.tie_embeddings}
-            values = {**tied, **write_config(model)}
-            read_back = read_config(values)
-            for encoder, again in zip(model.encoders, read_back.encoders, strict=True):
-                require_round_trip(encoder, again, PIXEL_FIELDS)
-            require_round_trip(model.backbone, read_back.backbone)
-            return values
-
+    def published(self, name: str, model_types: tuple[str, ...]) -> PublishedArchitecture:
+        """Makes the published architecture of a name and `model_type`s."""
         return PublishedArchitecture(
             name=name,
             model_types=model_types,
             config_type=ModelConfig,
-            read_config=read_config,
-            write_config=write_checked,
+            read_config=self.read_config,
+            write_config=self.write_config,
             rules=self.rules,
             ignored=self.ignored,
             duplicates=self.duplicates,
             aliases=self.aliases,
         )
+
+
+def _joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Joins keys of a config.json; objects that several parts have under one key are joined too."""
+    joined: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            joined[key] = {**joined[key], **value} if isinstance(joined.get(key), Mapping) else value
+    return joined
 
 
 def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
@@ -272,20 +298,14 @@ def decoder_alone(backbone: BackboneConfig) -> BackboneConfig:
     )
 
 
-def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds the defaults that a file leaves out, unless it names another `model_type` than the defaults."""
-    if values.get("model_type", defaults.get("model_type")) != defaults.get("model_type"):
-        return values
-    return {**defaults, **values}
-
-
-def read_part(key: str, values: Mapping[str, Any], architectures: Architectures) -> Any:
+def read_part(key: str, values: Values, architectures: Architectures, defaults: Defaults) -> Any:
     """Reads the configuration of one module of a whole model.
 
     Args:
         key: Key of config.json that describes it, for messages.
         values: Value of the key; a file without `model_type` means the first architecture.
         architectures: Architectures that the module may have.
+        defaults: Values that the file may leave out.
 
     Raises:
         ValueError: It has none of the architectures, or a key has a value that cannot be computed.
@@ -293,7 +313,7 @@ def read_part(key: str, values: Mapping[str, Any], architectures: Architectures)
     model_type = values.get("model_type", next(iter(architectures)))
     if model_type not in architectures:
         raise ValueError(f"{key} is of type {model_type!r}; choose one of {', '.join(architectures)}")
-    return architectures[model_type].read_config(values)
+    return architectures[model_type].read_config({**defaults.get(model_type, {}), **values})
 
 
 def first_matching(config: Config, architectures: Architectures) -> tuple[str, PublishedArchitecture]:

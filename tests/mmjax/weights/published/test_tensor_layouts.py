@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmjax.weights.published.channel_orders import ColumnsFirst, InterleavedRotary
 from mmjax.weights.published.tensor_layouts import (
     CONVOLUTION,
     CONVOLUTION_1D,
     IDENTITY,
     LINEAR,
-    ColumnsFirst,
     Fused,
-    InterleavedRotary,
     PatchConvolution,
     Reshaped,
     Stacked,

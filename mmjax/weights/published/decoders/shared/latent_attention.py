@@ -7,11 +7,12 @@ from typing import Any
 from configs.backbone import BackboneConfig
 from configs.latent_attention import LatentAttentionConfig
 from configs.rope import RopeScaling, YarnScaling, yarn_mscale
+from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.decoders.shared.llama_like import BLOCK
 from mmjax.weights.published.decoders.shared.rope_config import read_rotary
 from mmjax.weights.published.key_table import Entry, Keys
 from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
-from mmjax.weights.published.tensor_layouts import LINEAR, InterleavedRotary
+from mmjax.weights.published.tensor_layouts import LINEAR
 
 _WIDTHS = {
     "query_rank": "q_lora_rank",

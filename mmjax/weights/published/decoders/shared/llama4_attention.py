@@ -5,10 +5,11 @@ from typing import Any
 
 from configs.attention_kinds import AttentionKind, AttentionTemperature
 from configs.backbone import BackboneConfig
+from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.decoders.shared.attention_types import shortest_pattern
 from mmjax.weights.published.decoders.shared.llama_like import BLOCK
 from mmjax.weights.published.rules import Rule
-from mmjax.weights.published.tensor_layouts import LINEAR, InterleavedRotary
+from mmjax.weights.published.tensor_layouts import LINEAR
 
 DEFAULTS = {
     "no_rope_layer_interval": 4,

@@ -101,22 +101,6 @@ def block_count(key: str) -> Entry:
     return Keys(lambda values: {"depth": values[key]}, lambda config: {key: config.depth + config.unused_blocks})
 
 
-def unused_block_count(key: str, layer: Any, depth: int) -> int:
-    """Returns the number of blocks after the block whose outputs are used.
-
-    Args:
-        key: Key of config.json that names the block, for messages.
-        layer: Its value: -1 for the last block.
-        depth: Number of blocks.
-
-    Raises:
-        ValueError: The value is not a block counted from the last.
-    """
-    if not isinstance(layer, int) or not -depth <= layer < 0:
-        raise ValueError(f"{key} is {layer!r}; only one from -1 to -{depth} can be computed")
-    return -1 - layer
-
-
 def layer_scale(key: str) -> Key:
     """Makes the entry of the initial value of layer scales; 0 stands for no layer scales here."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.vision_rope import VisionRope
+from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.encoders.shared.vision_keys import (
     CLIP_PIXELS,
     block_count,
@@ -34,7 +35,7 @@ from mmjax.weights.published.encoders.shared.vision_transformer import (
 )
 from mmjax.weights.published.key_table import Fields, Fixed, Key, Keys, Values, write_table
 from mmjax.weights.published.rules import Rule, Rules, fused_rules, linear_rules
-from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, InterleavedRotary
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR
 
 BLOCK = "blocks.{layer}"
 GATED = {**MLP_NAMES, "mlp/gate": "mlp.fc1_g", "mlp/up": "mlp.fc1_x"}

@@ -7,6 +7,7 @@ the tower belongs to the projector (`multimodal/llama4.py`).
 from collections.abc import Iterator
 
 from configs.architectures import VisionConfig
+from mmjax.weights.published.channel_orders import ColumnsFirst, InterleavedRotary
 from mmjax.weights.published.encoders.shared.vision_keys import FFN, HALF_PIXELS, SIZES, patches, rotary_positions
 from mmjax.weights.published.encoders.shared.vision_rules import (
     MLP_NAMES,
@@ -19,15 +20,7 @@ from mmjax.weights.published.encoders.shared.vision_transformer import VIT_BASE_
 from mmjax.weights.published.key_table import Fields, Keys
 from mmjax.weights.published.rules import Rule, Rules, norm_rules
 from mmjax.weights.published.table_architecture import with_defaults
-from mmjax.weights.published.tensor_layouts import (
-    IDENTITY,
-    LINEAR,
-    ColumnsFirst,
-    Fused,
-    InterleavedRotary,
-    PatchConvolution,
-    Reshaped,
-)
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, Reshaped
 
 BLOCK = "model.layers.{layer}"
 NAMES = {

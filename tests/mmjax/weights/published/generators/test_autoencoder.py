@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mmjax.weights.published.generators import autoencoder
+from mmjax.weights.published.generators.autoencoder import ALIASES, PUBLISHED
 from sharding.axes import Axes
 from tests.mmjax.weights.published.generators.diffusers_parity import module_of, read, write
 from tests.mmjax.weights.published.parity import single_threaded_torch
@@ -85,31 +85,30 @@ def test_latents_and_images_match_diffusers_which_loads_what_is_written(kind, tm
 
 
 def test_tensor_names_of_old_files_are_aliases():
-    names = {
-        name for each in autoencoder.rules(autoencoder.read_config(dict(theirs().config))).values() for name in each
-    }
-    attention = {name for rule in names for name in rule.tensor_names if "attentions" in name and "norm" not in name}
-    for old, new in autoencoder.ALIASES:
+    (published,) = PUBLISHED
+    (rules,) = published.rules(published.read_config(dict(theirs().config))).values()
+    attention = {name for rule in rules for name in rule.tensor_names if "attentions" in name and "norm" not in name}
+    for old, new in ALIASES:
         assert f"{new}weight" in attention and "attentions.0." in old
-    assert len(attention) == 2 * len(autoencoder.ALIASES)
+    assert len(attention) == 2 * len(ALIASES)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"latents_mean": [0.1]}, "latents_mean is .* only None"),
-        ({"use_quant_conv": False}, "use_quant_conv and use_post_quant_conv are"),
+        ({"use_quant_conv": False}, "use_quant_conv is False and use_post_quant_conv is True"),
         ({"down_block_types": ["AttnDownEncoderBlock2D"]}, "down_block_types is"),
         ({"out_channels": 1}, "in_channels is 3 and out_channels is 1"),
     ],
 )
 def test_unsupported_values_are_refused_by_key(changed, message):
     with pytest.raises(ValueError, match=message):
-        autoencoder.read_config(dict(theirs().config) | changed)
+        PUBLISHED[0].read_config(dict(theirs().config) | changed)
 
 
 def test_writing_a_generator_without_an_autoencoder_is_refused():
     from configs.architectures import UNetConfig
 
     with pytest.raises(ValueError, match=r"generator.autoencoder is None"):
-        autoencoder.write_config(UNetConfig())
+        PUBLISHED[0].write_config(UNetConfig())

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mmjax.weights.published.generators import unet
+from mmjax.weights.published.generators.unet import PUBLISHED
 from tests.mmjax.weights.published.generators.diffusers_parity import predict, read, write
 from tests.mmjax.weights.published.parity import single_threaded_torch
 
@@ -91,10 +91,11 @@ def test_predictions_match_diffusers_which_loads_what_is_written(kind, tmp_path)
 def test_a_written_configuration_reads_back_equal(kind, tmp_path):
     theirs(kind).save_config(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
-    written = unet.write_config(unet.read_config(values))
+    (published,) = PUBLISHED
+    written = published.write_config(published.read_config(values))
     given = {key: value for key, value in values.items() if key in written and key != "attention_head_dim"}
     assert {key: written[key] for key in given} == given
-    assert unet.write_config(unet.read_config(json.loads(json.dumps(written)))) == written
+    assert published.write_config(published.read_config(json.loads(json.dumps(written)))) == written
 
 
 @pytest.mark.parametrize(
@@ -115,4 +116,4 @@ def test_unsupported_values_are_refused_by_key(changed, message, tmp_path):
     theirs("stable diffusion 2").save_config(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match=message):
-        unet.read_config(values | changed)
+        PUBLISHED[0].read_config(values | changed)
