@@ -2,12 +2,14 @@
 
 import dataclasses
 
-from configs.backbone import BackboneConfig
-from configs.checks import require_types
-from configs.diffusion_transformer import DiTConfig
-from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
-from configs.experts import ExpertsConfig, RouterConfig
-from configs.generator import (
+from configs.attention.latent_attention import LatentAttentionConfig
+from configs.common.checks import require_types
+from configs.common.short_repr import short_repr
+from configs.modules.backbone import BackboneConfig
+from configs.modules.diffusion_transformer import DiTConfig
+from configs.modules.encoders import AudioConfig, EncoderConfig, VisionConfig
+from configs.modules.experts import ExpertsConfig, RouterConfig
+from configs.modules.generator import (
     AutoencoderConfig,
     CosineSchedule,
     DenoisingConfig,
@@ -16,9 +18,7 @@ from configs.generator import (
     ScaledLinearSchedule,
     UNetConfig,
 )
-from configs.latent_attention import LatentAttentionConfig
-from configs.lora import LoraConfig
-from configs.short_repr import short_repr
+from configs.modules.lora import LoraConfig
 
 __all__ = [
     "DTYPE_BYTES",

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
+from configs.common.errors import UserError
+from configs.common.short_repr import short_repr
 from configs.device_generations import AMPERE, BLACKWELL, EMULATED, H20, HOPPER, DeviceGeneration
-from configs.errors import UserError
-from configs.short_repr import short_repr
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@
 
 import dataclasses
 
-from configs.checks import require_types
-from configs.errors import UserError
-from configs.short_repr import short_repr
+from configs.common.checks import require_types
+from configs.common.errors import UserError
+from configs.common.short_repr import short_repr
 
 
 def _require_range(config: object, low: float, high: float, *names: str) -> None:

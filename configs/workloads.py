@@ -3,8 +3,8 @@
 import dataclasses
 
 from configs.architectures import ModelConfig
-from configs.checks import require_types
-from configs.short_repr import short_repr
+from configs.common.checks import require_types
+from configs.common.short_repr import short_repr
 
 
 @dataclasses.dataclass(frozen=True)

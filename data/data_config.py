@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from configs.checks import require_types
-from configs.short_repr import short_repr
+from configs.common.checks import require_types
+from configs.common.short_repr import short_repr
 from data.errors import DataError
 
 _NAMED_CAPACITIES = ("patches", "frames")  # of encoder inputs; others are in DataConfig.capacities

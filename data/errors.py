@@ -4,8 +4,8 @@ import functools
 import os
 from typing import Any
 
-from configs.errors import STORAGE_FAILED, UserError
-from configs.shown_text import shortened, shortened_lines
+from configs.common.errors import STORAGE_FAILED, UserError
+from configs.common.shown_text import shortened, shortened_lines
 
 
 class DataError(UserError):

@@ -1,6 +1,6 @@
 """Quarantine: the samples that are refused, each counted and listed once, in memory and in a file.
 
-`data.packing.refusals` fills it in runs, and `write_array_record` when it converts a source.
+`data.packing.rows.refusals` fills it in runs, and `write_array_record` when it converts a source.
 """
 
 import json
@@ -11,8 +11,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from configs.shown_text import shortened
-from configs.whole_files import append_whole
+from configs.common.shown_text import shortened
+from configs.common.whole_files import append_whole
 from data.errors import DataError
 
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import os
 import pathlib
 from typing import Any, ClassVar, Protocol, SupportsIndex, runtime_checkable
 
-from configs.encoders import AudioConfig, VisionConfig
+from configs.modules.encoders import AudioConfig, VisionConfig
 from data.errors import BadSampleError
 from data.host_faults import bad_sample
 

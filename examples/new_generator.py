@@ -22,7 +22,7 @@ from mmjax.models.modalities.generators.generator import image_generator_module
 from mmjax.models.structure.module import ModuleOutput, Piece, PieceModule
 from sharding.axes import Axes
 from sharding.specs.generator import image_generator_spec
-from sharding.specs.image_kernels import image_layer, linear
+from sharding.specs.layers.image_kernels import image_layer, linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The names of the mesh axes that a module is given; no module writes an axis name of its own.
 
-`stage_axes` of `sharding/plans/stage_axes.py` makes the axes of each module of a unit, and models read them.
+`stage_axes` of `sharding/plans/resolved/stage_axes.py` makes the axes of each module of a unit, and models read them.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 if TYPE_CHECKING:
     import pandas

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sharding.specs.layer import make_loads
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import make_loads
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 HostArrays = Mapping[str, Mapping[str, np.ndarray]]

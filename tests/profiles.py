@@ -3,7 +3,7 @@
 import itertools
 
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, TimedRanks
-from sharding.plans.trained_parts import RequiredGradients, trained_parts
+from sharding.plans.resolved.trained_parts import RequiredGradients, trained_parts
 from sharding.specs.modules import ModuleGraph
 
 

@@ -9,7 +9,7 @@ import pytest
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 
 HOME = pathlib.Path(__file__).resolve().parents[1]

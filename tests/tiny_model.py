@@ -14,7 +14,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.backbone import NEWLINE
+from configs.modules.backbone import NEWLINE
 
 AUDIO = AudioConfig(width=8, depth=2, heads=2, ffn=12, mels=3, merge=2)
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2)

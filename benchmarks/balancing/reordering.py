@@ -24,7 +24,7 @@ from sharding.planners.policies import disaggregated
 from sharding.planners.policies.auto import best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 
 DATA = "data/laion_like.gin"
 CASES = (("mllm_72b", 1296, 1920), ("mllm_15b", 1296, 1920), ("mllm_9b", 1296, 1920), ("mllm_72b", 96, 40))

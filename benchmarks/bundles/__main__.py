@@ -6,7 +6,7 @@ and the temporary memory. The goal of a bundle is to expose less than its two pr
 """
 
 from benchmarks.command import hide_devices, run_benchmark
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 
 

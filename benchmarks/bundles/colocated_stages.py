@@ -12,7 +12,7 @@ from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.packing.batch_spec import BatchSpec
 from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from mmjax.models.model import model_modules
@@ -22,8 +22,8 @@ from mmjax.training.engine.placement import place_stages
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
 from sharding.schedules.named.build import training_op_graph

@@ -10,7 +10,7 @@ import dataclasses
 from benchmarks.colocated import settings
 from benchmarks.command import run_benchmark
 from benchmarks.rows import report
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 
 MODELS = tuple(dict.fromkeys(setting.model for setting in settings.SETTINGS))

@@ -11,8 +11,8 @@ from configs.clusters import CLUSTERS
 from mmjax import cli
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.trained_parts import trained_parts
-from sharding.specs.layer import make_loads
+from sharding.plans.resolved.trained_parts import trained_parts
+from sharding.specs.layers.layer import make_loads
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

@@ -30,7 +30,7 @@ from sharding.planners.stages.chain_stages import recomputed_stages
 from sharding.planners.stages.exact_partition import partition_by
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.specs.modules import ModuleGraph
 
 ChainPartition = Callable[[PlanningProblem, int], tuple[int, ...]]

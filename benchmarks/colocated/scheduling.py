@@ -29,7 +29,7 @@ from sharding.schedules.named.build import training_op_graph
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.simulator import simulate
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 SLICES = {1: 6, 12: 48}
 """Virtual stages of a pipeline replica of the encoder, by chunks of the backbone's ranks: 1F1B, and V of "Megatron-LM

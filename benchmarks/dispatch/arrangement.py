@@ -17,7 +17,7 @@ from sharding.balancing.postbalancing.nodewise import SentItems, place_batches
 from sharding.balancing.postbalancing.padded import balance_padded
 from sharding.balancing.postbalancing.rearrangement import Rearrangement
 from sharding.balancing.postbalancing.unpadded import balance_unpadded
-from sharding.specs.layer import LoadColumn, Loads
+from sharding.specs.layers.layer import LoadColumn, Loads
 
 Rule = Literal["drawn", "backbone", "unpadded", "padded"]
 """Where a phase computes an item: where its sample was drawn, where the backbone has the sample, or balanced."""

@@ -16,7 +16,7 @@ from benchmarks.dispatch.samples import StepSamples
 from benchmarks.dispatch.steps import CLUSTER, simulate_balanced
 from benchmarks.rows import paper_row
 from configs.workloads import SyntheticData
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 
 WAYS = {"not balanced": UNBALANCED, "backbone alone (before)": BACKBONE_ONLY, "every phase (after)": ORCHMLLM}
 PADDED_WAYS = {**WAYS, "every phase (after)": ALL_PADDED}

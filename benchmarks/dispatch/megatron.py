@@ -19,7 +19,7 @@ from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 
 MICROBATCH_SAMPLES = (1, 2, 4, 8, 16)
 """Samples of a replica's microbatch to choose from; the paper states none."""

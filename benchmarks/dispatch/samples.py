@@ -11,7 +11,7 @@ from configs.architectures import EncoderConfig, ModelConfig
 from configs.workloads import Lognormal, SyntheticData
 from mmjax import cli
 from sharding.costs.batch_costs import LoadsByModule
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.row_load_statistics import draw_sample_loads
 
 DATA = "data/speech_mix.gin"

@@ -27,10 +27,10 @@ from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, le
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 CLUSTER = CLUSTERS["h100"]

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import SupportsIndex
 
-from configs.strict_json import read_json_lines
+from configs.common.strict_json import read_json_lines
 from data.datasets.conversations import Conversations
 from data.datasets.dataset import RandomAccessSamples
 from data.records import Media, Record, check_index

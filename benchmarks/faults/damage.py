@@ -4,7 +4,7 @@ import pathlib
 import random
 from collections.abc import Callable
 
-from configs.strict_json import read_json_file
+from configs.common.strict_json import read_json_file
 from mmjax.training.checkpoints.discovery import UNFINISHED_MARK
 from mmjax.training.checkpoints.file_checksums import FILE_LIST
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.faults.audited_data import read_samples
 from benchmarks.faults.training_run import IMAGES, STEPS, RunFolder
-from configs.strict_json import read_json_file, read_json_lines
+from configs.common.strict_json import read_json_file, read_json_lines
 from mmjax.training.metrics.metrics_file import read_metrics
 
 TOLERANCE = 3e-5

@@ -9,7 +9,7 @@ from benchmarks.faults.disturbed_run import DisturbedRun
 from benchmarks.faults.draws import Fault
 from benchmarks.faults.launched_run import BoundExceededError, LaunchedRun, RunEndedError
 from benchmarks.faults.moments import BOUND, START_PHASES, wait_for
-from configs.errors import USAGE_ERROR
+from configs.common.errors import USAGE_ERROR
 
 DETECTION_BOUND = 60.0
 """Seconds within which a fault leads to a restart, or is known to a run that goes on."""

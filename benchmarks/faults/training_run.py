@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.faults.audited_data import image_path
-from sharding.plans.device_ranges import device_ranges
+from sharding.plans.text.device_ranges import device_ranges
 
 PROCESSES = (2, 3, 4)
 STEPS = 40

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from benchmarks.command import hide_devices, run_benchmark
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from benchmarks.memory.cases import CASES
 from benchmarks.memory.compiled_stages import abstract_stage_programs
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.runtime.stages.compilation import stage_calls
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 Pass = Literal["forward", "backward"]
 

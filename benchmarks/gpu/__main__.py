@@ -48,7 +48,7 @@ def main(arguments: GpuArguments) -> int:
     """Runs the sections and prints the table. Returns 0 if every checked goal is met and no section failed, else 1."""
     from benchmarks.gpu.batches import draw_steps, save_steps
     from benchmarks.gpu.sizes import DRY_RUN_SIZES, FULL
-    from configs.errors import UserError
+    from configs.common.errors import UserError
 
     end = time.monotonic() + SECONDS
     if not arguments.dry_run and arguments.size != GpuArguments.size:

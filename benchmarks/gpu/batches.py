@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.gpu.sizes import BenchmarkSizes
 from data.samples.token_layout import TokenLayout, lay_out_tokens
-from sharding.specs.layer import make_loads
+from sharding.specs.layers.layer import make_loads
 from sharding.specs.modules import module_graph
 
 WINDOW = 64

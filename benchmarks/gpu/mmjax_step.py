@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.gpu import batches as gpu_batches
 from benchmarks.gpu.parts import BATCHES, TRAINED, WEIGHTS, PartRun
 from benchmarks.gpu.sizes import BenchmarkSizes
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import OptimizerConfig
 from data.data_config import RowCapacity
 from data.packing.global_batch import GlobalBatch, build_global_batch
-from data.packing.packed_rows import pack_rows
+from data.packing.rows.packed_rows import pack_rows
 from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
@@ -41,7 +41,7 @@ from mmjax.weights.export import export_checkpoint, export_target_of_type
 from mmjax.weights.initialization import SeedInitializer
 from sharding.costs.memory import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES
 from sharding.plans.plan import Plan, single_device_plan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.pipeline import TrainState
 from sharding.schedules.ops import PipelineOp
 from sharding.specs.modules import module_graph

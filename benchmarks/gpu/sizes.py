@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
-from configs.projectors import MLPProjectorConfig
+from configs.modules.projectors import MLPProjectorConfig
 from configs.workloads import Lognormal
 
 

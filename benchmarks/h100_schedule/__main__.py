@@ -10,7 +10,7 @@ import itertools
 import json
 
 from benchmarks.command import hide_devices, run_benchmark
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 
 

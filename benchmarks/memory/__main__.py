@@ -10,9 +10,9 @@ import json
 from typing import TYPE_CHECKING, cast
 
 from benchmarks.command import hide_devices, run_benchmark
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
-from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES, RecomputePolicy
 
 if TYPE_CHECKING:
     from benchmarks.memory.cases import Comparison

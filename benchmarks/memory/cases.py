@@ -11,7 +11,7 @@ from configs.clusters import CLUSTERS
 from data.data_config import RowCapacity
 from data.packing.batch_spec import BatchSpec
 from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from sharding.costs.analytic import AnalyticCostModel
@@ -20,11 +20,11 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy, make_loads
+from sharding.specs.layers.layer import RecomputePolicy, make_loads
 from sharding.specs.modules import module_graph
 
 BACKBONE_TOKENS = 8192

@@ -16,9 +16,9 @@ from mmjax.training.engine.placement import place_stages
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.costs.memory import MASTER_BYTES, MOMENT_BYTES
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.named.build import training_op_graph

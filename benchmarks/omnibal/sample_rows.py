@@ -12,7 +12,7 @@ from configs.architectures import ModelConfig, VisionConfig
 from configs.workloads import Lognormal, SampleKind
 from data.packing.grouping.algorithms import IterativeSamplingAndFiltering
 from sharding.costs.batch_costs import LoadsByModule
-from sharding.specs.layer import Loads, make_loads
+from sharding.specs.layers.layer import Loads, make_loads
 
 TOKENS, MARGIN, ROUNDS = 4096.0, 128.0, 10
 """Q, how far Q' is below it, and T of OmniBal (arXiv 2407.20761, section 5.1), in tokens of the backbone."""

@@ -10,7 +10,7 @@ from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import balanced_stages
 from sharding.planners.stages.chunk_partition import least_slowest_rank
 from sharding.planners.stages.layer_chain import LayerChain
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 LAYERS, RANKS, CHUNKS, MICROBATCHES = 200, 16, 4, 64
 GOAL_SECONDS = 1.0

@@ -29,8 +29,8 @@ from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, 
 from sharding.planners.stages.layer_chain import LayerChain, spread
 from sharding.planners.stages.partition_baselines import by_parameters
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import trained_parts
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.plans.resolved.trained_parts import trained_parts
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

@@ -15,7 +15,7 @@ from benchmarks.phases.figures import figure
 from benchmarks.phases.steps import LOSS_GOAL, WARM_UP, compare_steps
 from benchmarks.rows import Row
 from data.packing.pipeline import BatchPipeline, training_pipeline
-from data.packing.row_planner import StepPlan
+from data.packing.rows.row_planner import StepPlan
 from mmjax.training.config import TrainConfig
 from sharding.plans.plan import Plan
 

@@ -17,7 +17,7 @@ from data.packing.dealt_phases import row_values
 from data.packing.phases.item_tables import microbatch_items, plan_table
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import BatchPipeline, training_pipeline
-from data.packing.row_planner import PlannerState, StepPlan
+from data.packing.rows.row_planner import PlannerState, StepPlan
 from data.report.dataset_statistics import flops_per_unit, modules_of_units
 from mmjax.training.batches import row_order_request
 from mmjax.training.config import TrainConfig

@@ -7,7 +7,7 @@ the permutes between pipeline ranks run. Nothing runs.
 import json
 
 from benchmarks.command import hide_devices, run_benchmark
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 
 

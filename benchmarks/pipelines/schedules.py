@@ -26,7 +26,7 @@ from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
 from sharding.runtime.stages.compilation import ProgramCall, stage_calls
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 MICROBATCHES, TOKENS = 8, 8192
 ATTENTION = "cudnn"

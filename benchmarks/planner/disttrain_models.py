@@ -15,7 +15,7 @@ from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import SimulatedPlan, best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

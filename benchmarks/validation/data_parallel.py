@@ -12,9 +12,9 @@ from benchmarks.validation.frameworks import (
 from benchmarks.validation.megatron import gpt
 from benchmarks.validation.published import PublishedRun
 from benchmarks.validation.setting import Setting, simulated_step
-from configs.backbone import BackboneConfig
+from configs.modules.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 _FLASH_2 = AnalyticCostModel(A100)
 _FLASH_1 = AnalyticCostModel(with_first_flash_attention(A100))

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from configs.backbone import BackboneConfig
 from configs.clusters import CLUSTERS, ClusterConfig
 from configs.device_generations import AttentionRate
+from configs.modules.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds
-from sharding.plans.trained_parts import Gradient
-from sharding.specs.layer import Kernel, LayerSpec, Loads, PerLoad, RecomputePolicy, memory_bound
+from sharding.plans.resolved.trained_parts import Gradient
+from sharding.specs.layers.layer import Kernel, LayerSpec, Loads, PerLoad, RecomputePolicy, memory_bound
 
 _CORE = "core_"  # names of the kernels of attention between its projections
 

@@ -4,8 +4,8 @@ import functools
 
 from benchmarks.validation.published import PublishedRun
 from benchmarks.validation.setting import Setting, simulated_step
-from configs.backbone import BackboneConfig
 from configs.clusters import CLUSTERS
+from configs.modules.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
 
 _LLAMA_2_70B = BackboneConfig(width=8192, depth=80, heads=64, kv_heads=8, ffn=28672, vocabulary=32000)

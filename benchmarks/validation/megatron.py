@@ -7,10 +7,10 @@ import numpy as np
 from benchmarks.validation.frameworks import A100, AttentionRecomputed, megatron_2022
 from benchmarks.validation.published import PublishedRun
 from benchmarks.validation.setting import Setting, simulated_step
-from configs.backbone import BackboneConfig
+from configs.modules.backbone import BackboneConfig
 from sharding.costs.cost_model import LayerParallelism
 from sharding.plans.parallelism import CollectivesName
-from sharding.specs.layer import RecomputePolicy, make_loads
+from sharding.specs.layers.layer import RecomputePolicy, make_loads
 
 SOURCE = "arXiv 2205.05198"
 _COSTS = AttentionRecomputed(A100)

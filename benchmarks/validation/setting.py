@@ -6,18 +6,18 @@ from collections.abc import Callable
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.backbone import BackboneConfig
+from configs.modules.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate
-from sharding.specs.layer import LayerSpec, RecomputePolicy
+from sharding.specs.layers.layer import LayerSpec, RecomputePolicy
 from sharding.specs.modules import ModuleGraph, module_graph
 
 

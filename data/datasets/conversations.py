@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from data.datasets.dataset import RandomAccessSamples
 from data.datasets.media_parts import MediaParts
 from data.datasets.sample_draft import SampleDraft

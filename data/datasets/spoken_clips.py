@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.strict_json import read_json_file
+from configs.common.strict_json import read_json_file
 from data.errors import BadSampleError, DataError
 from data.extras import missing_extra
 from data.media.sound.audio import audio_length

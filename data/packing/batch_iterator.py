@@ -16,8 +16,8 @@ from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.fingerprint import fingerprint_differences
 from data.packing.global_batch import GlobalBatch
-from data.packing.refusals import RefusalLog
-from data.packing.row_planner import PlannerState
+from data.packing.rows.refusals import RefusalLog
+from data.packing.rows.row_planner import PlannerState
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 

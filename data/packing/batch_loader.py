@@ -16,10 +16,10 @@ from data.datasets.dataset import SampleIndex
 from data.packing.dealt_phases import NO_PHASES, DealtPhases, HostArrays
 from data.packing.global_batch import GlobalBatch, build_global_batch
 from data.packing.loss_normalization import BatchTotals
-from data.packing.packed_rows import REFUSED_SAMPLE, empty_rows, pack_rows
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
-from data.packing.refusals import Refusal, call_or_refuse
-from data.packing.row_planner import StepPlan
+from data.packing.rows.packed_rows import REFUSED_SAMPLE, empty_rows, pack_rows
+from data.packing.rows.refusals import Refusal, call_or_refuse
+from data.packing.rows.row_planner import StepPlan
 from data.samples.sample import Sample
 
 

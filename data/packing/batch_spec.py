@@ -12,7 +12,7 @@ import numpy as np
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.packing.global_batch import GlobalBatch, build_global_batch, capacity_for_model
-from data.packing.packed_rows import empty_rows
+from data.packing.rows.packed_rows import empty_rows
 from data.samples.sample_format import SampleFormat
 
 

@@ -25,9 +25,9 @@ from data.packing.phases.row_nodes import shared_nodes
 from data.packing.phases.table_check import check_items
 from data.samples.encoder_format import encoder_format
 from data.samples.sample import SampleSizes
-from sharding.plans.device_ranges import MAX_DEVICES
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.text.device_ranges import MAX_DEVICES
 
 HostArrays = Mapping[str, Mapping[str, np.ndarray]]
 """`{module: {name: [rows, ...]}}`."""

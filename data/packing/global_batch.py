@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from data.data_config import RowCapacity
 from data.packing.loss_normalization import BatchTotals, even_weights
-from data.packing.packed_rows import PackedRows
-from data.packing.refusals import Refusal
+from data.packing.rows.packed_rows import PackedRows
+from data.packing.rows.refusals import Refusal
 from data.samples.sample_format import SampleFormat
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from jaxtyping import Bool, Float
 
-from data.packing.packed_rows import PackedRows
+from data.packing.rows.packed_rows import PackedRows
 from data.samples.encoder_format import EncoderFormat
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat

@@ -13,20 +13,20 @@ import grain
 import numpy as np
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.rope import LongRopeScaling
+from configs.attention.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
-from data.packing.capacity_check import require_fitting_sample
-from data.packing.endless_order import endless_order
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
-from data.packing.refusals import RefusalLog
-from data.packing.row_planner import OrderRows, PlannerState, RowPlanner, StepPlan
+from data.packing.rows.capacity_check import require_fitting_sample
+from data.packing.rows.endless_order import endless_order
+from data.packing.rows.refusals import RefusalLog
+from data.packing.rows.row_planner import OrderRows, PlannerState, RowPlanner, StepPlan
 from data.packing.workers import batches_ahead
 from data.samples.sample_format import SampleFormat
 

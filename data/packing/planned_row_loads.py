@@ -7,22 +7,22 @@ import numpy as np
 from jaxtyping import Float
 
 from data.packing.pipeline import BatchPipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
-from sharding.specs.layer import make_loads
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import make_loads
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 RowLoads = dict[str, Float[np.ndarray, "n 4"]]
-"""By module, the loads of every row (`sharding.specs.layer.LoadColumn`)."""
+"""By module, the loads of every row (`sharding.specs.layers.layer.LoadColumn`)."""
 
 
 def planned_rows(pipeline: BatchPipeline, count: int) -> list[list[SampleSizes]]:
     """Sizes of the samples of the first rows of a pipeline, for which nothing is decoded.
 
     Raises:
-        DataError: As of `data.packing.row_planner.RowPlanner.steps`.
+        DataError: As of `data.packing.rows.row_planner.RowPlanner.steps`.
     """
     return list(itertools.islice(_rows(pipeline), count))
 

@@ -22,14 +22,14 @@ from data.samples.sample_format import SampleFormat
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES, RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import ModuleGraph, module_graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Orders the rows of a step from the sizes of their samples (`data.packing.row_planner.OrderRows`).
+    """Orders the rows of a step from the sizes of their samples (`data.packing.rows.row_planner.OrderRows`).
 
     Attributes:
         reorderer: Orders row loads for one plan.

@@ -10,7 +10,7 @@ import grain
 from absl import flags
 
 from data.packing.global_batch import GlobalBatch
-from data.packing.row_planner import PlannerState, StepPlan
+from data.packing.rows.row_planner import PlannerState, StepPlan
 
 PlanSteps = Callable[[PlannerState], Iterator[StepPlan]]
 """The steps that follow a state."""

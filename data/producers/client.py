@@ -24,9 +24,9 @@ from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.global_batch import GlobalBatch
 from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.pipeline import training_pipeline
-from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
-from data.packing.row_planner import PlannerState
+from data.packing.rows.refusals import RefusalLog
+from data.packing.rows.row_planner import PlannerState
 from data.producers.connection import TOKEN_VARIABLE, ProducerConnection, ProducerUnavailableError, check_address
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from configs.shown_text import shortened
+from configs.common.shown_text import shortened
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.packing.batch_spec import global_batch_spec
@@ -18,9 +18,9 @@ from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.producers.step_request import StepRequest, batch_fingerprint
-from sharding.plans.bounds import name_fault
+from sharding.plans.text.bounds import name_fault
 
 MAX_ROWS_RATIO = 64
 """Most rows of a phase for each row of the global batch: how many times as many replicas an encoder may have."""

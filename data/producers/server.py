@@ -14,15 +14,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from configs.errors import UserError
-from configs.shown_text import one_line
+from configs.common.errors import UserError
+from configs.common.shown_text import one_line
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.extras import missing_extra
 from data.packing.fingerprint import fingerprint_differences
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrder, RowOrderRequest
-from data.packing.row_planner import StepPlan
+from data.packing.rows.row_planner import StepPlan
 from data.producers.request_bounds import RequestBounds
 from data.producers.step_plan_cache import StepPlanCache
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from data.errors import DataError
 from data.packing.pipeline import BatchPipeline
-from data.packing.row_planner import PlannerState, StepPlan
+from data.packing.rows.row_planner import PlannerState, StepPlan
 from data.producers.step_request import MAX_STEPS_AHEAD
 
 MAX_CHAINS = 8

@@ -16,7 +16,7 @@ from data.packing.dealt_phases import NO_PHASES, DealtPhases
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.producers.wire import WIRE_VERSION
 
 STATUS_ACTION = "status"

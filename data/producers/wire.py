@@ -18,7 +18,7 @@ from data.extras import missing_extra
 from data.packing.dealt_phases import DealtPhases
 from data.packing.global_batch import GlobalBatch
 from data.packing.phases.needed_rows import NeededRows
-from data.packing.refusals import Refusal
+from data.packing.rows.refusals import Refusal
 
 try:
     import pyarrow as pa

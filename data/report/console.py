@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from configs.tables import print_table, report_table
+from configs.common.tables import print_table, report_table
 from data.report.capacity_advice import SuggestedIsfCapacity
 from data.report.description import DatasetDescription
 from data.report.length_distribution import PERCENTILES

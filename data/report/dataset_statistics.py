@@ -11,12 +11,12 @@ from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
-from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
+from data.packing.rows.refusals import Refusal, call_or_refuse, oversized_refusal
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from sharding.frames import make_frame
-from sharding.specs.layer import make_loads
+from sharding.specs.layers.layer import make_loads
 from sharding.specs.modules import module_graph
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from data.packing.grouping.comparison import (
     packed_groups,
 )
 from data.packing.grouping.grouping_policies import row_limits
-from data.packing.refusals import Refusal
+from data.packing.rows.refusals import Refusal
 from data.report.capacity_advice import (
     ROW_SIZE_MULTIPLES,
     SuggestedIsfCapacity,

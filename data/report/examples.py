@@ -10,7 +10,7 @@ from PIL import Image
 
 from data.datasets.dataset import SampleIndex
 from data.media.patches import to_uint8
-from data.packing.refusals import Refusal, call_or_refuse
+from data.packing.rows.refusals import Refusal, call_or_refuse
 from data.report.dataset_statistics import DatasetStatistics
 from data.report.shown_tokens import TokenRun, in_loss, token_runs
 from data.samples.encoder_format import EncoderFormat, EncoderInputs

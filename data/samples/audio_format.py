@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from configs.encoders import AudioConfig
+from configs.modules.encoders import AudioConfig
 from data.media.sound.mel import frame_count, log_mel, split_into_chunks
 from data.media.tilings.tiling import ImageTiling
 from data.records import Media

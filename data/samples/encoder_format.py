@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from configs.encoders import EncoderConfig, unregistered_encoder
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
+from configs.modules.encoders import EncoderConfig, unregistered_encoder
 from data.errors import BadSampleError, DataError
 from data.media.tilings.tiling import ImageTiling, Tile
 from data.records import Media

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import UInt8
 
-from configs.encoders import VisionConfig
+from configs.modules.encoders import VisionConfig
 from data.errors import DataError
 from data.media.images import image_size, read_image
 from data.media.patches import patchify, unpatchify

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from configs.backbone import NEWLINE
+from configs.modules.backbone import NEWLINE
 from data.media.tilings.tiling import Tile
 from data.samples.encoder_format import MediaItem
 from data.text.image_layout import SeparatorIds

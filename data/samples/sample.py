@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from data.samples.encoder_format import EncoderInputs
 from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TokenLayout

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from data.errors import BadSampleError
 from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem, concatenate_encoder_inputs
 from data.samples.sample import Sample, SampleSizes, no_target_images

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from configs.backbone import BackboneConfig, Bidirectional
+from configs.modules.backbone import BackboneConfig, Bidirectional
 from data.errors import BadSampleError
 from data.samples.encoder_format import EncoderFormat, MediaItem
 from data.samples.token_layout import TokenLayout

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from data.errors import DataError
 from data.text.word_tokenizer import PAD
 
@@ -28,8 +28,8 @@ class TokenLayout:
         target_mask: 1 where predicting the target counts in the loss, else 0.
         blocks: Tokens of a sample with one number above 0 attend to each other both ways; 0 for causal attention.
         encoder_indices: By encoder field, for every token -1 or the index of the encoder output that replaces its
-            embedding, or `configs.backbone.NEWLINE`. In sample metadata the index counts outputs of images and clips;
-            in a decoded sample it counts all cells, including the cells of class tokens.
+            embedding, or `configs.modules.backbone.NEWLINE`. In sample metadata the index counts outputs of images and
+            clips; in a decoded sample it counts all cells, including the cells of class tokens.
     """
 
     tokens: np.ndarray

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 
-from configs.shown_text import shortened
+from configs.common.shown_text import shortened
 from data.errors import BadSampleError
 from data.records import Media
 

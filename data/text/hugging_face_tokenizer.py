@@ -14,7 +14,7 @@ from typing import Any, SupportsInt
 
 import tokenizers
 
-from configs.strict_json import parse_json
+from configs.common.strict_json import parse_json
 from data.errors import DataError
 from data.text.published_template import PublishedTemplate, read_published_template
 from data.text.tokenizer import (

@@ -6,7 +6,7 @@
 import dataclasses
 from typing import Literal, get_args
 
-from configs.checks import require_types
+from configs.common.checks import require_types
 from data.errors import DataError
 from data.text.tokenizer import Tokenizer
 

@@ -4,8 +4,8 @@ import dataclasses
 import json
 from typing import Any
 
-from configs.short_repr import short_repr
-from configs.strict_json import parse_json
+from configs.common.short_repr import short_repr
+from configs.common.strict_json import parse_json
 from data.errors import DataError
 from data.media.clips.video_sampling import VideoSampling
 from data.media.tilings.any_resolution import AnyResolution

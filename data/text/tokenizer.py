@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Literal, Protocol, SupportsInt, runtime_checkable
 
-from configs.strict_json import parse_json
+from configs.common.strict_json import parse_json
 from data.errors import DataError
 
 

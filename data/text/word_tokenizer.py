@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import SupportsInt
 
-from configs.short_repr import short_repr
-from configs.strict_json import parse_json
+from configs.common.short_repr import short_repr
+from configs.common.strict_json import parse_json
 from data.errors import DataError
 from data.text.tokenizer import Preceding, SpecialTokens, missing_control_token_error, validate_token_ids
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import gin
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.datasets.dataset import Dataset
 from mmjax import cli
 from mmjax.training.config import TrainConfig

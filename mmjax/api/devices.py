@@ -2,7 +2,7 @@
 
 import sys
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.distributed.devices import ensure_cpu_devices
 
 

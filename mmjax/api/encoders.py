@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from configs.architectures import BackboneConfig, EncoderConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.records import MEDIA_PARTS
 from data.samples.encoder_format import EncoderFormat, encoder_format
 from mmjax.api.registration import check_kind, check_parameters
 from mmjax.models.modalities.encoder import encoder_module
 from mmjax.models.structure.module import Module
 from sharding.specs.encoders import encoder_spec
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 
 # Names that a new field must not have: capacities and batch arrays, and other placeholders in prompts.
 _RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions", *MEDIA_PARTS)

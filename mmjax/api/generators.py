@@ -7,12 +7,12 @@ from typing import TypeVar
 import jax
 
 from configs.architectures import BackboneConfig, GeneratorConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.api.registration import check_kind, check_parameters
 from mmjax.models.modalities.generators.generator import generate_images, generator_module
 from mmjax.models.structure.module import Module
 from sharding.specs.generator import generator_spec
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 
 Config = TypeVar("Config", bound=GeneratorConfig)
 

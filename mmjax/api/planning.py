@@ -5,7 +5,7 @@ import itertools
 import os
 
 from configs.clusters import ClusterConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.workloads import Workload
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
@@ -18,7 +18,7 @@ from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison,
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, as_plan
 from sharding.plans.plan_purpose import PlanPurpose
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_positions
 from sharding.simulation.timeline import Timeline
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from configs.architectures import EncoderConfig, GeneratorConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 
 
 def check_kind(kind: Any, base: type, function: str, registered: Container[Any]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from configs.errors import UserError
-from configs.short_repr import in_one_line
+from configs.common.errors import UserError
+from configs.common.short_repr import in_one_line
 from mmjax.planning.automatic import cluster_of_devices
 from mmjax.planning.candidate_plans import best_candidates
 from mmjax.planning.problem import make_problem, workload_statistics

@@ -25,7 +25,7 @@ from mmjax.cli import import_guard
 
 import_guard.refuse_shadowed_packages()  # before the imports below can take another package for one of ours
 
-from configs.errors import UserError  # noqa: E402
+from configs.common.errors import UserError  # noqa: E402
 from mmjax.cli.command import USAGE_ERROR, Command, Work, exit_code, run  # noqa: E402
 from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from configs.errors import (
+from configs.common.errors import (
     DEVICE_FAILED,
     INTERRUPTED,
     OUTPUT_CLOSED,
@@ -23,7 +23,7 @@ from configs.errors import (
     USAGE_ERROR,
     UserError,
 )
-from configs.shown_text import one_line
+from configs.common.shown_text import one_line
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
 from mmjax.cli.log_lines import show_logs_as_lines

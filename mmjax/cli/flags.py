@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.cli.proposals import nearest
 
 Arguments = typing.TypeVar("Arguments")

@@ -18,8 +18,8 @@ import gin.config
 from gin import resource_reader
 
 import configs
-from configs.errors import UserError
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.whole_files import write_whole
 from mmjax.cli import gin_types  # noqa: F401  (registers a check of all values)
 from mmjax.cli.gin_errors import gin_message, known_parameters, without_call_chain
 from mmjax.cli.proposals import nearest

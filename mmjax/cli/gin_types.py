@@ -11,7 +11,7 @@ from typing import Any
 import gin
 import gin.config
 
-from configs.checks import annotations_of, conforms, wrong_type
+from configs.common.checks import annotations_of, conforms, wrong_type
 
 MACRO = "gin.macro"
 

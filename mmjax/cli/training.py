@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.cli.flags import BindingArguments, GinArguments, flag
 from mmjax.cli.gin_config import OPERATIVE_CONFIG, bind, configured, is_bound, parse_gin, parse_workdir
 from mmjax.cli.values import integer, number

@@ -130,7 +130,7 @@ def export(
     """Writes the parameters of a run as a published checkpoint."""
     import jax
 
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.training.checkpoints.restoring import layer_reader
     from mmjax.training.metrics.activity import WRITING, display_activity, progress_console
     from mmjax.weights.export import export_checkpoint, with_merged_adapters

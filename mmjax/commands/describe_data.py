@@ -9,7 +9,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from configs.whole_files import naming
+from configs.common.whole_files import naming
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def prepare(arguments: DescribeDataArguments) -> cli.Work:
 
 def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> None:
     """Draws samples, reads their metadata, and shows a description."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from data.report.console import print_description
     from data.report.html_page import html_page
     from data.report.json_document import description_json

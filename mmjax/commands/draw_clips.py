@@ -29,7 +29,7 @@ def prepare(arguments: DrawClipsArguments) -> cli.Work:
 
 def draw(arguments: DrawClipsArguments) -> None:
     """Writes the clips, and prints a summary."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from data.datasets.moving_shapes import write_moving_shapes
     from mmjax.training.metrics.activity import DRAWING, display_activity, progress_console
 

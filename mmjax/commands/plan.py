@@ -9,8 +9,8 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from configs.errors import INTERRUPTED
-from configs.whole_files import naming
+from configs.common.errors import INTERRUPTED
+from configs.common.whole_files import naming
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.problem_inputs import ProblemInputs, read_problem
@@ -75,7 +75,7 @@ def prepare(arguments: PlanArguments) -> cli.Work:
 
 def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.planning.report import plan_document, print_comparison
 
     problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
@@ -103,7 +103,7 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
 
 def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyComparison":
     """Compares the policies and shows progress; after Ctrl-C, returns the policies that had a result."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.training.metrics.activity import COMPARING, display_activity, progress_console
     from sharding.planners.policies.policy_comparison import compare_policies, compared_policies, comparison_of
 
@@ -162,7 +162,7 @@ def _check_is_training(arguments: PlanArguments, inputs: ProblemInputs) -> None:
 
 def _time_plans(arguments: PlanArguments, config: "TrainConfig", problem: "PlanningProblem") -> "TimedPlans":
     """Times the best candidates of the policies, and prints their times unless the output is JSON."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.planning.candidate_plans import best_candidates
     from mmjax.planning.timed_plans import print_timed_plans, time_on_devices
     from mmjax.training.metrics.activity import COLLECTING, TIMING, display_activity, progress_console

@@ -10,7 +10,7 @@ import itertools
 import pathlib
 from typing import TYPE_CHECKING, cast
 
-from configs.whole_files import naming
+from configs.common.whole_files import naming
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmjax.training.config import TrainConfig
     from sharding.axes import ContextTransfer
     from sharding.costs.profiled import Profile, TimedRanks
-    from sharding.specs.layer import RecomputePolicy
+    from sharding.specs.layers.layer import RecomputePolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     """Measures the profile, writes it, and prints it."""
     import jax
 
-    from configs.console import plain_console
-    from configs.tables import print_table
+    from configs.common.console import plain_console
+    from configs.common.tables import print_table
     from mmjax.training.metrics.activity import MEASURING, display_activity, progress_console
     from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
     from mmjax.training.row_loads import first_batches
@@ -94,7 +94,7 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
 
 def layer_table(profile: "Profile") -> "Table":
     """Returns the table of times of a stack of one layer, by layer, ranks and load."""
-    from configs.tables import report_table
+    from configs.common.tables import report_table
 
     columns = ("layer", "tp", "cp", "recompute", "tokens or items", "forward", "backward")
     table = report_table(f"Milliseconds on one {profile.device_kind}", *columns)

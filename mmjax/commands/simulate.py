@@ -7,7 +7,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from configs.whole_files import naming
+from configs.common.whole_files import naming
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.problem_inputs import ProblemInputs, read_problem
@@ -44,7 +44,7 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
         )
     from mmjax.training.config import find_plan_file
     from sharding.plans.plan import Plan
-    from sharding.plans.resolved_plan import resolve_plan
+    from sharding.plans.resolved.resolved_plan import resolve_plan
     from sharding.specs.modules import module_graph
 
     plan = Plan.load(find_plan_file(arguments.plan))
@@ -56,7 +56,7 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
 
 def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:
     """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.planning.report import print_timeline
     from mmjax.training.metrics.activity import SIMULATING, display_call
     from sharding.planners.infeasible import check_gathered_layers

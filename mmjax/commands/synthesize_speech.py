@@ -51,7 +51,7 @@ def prepare(arguments: SynthesizeSpeechArguments) -> cli.Work:
 
 def synthesize(arguments: SynthesizeSpeechArguments, espeak: "Espeak") -> None:
     """Synthesizes the clips that do not exist yet, and prints a summary."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from data.datasets.easy_vqa import EasyVQA
     from data.datasets.spoken_clips import MANIFEST, write_spoken_clips
     from data.media.sound.mel import SAMPLE_RATE

@@ -62,7 +62,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     """Prints the plan, the progress and where files are. Returns 0 also if a signal ended the run: all is saved."""
     import jax
 
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.planning import automatic
     from mmjax.reporting.run_trainer import RunTrainer
     from mmjax.training.config import tokenizer_mismatches_backbone

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from configs.errors import INTERRUPTED, UserError
+from configs.common.errors import INTERRUPTED, UserError
 from mmjax import cli
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _named(layouts: "list[NamedLayout]", texts: tuple[str, ...]) -> "list[NamedL
 
 def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool) -> int:
     """Prints the reports as they come, and how many of how many there are; returns the exit code."""
-    from configs.console import plain_console
+    from configs.common.console import plain_console
     from mmjax.training.metrics.activity import VERIFYING, display_activity, progress_console
     from mmjax.training.verification.comparison import tolerances_in_words
     from mmjax.training.verification.reports import print_report, print_verdict

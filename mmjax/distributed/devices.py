@@ -5,7 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.distributed.environments import ProcessPlacement
 
 HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Callable
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.distributed.variables import Variables
 
 KUBERNETES_PORT = 8476

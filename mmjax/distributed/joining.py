@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from configs.errors import PROCESS_LOST, UserError
+from configs.common.errors import PROCESS_LOST, UserError
 from mmjax.distributed.devices import CPU_THREADS, has_accelerator, local_device_ids, visible_gpus
 from mmjax.distributed.environments import ProcessPlacement
 from mmjax.distributed.placement import find_placement

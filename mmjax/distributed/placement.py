@@ -1,6 +1,6 @@
 """Finds the launcher's environment that gives this process its place, and checks that other environments agree."""
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.distributed.environments import (
     ENVIRONMENTS,
     EXPLICIT,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 
 class Variables:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.datasets.prompts import image_prompt_metadata, prompt_record
 from data.samples.sample import Sample
 from mmjax.generation.trained_model import TrainedModel

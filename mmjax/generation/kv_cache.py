@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
-from configs.attention_kinds import AttentionKind
+from configs.attention.attention_kinds import AttentionKind
 from mmjax.models.layers.layer_kinds import InputsOfKinds, inputs_of_layer
 from mmjax.models.layers.positions import Rotation
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock

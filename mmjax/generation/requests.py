@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from configs.checks import annotations_of, conforms, wrong_type
-from configs.errors import UserError
-from configs.strict_json import parse_json, read_bounded
+from configs.common.checks import annotations_of, conforms, wrong_type
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_json, read_bounded
 from data.datasets.prompts import prompt_record
 from data.media.images import save_image
 from data.records import MEDIA_PARTS, Media

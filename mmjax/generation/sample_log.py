@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from PIL import Image
 
-from configs.errors import UserError
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.whole_files import write_whole
 from data.media.patches import to_uint8
 from mmjax.generation.held_out_prompts import HeldOutPrompt, held_out_descriptions, held_out_questions
 from mmjax.generation.image_generation import ImageGenerator

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 _ROUNDING = 1e-6
 """Relative error of a sum of float32 probabilities, by which `top_p` may be missed."""

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
-from configs.short_repr import short_repr
+from configs.common.errors import UserError
+from configs.common.short_repr import short_repr
 from data.data_config import RowCapacity
 from data.datasets.prompts import prompt_metadata, prompt_record
 from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.records import MEDIA_PARTS, Media
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat

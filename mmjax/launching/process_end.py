@@ -6,7 +6,7 @@ import pathlib
 import signal
 from collections.abc import Sequence
 
-from configs.errors import DEVICE_FAILED, PROCESS_LOST
+from configs.common.errors import DEVICE_FAILED, PROCESS_LOST
 from mmjax.launching import stopped_processes
 
 LAST_LINES = 10

@@ -5,7 +5,7 @@
 
 import dataclasses
 
-from configs.errors import DEVICE_FAILED
+from configs.common.errors import DEVICE_FAILED
 from mmjax.launching.process_end import ProcessEnd
 
 MOST_FAILURES = 2

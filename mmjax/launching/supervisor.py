@@ -13,7 +13,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 
-from configs.errors import DEVICE_FAILED, USAGE_ERROR
+from configs.common.errors import DEVICE_FAILED, USAGE_ERROR
 from mmjax.launching.local_processes import Events, LaunchSettings, LocalProcesses
 from mmjax.launching.process_end import ProcessEnd, cause_of_failure, last_lines
 from mmjax.launching.restart_limit import RestartLimit

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from configs.clusters import CLUSTERS, ClusterConfig, cluster_of_device_kind
-from configs.errors import UserError
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.whole_files import write_whole
 from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from mmjax.planning.problem import make_problem

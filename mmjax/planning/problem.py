@@ -17,7 +17,7 @@ from sharding.costs.profiled import Profile, ProfiledCostModel
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.plan_purpose import NamedConfiguration
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from configs.secret_values import masked_configuration
+from configs.common.secret_values import masked_configuration
 from mmjax import cli
 from mmjax.planning.arguments import MODEL_ROWS, ProblemArguments
 from mmjax.planning.cluster_files import cluster_file, configured_cluster

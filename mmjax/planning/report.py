@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from configs.tables import print_table, report_table
+from configs.common.tables import print_table, report_table
 from mmjax.planning.choice import explain_choice
 from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.policies.auto import PolicyResult

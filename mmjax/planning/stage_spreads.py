@@ -16,7 +16,7 @@ from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 
 class StageSpreads(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from rich.console import Console
 
-from configs.tables import print_table, report_table
+from configs.common.tables import print_table, report_table
 from mmjax.planning.automatic import remark_on_devices
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes, time_steps
@@ -23,7 +23,7 @@ from sharding.html.elements import table as html_table
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 
 if TYPE_CHECKING:
     import pandas

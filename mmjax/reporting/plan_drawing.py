@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from sharding.html.colours import EMPTY, series_colour
 from sharding.html.elements import Html, element
 from sharding.html.svg import Scale, bottom_axis, drawing, line, rectangle, text, text_width
-from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan
+from sharding.plans.text.device_ranges import device_ranges
 from sharding.plans.unit_plan import UnitPlan
 
 _WIDTH, _NARROWEST, _LABELS, _ROW = 820, 600, 190, 26

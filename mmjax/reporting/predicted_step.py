@@ -3,14 +3,14 @@
 import dataclasses
 
 from configs.clusters import cluster_of_device_kind
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.packing.batch_spec import global_batch_spec
 from mmjax.planning.problem import make_problem
 from mmjax.reporting.run_folder import Run
 from mmjax.training.config import TrainConfig
 from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.profiled import Profile
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics

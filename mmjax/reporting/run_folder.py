@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import UserError
-from configs.shown_text import one_line
-from configs.strict_json import read_bounded, read_json_file, read_json_lines
+from configs.common.errors import UserError
+from configs.common.shown_text import one_line
+from configs.common.strict_json import read_bounded, read_json_file, read_json_lines
 from mmjax.reporting import run_records
 from mmjax.training.metrics.metrics_file import METRICS_FILE, read_metrics
 from mmjax.training.metrics.step_timeline_file import MeasuredStep, read_step_timeline

@@ -8,9 +8,9 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from configs.errors import UserError
-from configs.secret_values import masked_configuration
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.secret_values import masked_configuration
+from configs.common.whole_files import write_whole
 from mmjax.reporting.metrics_charts import loss_charts, other_charts
 from mmjax.reporting.plan_drawing import plan_drawing
 from mmjax.reporting.predicted_step import PredictedTimeline, predict_timeline

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from configs.errors import UserError
-from configs.shown_text import one_line
+from configs.common.errors import UserError
+from configs.common.shown_text import one_line
 
 LARGEST = 1e100
 """Largest size of a number that a chart or table shows; a larger one is as little a measurement as NaN."""

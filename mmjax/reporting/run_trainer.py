@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from configs.errors import UserError
-from configs.short_repr import cut
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.short_repr import cut
+from configs.common.whole_files import write_whole
 from data.packing.global_batch import GlobalBatch
 from mmjax.generation.sample_log import SampleLog
 from mmjax.models.structure.parameters import on_first_device

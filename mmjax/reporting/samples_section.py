@@ -4,8 +4,8 @@ import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from configs.errors import UserError
-from configs.strict_json import read_bounded
+from configs.common.errors import UserError
+from configs.common.strict_json import read_bounded
 from mmjax.reporting.run_folder import Run
 from sharding.html.elements import Html, element, table
 

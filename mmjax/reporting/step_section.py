@@ -2,7 +2,7 @@
 
 import statistics
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.reporting.predicted_step import PredictedTimeline
 from mmjax.reporting.run_folder import Run
 from mmjax.reporting.run_records import is_number

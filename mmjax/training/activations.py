@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.module import ModuleOutput
 from sharding.trees import Tree

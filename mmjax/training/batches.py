@@ -4,7 +4,7 @@
 """
 
 from configs.clusters import CLUSTERS, cluster_of_device_kind
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import configs
 from configs.architectures import ModelConfig
-from configs.checks import require_types
-from configs.errors import UserError
+from configs.common.checks import require_types
+from configs.common.errors import UserError
+from configs.common.short_repr import short_repr
 from configs.optimizer import OptimizerConfig
-from configs.short_repr import short_repr
 from configs.training_choices import PRETRAINED_CHANGES
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset

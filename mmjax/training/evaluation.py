@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.executor import StageEvaluation
 from sharding.runtime.pipeline import TrainState
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from configs.errors import INTERRUPTED
+from configs.common.errors import INTERRUPTED
 
 _SHOW_CURSOR = "\x1b[?25h"
 

@@ -1,7 +1,7 @@
 """Batches that do not fit into a plan's phase rows: the warning before a run, and the save before such a batch.
 
-Whether a batch is refused is agreed on by all processes (`mmjax.training.item_agreement`) before anything of its step
-is dispatched, so all of them save, and none waits for another that does not.
+Whether a batch is refused is agreed on by all processes (`mmjax.training.heartbeat.item_agreement`) before anything of
+its step is dispatched, so all of them save, and none waits for another that does not.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import jax
 from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.checkpoints.manager import CheckpointNotWrittenError
-from mmjax.training.item_agreement import ItemDisagreementError
+from mmjax.training.heartbeat.item_agreement import ItemDisagreementError
 from mmjax.training.training_run import TrainingRun
 
 _LOG = logging.getLogger(__name__)

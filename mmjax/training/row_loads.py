@@ -10,8 +10,8 @@ import numpy as np
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.config import TrainConfig
-from sharding.specs.layer import make_loads
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import make_loads
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 if TYPE_CHECKING:  # it imports jax

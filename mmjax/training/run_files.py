@@ -6,8 +6,8 @@
 import os
 import pathlib
 
-from configs.errors import UserError
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.whole_files import write_whole
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 from sharding.plans.plan import Plan

@@ -6,8 +6,8 @@
 import dataclasses
 from typing import Any
 
-from configs.errors import UserError
-from configs.short_repr import short_repr
+from configs.common.errors import UserError
+from configs.common.short_repr import short_repr
 from data.packing.global_batch import GlobalBatch
 from sharding.runtime.global_reduction import StepSummary
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from configs.errors import UserError
-from configs.strict_json import read_json_file
-from configs.whole_files import append_whole
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_file
+from configs.common.whole_files import append_whole
 from mmjax.training.metrics.step_report import padding_fractions
 from mmjax.training.train_loop import TrainResult
 from sharding.plans.plan import Plan

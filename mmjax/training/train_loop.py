@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError
-from mmjax.training.item_agreement import ItemDisagreementError
+from mmjax.training.heartbeat.item_agreement import ItemDisagreementError
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import jax
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import row_values
 from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import evaluation_batches
-from data.packing.refusals import remove_refusal_lists
+from data.packing.rows.refusals import remove_refusal_lists
 from mmjax.training.batches import open_batches, row_order_request
 from mmjax.training.checkpoints.discovery import refuse_existing_checkpoints
 from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotWrittenError
@@ -28,7 +28,7 @@ from mmjax.training.engine.shared_programs import engine_with_shared_programs
 from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError, evaluate_answers
 from mmjax.training.heartbeat.heartbeat import Heartbeat
-from mmjax.training.item_agreement import agreed_batch_and_state, agreed_batches
+from mmjax.training.heartbeat.item_agreement import agreed_batch_and_state, agreed_batches
 from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity, ShowsActivities
 from mmjax.training.metrics.flops import value_flops
 from mmjax.training.metrics.progress import NullProgress

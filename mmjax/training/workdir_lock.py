@@ -18,9 +18,9 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from configs.errors import UserError
-from configs.strict_json import read_json_file
-from configs.whole_files import naming
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_file
+from configs.common.whole_files import naming
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.training_choices import PRETRAINED_CHANGES
 from mmjax.weights.published.rules import Config, TensorMatch
 from mmjax.weights.published.tensor_layouts import Shape

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.training_choices import PRETRAINED_CHANGES
 from mmjax.models.layers.lora import merge_layer_adapters
 from mmjax.models.model import model_modules

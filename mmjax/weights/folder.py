@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError
-from configs.strict_json import read_json_file
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_file
 from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor, write_safetensors
 
 _LOG = logging.getLogger(__name__)

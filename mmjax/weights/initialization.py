@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import init_layer_parameters, layer_name, piece_definition
 from mmjax.weights.compatibility import compatible_matches

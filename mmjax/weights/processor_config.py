@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.architectures import AudioConfig, ModelConfig, VisionConfig
-from configs.errors import UserError
-from configs.strict_json import read_json_file
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_file
 from mmjax.weights.published.rules import Config
 
 _LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.training_choices import without_training_choices
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters

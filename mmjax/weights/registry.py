@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from configs.errors import UserError
-from configs.shown_text import shortened
+from configs.common.errors import UserError
+from configs.common.shown_text import shortened
 from mmjax.weights import published as package
 from mmjax.weights.published.config_ranges import CheckedValues, shown
 from mmjax.weights.published.rules import Config, PublishedArchitecture

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 import ml_dtypes
 import numpy as np
 
-from configs.errors import UserError
-from configs.strict_json import parse_json
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_json
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),

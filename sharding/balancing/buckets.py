@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 _MAX_SIZES = 512  # different sizes considered
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.balancing.postbalancing.greedy import largest_first
 
 MAX_WHOLE_TOTAL = 1 << 45

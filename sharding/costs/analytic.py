@@ -14,9 +14,9 @@ from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import chosen_transfer
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import Gradient
-from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
-from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
+from sharding.plans.resolved.trained_parts import Gradient
+from sharding.specs.layers.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
+from sharding.specs.layers.recomputed_kernels import RECOMPUTED_KERNELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

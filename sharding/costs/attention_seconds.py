@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from configs.clusters import ClusterConfig
 from configs.device_generations import DeviceGeneration
-from sharding.specs.layer import ZERO, Kernel, LoadColumn, Loads
+from sharding.specs.layers.layer import ZERO, Kernel, LoadColumn, Loads
 
 BACKWARD_FLOPS = 2.5
 """FLOPs of the backward in units of the forward's: five products for two (FlashAttention-2, arXiv 2307.08691)."""

@@ -13,8 +13,8 @@ from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds,
 from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
 from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import Gradient
-from sharding.specs.layer import LoadColumn, Loads, RecomputePolicy
+from sharding.plans.resolved.trained_parts import Gradient
+from sharding.specs.layers.layer import LoadColumn, Loads, RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 
 LoadsByModule = Mapping[str, Float[np.ndarray, "n 4"]]

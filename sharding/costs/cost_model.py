@@ -11,8 +11,8 @@ from sharding.axes import ContextTransfer
 from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.parallelism import TENSOR_COLLECTIVES, CollectivesName
-from sharding.plans.trained_parts import Gradient
-from sharding.specs.layer import Kernel, LayerSpec, Loads, RecomputePolicy
+from sharding.plans.resolved.trained_parts import Gradient
+from sharding.specs.layers.layer import Kernel, LayerSpec, Loads, RecomputePolicy
 
 Times = Float[np.ndarray, "*shape"] | float
 """Seconds or other figures, one for each load; a number for a single load."""

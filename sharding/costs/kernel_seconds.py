@@ -14,7 +14,7 @@ from configs.clusters import ClusterConfig
 from sharding.costs.attention_seconds import attention_arithmetic
 from sharding.costs.cost_model import LayerParallelism, Times
 from sharding.costs.matmul_seconds import MatmulSizes, matmul_seconds
-from sharding.specs.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec, Loads
+from sharding.specs.layers.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec, Loads
 
 # What a kernel's dgrad moves in units of its forward. The backward of a norm or an activation function reads what its
 # forward read, and the gradient; the backward of attention reads queries, keys, values, output and its gradient, and

@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from sharding.costs.cost_model import CostModel, LayerParallelism, Times
 from sharding.costs.expert_seconds import expert_nodes
 from sharding.expert_transfer import chosen_transfer
-from sharding.specs.layer import MATMUL_KINDS, LayerSpec, Loads, RecomputePolicy, SavedActivations
+from sharding.specs.layers.layer import MATMUL_KINDS, LayerSpec, Loads, RecomputePolicy, SavedActivations
 
 Elements = Shaped[np.ndarray, "..."] | float | int
 """Numbers of elements; arrays broadcast against each other."""

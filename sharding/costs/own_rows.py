@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.specs.layer import LoadColumn, Loads
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import LoadColumn, Loads
+from sharding.specs.layers.module_spec import ModuleSpec
 
 
 class OwnRows(NamedTuple):

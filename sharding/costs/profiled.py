@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.errors import UserError
-from configs.strict_json import parse_json
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_json
 from sharding.axes import ContextTransfer
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.node_placement import NodePlacement
-from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.parallelism import CollectivesName
-from sharding.plans.trained_parts import Gradient
-from sharding.specs.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
-from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
+from sharding.plans.resolved.trained_parts import Gradient
+from sharding.plans.text.json_fields import read_file, read_record
+from sharding.specs.layers.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
+from sharding.specs.layers.recomputed_kernels import RECOMPUTED_KERNELS
 
 
 class ProfileError(UserError):

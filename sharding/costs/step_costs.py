@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sharding.plans.stage_graph import StageEdge, StageId
+from sharding.plans.resolved.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpKind
-from sharding.specs.recomputed_kernels import RecomputedFlops
+from sharding.specs.layers.recomputed_kernels import RecomputedFlops
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

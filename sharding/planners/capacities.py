@@ -18,8 +18,8 @@ from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
-from sharding.specs.layer import LoadColumn
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import LoadColumn
+from sharding.specs.layers.module_spec import ModuleSpec
 
 OVERFLOW = 1e-9
 """Probability of a microbatch for which the largest capacity is too small, if rows are drawn independently."""

@@ -14,7 +14,7 @@ from sharding.planners.stages.layer_chain import LayerChain
 from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.trained_parts import RequiredGradients
 
 
 class ChainProblem:

@@ -12,7 +12,7 @@ from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import least_peak_bytes
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_layers import stage_layers
 
 _TRIED = 4  # devices beyond the fewest by the tables, whose bytes hold for hardly any but not for all rows drawn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sharding.plans.plan import Plan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 _MIXTURES = 5  # how many shares of recomputing layers are tried
 _LEAST_STEP = 1 / 64  # by which the next share is larger at least, as shares are of whole layers

@@ -12,7 +12,7 @@ from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 
 def place_units(units: Sequence[UnitPlan], microbatches: int) -> Plan:

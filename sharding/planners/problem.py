@@ -21,16 +21,16 @@ from sharding.planners.tables.tabulate import module_table
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule, training_op_graph
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layer import LoadColumn, RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import LoadColumn, RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

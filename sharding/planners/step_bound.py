@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.step_costs import StepWork
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph
 
 

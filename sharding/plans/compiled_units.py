@@ -1,6 +1,6 @@
 """Checks whether a unit can run a step as one program, or two (`UnitPlan.executor`), for `check_layout`."""
 
-from configs.short_repr import shown_fields
+from configs.common.short_repr import shown_fields
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import ModuleGraph

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from configs.short_repr import short_repr
+from configs.common.short_repr import short_repr
 from sharding.axes import CollectiveMatmul, ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.plan_error import UnitFieldError

@@ -5,18 +5,18 @@ import dataclasses
 import os
 from typing import Any
 
-from configs.short_repr import short_repr
-from configs.strict_json import parse_json
-from configs.whole_files import write_whole
-from sharding.plans.bounds import MAX_DEVICES, MAX_MICROBATCHES, MAX_UNITS, name_fault
+from configs.common.short_repr import short_repr
+from configs.common.strict_json import parse_json
+from configs.common.whole_files import write_whole
 from sharding.plans.compiled_units import check_compiled_unit
-from sharding.plans.device_ranges import device_ranges, parse_ranges
-from sharding.plans.json_fields import read_file, read_record
-from sharding.plans.json_text import json_text
 from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_html import plan_html
 from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
 from sharding.plans.plan_table import PlanTable, plan_table
+from sharding.plans.text.bounds import MAX_DEVICES, MAX_MICROBATCHES, MAX_UNITS, name_fault
+from sharding.plans.text.device_ranges import device_ranges, parse_ranges
+from sharding.plans.text.json_fields import read_file, read_record
+from sharding.plans.text.json_text import json_text
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import ModuleGraph

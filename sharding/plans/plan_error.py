@@ -1,6 +1,6 @@
 """The exception that refuses a plan; raised by plans themselves and by whatever checks one against a model."""
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 
 class PlanError(UserError):

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.clusters import CLUSTERS, ClusterConfig
-from configs.short_repr import short_repr
-from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
+from configs.common.short_repr import short_repr
 from sharding.plans.plan_error import PlanError
-from sharding.specs.layer import LoadColumn
+from sharding.plans.text.bounds import MAX_DEVICES, MAX_ROWS
+from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

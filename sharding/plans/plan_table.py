@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sharding.plans.device_ranges import device_ranges
 from sharding.plans.parallelism import Parallelism
+from sharding.plans.text.device_ranges import device_ranges
 from sharding.plans.unit_plan import UnitPlan
 
 _ALWAYS_SHOWN = ("dp", "tp")

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
-from configs.short_repr import short_repr
-from sharding.plans import bounds
+from configs.common.short_repr import short_repr
 from sharding.plans.plan_error import UnitFieldError
+from sharding.plans.text import bounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 

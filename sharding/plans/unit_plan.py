@@ -7,15 +7,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from configs.short_repr import short_repr
-from sharding.plans import bounds
-from sharding.plans.device_ranges import parse_device_ranges
-from sharding.plans.json_fields import FROM_TEXT, TextForm
+from configs.common.short_repr import short_repr
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan_error import PlanError
-from sharding.plans.recompute_text import layer_policies, read_recompute
 from sharding.plans.schedule_hints import ScheduleHints
-from sharding.specs.layer import RecomputePolicy
+from sharding.plans.text import bounds
+from sharding.plans.text.device_ranges import parse_device_ranges
+from sharding.plans.text.json_fields import FROM_TEXT, TextForm
+from sharding.plans.text.recompute_text import layer_policies, read_recompute
+from sharding.specs.layers.layer import RecomputePolicy
 
 MOST_CAPACITIES = 4
 """Most capacities of a unit with rows of its own: as many programs are compiled for each of its stages."""

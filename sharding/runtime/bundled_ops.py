@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.pipeline import ExecutableStage, ReplicaPrograms
 from sharding.runtime.stages.bundles import BundledPrograms, device_order
 from sharding.runtime.stages.compilation import ProgramCall

@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.errors import UserError
-from sharding.plans.stage_graph import StageId
+from configs.common.errors import UserError
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.exchange.exchange_hop import ExchangeHop
 from sharding.runtime.executor import Executor
 from sharding.runtime.hops import Hop

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 from orbax.checkpoint import multihost
 
-from configs.errors import PROCESS_LOST, UserError
+from configs.common.errors import PROCESS_LOST, UserError
 
 PATIENCE = 1800
 """Seconds that a process waits for the others: one may compile, read or initialize for so long."""

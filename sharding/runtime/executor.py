@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.bundled_ops import bundle_calls
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.microbatch_ops import MicrobatchOps

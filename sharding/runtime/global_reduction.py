@@ -16,8 +16,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.short_repr import short_repr
-from sharding.plans.stage_graph import StageId
+from configs.common.short_repr import short_repr
+from sharding.plans.resolved.stage_graph import StageId
 
 
 @dataclasses.dataclass(frozen=True)

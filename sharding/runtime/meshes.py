@@ -17,8 +17,8 @@ from sharding.axes import Axes
 from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.stage_axes import stage_axes
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_axes import stage_axes
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.replica_meshes import ReplicaMeshes
 

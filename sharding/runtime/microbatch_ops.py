@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.plans.stage_graph import StageGraph, StageId, StageReplica
+from sharding.plans.resolved.stage_graph import StageGraph, StageId, StageReplica
 from sharding.runtime.exchange.exchange_hop import ExchangeHop, PlacedTables
 from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, ReplicaPrograms

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from configs.short_repr import short_repr
-from sharding.plans.stage_graph import StageId, StageReplica
+from configs.common.short_repr import short_repr
+from sharding.plans.resolved.stage_graph import StageId, StageReplica
 from sharding.runtime.exchange.exchange_hop import ExchangeHop, PlacedTables
 from sharding.runtime.hops import Hop
 from sharding.runtime.replica_meshes import ReplicaMeshes, is_local_mesh

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from sharding.plans.stage_graph import StageId, StageReplica
+from sharding.plans.resolved.stage_graph import StageId, StageReplica
 from sharding.runtime.pipeline import ExecutableStage
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.compiled_pipeline import CompiledPipeline, PipelineStepResult

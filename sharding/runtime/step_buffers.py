@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sharding.plans.stage_graph import StageId, StageReplica
+from sharding.plans.resolved.stage_graph import StageId, StageReplica
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.compilation import ProgramCall

@@ -6,7 +6,7 @@ Schedules keep to limits by these counts, and checks enforce them.
 import collections
 from collections.abc import Mapping
 
-from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
+from sharding.plans.resolved.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp, ScheduleError
 
 InFlightLimits = Mapping[PipelineRank, int]

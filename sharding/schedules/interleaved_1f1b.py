@@ -4,7 +4,7 @@ A pipeline rank runs its forwards in groups of pp microbatches: the group throug
 second, and so on; its backwards go the other way. A unit without chunks has one stage per rank, as in plain 1F1B.
 """
 
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.one_f_one_b import backwards_first

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.html.numbers import count_of
-from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
+from sharding.plans.resolved.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError, StageSeconds
 from sharding.schedules.weights_and_gradients import WeightsAndGradients

@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.list_scheduling import list_schedule, warm_up_order

@@ -1,6 +1,6 @@
 """GPipe and 1F1B, over whole graphs of stages instead of one chain."""
 
-from sharding.plans.stage_graph import PipelineRank
+from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.ops import OpGraph, Schedule

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from configs.errors import UserError
-from sharding.plans.stage_graph import StageEdge, StageGraph, StageId
+from configs.common.errors import UserError
+from sharding.plans.resolved.stage_graph import StageEdge, StageGraph, StageId
 
 OpKind = Literal[
     "forward",

@@ -5,7 +5,7 @@ Schedules that know the seconds of stages compare orders of ops by these seconds
 
 from collections.abc import Iterable
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, PipelineOp, Schedule
 
 OpTimes = dict[PipelineOp, tuple[float, float]]

@@ -6,7 +6,7 @@ List scheduling and `colocated` place these ops by `WeightsAndGradients`.
 import collections
 from collections.abc import Mapping
 
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
 
 

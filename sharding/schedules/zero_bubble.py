@@ -5,7 +5,7 @@ With forwards, dgrads and wgrads that take a slot each, a step of m microbatches
 1 slots, where 1F1B takes 3 m + 3 (p - 1).
 """
 
-from sharding.plans.stage_graph import PipelineRank
+from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT, Priority, list_schedule, warm_up_order

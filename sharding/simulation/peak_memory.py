@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.step_costs import StageCosts, StaticBytes
-from sharding.plans.device_groups import DeviceGroups, latest_of_sources
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.resolved.device_groups import DeviceGroups, latest_of_sources
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind
 from sharding.simulation.op_spans.spans import Span
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Int
 
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageEdge, StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.simulation.op_spans.node_spans import run_schedule

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.costs.step_costs import StaticBytes, StepCosts
 from sharding.frames import make_frame
-from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.plan_purpose import PlanPurpose
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.resolved.device_groups import DeviceGroups, group_devices
+from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp
 from sharding.simulation.idle.filled_idle import FilledIdle, filled_idle, units_on_shared_devices
 from sharding.simulation.idle.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times

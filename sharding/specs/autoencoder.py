@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 
 from configs.architectures import AutoencoderConfig, DenoisingConfig
-from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
-from sharding.specs.layer import LayerSpec, PerLoad, SavedActivations, saved_by_policy
+from sharding.specs.layers.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
+from sharding.specs.layers.layer import LayerSpec, PerLoad, SavedActivations, saved_by_policy
 
 
 def autoencoder_layer(config: DenoisingConfig, autoencoder: AutoencoderConfig) -> LayerSpec:

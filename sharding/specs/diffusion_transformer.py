@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 from configs.architectures import DiTConfig
-from configs.diffusion_transformer import DiTBlockRun
-from sharding.specs.image_kernels import ImageKernel, attention, image_layer, linear
-from sharding.specs.layer import Kernel, LayerSpec, PerLoad
+from configs.modules.diffusion_transformer import DiTBlockRun
+from sharding.specs.layers.image_kernels import ImageKernel, attention, image_layer, linear
+from sharding.specs.layers.layer import Kernel, LayerSpec, PerLoad
 
 TIME_WIDTH = 256
 """Channels of the sinusoidal embedding, as in `mmjax.models.modalities.generators.diffusion_transformer`."""

@@ -7,9 +7,9 @@ import dataclasses
 import functools
 
 from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, VisionConfig
-from configs.encoders import unregistered_encoder
-from sharding.specs.attention_runs import attention_runs
-from sharding.specs.layer import (
+from configs.modules.encoders import unregistered_encoder
+from sharding.specs.layers.attention_runs import attention_runs
+from sharding.specs.layers.layer import (
     Kernel,
     LayerSpec,
     PerLoad,
@@ -18,8 +18,8 @@ from sharding.specs.layer import (
     memory_bound,
     saved_by_policy,
 )
-from sharding.specs.local_attention import local_attention
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.local_attention import local_attention
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.projectors import projector_splits, projector_with_taps
 from sharding.specs.transformer import block_layer, norm_parameters
 

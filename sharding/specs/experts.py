@@ -5,10 +5,10 @@
 
 import dataclasses
 
-from configs.backbone import BackboneConfig
-from configs.experts import ExpertsConfig
+from configs.modules.backbone import BackboneConfig
+from configs.modules.experts import ExpertsConfig
 from sharding.expert_transfer import Routing
-from sharding.specs.layer import (
+from sharding.specs.layers.layer import (
     Kernel,
     LayerSpec,
     PerLoad,

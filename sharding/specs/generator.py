@@ -8,11 +8,19 @@ import math
 from collections.abc import Iterator
 
 from configs.architectures import BackboneConfig, DiTConfig, GeneratorConfig, UNetConfig
-from configs.generator import unregistered_generator
+from configs.modules.generator import unregistered_generator
 from sharding.specs.autoencoder import autoencoder_layer
 from sharding.specs.diffusion_transformer import dit_block_runs, dit_embedding, dit_head, dit_splits
-from sharding.specs.image_kernels import ImageKernel, attention, convolution, image_layer, linear, norm, residual_block
-from sharding.specs.layer import (
+from sharding.specs.layers.image_kernels import (
+    ImageKernel,
+    attention,
+    convolution,
+    image_layer,
+    linear,
+    norm,
+    residual_block,
+)
+from sharding.specs.layers.layer import (
     Kernel,
     LayerSpec,
     PerLoad,
@@ -20,7 +28,7 @@ from sharding.specs.layer import (
     matmul_of_rows,
     saved_by_policy,
 )
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 
 
 @functools.singledispatch

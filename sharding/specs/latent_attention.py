@@ -5,9 +5,9 @@
 
 import dataclasses
 
-from configs.backbone import BackboneConfig
-from configs.latent_attention import LatentAttentionConfig
-from sharding.specs.layer import (
+from configs.attention.latent_attention import LatentAttentionConfig
+from configs.modules.backbone import BackboneConfig
+from sharding.specs.layers.layer import (
     Kernel,
     LayerSpec,
     PerLoad,

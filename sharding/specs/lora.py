@@ -8,20 +8,28 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
-from configs.lora import LoraConfig
-from configs.transformer import TransformerConfig
+from configs.modules.lora import LoraConfig
+from configs.modules.transformer import TransformerConfig
 from sharding.specs.generator import transformer_blocks
-from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, matmul_of_rows, saved_by_policy
+from sharding.specs.layers.layer import (
+    ZERO,
+    Kernel,
+    LayerSpec,
+    PerLoad,
+    SavedActivations,
+    matmul_of_rows,
+    saved_by_policy,
+)
 
 FEED_FORWARD_PROJECTIONS = ("gate", "up", "down")
-"""The projections of a feed-forward layer among `configs.lora.TARGETS`."""
+"""The projections of a feed-forward layer among `configs.modules.lora.TARGETS`."""
 
 
 class AdaptedProjection(NamedTuple):
     """A matmul that may have an adapter.
 
     Attributes:
-        name: Its name among `configs.lora.TARGETS`.
+        name: Its name among `configs.modules.lora.TARGETS`.
         inputs: Width of its input.
         outputs: Width of its output.
         split_by_rows: Whether tensor ranks divide the input width instead of the output width.

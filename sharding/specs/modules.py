@@ -9,10 +9,10 @@ from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
 from sharding.specs.encoders import encoder_spec
 from sharding.specs.experts import expert_splits
 from sharding.specs.generator import generator_spec
-from sharding.specs.layer import LayerSpec
-from sharding.specs.local_attention import local_attention
+from sharding.specs.layers.layer import LayerSpec
+from sharding.specs.layers.local_attention import local_attention
+from sharding.specs.layers.module_spec import EARLY_BLOCK, ModuleSpec
 from sharding.specs.lora import adapter_layer
-from sharding.specs.module_spec import EARLY_BLOCK, ModuleSpec
 from sharding.specs.transformer import backbone_layers
 
 ModuleConfig = EncoderConfig | BackboneConfig | GeneratorConfig

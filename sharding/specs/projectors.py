@@ -9,8 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig, EncoderConfig
-from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
-from sharding.specs.layer import (
+from configs.modules.projectors import (
+    AdapterProjectorConfig,
+    LinearProjectorConfig,
+    MLPProjectorConfig,
+    ResamplerConfig,
+)
+from sharding.specs.layers.layer import (
     Kernel,
     LayerSpec,
     Number,

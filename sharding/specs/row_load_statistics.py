@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, ModelConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.specs.layer import LoadColumn, Loads, Number
-from sharding.specs.local_attention import local_attention
+from sharding.specs.layers.layer import LoadColumn, Loads, Number
+from sharding.specs.layers.local_attention import local_attention
 
 POSITIONS_PER_SECOND = 50  # of Whisper's encoder: 100 mel frames, halved
 MAX_MISSES = 16  # samples that a packer tries before it closes a row

@@ -7,12 +7,12 @@ import dataclasses
 from typing import NamedTuple
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.block_runs import has_experts_at
-from configs.transformer import TransformerConfig
-from sharding.specs.attention_runs import attention_runs, with_local_attention
+from configs.modules.block_runs import has_experts_at
+from configs.modules.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
 from sharding.specs.latent_attention import with_latent_attention
-from sharding.specs.layer import (
+from sharding.specs.layers.attention_runs import attention_runs, with_local_attention
+from sharding.specs.layers.layer import (
     ZERO,
     Kernel,
     LayerSpec,
@@ -24,8 +24,8 @@ from sharding.specs.layer import (
     reduce_scatter,
     saved_by_policy,
 )
-from sharding.specs.local_attention import is_local_layer
-from sharding.specs.module_spec import EARLY_BLOCK
+from sharding.specs.layers.local_attention import is_local_layer
+from sharding.specs.layers.module_spec import EARLY_BLOCK
 
 
 class BackboneLayers(NamedTuple):

@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, missing_plugin, tensor_mesh
 from benchmarks.h100_schedule.overlap import Collective, find_collectives
-from configs.experts import ExpertsConfig
+from configs.modules.experts import ExpertsConfig
 from mmjax.models.layers.experts import MixtureOfExperts
 from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.expert_transfer import Routing, cheaper_transfer
-from sharding.specs.layer import expert_combine, expert_dispatch, make_loads
+from sharding.specs.layers.layer import expert_combine, expert_dispatch, make_loads
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 

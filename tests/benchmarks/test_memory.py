@@ -10,15 +10,15 @@ import pytest
 from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
 from configs.architectures import LatentAttentionConfig, ModelConfig
 from configs.clusters import CLUSTERS
-from configs.experts import ExpertsConfig, RouterConfig
+from configs.modules.experts import ExpertsConfig, RouterConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
-from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import module_graph
 from tests.tiers import first_in_default
 from tests.tiny_model import BACKBONE, tiny_batch

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.clusters import CLUSTERS, cluster_of_device_kind, find_cluster
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 DEVICE_KINDS = {
     "NVIDIA A800-SXM4-80GB": "a800",

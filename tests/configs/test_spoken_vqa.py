@@ -18,7 +18,7 @@ from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
 from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.tones import VOICES, tone, write_tones
 

@@ -15,7 +15,7 @@ import soundfile
 from PIL import Image
 
 import data.records
-from configs.errors import STORAGE_FAILED
+from configs.common.errors import STORAGE_FAILED
 from data import host_faults
 from data.errors import BadSampleError, HostError
 from data.media.clips.video import read_header

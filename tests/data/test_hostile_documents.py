@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.datasets.spoken_clips import FORMAT_VERSION, MANIFEST, read_spoken_clips
 from data.media.tilings.tiling import DynamicTiling
 from data.text.prompt_format import PromptFormat

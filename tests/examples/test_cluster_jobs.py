@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.errors import USAGE_ERROR
+from configs.common.errors import USAGE_ERROR
 from mmjax.distributed.environments import ProcessPlacement
 from mmjax.distributed.placement import find_placement
 from mmjax.distributed.variables import Variables

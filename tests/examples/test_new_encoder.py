@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
 from mmjax.api.encoders import register_encoder

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmjax
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.packing.pipeline import training_batches
 from data.producers.client import remote_batches
 from data.records import Media

@@ -7,7 +7,7 @@ import pytest
 
 import mmjax
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.model import model_modules
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmjax.training.engine.engine import Engine
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from tests.faulty_hop import faulty
 
 Fault = Callable[[Engine, pytest.MonkeyPatch], None]

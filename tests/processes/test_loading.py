@@ -8,7 +8,7 @@ import pytest
 from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import plan_phase_rows
 from data.packing.pipeline import training_pipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from tests.processes.train_on_own_rows import CONFIG, PLAN, STEPS, Counted
 from tests.sharding.runtime.processes import run_cluster
 

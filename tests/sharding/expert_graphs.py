@@ -3,8 +3,8 @@
 import dataclasses
 
 from sharding.expert_transfer import Routing
-from sharding.specs.layer import PerLoad, expert_combine, expert_dispatch, expert_matmul
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import PerLoad, expert_combine, expert_dispatch, expert_matmul
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 TOP_K = 2

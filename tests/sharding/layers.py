@@ -1,6 +1,6 @@
 """Layers built by hand."""
 
-from sharding.specs.layer import Kernel, LayerSpec, PerLoad, SavedActivations
+from sharding.specs.layers.layer import Kernel, LayerSpec, PerLoad, SavedActivations
 
 
 def bare_layer(name: str, part: str, *kernels: Kernel, expert_parameters: int = 0) -> LayerSpec:

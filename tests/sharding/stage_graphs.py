@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import PipelineReplicas, StageGraph, StageId
+from sharding.plans.resolved.stage_graph import PipelineReplicas, StageGraph, StageId
 from sharding.schedules.ops import OpGraph
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sharding.costs.step_costs import StageCosts, StaticBytes, StepCosts, WgradCosts
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule

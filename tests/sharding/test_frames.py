@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.frames import make_frame
 
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Int64
 
-from configs.checks import require_types
+from configs.common.checks import require_types
 from data.errors import DataError
 
 FramePlacement = Literal["ends", "middles"]

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from jaxtyping import UInt8
 
-from configs.checks import require_types
+from configs.common.checks import require_types
 from data.media.resampling import require_at_least_one, require_resampling, resized
 
 

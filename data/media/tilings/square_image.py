@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import UInt8
 
-from configs.checks import require_types
+from configs.common.checks import require_types
 from data.errors import DataError
 from data.media.resampling import cropped, require_at_least_one, require_resampling, resized, side_of_whole_cells
 

@@ -57,7 +57,7 @@ class PlannedTable(NamedTuple):
 def plan_table(
     rows: Sequence[Sequence[int]], sizes: Mapping[int, SampleSizes], phase: PhaseRows, microbatches: int
 ) -> PlannedTable:
-    """The items of a step, which lie where `data.packing.packed_rows.pack_rows` puts them, dealt over a phase.
+    """The items of a step, which lie where `data.packing.rows.packed_rows.pack_rows` puts them, dealt over a phase.
 
     Args:
         rows: Sample ids of every row.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.transformer import TransformerConfig
+from configs.modules.transformer import TransformerConfig
 from mmjax.models.layers.linear import Linear, column_parallel_projections, constant_parameter
 from mmjax.models.layers.normalization import Norm, build_norm, normalise_mean_square
 from mmjax.models.layers.positions import Rotation, apply_rotary

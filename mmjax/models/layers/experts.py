@@ -14,7 +14,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from configs.experts import ExpertsConfig
+from configs.modules.experts import ExpertsConfig
 from mmjax.models.layers.activations import ACTIVATIONS, recomputed
 from mmjax.models.layers.expert_exchange import EXPERT_SUMS, permute_rows
 from mmjax.models.layers.feed_forward import GatedMLP

@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from configs.transformer import TransformerConfig
+from configs.modules.transformer import TransformerConfig
 from mmjax.models.layers.activations import ACTIVATIONS, Activations, recomputed
 from mmjax.models.layers.linear import Linear, column_parallel_projections
 from mmjax.models.layers.normalization import Norm, build_norm

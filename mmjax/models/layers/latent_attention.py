@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.latent_attention import LatentAttentionConfig
+from configs.attention.latent_attention import LatentAttentionConfig
 from mmjax.models.layers.linear import NO_AXES, Linear
 from mmjax.models.layers.normalization import RMSNorm
 from mmjax.models.layers.positions import Rotation, apply_rotary

@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.errors import UserError
-from configs.lora import LoraConfig
+from configs.common.errors import UserError
+from configs.modules.lora import LoraConfig
 from mmjax.models.layers.linear import Linear, normal_parameter
 from mmjax.models.layers.tensor_parallel import WeightSplit, tensor_parallel_matmul
 from mmjax.models.structure.module import Module, Piece, PieceModule

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.transformer import TransformerConfig
+from configs.modules.transformer import TransformerConfig
 from mmjax.models.layers.activations import Activations, recomputed
 from mmjax.models.layers.linear import NO_AXES, add_bias, constant_parameter
 from sharding.axes import Axes

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from configs.vision_rope import VisionRope
+from configs.attention.vision_rope import VisionRope
 
 
 def sinusoidal_positions(positions: Int[Array, "r p *axes"], width: int) -> Float[Array, "r p {width}"]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from configs.experts import ExpertsConfig, RouterConfig
+from configs.modules.experts import ExpertsConfig, RouterConfig
 from mmjax.models.layers.linear import add_bias
 
 SMALLEST_SUM = 1e-20

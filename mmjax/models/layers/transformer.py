@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from configs.transformer import TransformerConfig
+from configs.modules.transformer import TransformerConfig
 from mmjax.models.layers.attention import build_attention
 from mmjax.models.layers.feed_forward import build_mlp
 from mmjax.models.layers.linear import NO_AXES

@@ -6,9 +6,9 @@ The backbone's blocks read them, in training and with a KV cache.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from configs.attention_kinds import AttentionKind, AttentionTemperature
-from configs.backbone import BackboneConfig
-from configs.rope import rotary_frequencies
+from configs.attention.attention_kinds import AttentionKind, AttentionTemperature
+from configs.attention.rope import rotary_frequencies
+from configs.modules.backbone import BackboneConfig
 from mmjax.models.layers.context_parallel import context_positions, mask_of_rank
 from mmjax.models.layers.layer_kinds import InputsOfKinds
 from mmjax.models.layers.linear import NO_AXES

@@ -12,8 +12,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.backbone import NEWLINE
-from configs.block_runs import BackboneBlockRun, has_experts_at
+from configs.modules.backbone import NEWLINE
+from configs.modules.block_runs import BackboneBlockRun, has_experts_at
 from mmjax.models.layers.attention import Attention, build_attention
 from mmjax.models.layers.context_parallel import (
     context_positions,

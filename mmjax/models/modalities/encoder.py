@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import EncoderConfig, ModelConfig
-from configs.encoders import unregistered_encoder
+from configs.modules.encoders import unregistered_encoder
 from mmjax.models.layers.context_parallel import mask_of_rank
 from mmjax.models.layers.linear import NO_AXES
 from mmjax.models.layers.normalization import build_norm

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.layers.tensor_parallel import first_vocabulary_row
 from mmjax.models.structure.module import BALANCING_LOSS
 from pallas_kernels.varying import rank_count, varying_axes

@@ -11,7 +11,12 @@ import jax
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
-from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.modules.projectors import (
+    AdapterProjectorConfig,
+    LinearProjectorConfig,
+    MLPProjectorConfig,
+    ResamplerConfig,
+)
 from mmjax.models.layers.activations import ACTIVATIONS, recomputed
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP

@@ -14,11 +14,11 @@ from mmjax.models.layers.context_parallel import context_positions
 from mmjax.models.layers.layer_kinds import inputs_of_layer
 from mmjax.models.layers.linear import NO_AXES, Linear, constant_parameter, normal_parameter
 from mmjax.models.layers.normalization import build_norm
-from mmjax.models.layers.position_table import LearnedPositions2D
 from mmjax.models.layers.positions import rotary_cos_sin_2d, sinusoidal_positions_2d
 from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.modalities.deepstack import add_room_for_taps
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
+from mmjax.models.modalities.position_table import LearnedPositions2D
 from mmjax.models.modalities.windows import window_inputs
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.structure.module import Module, Piece
 from sharding.trees import Tree, drop_leaf, get_leaf, keep_leaves, set_leaf
 

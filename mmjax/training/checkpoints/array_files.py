@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.checkpoints.array_part import ArrayPart
 from sharding.trees import Tree
 

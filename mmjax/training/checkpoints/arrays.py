@@ -13,7 +13,7 @@ import jax
 from mmjax.training.checkpoints.array_part import ArrayPart
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import piece_key, trees_by_module, trees_by_stage
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 import jax
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.checkpoints.array_files import describe_failure
 from mmjax.training.checkpoints.file_checksums import (
     FILE_LIST,

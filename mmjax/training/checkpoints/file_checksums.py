@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from configs.errors import STORAGE_FAILED, UserError
-from configs.strict_json import read_json_file
+from configs.common.errors import STORAGE_FAILED, UserError
+from configs.common.strict_json import read_json_file
 
 FILE_LIST = "files.json"
 """File of a checkpoint with the size and checksum of every other file, by path, and a checksum of this list."""

@@ -9,8 +9,8 @@ import os
 import pathlib
 from typing import Any
 
-from configs.errors import UserError
-from configs.strict_json import parse_json, read_bounded
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_json, read_bounded
 
 MODEL_FILE = "model.json"
 """File of a checkpoint with the model's configuration, the pieces that trained, and the optimizer's algorithm."""

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from configs.architectures import ModelConfig
-from configs.errors import STORAGE_FAILED, UserError
+from configs.common.errors import STORAGE_FAILED, UserError
 from mmjax.training.checkpoints.array_files import describe_failure
 from mmjax.training.checkpoints.arrays import arrays_to_save, optimizer_algorithm, trained_keys
 from mmjax.training.checkpoints.discovery import UNFINISHED_MARK, saved_steps, set_aside

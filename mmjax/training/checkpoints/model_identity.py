@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.training_choices import TRAINING_CHOICES
 
 _LOG = logging.getLogger(__name__)

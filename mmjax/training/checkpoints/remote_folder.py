@@ -11,7 +11,7 @@ import threading
 
 from etils import epath
 
-from configs.errors import STORAGE_FAILED, UserError
+from configs.common.errors import STORAGE_FAILED, UserError
 from mmjax.training.checkpoints.array_files import describe_failure
 from mmjax.training.checkpoints.file_checksums import FILE_LIST, read_file_records
 from mmjax.training.checkpoints.retention import Retention

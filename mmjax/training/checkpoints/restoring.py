@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.checkpoints.array_files import read_arrays

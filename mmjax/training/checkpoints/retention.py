@@ -6,7 +6,7 @@ Settings of `TrainConfig`; the manager applies them after every save, the remote
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 
 OBJECT_STORES = ("gs", "s3")
 """Object stores, by the start of a folder's name; they need the packages of the extra `remote`."""

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
-from configs.errors import UserError
-from configs.strict_json import parse_json
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_json
 from mmjax.training.checkpoints.array_files import (
     describe_failure,
     join_process_files,

@@ -7,8 +7,8 @@ import json
 import logging
 import pathlib
 
-from configs.errors import UserError
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.whole_files import write_whole
 from mmjax.training.checkpoints.json_files import read_json_object
 
 _LOG = logging.getLogger(__name__)

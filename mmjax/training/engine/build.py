@@ -38,8 +38,8 @@ from mmjax.training.engine.stage_functions import make_stage_function
 from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.engine.tied_parameters import find_tied_parameters, make_tied_parameter
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.bundled_ops import check_device_order
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction

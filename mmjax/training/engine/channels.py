@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.training.engine.placement import PlacedStage
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.exchange.exchange_hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.hops import Hop, make_hop
 from sharding.runtime.pipeline import Channel, ReplicaPrograms

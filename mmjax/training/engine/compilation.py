@@ -6,7 +6,7 @@ The training loop calls it before its first step and `TrainingRun.evaluate` befo
 import jax
 
 from mmjax.training.engine.engine import Engine
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.stages.compilation import (
     CompilationCallback,
     ProgramCall,

@@ -37,9 +37,9 @@ from mmjax.training.engine.replica_rows import place_rows, rows_of_devices
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import resolve_plan
-from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import resolve_plan
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.definition import Microbatches

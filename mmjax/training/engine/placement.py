@@ -21,8 +21,8 @@ from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes,
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.unit_checks import check_row_chunks
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.meshes import module_axes, stage_meshes

@@ -13,7 +13,7 @@ from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.placement import PlacedStage
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import OpGraph
 
 

@@ -5,8 +5,8 @@
 
 import dataclasses
 
+from configs.common.short_repr import short_repr
 from configs.optimizer import OptimizerConfig
-from configs.short_repr import short_repr
 from data.data_config import QuadraticCostWeights
 
 

@@ -26,11 +26,11 @@ from mmjax.training.engine.stage_layouts import PieceRun, StageLayout, piece_key
 from pallas_kernels.collective_matmul import gather_sequence, split_sequence
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
-from sharding.plans.stage_axes import row_reshard
+from sharding.plans.resolved.stage_axes import row_reshard
 from sharding.runtime.stages.definition import StageOutput
 from sharding.runtime.stages.residuals import HOST_MEMORY
 from sharding.runtime.stages.weight_specs import is_partition_spec
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
 
 Arrays = dict[str, jax.Array]

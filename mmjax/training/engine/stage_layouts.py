@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
-from sharding.plans.recompute_text import policy_runs
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.plans.text.recompute_text import policy_runs
 from sharding.plans.unit_layers import LayerRun
 from sharding.runtime.stages.master_weights import LayerStackShapes
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 from sharding.trees import Tree
 

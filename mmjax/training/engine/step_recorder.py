@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Float
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.engine.engine import Engine
 from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.exchange.exchange_hop import ExchangeHop

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from mmjax.training.engine.placement import PlacedStage
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.hops import make_hop
 from sharding.runtime.pipeline import TiedParameter
 from sharding.trees import get_leaf

@@ -5,7 +5,7 @@ The heartbeat asks it when an error is about to end this process.
 
 import jax
 
-from configs.errors import INTERRUPTED, USAGE_ERROR, UserError
+from configs.common.errors import INTERRUPTED, USAGE_ERROR, UserError
 
 _OWN_KINDS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 """Beginnings of the messages of jax's errors that no other process causes."""

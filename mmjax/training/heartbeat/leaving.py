@@ -14,7 +14,7 @@ import time
 import typing
 from collections.abc import Callable, Sequence
 
-from configs.errors import PROCESS_LOST
+from configs.common.errors import PROCESS_LOST
 
 _STDERR = 2
 _LONGEST_OUTPUT = 5

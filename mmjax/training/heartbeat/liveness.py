@@ -7,8 +7,8 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from configs.errors import UserError
-from configs.strict_json import parse_record
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_record
 from mmjax.training.heartbeat.process_status import ProcessStatus
 
 MOST_NAMED = 8

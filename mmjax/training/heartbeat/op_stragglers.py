@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from sharding.plans.device_groups import replicas_of_microbatch
+from sharding.plans.resolved.device_groups import replicas_of_microbatch
 from sharding.schedules.ops import GLOBAL_NORM, TRANSFERS, PipelineOp
 from sharding.simulation.measured.measured_timeline import replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline

@@ -8,8 +8,8 @@ import json
 import socket
 from typing import Any, Literal, get_args
 
-from configs.errors import UserError
-from configs.strict_json import parse_record
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_record
 
 Phase = Literal[
     "starting",

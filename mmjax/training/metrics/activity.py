@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from configs.console import plain_console
+from configs.common.console import plain_console
 from mmjax.training.metrics.live_logs import log_to_current_stderr
 
 ActivityCallback = Callable[[int, int | None], None]

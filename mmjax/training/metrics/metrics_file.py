@@ -8,9 +8,9 @@ import os
 import pathlib
 from typing import Any
 
-from configs.errors import UserError
-from configs.strict_json import read_json_lines
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_lines
+from configs.common.whole_files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 

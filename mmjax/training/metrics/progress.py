@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from configs.console import plain_console
-from configs.tables import print_table, report_table
+from configs.common.console import plain_console
+from configs.common.tables import print_table, report_table
 from mmjax.training.metrics.activity import Activity, ActivityLine
 from mmjax.training.metrics.live_logs import log_to_current_stderr
 from mmjax.training.metrics.step_report import StepReport

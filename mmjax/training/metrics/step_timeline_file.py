@@ -7,9 +7,9 @@ import dataclasses
 import json
 import pathlib
 
-from configs.errors import UserError
-from configs.strict_json import read_json_file
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_file
+from configs.common.whole_files import write_whole
 from sharding.simulation.measured.timeline_json import read_timeline, timeline_document
 from sharding.simulation.timeline import Timeline
 

@@ -19,9 +19,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from configs.errors import UserError
-from configs.strict_json import read_json_file
-from configs.whole_files import write_whole
+from configs.common.errors import UserError
+from configs.common.strict_json import read_json_file
+from configs.common.whole_files import write_whole
 from data.extras import missing_extra
 from mmjax.training.metrics.interface import MetricsWriter, RunStart
 from mmjax.training.metrics.metrics_file import read_metrics

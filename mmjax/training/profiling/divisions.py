@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.costs.profiled import TimedRanks
 from sharding.plans.unit_checks import HEAD_SPLITS, row_chunks
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 RanksByModule = Mapping[str, TimedRanks]

@@ -29,10 +29,10 @@ from mmjax.training.profiling.shallow_runs import (
 )
 from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.profiled import LayerProfile, PassTimes, Profile, TimedRanks
-from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_parts
+from sharding.plans.resolved.trained_parts import Gradient, RequiredGradients, trained_parts
 from sharding.schedules.ops import OpKind
-from sharding.specs.layer import LayerSpec, LoadColumn, RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import LayerSpec, LoadColumn, RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
 
 FOUR_STAGES, TWO_STAGES = (1, 1, 2, 1), (1, 1)

@@ -17,10 +17,10 @@ from mmjax.training.profiling.op_times import measure_op_times
 from sharding.costs.profiled import TimedRanks
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageEdge
+from sharding.plans.resolved.stage_graph import StageEdge
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.ops import OpKind, PipelineOp
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 
 PASS_KINDS: tuple[OpKind, ...] = ("forward", "backward")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from data.packing.row_order import RowOrderRequest

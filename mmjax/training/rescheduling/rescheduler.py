@@ -14,7 +14,7 @@ from types import TracebackType
 
 import jax
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.engine.engine import Engine
 from mmjax.training.rescheduling.settings import Rescheduling
 from sharding.runtime.coordination import exchange_texts

@@ -6,8 +6,8 @@
 import dataclasses
 import math
 
-from configs.checks import require_types
-from configs.errors import UserError
+from configs.common.checks import require_types
+from configs.common.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

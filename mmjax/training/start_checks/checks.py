@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from configs.errors import DEVICE_FAILED, PROCESS_LOST, UserError
+from configs.common.errors import DEVICE_FAILED, PROCESS_LOST, UserError
 from mmjax.training.start_checks.comparison import (
     DifferentProcessError,
     StartReport,

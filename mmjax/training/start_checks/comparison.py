@@ -8,8 +8,8 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from configs.errors import UserError
-from configs.strict_json import parse_record
+from configs.common.errors import UserError
+from configs.common.strict_json import parse_record
 
 LONGEST_REPORT = 100_000
 """Largest number of characters of a text that is read as a report."""

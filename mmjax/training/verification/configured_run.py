@@ -25,7 +25,7 @@ from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_positions
 from sharding.schedules.named.registry import find_schedule
 from sharding.specs.modules import module_graph

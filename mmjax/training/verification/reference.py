@@ -39,7 +39,7 @@ from mmjax.training.verification.reference_optimizer import ReferenceOptimizer
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
 from mmjax.training.verification.whole_arrays import share_from_first_process
 from pallas_kernels.packed_attention import use_attention_implementation
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 

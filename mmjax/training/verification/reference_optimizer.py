@@ -15,7 +15,7 @@ from mmjax.models.model import model_modules
 from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from configs.short_repr import short_repr
-from configs.tables import print_table, report_table
+from configs.common.short_repr import short_repr
+from configs.common.tables import print_table, report_table
 
 _REMARKS = "worst parameter"
 

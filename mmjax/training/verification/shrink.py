@@ -20,8 +20,8 @@ from configs.architectures import (
     ModelConfig,
     UNetConfig,
 )
-from configs.experts import ExpertsConfig
-from configs.rope import LongRopeScaling
+from configs.attention.rope import LongRopeScaling
+from configs.modules.experts import ExpertsConfig
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.layouts.divided_plans import GlobalRows

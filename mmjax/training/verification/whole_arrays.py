@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.runtime.coordination import wait_for_processes
 
 Name = tuple[str, ...]

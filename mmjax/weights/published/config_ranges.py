@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.shown_text import shortened
+from configs.common.shown_text import shortened
 
 MAX_ITEMS = 4096
 """Largest number of items of a list: more than any model has layers or channels of a head."""

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.device_groups import group_devices
-from sharding.plans.stage_graph import StageEdge, StageId
+from sharding.plans.resolved.device_groups import group_devices
+from sharding.plans.resolved.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, Schedule, ScheduleError
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.schedules.recurrence.schedule_nodes import ScheduleNodes

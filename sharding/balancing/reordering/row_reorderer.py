@@ -18,7 +18,7 @@ from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, Sche
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.stages.plan_costs import plan_costs
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
 
 EVALUATIONS = 2048

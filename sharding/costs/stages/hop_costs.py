@@ -13,11 +13,11 @@ from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.own_rows import OwnRows
 from sharding.costs.stages.shared_replicas import row_gathers, slowest_of_shared
 from sharding.costs.stages.stage_parameters import module_parallelism
-from sharding.plans.device_groups import latest_of_sources
-from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
+from sharding.plans.resolved.device_groups import latest_of_sources
+from sharding.plans.resolved.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.plans.unit_layers import LayerRun
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import ZERO, PerLoad
+from sharding.specs.layers.layer import ZERO, PerLoad
 
 
 class HopCosts:

@@ -34,13 +34,13 @@ from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replica
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parameters
 from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
 from sharding.costs.step_costs import PER_MICROBATCH, ShardedPasses, StageCosts, StaticBytes, StepCosts, WgradCosts
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages
-from sharding.specs.layer import LoadColumn
-from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
+from sharding.specs.layers.layer import LoadColumn
+from sharding.specs.layers.recomputed_kernels import RecomputedFlops, recomputed_flops
 
 
 def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:

@@ -15,10 +15,10 @@ from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
 from sharding.costs.stages.sharded_weights import NO_EXCHANGE, WeightExchange, weight_exchange
 from sharding.costs.stages.stage_parameters import LayersOfStage, module_parallelism
-from sharding.plans.recompute_text import policy_runs
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
+from sharding.plans.resolved.trained_parts import RequiredGradients
+from sharding.plans.text.recompute_text import policy_runs
 from sharding.plans.unit_layers import LayerRun, program_layers
 from sharding.plans.unit_plan import UnitPlan
 

@@ -13,8 +13,8 @@ from sharding.costs.stages.sharded_weights import WeightExchange, exposed
 from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key
 from sharding.costs.step_costs import StageWork, StepWork
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.unit_plan import UnitPlan
 
 

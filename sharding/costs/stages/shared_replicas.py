@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import LayerSeconds
 from sharding.costs.step_costs import HELD
-from sharding.plans.stage_axes import row_reshard, stage_axes
+from sharding.plans.resolved.stage_axes import row_reshard, stage_axes
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import LayerSpec
+from sharding.specs.layers.layer import LayerSpec
 
 ModuleFigures = Mapping[str, Float[np.ndarray, "_ _"]]
 """Fields of `StageCosts` of one module, by microbatch and replica of the module."""

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import LayerParallelism
-from sharding.plans.trained_parts import Gradient
+from sharding.plans.resolved.trained_parts import Gradient
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import LayerSpec, RecomputePolicy
+from sharding.specs.layers.layer import LayerSpec, RecomputePolicy
 
 
 def module_parallelism(unit: UnitPlan, module: str) -> LayerParallelism:

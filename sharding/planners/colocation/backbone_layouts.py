@@ -12,7 +12,7 @@ from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 _MOST_ROWS = 16  # of a replica's microbatch
 _FEWER_CHUNKS = 0.01  # share by which fewer chunks may take longer: hops, and ops to order, are fewer

@@ -13,7 +13,7 @@ from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

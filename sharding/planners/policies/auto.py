@@ -5,15 +5,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.planners.context_transfer import with_best_context_transfers
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 PlanningPolicy = Callable[[PlanningProblem], list[Plan]]
 """Returns plans worth simulating; raises PlanError with the reason where there are none."""

@@ -20,7 +20,7 @@ from sharding.planners.schedule_fields import scheduled_plan
 from sharding.planners.step_estimate import StepEstimate
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.resolved.trained_parts import RequiredGradients
 
 _COUNT, _COUNT_BY_FLOPS = 5, 3  # of the best sizes of the backbone
 _ESTIMATED = 2  # times as many sizes are estimated

@@ -20,7 +20,7 @@ from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 _SIMULATED = 3  # how many of the best plans are simulated
 

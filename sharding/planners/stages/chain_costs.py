@@ -21,11 +21,11 @@ from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
 from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.layer_chain import LayerChain
-from sharding.plans.stage_graph import StageGraph
-from sharding.plans.trained_parts import LayerGradients, RequiredGradients
+from sharding.plans.resolved.stage_graph import StageGraph
+from sharding.plans.resolved.trained_parts import LayerGradients, RequiredGradients
 from sharding.plans.unit_layers import program_layers
-from sharding.specs.layer import ZERO, LayerSpec, RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import ZERO, LayerSpec, RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 
 
 class _LayerArrays(NamedTuple):

@@ -11,10 +11,10 @@ from jaxtyping import Int
 
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.recompute_text import recompute_text
 from sharding.plans.schedule_hints import ScheduleHints
+from sharding.plans.text.recompute_text import recompute_text
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from sharding.planners.stages.layer_chain import LayerChain, rank_sums, stage_su
 from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.planners.stages.recomputation import HeldLayers, RecomputationSolver
 from sharding.plans.plan import Plan
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

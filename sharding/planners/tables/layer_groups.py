@@ -11,9 +11,9 @@ from jaxtyping import Float
 from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, beside_transfer
 from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
 from sharding.planners.tables.fixed_ranks import FixedRanks
-from sharding.plans.trained_parts import LayerGradients, RequiredGradients
-from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.plans.resolved.trained_parts import LayerGradients, RequiredGradients
+from sharding.specs.layers.layer import LayerSpec, Loads, RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 
 
 class LayerGroupCosts(NamedTuple):

@@ -10,8 +10,8 @@ from sharding.costs.cost_model import CostModel
 from sharding.costs.memory import train_state_bytes
 from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.planners.tables.row_bytes import RowBytes
-from sharding.specs.layer import RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 
 _NO_ROWS = 1e-9  # of a module to which the data brings nothing
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.specs.layer import LoadColumn, Loads
+from sharding.specs.layers.layer import LoadColumn, Loads
 
 _EVERY = 16  # all numbers up to this one are considered; from there on numbers that differ by a share of themselves:
 _REPLICA_STEPS, _ITEM_STEPS = 16, 4

@@ -17,9 +17,9 @@ from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.partition import balanced_layers
 from sharding.planners.tables.row_bytes import RowBytes
 from sharding.plans.plan_error import PlanError
-from sharding.plans.trained_parts import RequiredGradients
-from sharding.specs.layer import Loads, RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.plans.resolved.trained_parts import RequiredGradients
+from sharding.specs.layers.layer import Loads, RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 
 
 class _Stage(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.trees import Tree
 
 Arrays = dict[str, jax.Array]

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.stages.definition import module_of
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.weight_specs import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 
 
 def program_name(stage_id: StageId, kind: str) -> str:

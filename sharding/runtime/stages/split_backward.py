@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.split_programs.parts import chosen, placed
 from sharding.runtime.split_programs.program import SplitProgram, split_traced
 from sharding.runtime.stages.definition import Arrays, Microbatches

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Literal
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.bubbles.bundling import BundleHosts, Host
 from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
 

@@ -7,7 +7,7 @@ dependency point F_i, and has its gradient at the backward dependency point B_i.
 import dataclasses
 from math import inf
 
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.bubbles.bundling import BundleHosts
 from sharding.schedules.bubbles.filling import Bubbles
 from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval

@@ -8,7 +8,7 @@ first op or after its last, or in one program with ops of the backbone whose col
 import dataclasses
 import functools
 
-from sharding.plans.stage_graph import PipelineRank
+from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.colocation.whole_schedule import whole_schedule
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from sharding.plans.stage_graph import PipelineRank, StageGraph
+from sharding.plans.resolved.stage_graph import PipelineRank, StageGraph
 from sharding.schedules.ops import OpGraph
 
 

@@ -3,7 +3,7 @@
 import collections
 import heapq
 
-from sharding.plans.stage_graph import PipelineRank
+from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.pass_order import OrderedPasses
 from sharding.schedules.list_scheduling import rank_device_bits
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule

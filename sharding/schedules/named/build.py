@@ -4,8 +4,8 @@ The engine and planners build their schedules here.
 """
 
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import PipelineRank, StageEdge, StageGraph, StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import PipelineRank, StageEdge, StageGraph, StageId
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightLimits, check_limits

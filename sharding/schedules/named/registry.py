@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.plans.plan_error import PlanError
 from sharding.schedules.colocation.colocated import colocated, colocated_in_flight
 from sharding.schedules.in_flight import InFlightLimits

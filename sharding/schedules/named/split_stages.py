@@ -1,8 +1,8 @@
 """Which stages leave the gradients of their weights for later, in schedules that fill bubbles with these."""
 
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.named.registry import find_schedule
 
 

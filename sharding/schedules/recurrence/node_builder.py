@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.schedules.recurrence.graph_builder import RangeWait, WaitGraphBuilder
 from sharding.schedules.recurrence.schedule_nodes import COLLECTIVES, BundleNodes, ScheduleNodes

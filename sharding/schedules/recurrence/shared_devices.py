@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from sharding.plans.device_groups import group_devices, source_replicas
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.resolved.device_groups import group_devices, source_replicas
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.recurrence.graph_builder import NO_NODE
 
 

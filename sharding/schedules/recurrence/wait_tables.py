@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from sharding.plans.device_groups import source_replicas
+from sharding.plans.resolved.device_groups import source_replicas
 from sharding.schedules.recurrence.bundle_parts import joined_parts
 from sharding.schedules.recurrence.graph_builder import WaitGraphBuilder
 from sharding.schedules.recurrence.schedule_nodes import ByReplica

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.device_groups import DeviceGroups, replicas_of_microbatch
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.device_groups import DeviceGroups, replicas_of_microbatch
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.idle.idle_time import IDLE_CAUSES, IdleCause, IdlePeriod, idle_times
 from sharding.simulation.op_spans.spans import Span

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.plans.device_groups import DeviceGroups, replicas_of_microbatch, source_replicas
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.resolved.device_groups import DeviceGroups, replicas_of_microbatch, source_replicas
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.op_spans.spans import Span
 

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Int
 
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts, WgradCosts
-from sharding.plans.device_groups import DeviceGroups
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.device_groups import DeviceGroups
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.simulation.idle.filled_idle import COMPUTE, groups_of_op, groups_of_unit, with_partners

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, GLOBAL_NORM, OpGraph, OpKind, PipelineOp, Schedule
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.simulation.measured.measured_timeline import Seconds

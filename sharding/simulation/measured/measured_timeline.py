@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.device_groups import replicas_of_microbatch
-from sharding.plans.stage_graph import PipelineReplicas, StageId
+from sharding.plans.resolved.device_groups import replicas_of_microbatch
+from sharding.plans.resolved.stage_graph import PipelineReplicas, StageId
 from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
 from sharding.schedules.recurrence.node_builder import schedule_nodes
 from sharding.schedules.recurrence.schedule_nodes import COLLECTIVES, BundleNodes

@@ -7,8 +7,8 @@ import dataclasses
 import itertools
 
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.stage_graph import PipelineRank, StageGraph
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.stage_graph import PipelineRank, StageGraph
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.named.build import build_schedule, in_flight_limits, training_op_graph

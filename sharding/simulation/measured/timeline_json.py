@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from configs.checks import conforms, wrong_type
-from configs.errors import UserError
-from sharding.plans.stage_graph import PipelineReplicas, StageGraph, StageId
+from configs.common.checks import conforms, wrong_type
+from configs.common.errors import UserError
+from sharding.plans.resolved.stage_graph import PipelineReplicas, StageGraph, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.measured.measured_timeline import replica_count
 from sharding.simulation.op_spans.spans import Span

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import OpKind
 
 ByMicrobatch = Float[np.ndarray, "m i"]

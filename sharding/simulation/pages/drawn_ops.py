@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from sharding.plans.device_groups import replicas_of_microbatch
-from sharding.plans.device_ranges import device_ranges
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.resolved.device_groups import replicas_of_microbatch
+from sharding.plans.resolved.stage_graph import PipelineRank, StageId
+from sharding.plans.text.device_ranges import device_ranges
 from sharding.schedules.ops import TRANSFERS, PipelineOp
 from sharding.simulation.idle.idle_time import IdleCause, IdlePeriod
 from sharding.simulation.op_spans.spans import Span

@@ -4,7 +4,7 @@ from sharding.html.colours import BLUE, EMPTY, GREY
 from sharding.html.elements import Html, element, figures, join, legend, swatch, table
 from sharding.html.numbers import count, percent, seconds, size
 from sharding.html.svg import rectangle
-from sharding.plans.device_ranges import device_ranges
+from sharding.plans.text.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
 from sharding.simulation.idle.filled_idle import FilledIdle
 from sharding.simulation.idle.idle_time import IDLE_CAUSES

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sharding.plans.device_ranges import device_ranges
+from sharding.plans.text.device_ranges import device_ranges
 from sharding.simulation.idle.idle_time import IdleCause
 from sharding.simulation.pages.drawn_ops import DrawnHop, DrawnLane, DrawnOp, drawn_hops, drawn_lanes
 from sharding.simulation.summary import timeline_summary

@@ -24,7 +24,7 @@ from benchmarks.dispatch.samples import described, draw_step
 from benchmarks.dispatch.settings import Megatron
 from benchmarks.dispatch.steps import simulate_balanced
 from benchmarks.dispatch.traffic import gathered_bytes, most_sent_between_nodes, traffic
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 
 REPLICAS, MINI_BATCH, PER_NODE = 16, 12, 8
 WAYS = (

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.executor.dispatching import dispatch_plan, format_dispatch, measure_dispatch
 from configs.architectures import ModelConfig
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.runtime.step_buffers import OpCall
 from sharding.specs.modules import module_graph
 from tests.benchmarks.executor.test_comparison import run_config

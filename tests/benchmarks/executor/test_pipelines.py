@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.executor.comparison import DifferentResultsError, StepTiming
 from benchmarks.executor.pipelines import CASES, MODEL, check_same_work, format_pipelines, pipeline_plan
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 
 

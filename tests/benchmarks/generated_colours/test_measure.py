@@ -8,7 +8,7 @@ import pytest
 from benchmarks.generated_colours import __main__ as generated_colours
 from benchmarks.generated_colours.classifier import LabelledImages, labelled_images
 from benchmarks.generated_colours.picture_table import GAP, PIXEL
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.datasets.easy_vqa import EasyVQA, describe_shape
 from data.datasets.tone_vqa import ToneVQA
 

@@ -10,7 +10,7 @@ from configs.architectures import ModelConfig
 from configs.clusters import CLUSTERS
 from configs.workloads import SyntheticData
 from mmjax import cli
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 
 SMALLEST = "internvit_6b_llama3_8b"
 

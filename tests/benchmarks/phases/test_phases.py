@@ -11,7 +11,7 @@ from benchmarks.phases.host import ROW_TOKENS, ROWS, draw_items, host_rows
 from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import plan_phase_rows
 from data.packing.pipeline import training_pipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.report.dataset_statistics import flops_per_unit, modules_of_units
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN
 from tests.small_vqa import SmallVQA

@@ -11,7 +11,7 @@ from benchmarks.validation.megatron import gpt
 from benchmarks.validation.setting import Setting, simulated_step
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
-from sharding.specs.layer import make_loads
+from sharding.specs.layers.layer import make_loads
 
 MODEL = gpt(1024, 4, 8, vocabulary=2048)
 LOADS = make_loads(2 * 512, 2 * 512**2, 2)

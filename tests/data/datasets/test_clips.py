@@ -13,7 +13,7 @@ from data.datasets.prompts import prompt_metadata, prompt_record
 from data.errors import BadSampleError, DataError
 from data.media.clips.video_sampling import VideoSampling
 from data.media.images import encode_image
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.records import ImagePart, Media, Record, TextPart, Turn, VideoPart
 from data.samples.audio_format import FrameFormat
 from data.samples.image_format import PatchFormat, first_frame

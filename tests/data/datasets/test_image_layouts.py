@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from configs.backbone import NEWLINE
+from configs.modules.backbone import NEWLINE
 from data.datasets.conversations import Conversations, SampleBuilder
 from data.errors import DataError
 from data.media.images import encode_image
@@ -338,7 +338,7 @@ def test_joined_maps_equal_those_of_llava_onevision():
 
 def test_newlines_and_order_survive_packing_behind_another_sample():
     from data.data_config import RowCapacity
-    from data.packing.packed_rows import pack_samples
+    from data.packing.rows.packed_rows import pack_samples
 
     family = FAMILIES["llava_onevision"]
     samples = [own_sample(family, ["See ", picture]).load(number) for number, picture in enumerate(pictures()[1:3])]

@@ -8,7 +8,7 @@ from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
 from data.packing.phases.phase_rows import PhaseRows
-from data.packing.row_planner import RowPlanner
+from data.packing.rows.row_planner import RowPlanner
 
 
 def row_planner(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
-from data.packing.endless_order import endless_order
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
-from data.packing.row_planner import PlannerState
+from data.packing.rows.endless_order import endless_order
+from data.packing.rows.row_planner import PlannerState
 from data.samples.sample import SampleSizes
 from tests.data.packing.planned_rows import row_planner
 

@@ -9,7 +9,7 @@ from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.media.patches import resize_to_square
 from data.packing.global_batch import build_global_batch
 from data.packing.loss_normalization import BatchTotals
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.text.word_tokenizer import WordTokenizer

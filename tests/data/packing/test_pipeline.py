@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig
-from configs.rope import LongRopeScaling
+from configs.attention.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.packing.batch_requirements import BatchRequirements

@@ -12,7 +12,7 @@ from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import NO_PHASES, plan_phase_rows
 from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import training_pipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

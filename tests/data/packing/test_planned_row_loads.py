@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from configs.attention_windows import AttentionWindows
+from configs.attention.attention_windows import AttentionWindows
 from data.data_config import DataConfig
 from data.datasets.dataset import RandomAccessSamples
 from data.packing.pipeline import training_batches, training_pipeline
@@ -15,7 +15,7 @@ from data.packing.planned_row_loads import planned_row_loads, planned_rows
 from data.samples.encoder_format import EncoderInputs
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.modules import module_graph
 from tests.filled_row_loads import filled_row_loads
 from tests.small_vqa import SmallVQA

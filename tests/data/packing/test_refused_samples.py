@@ -8,7 +8,7 @@ import pytest
 
 from data.errors import BadSampleError, DataError
 from data.packing.pipeline import evaluation_batches, training_batches, training_pipeline
-from data.packing.refusals import Refusal, RefusalLog
+from data.packing.rows.refusals import Refusal, RefusalLog
 from data.producers.client import remote_batches
 from data.producers.server import ProducerServer
 from tests.data.first_samples import CONFIG, MODEL, VQA, First, Missing, ids_of, take

@@ -11,8 +11,8 @@ from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.small_vqa import SmallVQA

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from data.data_config import DataConfig, RowCapacity
 from data.datasets.dataset import LazySamples, SampleIndex
 from data.packing.batch_requirements import BatchRequirements
-from data.packing.endless_order import endless_order
 from data.packing.grouping.comparison import GroupingSettings, packed_groups
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.pipeline import training_batches, training_pipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.endless_order import endless_order
+from data.packing.rows.row_planner import PlannerState
 from data.samples.sample import SampleSizes
 from tests.data.first_samples import MODEL, First, ids_of, take
 from tests.data.packing.planned_rows import row_planner

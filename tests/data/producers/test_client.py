@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.flight as flight
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.errors import DataError, HostError
 from data.packing.batch_requirements import BatchRequirements
 from data.packing.dealt_phases import DealtPhases
@@ -17,7 +17,7 @@ from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_batches, training_pipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.row_planner import PlannerState, StepPlan
+from data.packing.rows.row_planner import PlannerState, StepPlan
 from data.producers import client
 from data.producers.client import remote_batches
 from data.producers.connection import TOKEN_VARIABLE

@@ -14,7 +14,7 @@ from data.packing.dealt_phases import DealtPhases, plan_phase_rows
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_pipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.producers.request_bounds import RequestBounds
 from data.producers.step_request import StepRequest, batch_fingerprint
 from sharding.plans.plan import Plan, single_device_plan

@@ -15,7 +15,7 @@ from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_pipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint

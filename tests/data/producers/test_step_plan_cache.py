@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data.errors import DataError
 from data.packing.pipeline import BatchPipeline, training_pipeline
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.producers import step_plan_cache
 from data.producers.step_plan_cache import StepPlanCache
 from tests.producers import CONFIG, MODEL

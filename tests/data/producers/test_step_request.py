@@ -8,14 +8,14 @@ import pytest
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.data_config import DataConfig
 from data.packing.dealt_phases import DealtPhases
 from data.packing.fingerprint import fingerprint_differences
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_pipeline
 from data.packing.row_order import RowOrderRequest
-from data.packing.row_planner import PlannerState
+from data.packing.rows.row_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph

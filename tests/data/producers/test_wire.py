@@ -15,7 +15,7 @@ from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases
 from data.packing.global_batch import GlobalBatch
 from data.packing.phases.needed_rows import NeededRows
-from data.packing.refusals import Refusal
+from data.packing.rows.refusals import Refusal
 from data.producers import wire
 from data.producers.wire import restore_rows, slice_rows
 

@@ -9,7 +9,7 @@ from data.datasets.easy_vqa import text_sample
 from data.datasets.from_records import from_records
 from data.errors import BadSampleError, DataError
 from data.media.clips.video_sampling import VideoSampling
-from data.packing.refusals import Refusal
+from data.packing.rows.refusals import Refusal
 from data.report.dataset_statistics import collect_statistics, flops_per_unit, quadratic_cost_weights
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat

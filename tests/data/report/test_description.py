@@ -10,7 +10,7 @@ from rich.console import Console
 
 from data.data_config import DataConfig, RowCapacity
 from data.packing.grouping.groups import Groups
-from data.packing.refusals import Refusal
+from data.packing.rows.refusals import Refusal
 from data.report.console import print_description
 from data.report.dataset_statistics import DatasetStatistics
 from data.report.description import IMAGES_GROW_REMARK, KindCount, RefusalSummary, describe_dataset

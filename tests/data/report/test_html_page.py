@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from data.packing.refusals import Refusal
+from data.packing.rows.refusals import Refusal
 from data.report.examples import MediaExamples, SampleExample
 from data.report.html_page import html_fragment, html_page
 from data.report.length_distribution import length_distribution

@@ -10,7 +10,7 @@ from data.data_config import RowCapacity
 from data.media.patches import patchify, unpatchify
 from data.packing.global_batch import build_global_batch
 from data.packing.loss_normalization import BatchTotals
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata, cells_with_tokens

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import mmjax
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.metrics import activity
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

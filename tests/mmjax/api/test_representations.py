@@ -14,9 +14,9 @@ import pytest
 import configs
 import mmjax
 from configs.clusters import CLUSTERS
-from configs.errors import UserError
+from configs.common.errors import UserError
+from configs.common.short_repr import LINES, WIDTH, short_repr
 from configs.optimizer import Lion, OptimizerConfig
-from configs.short_repr import LINES, WIDTH, short_repr
 from mmjax.planning.timed_plans import TimedPlan, TimedPlans
 from mmjax.reporting.run_folder import Run
 from mmjax.training.profiling.step_times import StepTimes

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.architectures import ModelConfig
-from configs.errors import STORAGE_FAILED, UserError
+from configs.common.errors import STORAGE_FAILED, UserError
 from mmjax import cli
 from mmjax.cli.command import exit_code
 from mmjax.commands import describe_data

@@ -11,7 +11,7 @@ import gin
 import pytest
 
 from configs.architectures import BackboneConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 from mmjax.commands import convert
 from mmjax.training.config import TrainConfig

@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.commands.train import is_finished, steps_and_seconds
 from mmjax.training.checkpoints.file_checksums import FILE_LIST, UnreadableCheckpointError, write_file_list
 

@@ -15,12 +15,12 @@ from PIL import Image
 
 import mmjax
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import text_sample, vqa_sample
 from data.media.images import read_image
 from data.packing.global_batch import GlobalBatch, build_global_batch
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.records import Media
 from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat

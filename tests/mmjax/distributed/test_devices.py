@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.distributed.devices import ensure_cpu_devices, local_device_ids, visible_gpus
 from mmjax.distributed.environments import ProcessPlacement
 

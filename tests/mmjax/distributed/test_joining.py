@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import mmjax
-from configs.errors import PROCESS_LOST, UserError
+from configs.common.errors import PROCESS_LOST, UserError
 from mmjax.distributed import joining
 from mmjax.distributed.environments import LAUNCHER_VARIABLES, ProcessPlacement
 from mmjax.distributed.joining import split_address

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.distributed.environments import LAUNCHER_VARIABLES, ProcessPlacement, first_host, tasks_of_node
 from mmjax.distributed.placement import find_placement, other_launchers
 from mmjax.distributed.variables import Variables

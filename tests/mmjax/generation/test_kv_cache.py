@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, LatentAttentionConfig, ModelConfig
-from configs.attention_kinds import AttentionTemperature
-from configs.rope import Llama3Scaling, LongRopeScaling
+from configs.attention.attention_kinds import AttentionTemperature
+from configs.attention.rope import Llama3Scaling, LongRopeScaling
 from mmjax.generation.decoding import decode_answers
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.generation.sampling import Sampling

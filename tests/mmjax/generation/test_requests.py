@@ -6,7 +6,7 @@ import pathlib
 import easy_vqa
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.generation.requests import Request, read_requests
 
 PICTURE = easy_vqa.get_test_image_paths()[0]

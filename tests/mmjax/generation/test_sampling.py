@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.generation.sampling import Sampling, candidate_mask, penalise_repetition, sample_tokens
 from mmjax.generation.trained_model import Answer
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import DEVICE_FAILED, PROCESS_LOST
+from configs.common.errors import DEVICE_FAILED, PROCESS_LOST
 from mmjax.launching.process_end import ProcessEnd, cause_of_failure
 from mmjax.launching.slots import MOST_FAILURES, Slots
 

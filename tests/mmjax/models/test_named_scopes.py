@@ -15,10 +15,10 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.lora import LoraConfig
+from configs.modules.lora import LoraConfig
 from data.data_config import RowCapacity
 from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.sample_format import SampleFormat
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters

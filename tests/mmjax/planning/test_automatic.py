@@ -14,7 +14,7 @@ from mmjax.training.metrics.metrics_file import METRICS_FILE
 from sharding.costs.profiled import ProfileError
 from sharding.plans.plan import single_device_plan
 from sharding.plans.plan_purpose import PlanPurpose, module_sizes
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile
 from tests.small_vqa import SmallVQA

@@ -4,8 +4,8 @@ import pytest
 
 import mmjax
 from configs.clusters import CLUSTERS, ClusterConfig, Link
+from configs.common.errors import UserError
 from configs.device_generations import AMPERE, BLACKWELL, H20, HOPPER
-from configs.errors import UserError
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.problem_inputs import read_problem
 from sharding.plans.plan_purpose import PlanPurpose, differences

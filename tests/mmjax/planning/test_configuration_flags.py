@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.problem_inputs import read_problem

@@ -8,7 +8,7 @@ import pytest
 import mmjax
 from configs.architectures import ModelConfig
 from configs.clusters import CLUSTERS, ClusterConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
 from mmjax.api.timing import check_arguments

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.generation.requests import read_requests
 from mmjax.reporting.run_folder import open_run
 from mmjax.training.metrics.metrics_file import METRICS_FILE, read_metrics

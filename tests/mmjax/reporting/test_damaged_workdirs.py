@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.reporting.run_folder import open_run
 from mmjax.reporting.run_page import run_fragment, run_page
 from mmjax.training.metrics.step_timeline_file import write_step_timeline

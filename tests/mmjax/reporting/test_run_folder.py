@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.reporting.run_folder import open_run
 from mmjax.reporting.run_page import run_fragment
 from tests.mmjax.reporting.workdirs import (

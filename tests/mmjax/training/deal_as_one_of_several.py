@@ -13,7 +13,12 @@ from data.packing.dealt_phases import DealtPhases, plan_phase_rows
 from data.packing.global_batch import GlobalBatch
 from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.pipeline import training_batches
-from mmjax.training.item_agreement import ItemDisagreementError, agreed_batch, agreed_batch_and_state, agreed_batches
+from mmjax.training.heartbeat.item_agreement import (
+    ItemDisagreementError,
+    agreed_batch,
+    agreed_batch_and_state,
+    agreed_batches,
+)
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.data.first_samples import CONFIG

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mmjax
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.activations import layer_activations, select_names
 from tests.mmjax.training.engines import SEED, STEP, WITHOUT_GENERATOR, noisy_parameters, reference
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN

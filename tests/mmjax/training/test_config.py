@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from configs.architectures import ModelConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import AdamW, OptimizerConfig
 from data.data_config import DataConfig
 from data.text.byte_tokenizer import ByteTokenizer
@@ -29,7 +29,7 @@ def test_a_tokenizer_that_cannot_be_the_backbones_is_noticed(part, foreign, toke
 # In a process of its own: in the tests' own, jaxtyping refuses the arguments of everything in mmjax before.
 MAKING_RUNS = """
 import numpy as np
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import OptimizerConfig
 from mmjax.training.config import TrainConfig
 from tests.small_vqa import SmallVQA

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from sharding.specs.layer import LoadColumn
+from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.modules import module_graph
 from tests.filled_row_loads import filled_row_loads
 from tests.tiny_model import BACKBONE, VISION

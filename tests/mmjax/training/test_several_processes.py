@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmjax.training.checkpoints.manager import CheckpointManager
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.measured.timeline_json import read_timeline
 from sharding.specs.modules import module_graph

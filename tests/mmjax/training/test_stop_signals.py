@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from configs.errors import INTERRUPTED
+from configs.common.errors import INTERRUPTED
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
 COMPUTING = """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mmjax
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.packing.pipeline import evaluation_batches, training_batches
 from mmjax.reporting.run_folder import open_run
 from mmjax.training.batches import row_order_request
@@ -25,7 +25,7 @@ from mmjax.training.trainer import Trainer
 from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop

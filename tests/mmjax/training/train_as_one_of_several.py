@@ -15,7 +15,7 @@ import sys
 import jax
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.checkpoints.file_checksums import FILE_LIST, write_file_list
 from mmjax.training.checkpoints.json_files import HOST_FILE
 from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotWrittenError

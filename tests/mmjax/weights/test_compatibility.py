@@ -10,7 +10,7 @@ import pytest
 
 import mmjax
 from configs.architectures import ModelConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError, compatible_matches
 from mmjax.weights.folder import write_checkpoint_folder

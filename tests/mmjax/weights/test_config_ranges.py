@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights import published
 from mmjax.weights.published.config_ranges import RANGES
 from mmjax.weights.published_checkpoint import open_checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.checkpoints.restoring import layer_reader

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights.folder import open_folder, parse_file_size, read_config_json, shard_tensors, write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader, write_safetensors
 

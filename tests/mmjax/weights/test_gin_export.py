@@ -16,11 +16,11 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.attention_kinds import AttentionTemperature
-from configs.attention_windows import AttentionWindows
-from configs.projectors import LinearProjectorConfig, MLPProjectorConfig
-from configs.rope import LongRopeScaling, YarnScaling
-from configs.vision_rope import VisionRope
+from configs.attention.attention_kinds import AttentionTemperature
+from configs.attention.attention_windows import AttentionWindows
+from configs.attention.rope import LongRopeScaling, YarnScaling
+from configs.attention.vision_rope import VisionRope
+from configs.modules.projectors import LinearProjectorConfig, MLPProjectorConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.weights.gin_export import gin_text

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import init_layer_parameters
 from mmjax.training.engine.engine import Engine

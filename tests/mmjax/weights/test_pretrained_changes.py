@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.datasets.easy_vqa import EasyVQA
 from mmjax.models.model import model_modules
 from mmjax.training.config import TrainConfig

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import as_model, checkpoint_matches, open_checkpoint

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights.safetensors_file import (
     COPY_STRIP,
     DTYPES,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.balancing.buckets import Buckets, choose_buckets
 
 

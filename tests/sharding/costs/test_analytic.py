@@ -13,7 +13,7 @@ from sharding.costs.analytic import AnalyticCostModel, Efficiency
 from sharding.costs.cost_model import LayerParallelism, ring_seconds, useful_flops
 from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import Routing
-from sharding.specs.layer import Kernel, PerLoad, expert_combine, expert_dispatch, expert_matmul, matmul
+from sharding.specs.layers.layer import Kernel, PerLoad, expert_combine, expert_dispatch, expert_matmul, matmul
 from sharding.specs.modules import module_graph
 from tests.sharding.ideal_devices import IDEAL
 from tests.sharding.layers import bare_layer

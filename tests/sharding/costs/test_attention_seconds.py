@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from configs.clusters import CLUSTERS
 from sharding.costs.attention_seconds import attention_arithmetic, attention_shares
-from sharding.specs.layer import ZERO, Kernel, PerLoad, make_loads
+from sharding.specs.layers.layer import ZERO, Kernel, PerLoad, make_loads
 
 
 def attention(head_width, causal=False):

@@ -12,8 +12,8 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.kernel_seconds import KernelCosts
 from sharding.costs.matmul_seconds import MatmulSizes, matmul_seconds
-from sharding.plans.trained_parts import Gradient
-from sharding.specs.layer import (
+from sharding.plans.resolved.trained_parts import Gradient
+from sharding.specs.layers.layer import (
     Kernel,
     all_gather,
     expert_matmul,

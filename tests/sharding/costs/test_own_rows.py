@@ -8,7 +8,7 @@ from sharding.costs.own_rows import OwnRows, dealt_items, executed_loads, fulles
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH

@@ -9,7 +9,7 @@ import pytest
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.node_placement import NodePlacement
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, ProfiledCostModel, ProfileError
-from sharding.specs.layer import Kernel, PerLoad, make_loads, matmul
+from sharding.specs.layers.layer import Kernel, PerLoad, make_loads, matmul
 from tests.sharding.layers import bare_layer
 
 BLOCKS = bare_layer("blocks", "backbone")

@@ -11,8 +11,8 @@ from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import FixedRanks
-from sharding.plans.trained_parts import trained_parts
-from sharding.specs.layer import LoadColumn
+from sharding.plans.resolved.trained_parts import trained_parts
+from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
 from tests.sharding.expert_graphs import with_experts

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig, UNetConfig, VisionConfig
-from configs.projectors import MLPProjectorConfig
+from configs.modules.projectors import MLPProjectorConfig
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan
-from sharding.plans.stage_axes import stage_axes
+from sharding.plans.resolved.resolved_plan import ResolvedPlan, resolve_plan
+from sharding.plans.resolved.stage_axes import stage_axes
 from sharding.schedules.named.build import build_evaluation_schedule, build_schedule, training_op_graph
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import PipelineOp, ScheduleError

@@ -13,12 +13,12 @@ from configs.architectures import ModelConfig
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan, as_plan, single_device_plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import Kernel, PerLoad
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import Kernel, PerLoad
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
 from tests.sharding.layers import bare_layer
 from tests.unit_plans import changed_unit, flat_unit

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
-from sharding.plans.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_purpose import (
@@ -24,7 +23,8 @@ from sharding.plans.plan_purpose import (
     mean_loads,
     module_sizes,
 )
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
+from sharding.plans.text.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics

@@ -4,7 +4,7 @@ import sys
 
 import jax
 
-from configs.errors import PROCESS_LOST
+from configs.common.errors import PROCESS_LOST
 from sharding.runtime.coordination import MissingProcessError, wait_for_processes
 
 if __name__ == "__main__":

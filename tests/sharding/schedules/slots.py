@@ -2,7 +2,7 @@
 
 import collections
 
-from sharding.plans.stage_graph import StageId
+from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import PipelineOp, Schedule
 
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import ScheduleError
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from tests.sharding.schedules.slots import op_slots
 from tests.sharding.stage_graphs import build_op_graph, chain, fan, recipes, training

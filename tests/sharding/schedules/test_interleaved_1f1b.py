@@ -137,9 +137,9 @@ import time
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.plans.parallelism import Parallelism
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.schedules.named.build import build_schedule
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 modules = ModuleGraph((ModuleSpec("vision", 24), ModuleSpec("backbone", 96, ("vision",))))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 from sharding.simulation.timeline import Timeline
 from tests.sharding.steps import SimulatedStep, stage_costs, step_costs

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sharding.plans.device_groups import group_devices, replica_devices, source_replicas
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.device_groups import group_devices, replica_devices, source_replicas
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
@@ -238,7 +238,7 @@ def test_replica_devices_follow_from_the_plan():
 
 LARGE = """
 import time, itertools, numpy as np
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.ops import OpGraph
 from sharding.simulation.simulator import simulate_on_devices

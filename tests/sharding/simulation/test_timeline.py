@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.costs.step_costs import StageCosts, StaticBytes
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.named.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, Schedule
@@ -15,7 +15,7 @@ from sharding.simulation.idle.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
-from sharding.specs.recomputed_kernels import RecomputedFlops
+from sharding.specs.layers.recomputed_kernels import RecomputedFlops
 from tests.sharding.stage_graphs import chain, ring
 from tests.sharding.steps import (
     build_step,

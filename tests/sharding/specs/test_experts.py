@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
-from configs.experts import ExpertsConfig, RouterConfig
+from configs.modules.experts import ExpertsConfig, RouterConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops

@@ -21,13 +21,18 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.attention_kinds import AttentionTemperature
-from configs.attention_windows import AttentionWindows
-from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
+from configs.attention.attention_kinds import AttentionTemperature
+from configs.attention.attention_windows import AttentionWindows
+from configs.modules.projectors import (
+    AdapterProjectorConfig,
+    LinearProjectorConfig,
+    MLPProjectorConfig,
+    ResamplerConfig,
+)
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
-from sharding.specs.layer import PerLoad
+from sharding.specs.layers.layer import PerLoad
 from sharding.specs.modules import module_graph
 
 VISION = VisionConfig(width=24, depth=3, heads=2, ffn=40, patch=4, merge=2)

@@ -4,7 +4,7 @@ import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from sharding.axes import Axes
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
 
 

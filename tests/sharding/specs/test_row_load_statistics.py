@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads, draw_sample_loads
 

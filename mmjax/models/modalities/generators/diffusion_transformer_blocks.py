@@ -13,8 +13,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.architectures import DiTConfig
-from configs.diffusion_transformer import DiTBlockRun
-from configs.rope import rotary_frequencies
+from configs.attention.rope import rotary_frequencies
+from configs.modules.diffusion_transformer import DiTBlockRun
 from mmjax.models.layers.activations import recomputed
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP

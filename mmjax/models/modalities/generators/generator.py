@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, DenoisingConfig, DiTConfig, GeneratorConfig, UNetConfig
-from configs.generator import unregistered_generator
+from configs.modules.generator import unregistered_generator
 from mmjax.models.modalities.generators.denoising import (
     ConditionedLatents,
     Conditions,

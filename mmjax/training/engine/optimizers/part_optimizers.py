@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import OptimizerConfig
 from mmjax.models.structure.module import Module
 from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters, learning_rate, make_hyperparameters
-from sharding.plans.trained_parts import find_parts
+from sharding.plans.resolved.trained_parts import find_parts
 from sharding.specs.modules import ModuleGraph
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from mmjax.training.verification.layouts.layout_table import (
     LAYOUT_KINDS,
 )
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import ModuleGraph
 
 

@@ -17,12 +17,12 @@ from data.packing.phases.phase_rows import RowValues
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.recompute_text import recompute_text
 from sharding.plans.schedule_hints import ScheduleHints
+from sharding.plans.text.recompute_text import recompute_text
 from sharding.plans.unit_checks import row_chunks
 from sharding.plans.unit_plan import ExecutorName, UnitPlan
-from sharding.specs.layer import RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.layer import RecomputePolicy
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 

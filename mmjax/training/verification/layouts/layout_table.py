@@ -13,7 +13,7 @@ from mmjax.training.verification.layouts.layout_kinds import (
     in_one_unit,
     one_device,
 )
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 _BY_TURNS: tuple[RecomputePolicy, ...] = ("full", "offload", "none", "selective")
 _BY_HEADS = divided(cp=2, context_transfer="all_to_all")

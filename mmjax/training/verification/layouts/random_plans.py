@@ -9,21 +9,21 @@ import math
 import random
 from typing import get_args
 
-from configs.short_repr import shown_fields
+from configs.common.short_repr import shown_fields
 from mmjax.training.verification.layouts.divided_plans import GlobalRows, divides_positions
 from sharding.axes import ContextTransfer
 from sharding.expert_transfer import ExpertTransferChoice
-from sharding.plans.device_ranges import device_ranges
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.recompute_text import recompute_text
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.schedule_hints import ScheduleHints
+from sharding.plans.text.device_ranges import device_ranges
+from sharding.plans.text.recompute_text import recompute_text
 from sharding.plans.unit_checks import check_unit, row_chunks
 from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
 
 MOST_MICROBATCHES = 4

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.architectures import DiTConfig, RectifiedFlowSchedule
-from configs.diffusion_transformer import DiTBlockRun
+from configs.modules.diffusion_transformer import DiTBlockRun
 from mmjax.weights.published.channel_orders import ChannelsFirst, InterleavedRotary
 from mmjax.weights.published.config_values import require_values
 from mmjax.weights.published.generators.diffusers_format import CHANNELS, diffusers_architecture

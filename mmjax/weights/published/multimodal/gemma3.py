@@ -4,7 +4,7 @@ The tokens of an image attend to each other both ways.
 """
 
 from configs.architectures import VisionConfig
-from configs.projectors import LinearProjectorConfig
+from configs.modules.projectors import LinearProjectorConfig
 from mmjax.weights.published.decoders.dense import gemma
 from mmjax.weights.published.encoders.vision import siglip
 from mmjax.weights.published.key_table import Fields, Key, Table

@@ -7,7 +7,7 @@ shuffle joins the patches of a square row by row, which is their order here too,
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.projectors import MLPProjectorConfig
+from configs.modules.projectors import MLPProjectorConfig
 from mmjax.weights.published.decoders.dense import internlm2, llama, qwen2, qwen3
 from mmjax.weights.published.decoders.experts import qwen3_moe
 from mmjax.weights.published.encoders.vision import internvit

@@ -3,7 +3,7 @@
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.projectors import AdapterProjectorConfig
+from configs.modules.projectors import AdapterProjectorConfig
 from mmjax.weights.published.decoders.experts import llama4 as text
 from mmjax.weights.published.encoders.vision import llama4 as vision
 from mmjax.weights.published.key_table import Fixed, Keys, Nested, Table, Values

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from configs.projectors import LinearProjectorConfig
+from configs.modules.projectors import LinearProjectorConfig
 from mmjax.weights.published.decoders.dense import gemma
 from mmjax.weights.published.encoders.vision import siglip
 from mmjax.weights.published.key_table import Fields, Keys, Nested, Table, Values

@@ -3,7 +3,7 @@
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.projectors import MLPProjectorConfig
+from configs.modules.projectors import MLPProjectorConfig
 from mmjax.weights.published.activations import published_activation, read_activation
 from mmjax.weights.published.key_table import Entry, Key, Keys, Values
 from mmjax.weights.published.rules import Rule, linear_rules

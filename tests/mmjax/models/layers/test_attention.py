@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from configs.rope import rotary_frequencies
+from configs.attention.rope import rotary_frequencies
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.positions import apply_rotary, rotary_cos_sin
 from pallas_kernels.packed_attention import make_segment_mask

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from configs.experts import ExpertsConfig
+from configs.modules.experts import ExpertsConfig
 from mmjax.models.layers.expert_exchange import EXPERT_SUMS, target_ranks
 from mmjax.models.layers.experts import MixtureOfExperts
 from sharding.axes import Axes

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from configs.experts import ExpertsConfig, RouterConfig
+from configs.modules.experts import ExpertsConfig, RouterConfig
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts, load_balancing_loss
 from mmjax.models.layers.router import route_tokens
 from sharding.axes import Axes

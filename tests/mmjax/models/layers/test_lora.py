@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import DiTConfig, LoraConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.layers.lora import join_adapters, merge_model_adapters
 from mmjax.models.model import model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters, piece_definition

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.backbone import BackboneConfig
-from configs.rope import YarnScaling
+from configs.attention.rope import YarnScaling
+from configs.modules.backbone import BackboneConfig
 from mmjax.models.layers.attention import build_attention
 from mmjax.models.modalities.attention_kinds import backbone_rotary, causal_mask
 from sharding.axes import Axes

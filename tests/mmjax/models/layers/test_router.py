@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.experts import ExpertsConfig, RouterConfig
+from configs.modules.experts import ExpertsConfig, RouterConfig
 from mmjax.models.layers.router import route_tokens
 
 COUNT, TOP = 8, 3

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.attention_kinds import AttentionTemperature
-from configs.backbone import BackboneConfig
+from configs.attention.attention_kinds import AttentionTemperature
+from configs.modules.backbone import BackboneConfig
 from mmjax.models.modalities.attention_kinds import backbone_rotary, causal_mask
 from pallas_kernels.packed_attention import packed_attention
 from pallas_kernels.packed_attention.segment_mask import dense_mask, with_block_pairs

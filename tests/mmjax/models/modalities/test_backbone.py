@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.rope import rotary_frequencies
+from configs.attention.rope import rotary_frequencies
 from mmjax.models.layers.positions import rotary_cos_sin
 from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.modalities.backbone import (

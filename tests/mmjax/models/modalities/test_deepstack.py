@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
-from configs.projectors import MLPProjectorConfig
+from configs.modules.projectors import MLPProjectorConfig
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, init_module_parameters

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, UNetConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.modalities.losses import (
     DenoisingPredictions,
     LossTerms,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig
-from configs.errors import UserError
-from configs.rope import YarnScaling
+from configs.attention.rope import YarnScaling
+from configs.common.errors import UserError
 from mmjax.models.modalities.attention_kinds import backbone_rotary
 
 pytestmark = pytest.mark.parity

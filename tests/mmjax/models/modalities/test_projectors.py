@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from configs.architectures import BackboneConfig, VisionConfig
-from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig
+from configs.modules.projectors import AdapterProjectorConfig, LinearProjectorConfig
 from data.media.patches import patchify
 from mmjax.models.modalities.projectors import build_projector
 from sharding.axes import Axes

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from configs.vision_rope import VisionRope
+from configs.attention.vision_rope import VisionRope
 from data.data_config import RowCapacity
 from data.media.patches import patchify
 from data.packing.global_batch import build_global_batch
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
-from configs.attention_windows import AttentionWindows
+from configs.attention.attention_windows import AttentionWindows
 from mmjax.models.layers.layer_kinds import inputs_of_layer
 from mmjax.models.modalities.vision import PatchBlock
 from mmjax.models.modalities.windows import window_segments

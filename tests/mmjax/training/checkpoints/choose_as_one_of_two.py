@@ -5,7 +5,7 @@ import sys
 
 import jax
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.checkpoints.discovery import newest_whole_for_all
 
 if __name__ == "__main__":

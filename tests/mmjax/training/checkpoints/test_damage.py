@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.errors import STORAGE_FAILED, UserError
+from configs.common.errors import STORAGE_FAILED, UserError
 from mmjax.training.checkpoints.file_checksums import FILE_LIST, UnreadableCheckpointError, read_file_records
 from mmjax.training.checkpoints.json_files import HOST_FILE, MODEL_FILE
 from mmjax.training.checkpoints.manager import CheckpointManager

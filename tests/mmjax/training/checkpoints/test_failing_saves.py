@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from configs.errors import STORAGE_FAILED, UserError
+from configs.common.errors import STORAGE_FAILED, UserError
 from mmjax.training.checkpoints import json_files
 from mmjax.training.checkpoints.discovery import SET_ASIDE, UNFINISHED_MARK, saved_steps
 from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotWrittenError

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import (
     Adafactor,
     AdamW,

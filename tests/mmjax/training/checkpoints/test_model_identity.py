@@ -13,8 +13,8 @@ from configs.architectures import (
     ScaledLinearSchedule,
     UNetConfig,
 )
-from configs.errors import UserError
-from configs.rope import LinearScaling, Llama3Scaling
+from configs.attention.rope import LinearScaling, Llama3Scaling
+from configs.common.errors import UserError
 from mmjax.models.modalities.losses import cross_entropy
 from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
 from tests.tiny_model import LATENT_GENERATOR, tiny_model

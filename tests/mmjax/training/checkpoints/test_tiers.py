@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import STORAGE_FAILED, USAGE_ERROR, UserError
+from configs.common.errors import STORAGE_FAILED, USAGE_ERROR, UserError
 from mmjax.training.checkpoints.discovery import SET_ASIDE, refuse_existing_checkpoints, saved_steps
 from mmjax.training.checkpoints.file_checksums import FILE_LIST, UnreadableCheckpointError
 from mmjax.training.checkpoints.manager import CheckpointManager

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from configs.projectors import ResamplerConfig
+from configs.modules.projectors import ResamplerConfig
 from data.packing.dealt_phases import DealtPhases
 from sharding.plans.plan import Plan
 from tests.mmjax.training.engines import (

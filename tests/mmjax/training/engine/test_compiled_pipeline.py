@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, ModelConfig
-from configs.lora import LoraConfig
+from configs.modules.lora import LoraConfig
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from configs.architectures import LatentAttentionConfig, ModelConfig
-from configs.attention_kinds import AttentionTemperature
-from configs.experts import ExpertsConfig
+from configs.attention.attention_kinds import AttentionTemperature
+from configs.modules.experts import ExpertsConfig
 from mmjax.training.engine.engine import Engine
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan

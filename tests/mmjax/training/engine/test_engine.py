@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, LatentAttentionConfig, ModelConfig
-from configs.attention_kinds import AttentionTemperature
-from configs.attention_windows import AttentionWindows
-from configs.projectors import AdapterProjectorConfig, LinearProjectorConfig, MLPProjectorConfig, ResamplerConfig
-from configs.vision_rope import VisionRope
+from configs.attention.attention_kinds import AttentionTemperature
+from configs.attention.attention_windows import AttentionWindows
+from configs.attention.vision_rope import VisionRope
+from configs.modules.projectors import (
+    AdapterProjectorConfig,
+    LinearProjectorConfig,
+    MLPProjectorConfig,
+    ResamplerConfig,
+)
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage

@@ -14,7 +14,7 @@ from mmjax.training.verification.layouts.default_layouts import default_layouts
 from mmjax.training.verification.layouts.layout_table import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS
 from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     assert_step_of_one_device,

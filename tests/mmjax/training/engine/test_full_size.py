@@ -8,7 +8,7 @@ import pytest
 from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from mmjax.training.engine.engine import Engine

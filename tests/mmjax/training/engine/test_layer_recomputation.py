@@ -17,7 +17,7 @@ from mmjax.training.engine.stage_layouts import make_stage_layouts, trees_by_mod
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,

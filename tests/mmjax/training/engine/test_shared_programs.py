@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import (
     AdamW,
     ConstantRate,

@@ -12,7 +12,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import layer_stack_shapes, make_stage_layouts
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiers import first_in_default

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
-from sharding.plans.trained_parts import RequiredGradients, trained_parts
+from sharding.plans.resolved.trained_parts import RequiredGradients, trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (

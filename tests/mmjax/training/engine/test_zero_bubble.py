@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
-from configs.lora import LoraConfig
+from configs.modules.lora import LoraConfig
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.engine import Engine
@@ -18,11 +18,11 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.split_backward import MicrobatchArrays
-from sharding.specs.layer import make_loads
+from sharding.specs.layers.layer import make_loads
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engine.test_compiled_pipeline import DEEP, TEXT, TIED, VISION_UNIT, WITH_VISION, backbone

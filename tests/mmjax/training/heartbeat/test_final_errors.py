@@ -5,7 +5,7 @@ import errno
 import jax
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.heartbeat.final_errors import final_exit_code, may_come_from_another
 from mmjax.training.start_checks.checks import DeviceCheckError, OtherDeviceCheckError
 

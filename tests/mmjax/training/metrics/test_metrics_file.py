@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.metrics.metrics_file import METRICS_FILE, drop_later_metrics, read_metrics
 
 

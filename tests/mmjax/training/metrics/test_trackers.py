@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.metrics.interface import RunStart
 from mmjax.training.metrics.trackers import MlflowWriter, TrackedRun, WandbWriter
 from mmjax.training.metrics.writers import open_metrics_writer

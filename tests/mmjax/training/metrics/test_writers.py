@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.metrics.interface import RunStart
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.writers import CombinedWriter, open_metrics_writer

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
 from mmjax.training.engine.settings import EngineSettings
@@ -19,8 +19,8 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel, ProfileError, TimedRanks
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import single_device_plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from tests.filled_row_loads import filled_row_loads
 from tests.small_vqa import SmallVQA

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.rescheduling.rescheduler import Rescheduler, ReschedulingError
@@ -15,7 +15,7 @@ from mmjax.training.rescheduling.settings import Rescheduling
 from mmjax.training.run_files import PLAN_FILE
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule

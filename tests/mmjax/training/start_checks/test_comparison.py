@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.start_checks.comparison import (
     StartReport,
     describe_clocks,

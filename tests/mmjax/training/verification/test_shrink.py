@@ -15,7 +15,7 @@ from configs.architectures import (
     UNetConfig,
     VisionConfig,
 )
-from configs.rope import LongRopeScaling
+from configs.attention.rope import LongRopeScaling
 from data.data_config import DataConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import model_modules
@@ -23,7 +23,7 @@ from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.unit_plans import module_unit

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.training.verification.configured_run import message_size, verify_run
 from mmjax.training.verification.whole_arrays import (
     LARGEST_MESSAGE,

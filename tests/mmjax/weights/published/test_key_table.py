@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights.published.key_table import EqualKeys, Fixed, Key, Nested, read_fields, write_table
 from mmjax.weights.registry import read_architecture, write_architecture
 from tests.mmjax.weights.published.small_checkpoints import (

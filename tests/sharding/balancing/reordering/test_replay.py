@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharding.balancing.reordering.replay import build_replay, count_pipelines
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import PipelineOp, ScheduleError

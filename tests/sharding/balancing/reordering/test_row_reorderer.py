@@ -12,7 +12,7 @@ from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.planners.problems import problem
 from tests.unit_plans import module_unit

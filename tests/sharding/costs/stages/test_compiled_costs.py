@@ -11,8 +11,8 @@ from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.planners.step_bound import least_step_seconds
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.plans.unit_plan import ExecutorName
 from sharding.schedules.lockstep import tick_table
 from sharding.schedules.named.build import build_schedule

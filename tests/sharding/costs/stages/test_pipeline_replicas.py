@@ -13,7 +13,7 @@ from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import PER_MICROBATCH
 from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH, ROWS
 from tests.sharding.planners.problems import problem

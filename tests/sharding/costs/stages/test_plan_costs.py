@@ -15,9 +15,9 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StepCosts
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import RequiredGradients, trained_parts
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import RequiredGradients, trained_parts
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 from tests.unit_plans import module_unit

@@ -17,8 +17,8 @@ from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.stages.sharded_weights import WeightExchange, exposed_in_backward, exposed_in_forward
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 from tests.unit_plans import flat_unit

@@ -15,8 +15,8 @@ from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.stages.shared_replicas import RowGathers, row_gathers
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.build import build_schedule
 from sharding.simulation.simulator import simulate

@@ -16,7 +16,7 @@ from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
 from sharding.planners.stages.layer_chain import spread
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from tests.profiles import synthetic_profile
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 

@@ -16,7 +16,7 @@ from sharding.planners.colocation.replicated_layouts import (
 from sharding.planners.policies import colocated
 from sharding.planners.policies.auto import run_policy
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))

@@ -9,8 +9,8 @@ from configs.architectures import ModelConfig
 from sharding.planners.policies import fully_sharded
 from sharding.planners.policies.auto import best_simulated, run_policy
 from sharding.plans.plan_error import PlanError
-from sharding.plans.recompute_text import policy_runs
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
+from sharding.plans.text.recompute_text import policy_runs
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, MODEL, VISION, problem
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))

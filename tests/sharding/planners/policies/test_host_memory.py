@@ -6,7 +6,7 @@ from configs.architectures import ModelConfig
 from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.policies.auto import run_policy
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from tests.sharding.planners.problems import BACKBONE, VISION, cluster, problem
 
 CHAIN = ModelConfig((dataclasses.replace(VISION, depth=8),), dataclasses.replace(BACKBONE, depth=8), ())

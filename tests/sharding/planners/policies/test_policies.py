@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
 from sharding.planners.policies.disaggregated import flops_shares
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.planners.policies import auto
 from sharding.planners.policies.auto import PLANNING_POLICIES, plan_automatically, register_policy, run_policy
 from sharding.plans.plan_error import PlanError

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sharding.planners.stages.layer_chain import LayerChain
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 

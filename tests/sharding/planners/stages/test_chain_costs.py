@@ -16,9 +16,9 @@ from sharding.planners.stages.chain_costs import layer_chain
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, uniform_stages
 from sharding.planners.stages.layer_chain import stage_sums
-from sharding.plans.resolved_plan import ResolvedPlan
-from sharding.plans.trained_parts import trained_parts
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.trained_parts import trained_parts
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 from tests.sharding.planners.problems import BACKBONE, VISION, cluster, problem

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sharding.planners.stages.microbatches_held import microbatches_held
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.one_f_one_b import one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph

@@ -10,7 +10,7 @@ from sharding.costs.own_rows import dealt_loads
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
 from sharding.planners.tables.replica_shares import WholeItems, WholeRows, replica_sharing
-from sharding.specs.layer import LoadColumn, make_loads
+from sharding.specs.layers.layer import LoadColumn, make_loads
 from tests.sharding.planners.problems import problem
 
 

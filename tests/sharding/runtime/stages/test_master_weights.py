@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.plans.stage_axes import STAGE_AXES
+from sharding.plans.resolved.stage_axes import STAGE_AXES
 from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
 from sharding.runtime.stages.weight_specs import compute_spec, fully_sharded_dimension, master_spec
 from tests.sharding.runtime.submeshes import stage_mesh

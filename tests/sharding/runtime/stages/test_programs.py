@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
-from sharding.plans.stage_axes import STAGE_AXES
+from sharding.plans.resolved.stage_axes import STAGE_AXES
 from sharding.runtime.stages.definition import Microbatches, StageDefinition
 from sharding.runtime.stages.named_programs import program_name
 from sharding.runtime.stages.programs import StagePrograms

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.colocation.backbone_timeline import with_late_warm_up
 from sharding.schedules.colocation.bubble_use import bubble_use
@@ -24,7 +24,7 @@ from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.named.build import build_schedule
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.schedules.pass_seconds import pass_seconds
-from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from tests.sharding.colocated_steps import Backbone, Encoder, colocated_op_graph, colocated_recipes
 from tests.sharding.hash_seeds import outputs_by_hash_seed

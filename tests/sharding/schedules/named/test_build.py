@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig, VisionConfig
 from sharding.plans.plan import Plan, single_device_plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
 from sharding.schedules.named import registry

@@ -7,7 +7,7 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.modules import module_graph

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.recurrence.graph_builder import NO_NODE
 from sharding.schedules.recurrence.shared_devices import StageDevices
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sharding.plans.stage_graph import StageGraph
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.ops import COMPUTE_KINDS, OpKind, PipelineOp, Schedule
 from sharding.simulation.idle.filled_idle import units_on_shared_devices
 from sharding.simulation.pages.drawn_ops import drawn_lanes

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import PipelineReplicas, StageGraph
+from sharding.plans.resolved.stage_graph import PipelineReplicas, StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, PipelineOp

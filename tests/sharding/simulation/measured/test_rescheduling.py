@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
-from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
-from sharding.plans.resolved_plan import ResolvedPlan
+from sharding.plans.resolved.device_groups import replica_devices
+from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named import registry
 from sharding.schedules.named.build import build_schedule

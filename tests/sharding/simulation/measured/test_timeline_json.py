@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from configs.errors import UserError
-from sharding.plans.stage_graph import StageGraph
+from configs.common.errors import UserError
+from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.one_f_one_b import gpipe
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.measured.timeline_json import read_timeline, timeline_document

@@ -1,7 +1,7 @@
 """GPT-2, and GPT-3's blocks (arXiv 2005.14165), `GPT2LMHeadModel`: learned positions, LayerNorm, GELU."""
 
 from configs.architectures import BackboneConfig
-from configs.transformer import PROJECTIONS
+from configs.modules.transformer import PROJECTIONS
 from mmjax.weights.published.activations import activation_key
 from mmjax.weights.published.decoders.shared.llama_like import decoder_architecture
 from mmjax.weights.published.key_table import Fields, Fixed, Key, Keys

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from configs.architectures import BackboneConfig
-from configs.rope import LongRopeScaling
+from configs.attention.rope import LongRopeScaling
 from mmjax.weights.published.decoders.shared.attention_types import uniform_attention
 from mmjax.weights.published.decoders.shared.llama_like import (
     BLOCK,

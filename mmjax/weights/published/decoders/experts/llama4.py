@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from configs.architectures import BackboneConfig, ExpertsConfig, RouterConfig
-from configs.block_runs import has_experts_at
+from configs.modules.block_runs import has_experts_at
 from mmjax.weights.published.decoders.shared.expert_rules import read_balance_weight, write_balance_weight
 from mmjax.weights.published.decoders.shared.llama4_attention import (
     llama4_attention_rules,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.attention_kinds import AttentionKind
-from configs.backbone import BackboneConfig
+from configs.attention.attention_kinds import AttentionKind
+from configs.modules.backbone import BackboneConfig
 from mmjax.weights.published.key_table import Entry, Keys
 
 _KINDS: dict[str, AttentionKind] = {"full_attention": "global", "sliding_attention": "local"}

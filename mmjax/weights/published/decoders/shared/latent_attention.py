@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from configs.backbone import BackboneConfig
-from configs.latent_attention import LatentAttentionConfig
-from configs.rope import RopeScaling, YarnScaling, yarn_mscale
+from configs.attention.latent_attention import LatentAttentionConfig
+from configs.attention.rope import RopeScaling, YarnScaling, yarn_mscale
+from configs.modules.backbone import BackboneConfig
 from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.decoders.shared.llama_like import BLOCK
 from mmjax.weights.published.decoders.shared.rope_config import read_rotary

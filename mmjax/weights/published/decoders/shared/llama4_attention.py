@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from configs.attention_kinds import AttentionKind, AttentionTemperature
-from configs.backbone import BackboneConfig
+from configs.attention.attention_kinds import AttentionKind, AttentionTemperature
+from configs.modules.backbone import BackboneConfig
 from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.decoders.shared.attention_types import shortest_pattern
 from mmjax.weights.published.decoders.shared.llama_like import BLOCK

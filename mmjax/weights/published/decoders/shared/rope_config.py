@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from configs.backbone import BackboneConfig
-from configs.rope import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
+from configs.attention.rope import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
+from configs.modules.backbone import BackboneConfig
 
 # The type of the scaling, and the keys of config.json by the fields of the type, by `rope_type`.
 _SCALINGS = {

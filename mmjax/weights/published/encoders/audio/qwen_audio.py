@@ -8,7 +8,7 @@ clips into chunks and pads none; they agree on clips of whole averages, and mmja
 from collections.abc import Iterator
 
 from configs.architectures import AudioConfig
-from configs.projectors import LinearProjectorConfig
+from configs.modules.projectors import LinearProjectorConfig
 from mmjax.weights.published.encoders.audio.whisper import ENCODER_KEYS, encoder_rules
 from mmjax.weights.published.key_table import Fields, Key
 from mmjax.weights.published.rules import Rule, Rules, linear_rules

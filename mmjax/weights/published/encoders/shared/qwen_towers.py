@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.projectors import MLPProjectorConfig
-from configs.transformer import PROJECTIONS
+from configs.modules.projectors import MLPProjectorConfig
+from configs.modules.transformer import PROJECTIONS
 from mmjax.weights.published.encoders.shared.vision_keys import ACTIVATION, PATCH, rotary_positions
 from mmjax.weights.published.encoders.shared.vision_rules import (
     QUERY_KEY_VALUE,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.transformer import PROJECTIONS
-from configs.vision_rope import VisionRope
+from configs.attention.vision_rope import VisionRope
+from configs.modules.transformer import PROJECTIONS
 from mmjax.weights.published.activations import activation_key
 from mmjax.weights.published.key_table import Entry, Key, Keys, Table, Values
 

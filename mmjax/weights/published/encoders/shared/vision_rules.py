@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from configs.architectures import VisionConfig
-from configs.transformer import TransformerConfig
+from configs.modules.transformer import TransformerConfig
 from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, Reshaped, TensorLayout
 

@@ -4,7 +4,7 @@ Patches have no embedded positions: queries and keys rotate by the patch's coord
 """
 
 from configs.architectures import VisionConfig
-from configs.vision_rope import VisionRope
+from configs.attention.vision_rope import VisionRope
 from mmjax.weights.published.encoders.shared.vision_keys import ENCODER_KEYS, IMAGENET_PIXELS, layer_scale
 from mmjax.weights.published.encoders.shared.vision_rules import (
     ATTENTION_NAMES,

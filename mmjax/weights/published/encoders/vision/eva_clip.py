@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.vision_rope import VisionRope
+from configs.attention.vision_rope import VisionRope
 from mmjax.weights.published.channel_orders import InterleavedRotary
 from mmjax.weights.published.encoders.shared.vision_keys import (
     CLIP_PIXELS,

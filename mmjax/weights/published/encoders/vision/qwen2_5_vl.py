@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.attention_windows import AttentionWindows
+from configs.attention.attention_windows import AttentionWindows
 from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     MERGER_NAMES,

@@ -6,7 +6,7 @@ A learned position table beside rotary positions, and mergers of tapped layers (
 from typing import Any
 
 from configs.architectures import VisionConfig
-from configs.projectors import MLPProjectorConfig
+from configs.modules.projectors import MLPProjectorConfig
 from mmjax.weights.published.encoders.shared.qwen_towers import (
     DEFAULTS,
     NORM_EPSILON,

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax import contrib
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
-from configs.experts import ExpertsConfig
+from configs.common.errors import UserError
+from configs.modules.experts import ExpertsConfig
 from configs.optimizer import (
     SGD,
     Adafactor,

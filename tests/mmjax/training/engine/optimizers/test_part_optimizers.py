@@ -3,12 +3,12 @@
 import pytest
 
 from configs.architectures import LoraConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from configs.optimizer import ConstantRate, OptimizerConfig, PartOptimizer
 from mmjax.models.model import model_modules
 from mmjax.training.engine.optimizers.hyperparameters import make_hyperparameters
 from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
-from sharding.plans.trained_parts import trained_parts
+from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION
 

@@ -12,7 +12,7 @@ from mmjax.training.verification.layouts.divided_plans import GlobalRows, module
 from mmjax.training.verification.layouts.layout_table import LAYOUT_KINDS
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved_plan import ResolvedPlan, resolve_plan
+from sharding.plans.resolved.resolved_plan import ResolvedPlan, resolve_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.bundled_ops import find_bundles
 from sharding.schedules.named.build import build_schedule

@@ -13,9 +13,9 @@ from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.layouts.layout_kinds import NamedLayout
 from mmjax.training.verification.layouts.random_plans import COLLECTIVES, random_plans
 from sharding.expert_transfer import ExpertTransferChoice
-from sharding.plans.resolved_plan import resolve_plan
+from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.schedules.named.registry import BUILT_IN_SCHEDULES
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.tiny_model import tiny_model
 from tests.verified_run import DATA, MODEL, SETTINGS

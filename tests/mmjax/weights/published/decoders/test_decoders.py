@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig
-from configs.errors import UserError
-from configs.rope import Llama3Scaling, LongRopeScaling, YarnScaling
+from configs.attention.rope import Llama3Scaling, LongRopeScaling, YarnScaling
+from configs.common.errors import UserError
 from mmjax.weights import registry
 from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss
 from mmjax.models.layers.router import route_tokens
 from mmjax.weights import registry

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.data_config import RowCapacity
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.audio_format import audio_items
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata

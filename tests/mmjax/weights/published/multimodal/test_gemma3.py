@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights import registry
 from mmjax.weights.published_checkpoint import open_checkpoint
 from tests.mmjax.weights.published.encoders.vision_parity import published_pixels

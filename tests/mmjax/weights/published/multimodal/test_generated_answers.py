@@ -13,7 +13,7 @@ import pytest
 
 from data.data_config import RowCapacity
 from data.packing.global_batch import build_global_batch
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens

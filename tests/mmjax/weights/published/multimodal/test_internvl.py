@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.models.model import run_model
 from mmjax.weights import registry
 from mmjax.weights.initialization import parameter_initializer

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from data.data_config import RowCapacity
 from data.media.tilings.canvas_tiling import CanvasTiling
 from data.packing.global_batch import build_global_batch
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.image_format import image_items
 from data.samples.image_tokens import sequence_tokens
 from data.samples.sample_format import SampleFormat

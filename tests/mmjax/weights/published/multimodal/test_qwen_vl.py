@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from configs.errors import UserError
+from configs.common.errors import UserError
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer

@@ -12,7 +12,7 @@ from data.data_config import RowCapacity
 from data.media.tilings.any_resolution import AnyResolution
 from data.media.tilings.longest_edge import LongestEdge
 from data.packing.global_batch import build_global_batch
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.image_format import image_items
 from data.samples.image_tokens import joined_tokens, sequence_tokens
 from data.samples.sample_format import SampleFormat

@@ -11,7 +11,7 @@ import numpy as np
 from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.packing.global_batch import build_global_batch
-from data.packing.packed_rows import pack_samples
+from data.packing.rows.packed_rows import pack_samples
 from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata

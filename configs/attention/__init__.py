@@ -1,0 +1,1 @@
+"""Options of attention: windows, kinds within one model, latent attention, and rotary positions."""

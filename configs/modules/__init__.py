@@ -1,0 +1,1 @@
+"""Architectures of modules as frozen dataclasses: encoders, projectors, backbones, generators, and their parts."""
