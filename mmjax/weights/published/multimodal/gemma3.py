@@ -9,7 +9,7 @@ from mmjax.weights.published.decoders.dense import gemma
 from mmjax.weights.published.encoders.vision import siglip
 from mmjax.weights.published.key_table import Fields, Key, Table
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES
+from mmjax.weights.published.multimodal.projector_keys import PROJECTOR, PROJECTOR_ALIASES
 from mmjax.weights.published.rules import Rule, norm_rules
 
 DEFAULT_IMAGE_TOKENS = 256

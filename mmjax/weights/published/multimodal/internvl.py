@@ -13,7 +13,7 @@ from mmjax.weights.published.decoders.experts import qwen3_moe
 from mmjax.weights.published.encoders.vision import internvit
 from mmjax.weights.published.key_table import Fields, Fixed, Keys, Table, Values
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.multimodal.vision_keys import (
+from mmjax.weights.published.multimodal.projector_keys import (
     IMAGE_TOKENS,
     PROJECTOR,
     PROJECTOR_ALIASES,

@@ -8,7 +8,7 @@ from mmjax.weights.published.decoders.experts import llama4 as text
 from mmjax.weights.published.encoders.vision import llama4 as vision
 from mmjax.weights.published.key_table import Fixed, Keys, Nested, Table, Values
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES, pixel_shuffle
+from mmjax.weights.published.multimodal.projector_keys import PROJECTOR, PROJECTOR_ALIASES, pixel_shuffle
 from mmjax.weights.published.rules import linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 

@@ -12,7 +12,7 @@ from mmjax.weights.published.decoders.dense import llama, mistral, qwen2, qwen3
 from mmjax.weights.published.encoders.vision import clip, pixtral, siglip
 from mmjax.weights.published.key_table import Fixed, Keys, Table
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.multimodal.vision_keys import (
+from mmjax.weights.published.multimodal.projector_keys import (
     IMAGE_TOKENS,
     PROJECTOR,
     PROJECTOR_ALIASES,

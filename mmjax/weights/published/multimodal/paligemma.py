@@ -12,7 +12,7 @@ from mmjax.weights.published.decoders.dense import gemma
 from mmjax.weights.published.encoders.vision import siglip
 from mmjax.weights.published.key_table import Fields, Keys, Nested, Table, Values
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES
+from mmjax.weights.published.multimodal.projector_keys import PROJECTOR, PROJECTOR_ALIASES
 from mmjax.weights.published.rules import PublishedArchitecture, linear_rules
 from mmjax.weights.published.tensor_layouts import LINEAR
 

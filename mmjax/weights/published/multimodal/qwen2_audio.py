@@ -3,7 +3,7 @@
 from mmjax.weights.published.decoders.dense import qwen2
 from mmjax.weights.published.encoders.audio import qwen_audio
 from mmjax.weights.published.multimodal.multimodal_format import MultimodalFormat, PublishedEncoder, by_model_type
-from mmjax.weights.published.multimodal.vision_keys import PROJECTOR, PROJECTOR_ALIASES
+from mmjax.weights.published.multimodal.projector_keys import PROJECTOR, PROJECTOR_ALIASES
 
 # Values that the files of Qwen2-Audio-7B leave out: the defaults of transformers for Qwen2.
 TEXT_DEFAULTS = {

@@ -220,7 +220,7 @@ ARGUMENTS = (
     CLIP_PIXELS,
     Fields({"class_token": True}),
 )
-"""Arguments of timm's models."""
+"""Arguments of timm's models; the value of a fixed one is timm's default."""
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:

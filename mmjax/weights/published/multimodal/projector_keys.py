@@ -1,4 +1,4 @@
-"""Tensors and keys of config.json that several vision-language models of transformers have outside their modules."""
+"""Keys of config.json and tensors of projectors, and of the outputs that they take, which several models have."""
 
 from typing import Any
 
