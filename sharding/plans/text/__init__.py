@@ -1,4 +1,1 @@
-"""Plans as text:
-
-JSON objects read into records, ranges of devices, recomputation by layer, and bounds.
-"""
+"""Plans as text: JSON read into records, ranges of devices, recomputation by layer, and what bounds all of it."""

@@ -63,7 +63,7 @@ def read_activation(values: Values) -> dict[str, Any]:
 
 def write_score_scale(config: BackboneConfig) -> dict[str, Any]:
     """Writes the width of heads that gives the scale of scores."""
-    return {"query_pre_attn_scalar": round((config.score_scale or config.head_width**-0.5) ** -2)}
+    return {"query_pre_attn_scalar": max(1, round((config.score_scale or config.head_width**-0.5) ** -2))}
 
 
 def read_gemma3_rotary(values: Values) -> dict[str, Any]:
