@@ -131,8 +131,14 @@ def _gin_value(value: Any) -> str:
 
 def _module_name(kind: type) -> str:
     """Returns the module by which gin files name a type: `architectures` has most of them."""
-    return "architectures" if hasattr(architectures, kind.__name__) else kind.__module__.rpartition(".")[2]
+    return _module(kind).rpartition(".")[2]
 
 
 def _import_line(kind: type) -> str:
-    return f"from {kind.__module__.partition('.')[0]} import {_module_name(kind)}"
+    package, _, name = _module(kind).rpartition(".")
+    return f"from {package} import {name}"
+
+
+def _module(kind: type) -> str:
+    is_there = hasattr(architectures, kind.__name__)
+    return architectures.__name__ if is_there else kind.__module__
