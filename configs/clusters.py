@@ -2,10 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from configs.common.errors import UserError
 from configs.common.short_repr import short_repr
+from configs.cost_effects import EFFECT_NAMES, EffectName
 from configs.device_generations import AMPERE, BLACKWELL, EMULATED, H20, HOPPER, DeviceGeneration
+
+ALLOCATOR_SHARE = 0.92
+"""Share of a GPU's memory that processes of mmjax give to XLA's allocator (`XLA_PYTHON_CLIENT_MEM_FRACTION`)."""
+
+_FRAGMENTATION = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +40,9 @@ class ClusterConfig:
         name: Name of the cluster.
         peak_flops: Dense bfloat16 FLOP/s of a device, without sparsity.
         memory: Bytes of a device.
+        allocator_share: Share of the memory that XLA's allocator takes (`XLA_PYTHON_CLIENT_MEM_FRACTION`). The rest is
+            for the CUDA context, NCCL's buffers and libraries.
+        fragmentation: Share of the allocator's memory that no array can use, because it lies in pieces.
         memory_bandwidth: Bytes per second between a device and its memory.
         devices_per_node: Number of devices of a node.
         intra_node: The link between devices of one node.
@@ -56,6 +66,8 @@ class ClusterConfig:
     host_memory: float = 0
     device_kinds: tuple[str, ...] = ()
     excluded_kinds: tuple[str, ...] = ()
+    allocator_share: float = 1.0
+    fragmentation: float = 0.0
 
     __repr__ = short_repr
 
@@ -63,8 +75,26 @@ class ClusterConfig:
         for name in ("peak_flops", "memory", "memory_bandwidth", "devices_per_node"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"ClusterConfig.{name} is {getattr(self, name)}; it must be positive")
+        if not (0 < self.allocator_share <= 1 and 0 <= self.fragmentation < 1):
+            raise ValueError(
+                f"ClusterConfig: allocator_share {self.allocator_share} must be above 0 and at most 1, fragmentation "
+                f"{self.fragmentation} not negative and below 1"
+            )
         if self.host_link and not 0 < self.host_memory < math.inf:
             raise ValueError(f"ClusterConfig.host_memory is {self.host_memory}; with a host_link it must be positive")
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes of a device that arrays can take."""
+        return self.memory * self.allocator_share * (1 - self.fragmentation)
+
+    def without(self, effects: Iterable[EffectName]) -> "ClusterConfig":
+        """Returns the same devices without some effects on costs. Raises UserError for an unknown name."""
+        effects = tuple(effects)
+        if unknown := [name for name in effects if name not in EFFECT_NAMES]:
+            raise UserError(f"there is no effect {unknown[0]!r}; choose from {', '.join(EFFECT_NAMES)}")
+        generation = dataclasses.replace(self.generation, effects=self.generation.effects.without(effects))
+        return dataclasses.replace(self, generation=generation)
 
 
 # Sources: NVIDIA's data sheets; all figures are for one device, without sparsity. NVLink is printed there for both
@@ -89,6 +119,10 @@ class ClusterConfig:
 # and GB200 NVL72 have one of 400 Gbit/s. The nodes of A800, H800 and H20 are not NVIDIA's; their networks are assumed
 # to be the same. Latencies of a transfer with NCCL: about 3 us by NVLink, 10 us by RDMA. The CPU's figures are for two
 # cores that emulate eight devices.
+#
+# Memory: a CUDA context takes 0.5 to 0.9 GiB and NCCL's communicators 1 to 2 GiB (stas00/ml-engineering,
+# training/performance); JAX-Toolbox gives XLA's allocator 90% as a rule (docs/GPU_performance.md). What fragmentation
+# takes of that is assumed.
 _A100 = ClusterConfig(
     name="a100",
     peak_flops=312e12,
@@ -102,6 +136,8 @@ _A100 = ClusterConfig(
     host_memory=250e9,
     device_kinds=("NVIDIA A100",),
     excluded_kinds=("40GB",),
+    allocator_share=ALLOCATOR_SHARE,
+    fragmentation=_FRAGMENTATION,
 )
 _A100_40GB = dataclasses.replace(
     _A100,
@@ -128,6 +164,8 @@ _H100 = ClusterConfig(
     host_memory=250e9,
     device_kinds=("NVIDIA H100 80GB HBM3",),
     excluded_kinds=("PCIe", "NVL"),
+    allocator_share=ALLOCATOR_SHARE,
+    fragmentation=_FRAGMENTATION,
 )
 _H800 = dataclasses.replace(_H100, name="h800", intra_node=Link(200e9, 3e-6), device_kinds=("NVIDIA H800",))
 _H200 = dataclasses.replace(_H100, name="h200", memory=141e9, memory_bandwidth=4.8e12, device_kinds=("NVIDIA H200",))
@@ -153,6 +191,8 @@ _B200 = ClusterConfig(
     host_link=Link(64e9, 10e-6),
     host_memory=250e9,
     device_kinds=("NVIDIA B200",),
+    allocator_share=ALLOCATOR_SHARE,
+    fragmentation=_FRAGMENTATION,
 )
 _GB200 = dataclasses.replace(
     _B200,

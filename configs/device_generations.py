@@ -8,6 +8,7 @@ import itertools
 import math
 
 from configs.common.short_repr import short_repr
+from configs.cost_effects import CostEffects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,7 @@ class DeviceGeneration:
         overlaps_tiles: Whether a multiprocessor loads and multiplies the next tile while it writes one.
         attention: Rates of fused attention, by increasing head width.
         attention_block: Keys that attention takes at a time, and queries of which a block of the mask is skipped.
+        effects: Effects by which steps take longer than their kernels and transfers one by one.
     """
 
     multiprocessors: int
@@ -62,6 +64,7 @@ class DeviceGeneration:
     overlaps_tiles: bool
     attention: tuple[AttentionRate, ...]
     attention_block: int
+    effects: CostEffects = CostEffects()
 
     __repr__ = short_repr
 
@@ -100,6 +103,29 @@ class DeviceGeneration:
 # Attention: FlashAttention-2 (arXiv 2307.08691) and FlashAttention-3 (arXiv 2407.08608), figures 5 and 6 of both, for
 # 16,384 positions without a mask. Both take keys and queries in blocks of about 128.
 _LOOP_SHARE = 295 / 308.2
+
+# Effects. Sources, and what was fitted to the calibration half of the runs of benchmarks/validation:
+#
+#   throttling      fitted. After its first hundred steps MLPerf's Stable Diffusion on eight H100s takes 1.08 times as
+#                   long (logs of v4.0); Hopper's rates are those of the best shape in a short run.
+#   slowdowns       fitted, 1.16 to 1.46 and 1.11 to 1.28. Beside collectives computation takes 1.19 times as long in
+#                   the mean, 1.4 at most (arXiv 2507.03114), a matmul on an A100 1.76 times (NVIDIA/nccl issue 1428).
+#   convolutions    fitted to U-Nets.
+#   jitter          fitted, 0.015 to 0.024. MLPerf's logs vary by 1% on 64 devices, by 10% on 1,024 (steps of 41 ms).
+#   contention      360, 345, 320, 300, 280 and 260 GB/s on 4 to 128 nodes of H100s (NVIDIA/nccl issue 1229).
+#   dispatch        assumed; no measurement of XLA's programs on a GPU was found.
+#   imbalance       a step of Qwen3-235B takes 1.09 to 1.24 times as long with free routing (Megatron-MoE-ModelZoo).
+AMPERE_EFFECTS = CostEffects(
+    throttling=1.07,
+    compute_slowdown=1.25,
+    transfer_slowdown=1.2,
+    convolution_share=0.3,
+    jitter=0.015,
+    dispatch=30e-6,
+    contention=0.065,
+    imbalance=1.2,
+)
+HOPPER_EFFECTS = dataclasses.replace(AMPERE_EFFECTS, throttling=1.19, convolution_share=0.7)
 AMPERE = DeviceGeneration(
     multiprocessors=108,
     tiles=((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)),
@@ -112,6 +138,7 @@ AMPERE = DeviceGeneration(
     overlaps_tiles=False,
     attention=(AttentionRate(64, 192 / 312, 170 / 312), AttentionRate(128, 227 / 312, 196 / 312)),
     attention_block=128,
+    effects=AMPERE_EFFECTS,
 )
 HOPPER = DeviceGeneration(
     multiprocessors=132,
@@ -125,6 +152,7 @@ HOPPER = DeviceGeneration(
     overlaps_tiles=True,
     attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
     attention_block=128,
+    effects=HOPPER_EFFECTS,
 )
 # H20 and Blackwell are assumptions, for want of published measurements: Hopper's tiles, latencies and shares. An H20
 # has 78 of the same multiprocessors, each with as much of the cache's bandwidth. A B200 has 148 whose peak is higher;

@@ -3,9 +3,11 @@
 import dataclasses
 import itertools
 import os
+from collections.abc import Collection
 
 from configs.clusters import ClusterConfig
 from configs.common.errors import UserError
+from configs.cost_effects import EffectName
 from configs.workloads import Workload
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
@@ -15,7 +17,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies, compared_policies
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import HopTiming, PlanningProblem
 from sharding.plans.plan import Plan, as_plan
 from sharding.plans.plan_purpose import PlanPurpose
 from sharding.plans.resolved.resolved_plan import resolve_plan
@@ -33,7 +35,8 @@ def plan(
     devices: int | None = None,
     policy: str = AUTO,
     rows: int | None = None,
-    rendezvous: bool = False,
+    hops: HopTiming = "auto",
+    without: Collection[EffectName] = (),
 ) -> PolicyComparison:
     """Plans a model on a cluster, which need not be at hand.
 
@@ -49,13 +52,15 @@ def plan(
         devices: Number of its devices; by default the devices of one node.
         policy: Name of a planning policy; `auto` compares all and chooses the best.
         rows: Rows of the global batch; by default the configuration's, and 1,920 for a model.
-        rendezvous: Whether hops occupy the devices at both ends, as ppermute programs do between processes.
+        hops: What hops occupy: `asynchronous` none, `rendezvous` the devices at both ends, as between processes;
+            `auto` the latter where there are more devices than a node has.
+        without: Effects to leave out of analytic costs (`configs.cost_effects`), such as `jitter`.
 
     Raises:
         UserError: There is no such file, cluster or policy.
         PlanError: No policy has a plan that fits.
     """
-    problem = dataclasses.replace(_problem(subject, cluster, devices, rows), rendezvous=rendezvous)
+    problem = dataclasses.replace(_problem(subject, cluster, devices, rows, without=without), hops=hops)
     done, total = itertools.count(1), len(compared_policies(policy))
     with display_call() as display:
         display.show(COMPARING, 0, total)
@@ -67,14 +72,15 @@ def simulate(
     subject: Subject | None = None,
     cluster: str = "",
     rows: int | None = None,
-    rendezvous: bool = False,
+    hops: HopTiming = "auto",
+    without: Collection[EffectName] = (),
 ) -> Timeline:
     """Simulates a step of a plan.
 
     Args:
         plan: A plan, or a plan file.
         subject, cluster, rows: As in `plan`; by default the values for which the plan was made.
-        rendezvous: Whether hops occupy the devices at both ends, as ppermute programs do.
+        hops, without: As in `plan`.
 
     Raises:
         UserError: No subject is given, and the plan was made for none that mmjax has.
@@ -85,27 +91,34 @@ def simulate(
     if subject is None and not made_for.configuration.gin_file:
         raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
-    problem = _problem(subject, cluster, devices, rows, made_for)
+    problem = dataclasses.replace(_problem(subject, cluster, devices, rows, made_for, without), hops=hops)
     resolve_plan(laid_out, problem.graph, problem.devices)
     check_positions(laid_out.units, problem.row_positions)
     check_gathered_layers(problem, laid_out)
     with display_call() as display:
         display.show(SIMULATING, 0, 1)
-        return problem.simulate(laid_out, rendezvous)
+        return problem.simulate(laid_out)
 
 
 def _problem(
-    subject: Subject | None, cluster: str, devices: int | None, rows: int | None, made_for: PlanPurpose | None = None
+    subject: Subject | None,
+    cluster: str,
+    devices: int | None,
+    rows: int | None,
+    made_for: PlanPurpose | None = None,
+    without: Collection[EffectName] = (),
 ) -> PlanningProblem:
     """Returns the planning problem of a subject, or of what a plan was made for."""
     if isinstance(subject, TrainConfig | Workload):
         config = with_global_batch(subject, rows) if rows else subject
-        cluster_config = _cluster(cluster, made_for or PlanPurpose())
+        cluster_config = _cluster(cluster, made_for or PlanPurpose()).without(without)
         return make_problem(
             config, workload_statistics(config), cluster_config, devices or cluster_config.devices_per_node
         )
     files = () if subject is None else (os.fspath(subject),)
-    arguments = ProblemArguments(gin_file=files, cluster=cluster, devices=devices, batch_rows=rows)
+    arguments = ProblemArguments(
+        gin_file=files, cluster=cluster, devices=devices, batch_rows=rows, without=tuple(without)
+    )
     return read_problem(arguments, made_for).problem()
 
 

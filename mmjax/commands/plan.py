@@ -45,7 +45,6 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
         metavar="RANKS",
         parse=cli.list_of(str),
     )
-    rendezvous: bool = cli.flag(False, "Plans for hops that occupy the devices at both ends, as between processes.")
     timed_plans: int = cli.flag(
         0,
         "Times steps of a training configuration under so many of the best plans, on the devices of this process, and "
@@ -78,7 +77,7 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
     from configs.common.console import plain_console
     from mmjax.planning.report import plan_document, print_comparison
 
-    problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
+    problem = inputs.problem(fixed_ranks=fixed_ranks)
     comparison = _compare(problem, arguments)
     document, chosen = plan_document(comparison) if arguments.json else {}, comparison.plan
     if not arguments.json:

@@ -33,7 +33,6 @@ class SimulateArguments(ProblemArguments, cli.JsonArguments):
     trace: str = cli.flag(
         "", "File to write the timeline to, as a trace for ui.perfetto.dev.", metavar="FILE", parse=cli.output_file
     )
-    rendezvous: bool = cli.flag(False, "Lets hops occupy the devices at both ends, as ppermute programs do.")
 
 
 def prepare(arguments: SimulateArguments) -> cli.Work:
@@ -71,7 +70,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     _print_purpose(arguments.plan, plan, inputs, problem)
     with display_call() as display:
         display.show(SIMULATING, 0, 1)
-        timeline = problem.simulate(plan, arguments.rendezvous)
+        timeline = problem.simulate(plan)
     where = f"{plan.device_count:,} devices of {problem.cluster.name}"
     title = f"Simulated step of {problem.configuration.title} on {where}, plan {pathlib.Path(arguments.plan).name}"
     written = []

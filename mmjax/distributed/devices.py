@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 
+from configs.clusters import ALLOCATOR_SHARE
 from configs.common.errors import UserError
 from mmjax.distributed.environments import ProcessPlacement
 
@@ -25,12 +26,21 @@ def has_accelerator() -> bool:
     return bool(device_files) and bool(importlib.metadata.entry_points(group="jax_plugins"))
 
 
+def set_allocator_share() -> None:
+    """Gives XLA's allocator the share of GPUs' memory that plans count with, unless the user has set another.
+
+    Works only before jax starts its backends; jax takes 75% by default.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(ALLOCATOR_SHARE))
+
+
 def ensure_cpu_devices(count: int = 8) -> None:
     """Makes the CPU look like `count` devices if there is no accelerator; a count that the user has set stays.
 
-    Works only before jax starts its backends.
+    Works only before jax starts its backends. Of an accelerator, it sets the allocator's share of the memory.
     """
     if has_accelerator():
+        set_allocator_share()
         return
     os.environ.setdefault("NPROC", CPU_THREADS)
     flags = os.environ.get("XLA_FLAGS", "")

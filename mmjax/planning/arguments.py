@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from configs.cost_effects import EFFECT_NAMES
 from mmjax import cli
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER
 
@@ -46,3 +47,16 @@ class ProblemArguments(cli.GinArguments):
         metavar="FILE",
     )
     allow_other_device: bool = cli.flag(False, "Accepts a profile of other hardware than the cluster's.")
+    hops: str = cli.flag(
+        "auto",
+        "What hops occupy: asynchronous no device, rendezvous the devices at both ends, as between processes; auto the "
+        "latter where there are more devices than a node has.",
+        metavar="TIMING",
+        parse=cli.one_of("auto", "asynchronous", "rendezvous"),
+    )
+    without: tuple[str, ...] = cli.flag(
+        (),
+        f"Effects to leave out of analytic costs, separated by commas: {', '.join(EFFECT_NAMES)}.",
+        metavar="EFFECTS",
+        parse=cli.list_of(cli.one_of(*EFFECT_NAMES)),
+    )

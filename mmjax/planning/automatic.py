@@ -73,7 +73,9 @@ def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) ->
     batch_spec = global_batch_spec(config.data, config.model)
     loads = RowLoadStatistics(capacity_row_loads(batch_spec.arrays, module_graph(config.model)))
     problem = make_problem(config, loads, cluster_of_devices(profile.device_kind), devices, profile)
-    return dataclasses.replace(problem, chunk_choices=(1,), rendezvous=jax.process_count() > 1)
+    return dataclasses.replace(
+        problem, chunk_choices=(1,), hops="rendezvous" if jax.process_count() > 1 else "asynchronous"
+    )
 
 
 def plan_automatically(

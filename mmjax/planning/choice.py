@@ -34,7 +34,7 @@ def _occupied_ends(comparison: PolicyComparison) -> list[str]:
         return []
     return [
         f"Between processes hops occupy the devices at both ends, and the step takes {ratio:.2f} times as long; "
-        "--rendezvous plans for that."
+        "--hops=rendezvous plans for that."
     ]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
     from configs.workloads import Workload
     from sharding.costs.profiled import Profile
-    from sharding.planners.problem import PlanningProblem
+    from sharding.planners.problem import HopTiming, PlanningProblem
     from sharding.planners.tables.fixed_ranks import FixedRanks
     from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
@@ -35,6 +35,7 @@ class ProblemInputs:
         devices: Number of its devices; None if neither the flags nor the plan give it.
         profile: Measured times of layers, if there are some.
         configuration: Names and files from which `config` was read.
+        hops: What hops occupy (`PlanningProblem.hops`).
         from_plan: The flags whose values were taken from the plan, as they would be written; empty for none.
     """
 
@@ -43,6 +44,7 @@ class ProblemInputs:
     devices: int | None
     profile: "Profile | None"
     configuration: "NamedConfiguration"
+    hops: "HopTiming"
     from_plan: str
 
     def problem(
@@ -62,7 +64,7 @@ class ProblemInputs:
         count = self.devices or devices or self.cluster.devices_per_node
         statistics = workload_statistics(self.config)
         problem = make_problem(self.config, statistics, self.cluster, count, self.profile, fixed_ranks)
-        return dataclasses.replace(problem, configuration=self.configuration)
+        return dataclasses.replace(problem, configuration=self.configuration, hops=self.hops)
 
 
 def read_problem(
@@ -100,6 +102,7 @@ def read_problem(
     from sharding.plans.plan_purpose import NamedConfiguration
 
     cluster = plan_cluster or configured_cluster(arguments.cluster, described, default_cluster)
+    cluster = cluster.without(arguments.without) if arguments.without else cluster
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
     bindings = "\n".join(" ".join(binding.split()) for binding in arguments.gin)
@@ -115,6 +118,7 @@ def read_problem(
             trainable=config.trainable,
             profile=arguments.profile,
         ),
+        hops=arguments.hops,
         from_plan=taken_flags(given, arguments),
     )
 
@@ -125,7 +129,8 @@ def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile"
     from sharding.costs.profiled import Profile
 
     profile = Profile.load(arguments.profile)
-    if not arguments.allow_other_device and cluster_of_device_kind(profile.device_kind) is not cluster:
+    measured = cluster_of_device_kind(profile.device_kind)
+    if not arguments.allow_other_device and (measured is None or measured.name != cluster.name):
         profile.check_device(cluster.device_kinds[0] if cluster.device_kinds else cluster.name)
     return dataclasses.replace(profile, peak_flops=profile.peak_flops or cluster.peak_flops)
 

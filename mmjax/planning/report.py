@@ -73,7 +73,7 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     """Prints the plans, their idle time, their units, and the reason of the choice."""
     problem, results = comparison.problem, comparison.results
     simulated = [result for result in results if result.simulated]
-    memory = _bytes(problem.cluster.memory)
+    memory = _bytes(problem.cluster.usable_memory)
     title = (
         f"Simulated steps of {problem.rows:,} rows on at most {problem.devices:,} devices of {problem.cluster.name}, "
         f"{memory} each"
@@ -274,7 +274,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         _print_filled(filled, timeline, console)
     for lane in timeline.lanes:
         for where, needed, room in (
-            ("device", timeline.lane_peak_memory(lane), problem.cluster.memory),
+            ("device", timeline.lane_peak_memory(lane), problem.cluster.usable_memory),
             ("device's host", timeline.lane_peak_host_memory(lane), problem.cluster.host_memory),
         ):
             if needed > room:

@@ -47,7 +47,7 @@ def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
     others = {}
     for name, method in PARTITION_METHODS.items():
         counts = method(chain, layout.stage_count)
-        stages = recomputed_stages(chain, layout, counts, problem.cluster.memory) if counts else None
+        stages = recomputed_stages(chain, layout, counts, problem.cluster.usable_memory) if counts else None
         if stages:
             others[name] = spread(stages.rank_seconds(chain, layout.pp))
     return StageSpreads(spread(_stages_of(unit, chain).rank_seconds(chain, layout.pp)), others)

@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from configs.clusters import ClusterConfig, Link
+from configs.cost_effects import CostEffects
+from sharding.costs.concurrency import expected_largest, exposed_seconds
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, collective_seconds, ring_seconds
 from sharding.costs.expert_seconds import expert_nodes, expert_transfer_seconds
 from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
@@ -76,6 +79,11 @@ class AnalyticCostModel:
         return self.cluster.devices_per_node
 
     @property
+    def effects(self) -> CostEffects:
+        """See `CostModel.effects`."""
+        return self.cluster.generation.effects
+
+    @property
     def depends_on_stack(self) -> bool:
         """See `CostModel.depends_on_stack`."""
         return False
@@ -94,7 +102,8 @@ class AnalyticCostModel:
         """See `CostModel.forward`."""
         loads, ranks = loads / ranks.cp, ranks.for_layer(layer)
         seconds = self._kernels.passes(layer, loads, ranks)
-        return LayerSeconds(seconds.forward.sum(axis=-1), self._waiting(layer, loads, ranks, seconds.forward))
+        waiting = self._waiting(layer, loads, ranks, seconds.forward)
+        return self._with_jitter(LayerSeconds(seconds.forward.sum(axis=-1), waiting), ranks)
 
     def backward(
         self,
@@ -120,7 +129,14 @@ class AnalyticCostModel:
             waiting = waiting + self._waiting(layer, loads, ranks, seconds.dgrad, rings=_BACKWARD_RINGS)
         if "wgrad" in gradients:
             compute = compute + seconds.wgrad.sum(axis=-1) + self._kernels.accumulation(layer, loads, ranks)
-        return LayerSeconds(compute, waiting)
+        return self._with_jitter(LayerSeconds(compute, waiting), ranks)
+
+    def _with_jitter(self, seconds: LayerSeconds, ranks: LayerParallelism) -> LayerSeconds:
+        """Seconds that vary on every rank: the mean excess, and waiting for the rank with the largest."""
+        mean = self.effects.jitter * expected_largest(1)
+        largest = self.effects.jitter * expected_largest(ranks.lockstep_ranks)
+        compute, communication = seconds
+        return LayerSeconds(compute * (1 + mean), communication + compute * (largest - mean))
 
     def _waiting(
         self,
@@ -147,14 +163,15 @@ class AnalyticCostModel:
                 continue
             if kernel.kind in COLLECTIVE_KINDS:
                 if ranks.group_size(kernel) > 1:
-                    exposed = self._collective(layer, number, loads, ranks)
-                    exposed = exposed - self._overlapped(layer, number, seconds, ranks)
-                    waiting = waiting + np.maximum(exposed, 0.0)
+                    beside = self._overlapped(layer, number, seconds, ranks)
+                    waiting = waiting + exposed_seconds(
+                        beside, self._collective(layer, number, loads, ranks), self.effects
+                    )
             elif ranks.cp > 1 and kernel.ring_elements != ZERO and ranks.context_transfer == "all_to_all":
                 waiting = waiting + self._head_exchange(kernel, loads, ranks)
             elif ranks.cp > 1 and kernel.ring_elements != ZERO:
                 ring = rings * self._ring_attention(kernel, loads, ranks)
-                waiting = waiting + np.maximum(ring - seconds[..., number], 0.0)
+                waiting = waiting + exposed_seconds(seconds[..., number], ring, self.effects)
         return np.where((loads != 0).any(axis=-1), waiting, 0.0)  # nothing runs for an empty microbatch
 
     def _collective(self, layer: LayerSpec, number: int, loads: Loads, ranks: LayerParallelism) -> Times:
@@ -165,7 +182,8 @@ class AnalyticCostModel:
         assert layer.routing is not None, f"the layer {layer.name} sends tokens to experts, but has no routing"
         nodes = expert_nodes(ranks, self.devices_per_node)
         transfer = chosen_transfer(ranks.expert_transfer, layer.routing, ranks.ep, nodes)
-        return expert_transfer_seconds(
+        fullest = self.effects.imbalance if transfer == "all_to_all" else 1.0
+        return fullest * expert_transfer_seconds(
             size, layer.routing, transfer, ranks.ep, nodes, self._link(True), self._link(False)
         )
 
@@ -197,11 +215,17 @@ class AnalyticCostModel:
 
     def gather_weights(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.gather_weights`."""
-        return float(collective_seconds(self.element_bytes * parameters, ranks, self._link(True), self._link(False)))
+        return self._collective_of_parameters(self.element_bytes * parameters, ranks)
 
     def reduce_gradients(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.reduce_gradients`."""
-        return float(collective_seconds(4 * parameters, ranks, self._link(True), self._link(False)))
+        return self._collective_of_parameters(4 * parameters, ranks)
+
+    def _collective_of_parameters(self, size: float, ranks: NodePlacement) -> float:
+        between = self._link(False)
+        contention = 1 + self.effects.contention * math.log2(ranks.nodes)
+        shared = Link(between.bandwidth / contention, between.latency)
+        return float(collective_seconds(size, ranks, self._link(True), shared))
 
     def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
         """See `CostModel.gather_rows`."""

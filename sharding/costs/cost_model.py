@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.clusters import Link
+from configs.cost_effects import CostEffects
 from sharding.axes import ContextTransfer
 from sharding.costs.node_placement import NodePlacement
 from sharding.expert_transfer import ExpertTransferChoice
@@ -76,6 +77,11 @@ class LayerParallelism:
         """Whether gathers and scatters overlap with the matmuls."""
         return TENSOR_COLLECTIVES[self.collectives].implementation != "reference"
 
+    @property
+    def lockstep_ranks(self) -> int:
+        """How many ranks compute a layer together, each of which waits for the slowest of them."""
+        return self.tp * self.cp * max(self.ep, self.fsdp)
+
     def for_layer(self, layer: LayerSpec) -> "LayerParallelism":
         """The same ranks for one layer, which may need all positions whatever the plan says."""
         return self if layer.sequence_parallel else dataclasses.replace(self, collectives="all_reduce")
@@ -107,6 +113,11 @@ class CostModel(Protocol):
     @property
     def devices_per_node(self) -> int:
         """Devices of a node; device numbers run through one node before the next."""
+        ...
+
+    @property
+    def effects(self) -> CostEffects:
+        """Effects of transfers beside computation and of dispatch; none where measured seconds contain them."""
         ...
 
     @property

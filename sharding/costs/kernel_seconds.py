@@ -89,11 +89,13 @@ class KernelCosts:
                 seconds[1, ..., number] *= _BACKWARD_TRAFFIC[kernel.kind]
             if kernel.kind == "attention":
                 share = 1 / ranks.tp if kernel.split else 1.0
+                share *= self.cluster.generation.effects.throttling
                 for way, arithmetic in enumerate(attention_arithmetic(kernel, loads, self.cluster)):
                     seconds[way, ..., number] = np.maximum(seconds[way, ..., number], arithmetic * share)
         matmuls = [number for number, kernel in enumerate(kernels) if kernel.kind in MATMUL_KINDS]
         if matmuls:
-            seconds[..., matmuls] = np.maximum(seconds[..., matmuls], self._matmuls(layer, loads, ranks, matmuls))
+            arithmetic = self._matmuls(layer, loads, ranks, matmuls) * self._slowdowns(layer, ranks)[matmuls]
+            seconds[..., matmuls] = np.maximum(seconds[..., matmuls], arithmetic)
         launches = np.array([ranks.context_steps if kernel.ring_elements != ZERO else 1 for kernel in kernels])
         launches = launches * self._parts(layer, ranks)
         is_computed = np.array([kernel.kind not in COLLECTIVE_KINDS for kernel in kernels], bool)
@@ -143,6 +145,17 @@ class KernelCosts:
             count=groups,
         )
         return parts * matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth)
+
+    def _slowdowns(self, layer: LayerSpec, ranks: LayerParallelism) -> Float[np.ndarray, " k"]:
+        """How many times as long as a matmul of its shape each kernel takes (`CostEffects`)."""
+        effects = self.cluster.generation.effects
+        slowdowns = np.full(len(layer.kernels), effects.throttling)
+        for number, kernel in enumerate(layer.kernels):
+            if kernel.kind == "convolution":
+                slowdowns[number] /= effects.convolution_share
+            if kernel.rank_group == "expert" and ranks.ep > 1:  # the fullest rank is waited for
+                slowdowns[number] *= effects.imbalance
+        return slowdowns
 
     def _parts(self, layer: LayerSpec, ranks: LayerParallelism) -> Float[np.ndarray, " k"]:
         """Returns the number of launches of each kernel: a matmul beside a ring runs in as many as there are ranks."""

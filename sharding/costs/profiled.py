@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.common.errors import UserError
 from configs.common.strict_json import parse_json
+from configs.cost_effects import CostEffects
 from sharding.axes import ContextTransfer
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.node_placement import NodePlacement
@@ -246,6 +247,11 @@ class ProfiledCostModel:
         self._backwards = {
             (entry.layer, entry.ranks, entry.gradients, entry.recompute): entry for entry in profile.layers
         }
+
+    @property
+    def effects(self) -> CostEffects:
+        """See `CostModel.effects`."""
+        return CostEffects()
 
     @property
     def depends_on_stack(self) -> bool:

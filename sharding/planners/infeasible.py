@@ -25,7 +25,7 @@ def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem],
         problem: The problem.
         fits: Whether a plan of the same problem on other devices fits when it is simulated.
     """
-    memory, cluster = problem.cluster.memory, problem.cluster.name
+    memory, cluster = problem.cluster.usable_memory, problem.cluster.name
     fewest = min_devices(problem)
     if fewest is None:
         needs = ((name, _min_bytes(problem, name)) for name in problem.graph.names)
@@ -55,7 +55,7 @@ def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem],
 def unfit_chain_error(chain: ChainProblem) -> PlanError:
     """The error to raise where no layout of one chain fits a problem's devices, whatever is recomputed."""
     problem, modules = chain.problem, " > ".join(chain.sizes.modules)
-    memory, cluster = problem.cluster.memory, problem.cluster.name
+    memory, cluster = problem.cluster.usable_memory, problem.cluster.name
     fewest = min_chain_layout(chain)
     tried = [layout for layout in chain.sizes.layouts(problem.devices) if layout.chunks == 1]
     need = min((_peak_bytes(chain, layout) for layout in tried), default=np.inf)
@@ -80,7 +80,7 @@ def check_gathered_layers(problem: PlanningProblem, plan: Plan) -> None:
     Raises:
         PlanError: There is such a unit; the error names the largest of its layers.
     """
-    required, memory = RequiredGradients(problem.graph, problem.trained_parts), problem.cluster.memory
+    required, memory = RequiredGradients(problem.graph, problem.trained_parts), problem.cluster.usable_memory
     for unit in plan.units:
         layers = [
             LayersOfStage(module, *layer_gradients, "none", module_parallelism(unit, module))
@@ -100,7 +100,7 @@ def check_gathered_layers(problem: PlanningProblem, plan: Plan) -> None:
 
 def min_chain_layout(chain: ChainProblem) -> ChainLayout | None:
     """The layout of a chain that fits the fewest devices; None if no number of devices will do."""
-    memory = chain.problem.cluster.memory
+    memory = chain.problem.cluster.usable_memory
     return next(
         (layout for layout in chain.sizes.layouts_by_devices() if _peak_bytes(chain, layout, memory) <= memory), None
     )
@@ -160,7 +160,7 @@ class _Options:
         self.devices = table.replica_devices[self.candidates] * self.dp
         self.microbatches = np.full(len(self.candidates), problem.rows // dp)
         self.max_downstream_stages = table.max_downstream_stages(
-            self.candidates, self.rows, self.dp, problem.cluster.memory, self.microbatches
+            self.candidates, self.rows, self.dp, problem.cluster.usable_memory, self.microbatches
         )
         self._stages, self._is_generator = table.pp[self.candidates], problem.is_generator(name)
 

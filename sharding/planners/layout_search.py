@@ -326,7 +326,7 @@ class _BackboneSearch:
         table, generators = self._problem.module_tables[name], int(self._problem.has_generators)
         candidates, options = front.choices[:, 0].T
         shares = self._problem.replica_shares(name, self._dp)
-        memory, microbatches = self._problem.cluster.memory, np.full(len(candidates), self._microbatches)
+        memory, microbatches = self._problem.cluster.usable_memory, np.full(len(candidates), self._microbatches)
         most = table.max_downstream_stages(
             candidates,
             shares.rows[options],

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Int
@@ -20,6 +21,7 @@ from sharding.planners.tables.replica_shares import OneRowEach, ReplicaShares, R
 from sharding.planners.tables.tabulate import module_table
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
@@ -35,6 +37,10 @@ from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
+
+HopTiming = Literal["auto", "asynchronous", "rendezvous"]
+"""What hops occupy: no device (`asynchronous`, as device_put within a process), or the devices of both their ends
+(`rendezvous`, as programs between processes); `auto` takes the latter where the devices are on several nodes."""
 
 STEP_SLACK = 0.02
 """Share by which a plan may take longer than the shortest step, to take fewer device-seconds."""
@@ -62,7 +68,7 @@ class PlanningProblem:
         row_capacities: Capacity of a row of the global batch by encoder or generator, where it is known: patches,
             frames or target images.
         configuration: The configuration that it was read from, which its plans name.
-        rendezvous: Whether hops occupy the devices of both their ends, as they do between processes.
+        hops: What hops occupy.
     """
 
     graph: ModuleGraph
@@ -80,12 +86,14 @@ class PlanningProblem:
     row_positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     row_capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     configuration: NamedConfiguration = NamedConfiguration()
-    rendezvous: bool = False
+    hops: HopTiming = "auto"
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"PlanningProblem.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.hops not in get_args(HopTiming):
+            raise PlanError(f"hops {self.hops!r}; choose from {', '.join(get_args(HopTiming))}")
         for name in ("recompute_choices", "chunk_choices", "tensor_sizes"):
             if not getattr(self, name):
                 raise ValueError(f"PlanningProblem.{name} is empty; name at least one choice")
@@ -103,6 +111,12 @@ class PlanningProblem:
             described_cluster=None if self.cluster.name in CLUSTERS else self.cluster,
             devices=self.devices,
         )
+
+    @property
+    def rendezvous(self) -> bool:
+        """Whether hops occupy the devices of both their ends."""
+        spans_nodes = self.devices > self.cluster.devices_per_node
+        return self.hops == "rendezvous" or (self.hops == "auto" and spans_nodes)
 
     def with_devices(self, devices: int) -> "PlanningProblem":
         """The same problem on another number of devices; shares what does not depend on it."""
@@ -223,7 +237,7 @@ class PlanningProblem:
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
         resolved = self.resolve(plan)
         timeline = simulate(resolved, self._schedule(resolved), self._step_costs(resolved, rows), occupies_ends)
-        return dataclasses.replace(timeline, purpose=self.purpose, device_memory=self.cluster.memory)
+        return dataclasses.replace(timeline, purpose=self.purpose, device_memory=self.cluster.usable_memory)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """Seconds and bytes of every op of a plan's step, with `sampled_rows` by default."""
@@ -279,7 +293,7 @@ class PlanningProblem:
 
     def memory_fraction(self, timeline: Timeline) -> float:
         """The largest share of a device's or of its host's memory that a step takes; more than 1 does not fit."""
-        on_device = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.memory
+        on_device = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.usable_memory
         on_host = max(timeline.lane_peak_host_memory(lane) for lane in timeline.lanes)
         return max(on_device, on_host / self.cluster.host_memory) if on_host else on_device
 

@@ -157,7 +157,7 @@ def relaxed_problems(problem: PlanningProblem, chunks: int | None = None) -> tup
                 [problem.least_device_seconds(name, int(replicas), size) for replicas in problem.row_divisors]
             )
             device_seconds[here, column] = fill[here, column] = seconds[index[here]]
-            min_devices[here, column] = table.min_devices(size, problem.cluster.memory)
+            min_devices[here, column] = table.min_devices(size, problem.cluster.usable_memory)
     return SizeGrid(dp, np.stack(tps, axis=1), numbers), RelaxedProblems(
         device_seconds=device_seconds,
         fill=fill,
@@ -178,7 +178,7 @@ def _backbone_figures(
     dp, candidates = problem.row_divisors, np.flatnonzero((table.chunks == chunks) | (chunks is None))
     index, candidate = (grid.ravel() for grid in np.meshgrid(np.arange(len(dp)), candidates, indexing="ij"))
     max_downstream_stages = table.max_downstream_stages(
-        candidate, np.ones(len(index)), dp[index], problem.cluster.memory, problem.rows // dp[index]
+        candidate, np.ones(len(index)), dp[index], problem.cluster.usable_memory, problem.rows // dp[index]
     )
     fits = (max_downstream_stages >= int(problem.has_generators)) & (dp[index] % table.fixed_ranks.ep == 0)
     index, candidate = index[fits], candidate[fits]

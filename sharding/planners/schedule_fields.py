@@ -55,7 +55,7 @@ def generator_stages(problem: PlanningProblem, layout: DisjointLayout) -> int:
 def _spare(problem: PlanningProblem, name: str, choice: ModuleChoice, downstream_stages: float) -> float:
     """How many more microbatches fit into the memory of a module's fullest stage, each in one of its chunks."""
     return problem.module_tables[name].spare_in_flight(
-        choice.candidate, choice.rows, choice.dp, problem.cluster.memory, downstream_stages
+        choice.candidate, choice.rows, choice.dp, problem.cluster.usable_memory, downstream_stages
     )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from configs.architectures import AutoencoderConfig, DenoisingConfig
-from sharding.specs.layers.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
+from sharding.specs.layers.image_kernels import ImageKernel, attention, convolution, group_norm, linear, residual_block
 from sharding.specs.layers.layer import LayerSpec, PerLoad, SavedActivations, saved_by_policy
 
 
@@ -46,7 +46,7 @@ def _encoder(config: AutoencoderConfig, channels: int, area: int) -> Iterator[Im
             yield from residual_block(width, level_width, area)
             width = level_width
     yield from _middle_block(width, area)
-    yield norm("norm_out", width, area)
+    yield group_norm("norm_out", width, area)
     yield convolution("conv_out", width, moments, area, split=False)
     if config.quantise:
         yield convolution("quantise", moments, moments, area, taps=1, split=False)
@@ -66,13 +66,13 @@ def _decoder(config: AutoencoderConfig, channels: int, pixels: int) -> Iterator[
         if level:
             area *= 4
             yield convolution("upsample", width, width, area, split=False)
-    yield norm("norm_out", width, area)
+    yield group_norm("norm_out", width, area)
     yield convolution("conv_out", width, channels, area, split=False)
 
 
 def _middle_block(width: int, area: int) -> Iterator[ImageKernel]:
     yield from residual_block(width, width, area)
-    yield norm("norm", width, area)
+    yield group_norm("norm", width, area)
     yield linear("query_key_value", width, 3 * width, area, bias=True, split=False)
     yield attention("attention", width, width, area, area, split=False)
     yield linear("output", width, width, area, bias=True, split=False)

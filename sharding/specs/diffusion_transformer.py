@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from configs.architectures import DiTConfig
 from configs.modules.diffusion_transformer import DiTBlockRun
-from sharding.specs.layers.image_kernels import ImageKernel, attention, image_layer, linear
+from sharding.specs.layers.image_kernels import ImageKernel, attention, elementwise, image_layer, linear
 from sharding.specs.layers.layer import Kernel, LayerSpec, PerLoad
 
 TIME_WIDTH = 256
@@ -62,7 +62,7 @@ def _head(config: DiTConfig) -> Iterator[ImageKernel]:
 def _block(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
     """The kernels of the blocks in `mmjax.models.modalities.generators.diffusion_transformer_blocks`."""
     width, together = config.width, config.conditions + config.patches
-    yield _memory("split", 2 * width * config.positions_per_image)
+    yield elementwise("split", 2 * width * config.positions_per_image)
     if run.stream == "double":
         yield from _two_streams(config, run)
     elif run.stream == "single":
@@ -71,7 +71,7 @@ def _block(config: DiTConfig, run: DiTBlockRun) -> Iterator[ImageKernel]:
         yield attention("attention", width, config.head_width, together, together)
         yield linear("output", width, width, together, split_by_rows=True)
         yield from _mlp("mlp", width, config.ffn, width, together)
-        yield _memory("residual", 3 * width * together)
+        yield elementwise("residual", 3 * width * together)
     else:
         yield _modulation(config, 6)
         yield from _normed_projections(config, together)
@@ -114,14 +114,14 @@ def _normed_projections(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]
 def _attention_output(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
     """The end of the first half of a block: output projection, gated residual."""
     yield linear("output", config.width, config.width, tokens, bias=True, split_by_rows=True)
-    yield _memory("residual", 3 * config.width * tokens)
+    yield elementwise("residual", 3 * config.width * tokens)
 
 
 def _feed_forward(config: DiTConfig, tokens: int) -> Iterator[ImageKernel]:
     """The second half of a block: modulated norm, MLP, gated residual."""
     yield _modulated_norm("mlp_norm", config.width, tokens)
     yield from _mlp("mlp", config.width, config.ffn, config.width, tokens)
-    yield _memory("residual", 3 * config.width * tokens)
+    yield elementwise("residual", 3 * config.width * tokens)
 
 
 def _mlp(name: str, inputs: int, hidden: int, outputs: int, tokens: int) -> Iterator[ImageKernel]:
@@ -139,7 +139,3 @@ def _modulation(config: DiTConfig, vectors: int) -> ImageKernel:
 def _modulated_norm(name: str, width: int, tokens: int) -> ImageKernel:
     kernel = Kernel(name, "memory", activations=PerLoad(items=2 * width * tokens), split=False)
     return ImageKernel(kernel, saved=width * tokens)
-
-
-def _memory(name: str, elements: int) -> ImageKernel:
-    return ImageKernel(Kernel(name, "memory", activations=PerLoad(items=elements), split=False))

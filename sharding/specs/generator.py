@@ -15,6 +15,8 @@ from sharding.specs.layers.image_kernels import (
     ImageKernel,
     attention,
     convolution,
+    elementwise,
+    group_norm,
     image_layer,
     linear,
     norm,
@@ -150,12 +152,15 @@ def _unet_kernels(config: UNetConfig) -> Iterator[ImageKernel]:
     yield from _block(config, width, coarsest, area, attends=False)
     for level in reversed(range(len(widths))):
         for _ in range(config.blocks + 1):
-            yield from _block(config, width + skip_widths.pop(), level, area, level in config.attention_levels)
+            width += skip_widths.pop()
+            yield elementwise("concatenate", 2 * width * area)
+            yield from _block(config, width, level, area, level in config.attention_levels)
             width = widths[level]
         if level:
+            yield elementwise("repeat", 5 * width * area)
             area *= 4
             yield convolution("upsample", width, width, area, split=False)
-    yield norm("norm_out", widths[0], area)
+    yield group_norm("norm_out", widths[0], area)
     yield convolution("conv_out", widths[0], folded, area, split=False)
 
 
@@ -177,7 +182,7 @@ def _block(config: UNetConfig, inputs: int, level: int, area: int, attends: bool
 
 def _transformer_block(config: UNetConfig, level: int, area: int) -> Iterator[ImageKernel]:
     width = config.widths[level]
-    yield norm("norm", width, area)
+    yield group_norm("norm", width, area)
     yield _projection(config, "input_proj", width, area)
     yield norm("self_norm", width, area)
     yield from _self_attention(config, level, area)
@@ -188,8 +193,10 @@ def _transformer_block(config: UNetConfig, level: int, area: int) -> Iterator[Im
         yield from _cross_attention(config, level, area)
     yield norm("mlp_norm", width, area)
     yield linear("gate_up", width, 8 * width, area, bias=True)
+    yield elementwise("activation", 12 * width * area)
     yield linear("down", 4 * width, width, area, bias=True, split_by_rows=True)
     yield _projection(config, "output_proj", width, area)
+    yield elementwise("residuals", 4 * 3 * width * area)  # of both attentions, the MLP and the whole block
 
 
 def _projection(config: UNetConfig, name: str, width: int, area: int) -> ImageKernel:

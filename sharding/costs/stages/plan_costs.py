@@ -150,7 +150,12 @@ class _PlanCosts(PlanLayers):
             )
             is_first, is_last = run is layers[0], run is layers[-1]
             waits = exposed(
-                exchange, np.stack([forward.total, backward.total]), count, is_first=is_first, is_last=is_last
+                exchange,
+                np.stack([forward.total, backward.total]),
+                count,
+                self._costs.effects,
+                is_first=is_first,
+                is_last=is_last,
             )
             per_layer = {
                 "forward": forward.total,
@@ -200,6 +205,8 @@ class _PlanCosts(PlanLayers):
         )
         wgrad = self._wgrad(layers, unit) if splits_backward else None
         sharded = needs.sharded if unit.parallelism.fsdp > 1 else None
+        passes = ("forward", "backward") if any(of.gradients for of in layers) else ("forward",)
+        sums = sums | {name: np.maximum(sums[name], self._costs.effects.dispatch) for name in passes}
         return StageCosts(**sums, **once._asdict(), static=static, wgrad=wgrad, sharded=sharded)
 
     def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:

@@ -104,7 +104,7 @@ class _PlanWork(PlanLayers):
                 )
             per_layer = np.stack([pass_seconds.total for pass_seconds in passes])
             is_first, is_last = run is layers[0], run is layers[-1]
-            waits = exposed(exchange, per_layer, count, is_first=is_first, is_last=is_last)
+            waits = exposed(exchange, per_layer, count, self._costs.effects, is_first=is_first, is_last=is_last)
             communication = count * sum(pass_seconds.communication for pass_seconds in passes) + waits.sum(axis=0)
             layer_seconds = np.concatenate([count * per_layer + waits, communication[None]])
             if layer.expert_parameters:

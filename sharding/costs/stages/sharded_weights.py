@@ -2,8 +2,8 @@
 
 A layer's weights are gathered while the layer before it computes, in the forward and again in the backward, and its
 gradients are scattered in float32 while the next computes (arXiv 1910.02054, stage 3; arXiv 2304.11277, section 3.3).
-The first layer of a pass has nothing before it, and the last nothing after it. The device is taken to compute as fast
-beside a collective as without.
+The first layer of a pass has nothing before it, and the last nothing after it. Computation and collectives slow each
+other (`CostEffects`).
 """
 
 from typing import NamedTuple
@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from configs.cost_effects import CostEffects
+from sharding.costs.concurrency import exposed_seconds
 from sharding.costs.cost_model import CostModel, Times
 from sharding.costs.memory import GRADIENT_BYTES
 from sharding.costs.node_placement import NodePlacement
@@ -61,7 +63,13 @@ def gathered_bytes(run: LayersOfStage, costs: CostModel) -> float:
 
 
 def exposed(
-    exchange: WeightExchange, passes: Float[np.ndarray, "2 ..."], count: int, *, is_first: bool, is_last: bool
+    exchange: WeightExchange,
+    passes: Float[np.ndarray, "2 ..."],
+    count: int,
+    effects: CostEffects,
+    *,
+    is_first: bool,
+    is_last: bool,
 ) -> Float[np.ndarray, "2 ..."]:
     """`exposed_in_forward` and `exposed_in_backward` of `count` equal layers.
 
@@ -69,51 +77,60 @@ def exposed(
         exchange: Collectives of one layer.
         passes: Seconds of one layer's forward, and of its backward; 0 where there is nothing to compute.
         count: Number of the layers.
+        effects: The slowdowns of computation and collectives beside each other.
         is_first, is_last: Whether the stage begins or ends with them.
     """
     forward, backward = passes
     return np.stack(
         [
-            exposed_in_forward(exchange, forward, count, is_first),
-            exposed_in_backward(exchange, backward, count, is_first, is_last),
+            exposed_in_forward(exchange, forward, count, effects, is_first),
+            exposed_in_backward(exchange, backward, count, effects, is_first, is_last),
         ]
     )
 
 
-def exposed_in_forward(exchange: WeightExchange, compute: Times, count: int, is_first: bool) -> Times:
+def exposed_in_forward(
+    exchange: WeightExchange, compute: Times, count: int, effects: CostEffects, is_first: bool
+) -> Times:
     """Seconds in which a device waits for weights in the forwards of `count` equal layers.
 
-        count * max(0, gather - compute), and the first layer of the stage waits for its whole gather
+        count * exposed(gather beside compute), and the first layer of the stage waits for its whole gather
 
     Args:
         exchange: Collectives of one layer.
         compute: Seconds of one layer's forward; 0 where there is nothing to compute.
         count: Number of the layers.
+        effects: The slowdowns of computation and collectives beside each other.
         is_first: Whether the stage begins with them.
     """
-    waiting = count * np.maximum(exchange.gather - compute, 0.0)
+    each = exposed_seconds(compute, exchange.gather, effects)
+    waiting = count * each
     if is_first:
-        waiting = waiting + np.minimum(exchange.gather, compute)
+        waiting = waiting + exchange.gather - each
     return np.where(compute > 0, waiting, 0.0)
 
 
-def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is_first: bool, is_last: bool) -> Times:
+def exposed_in_backward(
+    exchange: WeightExchange, compute: Times, count: int, effects: CostEffects, is_first: bool, is_last: bool
+) -> Times:
     """Seconds in which a device waits for weights or gradients in the backwards of `count` equal layers.
 
-        count * max(0, gather_again + scatter - compute), the whole gather_again of the stage's last layer, the whole
-        scatter of its first
+        count * exposed(gather_again + scatter beside compute), the whole gather_again of the stage's last layer,
+        the whole scatter of its first
 
     Args:
         exchange: Collectives of one layer.
         compute: Seconds of one layer's backward; 0 where there is none.
         count: Number of the layers.
+        effects: The slowdowns of computation and collectives beside each other.
         is_first: Whether the stage begins with them.
         is_last: Whether it ends with them.
     """
-    waiting = count * np.maximum(exchange.gather_again + exchange.scatter - compute, 0.0)
-    hidden = np.minimum(exchange.gather_again + exchange.scatter, compute)  # of one layer
+    collectives = exchange.gather_again + exchange.scatter
+    each = exposed_seconds(compute, collectives, effects)
+    hidden = collectives - each  # of one layer
     alone = is_last * exchange.gather_again + is_first * exchange.scatter
-    return np.where(compute > 0, waiting + np.minimum(alone, hidden), 0.0)
+    return np.where(compute > 0, count * each + np.minimum(alone, hidden), 0.0)
 
 
 def sharded_passes(

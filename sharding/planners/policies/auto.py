@@ -234,7 +234,7 @@ def _memory_error(problem: PlanningProblem, too_large: Sequence[SimulatedPlan]) 
         (
             _MemoryNeed(peak(lane), room, where, (lane.rank[0], lane.stage))
             for peak, room, where in (
-                (nearest.lane_peak_memory, cluster.memory, "on each device"),
+                (nearest.lane_peak_memory, cluster.usable_memory, "on each device"),
                 (nearest.lane_peak_host_memory, cluster.host_memory, "of host memory for each device"),
             )
             for lane in nearest.lanes

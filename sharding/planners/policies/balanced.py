@@ -93,7 +93,7 @@ def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
         layout = layouts[index]
         if bounds[index] > best * (1 + _UNSURE) or partitioned == _PARTITIONED:
             break
-        if chain.least_bytes(layout) > chain.problem.cluster.memory:
+        if chain.least_bytes(layout) > chain.problem.cluster.usable_memory:
             continue
         whole = _balance(chain, layout)
         if whole is None:
@@ -139,7 +139,7 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
     seconds = microbatches * slowest rank + (all ranks - slowest rank) / chunks + gather + reduction + update
     """
     layers = chain.layers(layout, MOST_EXTRA * layout.chunks)
-    stages = balanced_stages(layers, layout, chain.problem.cluster.memory)
+    stages = balanced_stages(layers, layout, chain.problem.cluster.usable_memory)
     if stages is None:
         return None
     ranks = stages.rank_seconds(layers, layout.pp)
@@ -158,6 +158,6 @@ def _scheduled_plan(problem: PlanningProblem, balanced: _Balanced) -> Plan:
         plan = with_stage_seconds(problem, plan)
     most = min(MOST_EXTRA, layout.pp - 1 if layout.chunks == 1 else MOST_EXTRA, layout.microbatches - 1)
     counts = (per_chunk * layout.chunks for per_chunk in range(most, 0, -1))
-    memory = problem.cluster.memory
+    memory = problem.cluster.usable_memory
     extra = next((count for count in counts if rank_bytes(chain, layout, stages, count).max() <= memory), 0)
     return dataclasses.replace(plan, units=(plan.units[0].with_hints(extra_microbatches=extra),))

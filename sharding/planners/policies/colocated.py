@@ -129,7 +129,7 @@ class _ColocatedSearch:
         if not all(options):
             return None
         least = [min(option.least_bytes for option in module_options) for module_options in options]
-        room, chosen = self._problem.cluster.memory - layout.peak_bytes, []
+        room, chosen = self._problem.cluster.usable_memory - layout.peak_bytes, []
         for number, module_options in enumerate(options):
             left = room - sum(replicated.least_bytes for replicated in chosen) - sum(least[number + 1 :])
             fitting = next((option for option in module_options if option.least_bytes <= left), None)
@@ -175,7 +175,7 @@ class _ColocatedSearch:
     def _with_less_memory(self, fastest: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes so much more that all may fit, until one does."""
         backbone, simulated_layouts = fastest.backbone, []
-        missing = (fastest.simulated.memory - 1) * self._problem.cluster.memory
+        missing = (fastest.simulated.memory - 1) * self._problem.cluster.usable_memory
         for layout in self._layouts:
             same = (layout.division, layout.chunks) == (backbone.division, backbone.chunks)
             if same and layout.peak_bytes < backbone.peak_bytes - missing / 2:

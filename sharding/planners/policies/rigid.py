@@ -149,7 +149,7 @@ def _module_layouts(
         sizes = [(tp, dp * replicas, 1 / replicas)]  # (tp, dp, rows of a microbatch)
         if not shares and not module.is_backbone:
             sizes = [(1, dp * replicas * tp, 1 / (replicas * tp)), *sizes]
-        room = problem.cluster.memory
+        room = problem.cluster.usable_memory
         if module.is_backbone:
             downstream_stages, room = generators, room - shared_bytes
         options = (

@@ -68,9 +68,19 @@ def convolution(
     return _with_parameters(kernel, outputs, split_by_rows, inputs * area)
 
 
-def norm(name: str, width: int, area: int, *, split: bool = False) -> ImageKernel:
-    """A norm with scale and bias over `area` pixels."""
-    kernel = Kernel(name, "memory", activations=PerLoad(items=2 * width * area), split=split)
+def elementwise(name: str, elements: int) -> ImageKernel:
+    """A kernel without arithmetic that counts, which reads and writes so many elements per image."""
+    return ImageKernel(Kernel(name, "memory", activations=PerLoad(items=elements), split=False))
+
+
+def group_norm(name: str, width: int, area: int, *, split: bool = False) -> ImageKernel:
+    """A GroupNorm over `area` pixels, which reads a map for its statistics, and again to normalize it."""
+    return norm(name, width, area, split=split, passes=3)
+
+
+def norm(name: str, width: int, area: int, *, split: bool = False, passes: int = 2) -> ImageKernel:
+    """A norm with scale and bias over `area` pixels; `passes` counts how often it reads or writes the map."""
+    kernel = Kernel(name, "memory", activations=PerLoad(items=passes * width * area), split=split)
     return ImageKernel(kernel, 2 * width if split else 0, 0 if split else 2 * width, width * area)
 
 
@@ -90,14 +100,15 @@ def residual_block(inputs: int, outputs: int, area: int, time_width: int | None 
         area: Pixels of the feature map.
         time_width: Width of the time embedding; None without one.
     """
-    yield norm("first_norm", inputs, area)
+    yield group_norm("first_norm", inputs, area)
     yield convolution("first", inputs, outputs, area)
     if time_width is not None:
         yield linear("time_embedding", time_width, outputs, 1, bias=True)
-    yield norm("second_norm", outputs, area, split=True)
+    yield group_norm("second_norm", outputs, area, split=True)
     yield convolution("second", outputs, outputs, area, split_by_rows=True)
     if inputs != outputs:
         yield convolution("skip", inputs, outputs, area, taps=1, split=False)
+    yield elementwise("residual", 3 * outputs * area)
 
 
 def _with_parameters(kernel: Kernel, bias: int, split_by_rows: bool, saved: Number) -> ImageKernel:

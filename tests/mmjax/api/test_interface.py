@@ -12,6 +12,7 @@ import pytest
 
 import mmjax
 from configs.common.errors import UserError
+from configs.cost_effects import EFFECT_NAMES
 from mmjax.training.metrics import activity
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -77,6 +78,8 @@ def test_another_configuration_does_not_change_the_data_set_of_the_first(tmp_pat
         (lambda: mmjax.simulate("configs/nowhere.json"), "nowhere.json cannot be read"),
         (lambda: mmjax.simulate(ONE_UNIT), "needs a subject: the plan does not name the configuration"),
         (lambda: mmjax.plan("models/mllm_9b.gin", cluster="a8000"), "a800"),
+        (lambda: mmjax.plan("models/mllm_9b.gin", without=["noise"]), "no effect 'noise'; choose from throttling, "),
+        (lambda: mmjax.plan("models/mllm_9b.gin", hops="both"), "hops 'both'; choose from auto, asynchronous"),
         (lambda: mmjax.use_cpu_devices(9), "jax has started with 8 devices"),
     ],
 )
@@ -96,6 +99,15 @@ def test_a_plan_is_the_commands_and_its_simulated_step_is_the_simulators(tmp_pat
     timeline = mmjax.simulate(path, "models/mllm_9b.gin", cluster="a800", rows=48)
     assert timeline.step == mmjax.simulate(path).step == comparison.timeline.step
     assert [result.policy for result in comparison.results] == list(comparison.to_frame()["policy"])
+    # 24 devices are three nodes, so that hops occupy both ends unless they are said not to.
+    steps = {hops: mmjax.simulate(path, hops=hops) for hops in ("asynchronous", "rendezvous")}
+    assert steps["asynchronous"].step < steps["rendezvous"].step == timeline.step
+    assert timeline.rendezvous and not steps["asynchronous"].rendezvous
+    without = mmjax.simulate(path, without=("jitter", "throttling")).step
+    assert mmjax.simulate(path, without=EFFECT_NAMES).step < without < mmjax.simulate(path, without=["jitter"]).step
+    printed = call_command("simulate", f"--plan={path}", "--json", "--without=jitter,throttling").stdout
+    said = json.loads(printed)
+    assert said["step_seconds"] == without < timeline.step
 
 
 def test_a_training_run_is_planned_on_its_own_data():

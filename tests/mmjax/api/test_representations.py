@@ -51,7 +51,7 @@ def check_plan() -> None:
     assert_fits(planned().plan, "UnitPlan(name='vision'", "UnitPlan(name='backbone'", "made_for=")
     assert_fits(planned().plan.units[0], "in all)")
     assert_fits(planned().plan.made_for)
-    assert_fits(planned().timeline, "1357 ops")
+    assert_fits(planned().timeline, "2896 ops")
 
 
 def check_trainer() -> None:

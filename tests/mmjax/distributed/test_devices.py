@@ -6,16 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.clusters import CLUSTERS
 from configs.common.errors import UserError
 from mmjax.distributed.devices import ensure_cpu_devices, local_device_ids, visible_gpus
 from mmjax.distributed.environments import ProcessPlacement
+
+SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @pytest.fixture
 def environment(monkeypatch):
     """Sets variables of an environment without settings of jax."""
-    for variable in ("XLA_FLAGS", "JAX_PLATFORMS"):
-        monkeypatch.delenv(variable, raising=False)
+    for variable in ("XLA_FLAGS", "JAX_PLATFORMS", SHARE):
+        monkeypatch.setenv(variable, "")  # so that it is restored, whoever sets it
+        monkeypatch.delenv(variable)
     return lambda **variables: [monkeypatch.setenv(*variable) for variable in variables.items()]
 
 
@@ -34,6 +38,18 @@ def test_an_accelerator_that_was_asked_for_keeps_the_flags(environment, platform
     environment(JAX_PLATFORMS=platforms)
     ensure_cpu_devices()
     assert "XLA_FLAGS" not in os.environ
+    share = CLUSTERS["h100"].allocator_share
+    assert os.environ[SHARE] == str(share) and CLUSTERS["h100"].usable_memory < share * CLUSTERS["h100"].memory
+
+
+def test_a_share_of_the_memory_that_the_user_has_set_stays_and_a_cpu_gets_none(environment):
+    environment(JAX_PLATFORMS="cuda", **{SHARE: "0.5"})
+    ensure_cpu_devices()
+    assert os.environ[SHARE] == "0.5"
+    environment(JAX_PLATFORMS="cpu")
+    del os.environ[SHARE]
+    ensure_cpu_devices()
+    assert SHARE not in os.environ
 
 
 @given(st.integers(1, 8), st.integers(1, 4))

@@ -8,6 +8,7 @@ import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.clusters import CLUSTERS
+from configs.cost_effects import EFFECT_NAMES
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.kernel_seconds import KernelCosts
@@ -25,7 +26,7 @@ from sharding.specs.layers.layer import (
 from sharding.specs.modules import module_graph
 from tests.sharding.layers import bare_layer
 
-CLUSTER = CLUSTERS["a100"]
+CLUSTER = CLUSTERS["a100"].without(EFFECT_NAMES)
 BANDWIDTH, LAUNCH = 0.8 * CLUSTER.memory_bandwidth, 1e-6
 TOKENS = 6000
 GRADIENTS: tuple[tuple[Gradient, ...], ...] = (("dgrad", "wgrad"), ("dgrad",), ("wgrad",))

@@ -7,6 +7,7 @@ import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.clusters import CLUSTERS, Link
+from configs.cost_effects import EFFECT_NAMES
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import LayerParallelism
@@ -28,7 +29,7 @@ MODEL = ModelConfig(
     (UNetConfig(image_size=16),),
 )
 GRAPH = module_graph(MODEL)
-COSTS = AnalyticCostModel(CLUSTERS["a100"])
+COSTS = AnalyticCostModel(CLUSTERS["a100"].without(EFFECT_NAMES))
 ROWS = {
     "vision": np.array([[64.0, 64.0**2, 1.0, 0.0], [128.0, 2 * 64.0**2, 2.0, 0.0]] * 2),
     "backbone": np.array([[200.0, 100.0**2 * 2, 2.0, 0.0]] * 4),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.clusters import CLUSTERS
+from configs.cost_effects import EFFECT_NAMES, CostEffects
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.memory import train_state_bytes
@@ -23,9 +24,10 @@ from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 from tests.unit_plans import flat_unit
 
+NONE = CostEffects()
 BACKBONE = BackboneConfig(vocabulary=256, width=128, depth=4, heads=4, kv_heads=2, ffn=256)
 GRAPH = module_graph(ModelConfig((), BACKBONE, ()))
-A100 = AnalyticCostModel(CLUSTERS["a100"])
+A100 = AnalyticCostModel(CLUSTERS["a100"].without(EFFECT_NAMES))
 ALL = trained_parts(GRAPH, ("all",))
 SECONDS = st.floats(0.01, 10)
 
@@ -44,24 +46,24 @@ def test_exposed_seconds_are_those_of_a_pass_in_which_each_layer_prefetches_the_
     exchange = WeightExchange(gather, scatter, gather)
     # The first gather alone; then each layer computes beside the gather of the next.
     forward = gather + (count - 1) * max(gather, compute) + compute
-    waiting = float(exposed_in_forward(exchange, np.array(compute), count, is_first=True))
+    waiting = float(exposed_in_forward(exchange, np.array(compute), count, NONE, is_first=True))
     assert waiting <= forward - count * compute + max(gather - compute, 0) + 1e-9
     assert waiting >= forward - count * compute - 1e-9
-    backward = float(exposed_in_backward(exchange, np.array(compute), count, is_first=True, is_last=True))
+    backward = float(exposed_in_backward(exchange, np.array(compute), count, NONE, is_first=True, is_last=True))
     both = gather + scatter
     assert min(both, count * both) - 1e-9 <= backward + compute * count <= count * (both + compute) + 1e-9
-    kept = exposed_in_backward(exchange._replace(gather_again=0.0), np.array(compute), 1, True, True)
+    kept = exposed_in_backward(exchange._replace(gather_again=0.0), np.array(compute), 1, NONE, True, True)
     assert kept == pytest.approx(scatter)
     if count == 1:  # nothing is beside its gather or its scatter
         assert waiting == pytest.approx(gather) and backward == pytest.approx(both)
     else:
-        assert exposed_in_forward(exchange, np.array(compute), count, is_first=False) <= waiting
+        assert exposed_in_forward(exchange, np.array(compute), count, NONE, is_first=False) <= waiting
 
 
 def test_nothing_is_gathered_for_a_microbatch_with_nothing_to_compute():
     exchange = WeightExchange(1.0, 1.0, 1.0)
-    assert exposed_in_forward(exchange, np.zeros(2), 3, True).tolist() == [0, 0]
-    assert exposed_in_backward(exchange, np.zeros(2), 3, True, True).tolist() == [0, 0]
+    assert exposed_in_forward(exchange, np.zeros(2), 3, NONE, True).tolist() == [0, 0]
+    assert exposed_in_backward(exchange, np.zeros(2), 3, NONE, True, True).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("fsdp", [2, 8, 16])

@@ -22,7 +22,7 @@ class CountingProblem(PlanningProblem):
 
     simulated = 0
 
-    def simulate(self, plan, rendezvous=False, rows=None):
+    def simulate(self, plan, rendezvous=None, rows=None):
         CountingProblem.simulated += 1
         return super().simulate(plan, rendezvous, rows)
 
