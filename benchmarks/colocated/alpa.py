@@ -41,7 +41,7 @@ def _simulated(problem: PlanningProblem) -> Iterator[SimulatedPlan]:
         counts = by_virtual_stages(layers, layout.pp)
         if counts is None:
             continue
-        stages = recomputed_stages(layers, layout, counts, problem.cluster.memory)
+        stages = recomputed_stages(layers, layout, counts, problem.cluster.usable_memory)
         if stages:
             plan = stages.plan(layers, layout)
             yield SimulatedPlan(plan, problem.simulate(plan))

@@ -123,7 +123,7 @@ def simulate_chain(
     counts = partition(problem, layout.stage_count)
     problem = _as_chain(problem)
     chain = ChainProblem(problem).layers(layout, extra_microbatches=0)
-    stages = recomputed_stages(chain, layout, counts, problem.cluster.memory)
+    stages = recomputed_stages(chain, layout, counts, problem.cluster.usable_memory)
     if stages is None:
         raise PlanError(
             f"{' > '.join(layout.modules)} with dp {ranks.dp}, pp {ranks.pp}, tp {ranks.tp} and {ranks.chunks} chunks "

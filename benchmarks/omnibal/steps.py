@@ -138,7 +138,7 @@ def measure_model(name: str, model: ModelConfig, data: SyntheticData, cluster: C
     assert counts is not None
     recomputed = uniform_stages(even.chain, counts, "full")
     balanced, filled, filled_static = (
-        balanced_stages(chain, setting.layout, cluster.memory)
+        balanced_stages(chain, setting.layout, cluster.usable_memory)
         for chain, setting in ((_with_full_recomputation(even.chain), even), (even.chain, even), (static.chain, static))
     )
     if balanced is None or filled is None or filled_static is None:
@@ -201,7 +201,7 @@ def _search_rows(name: str, even: Setting, filled: ChainStages) -> list[Row]:
 
     Each has its best recomputation.
     """
-    chain, layout, memory = even.chain, even.layout, even.problem.cluster.memory
+    chain, layout, memory = even.chain, even.layout, even.problem.cluster.usable_memory
     candidates = ranked_candidates(chain, layout.pp, RADIUS, BEST)
     recomputed = [recomputed_stages(chain, layout, counts, memory) for counts in candidates]
     slowest = [float(stages.rank_seconds(chain, layout.pp).max()) for stages in recomputed if stages]

@@ -106,7 +106,7 @@ def _rows(label: str, timeline: Timeline, stiff: SimulatedPlan, name: str, setti
 
 def _rows_where_hops_occupy_devices(label: str, problem: PlanningProblem, plan: Plan) -> list[dict[str, Any]]:
     """Rows of a plan where hops occupy the devices at both ends, and of the plan that is made for that."""
-    between = dataclasses.replace(problem, rendezvous=True)
+    between = dataclasses.replace(problem, hops="rendezvous")
     made_for_it = best_simulated(between, disaggregated.plans(between)).timeline
     title = f"{label}, planned where hops occupy both ends"
     return [

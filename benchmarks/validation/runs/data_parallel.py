@@ -3,15 +3,15 @@
 import dataclasses
 import functools
 
-from benchmarks.validation.frameworks import (
+from benchmarks.validation.runs.megatron import gpt
+from benchmarks.validation.settings.frameworks import (
     A100,
     flash_attention_training,
     internlm,
     with_first_flash_attention,
 )
-from benchmarks.validation.megatron import gpt
-from benchmarks.validation.published import PublishedRun
-from benchmarks.validation.setting import Setting, simulated_step
+from benchmarks.validation.settings.published import PublishedRun
+from benchmarks.validation.settings.setting import Setting, language_graph, sequence_load, simulated_step, with_kernels
 from configs.modules.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.specs.layers.layer import RecomputePolicy
@@ -36,29 +36,29 @@ _FLASH_2_RUNS = (
 
 def flash_attention_runs() -> tuple[PublishedRun, ...]:
     """FlashAttention-2 (arXiv 2307.08691, table 1): TFLOP/s of eight A100s by 6 N s + 12 l d s^2."""
-    runs = []
+    published = []
     for name, width, depth, heads, length, microbatch, rate in _FLASH_2_RUNS:
         model = gpt(width, depth, heads, vocabulary=50264)
         setting = Setting(
-            model=model,
+            graph=with_kernels(language_graph(model), functools.partial(flash_attention_training, model=model)),
             costs=_FLASH_2,
-            adapt=functools.partial(flash_attention_training, model=model),
-            length=length,
+            loads=(sequence_load(length),),
             microbatch=microbatch,
             microbatches=2**20 // length // (8 * microbatch),
             dp=8,
         )
         flops = 6 * _parameters(model) * length + 12 * depth * width * length**2
-        runs.append(
+        published.append(
             PublishedRun(
                 name=f"GPT-{name} with FlashAttention-2, {length} positions",
+                family="pipeline",
                 source="arXiv 2307.08691, table 1; microbatch: Dao-AILab/flash-attention, training/configs",
                 width=width,
-                seconds=setting.sequences / 8 * flops / (rate * 1e12),
-                simulate=functools.partial(simulated_step, setting),
+                seconds=setting.samples / 8 * flops / (rate * 1e12),
+                setting=setting,
             )
         )
-    return tuple(runs)
+    return tuple(published)
 
 
 _INTERNLM_7B = BackboneConfig(
@@ -73,35 +73,42 @@ _INTERNLM_7B = BackboneConfig(
 _INTERNLM_SOURCE = "InternLM/InternLM, doc/en/train_performance.md"
 
 
+def _one_microbatch(setting: Setting) -> float:
+    fewer = dataclasses.replace(setting, microbatches=setting.microbatches - 2)
+    return (simulated_step(setting) - simulated_step(fewer)) / 2
+
+
 def internlm_runs() -> tuple[PublishedRun, ...]:
     """InternLM-7B, microbatches of two sequences, ZeRO-1 over eight devices, nothing recomputed.
 
     The seconds of one microbatch are what four take more than two, on 512 devices: no optimizer, no reduction.
     """
     step = Setting(
-        model=_INTERNLM_7B,
+        graph=with_kernels(language_graph(_INTERNLM_7B), functools.partial(internlm, model=_INTERNLM_7B)),
         costs=_FLASH_1,
-        adapt=functools.partial(internlm, model=_INTERNLM_7B),
+        loads=(sequence_load(2048),),
         microbatch=2,
         microbatches=4,
         dp=8,
     )
-    fewer = dataclasses.replace(step, microbatches=2)
     tokens = 2 * 2048
     return (
         PublishedRun(
             name="InternLM-7B, a step of four microbatches",
+            family="pipeline",
             source=_INTERNLM_SOURCE,
             width=4096,
             seconds=4 * tokens / 4078,
-            simulate=functools.partial(simulated_step, step),
+            setting=step,
         ),
         PublishedRun(
             name="InternLM-7B, one microbatch",
+            family="pipeline",
             source=_INTERNLM_SOURCE,
             width=4096,
             seconds=(4 * tokens / 3900 - 2 * tokens / 3084) / 2,
-            simulate=lambda: (simulated_step(step) - simulated_step(fewer)) / 2,
+            setting=step,
+            measure=_one_microbatch,
         ),
     )
 
@@ -119,27 +126,27 @@ _MPT_RUNS: tuple[tuple[str, int, int, int, int, int, int, RecomputePolicy, int],
 
 def mpt_runs() -> tuple[PublishedRun, ...]:
     """MPT on eight A100s of one node, fully sharded."""
-    runs = []
+    published = []
     for name, width, depth, heads, length, microbatch, microbatches, recompute, rate in _MPT_RUNS:
-        model = dataclasses.replace(gpt(width, depth, heads, vocabulary=50368), biases=())
+        model = gpt(width, depth, heads, vocabulary=50368)
         setting = Setting(
-            model=model,
+            graph=language_graph(model),
             costs=_FLASH_1,
-            adapt=lambda layer: layer,
-            length=length,
+            loads=(sequence_load(length),),
             microbatch=microbatch,
             microbatches=microbatches,
             dp=8,
             fsdp=8,
             recompute=recompute,
         )
-        runs.append(
+        published.append(
             PublishedRun(
                 name=f"MPT-{name}, {length} positions, recomputation {recompute}",
+                family="fully_sharded",
                 source="mosaicml/llm-foundry, scripts/train/benchmarking/README.md",
                 width=width,
-                seconds=setting.sequences / 8 * length / rate,
-                simulate=functools.partial(simulated_step, setting),
+                seconds=setting.samples / 8 * length / rate,
+                setting=setting,
             )
         )
-    return tuple(runs)
+    return tuple(published)

@@ -1,12 +1,13 @@
 """Megatron-LM's runs of arXiv 2205.05198: one layer of 22B (table 4), and four models (table 5), on A100s."""
 
+import dataclasses
 import functools
 
 import numpy as np
 
-from benchmarks.validation.frameworks import A100, AttentionRecomputed, megatron_2022
-from benchmarks.validation.published import PublishedRun
-from benchmarks.validation.setting import Setting, simulated_step
+from benchmarks.validation.settings.frameworks import A100, AttentionRecomputed, megatron_2022
+from benchmarks.validation.settings.published import PublishedRun
+from benchmarks.validation.settings.setting import Setting, language_graph, sequence_load, with_kernels
 from configs.modules.backbone import BackboneConfig
 from sharding.costs.cost_model import LayerParallelism
 from sharding.plans.parallelism import CollectivesName
@@ -38,10 +39,11 @@ def _setting(
     model: BackboneConfig, pp: int, chunks: int, microbatch: int, microbatches: int, *, present: bool
 ) -> Setting:
     recompute: RecomputePolicy = "selective" if present else "full"
+    adapt = functools.partial(megatron_2022, model=model, length=2048, segments=microbatch)
     return Setting(
-        model=model,
+        graph=with_kernels(language_graph(model), adapt),
         costs=_COSTS,
-        adapt=functools.partial(megatron_2022, model=model, length=2048, segments=microbatch),
+        loads=(sequence_load(2048),),
         microbatch=microbatch,
         microbatches=microbatches,
         tp=8,
@@ -67,14 +69,14 @@ def step_runs() -> tuple[PublishedRun, ...]:
     runs = []
     for name, model, pp, chunks, microbatch, microbatches, full, present in _TABLE_5:
         for label, seconds in (("full recomputation", full), ("selective, sequence parallel", present)):
-            setting = _setting(model, pp, chunks, microbatch, microbatches, present=seconds == present)
             runs.append(
                 PublishedRun(
                     name=f"Megatron-LM {name}, {label}",
+                    family="pipeline",
                     source=f"{SOURCE}, table 5",
                     width=model.width,
                     seconds=seconds,
-                    simulate=functools.partial(simulated_step, setting),
+                    setting=_setting(model, pp, chunks, microbatch, microbatches, present=seconds == present),
                 )
             )
     return tuple(runs)
@@ -90,23 +92,26 @@ _TABLE_4: tuple[tuple[str, CollectivesName, RecomputePolicy, float, float], ...]
 )
 
 
-def _layer_seconds(collectives: CollectivesName, recompute: RecomputePolicy) -> float:
+def _layer_seconds(setting: Setting) -> float:
     """Seconds of a layer of 22B for four sequences."""
-    layer = _setting(_TABLE_5[0][1], 1, 1, 4, 1, present=True).graph.backbone.layer
-    loads, ranks = make_loads(4 * 2048, 4 * 2048**2, 4), LayerParallelism(8, collectives=collectives)
-    forward = _COSTS.forward(layer, loads, ranks).total
-    return float(np.add(forward, _COSTS.backward(layer, loads, ranks, ("dgrad", "wgrad"), recompute).total))
+    layer, costs = setting.graph.backbone.layer, setting.costs
+    loads, ranks = make_loads(4 * 2048, 4 * 2048**2, 4), LayerParallelism(8, collectives=setting.collectives)
+    forward = costs.forward(layer, loads, ranks).total
+    return float(np.add(forward, costs.backward(layer, loads, ranks, ("dgrad", "wgrad"), setting.recompute).total))
 
 
 def layer_runs() -> tuple[PublishedRun, ...]:
     """Table 4: forward and backward of one layer."""
+    whole = _setting(_TABLE_5[0][1], 1, 1, 4, 1, present=True)
     return tuple(
         PublishedRun(
             name=f"a layer of Megatron-LM 22B, {label}",
+            family="pipeline",
             source=f"{SOURCE}, table 4",
             width=6144,
             seconds=1e-3 * (forward + backward),
-            simulate=functools.partial(_layer_seconds, collectives, recompute),
+            setting=dataclasses.replace(whole, collectives=collectives, recompute=recompute),
+            measure=_layer_seconds,
         )
         for label, collectives, recompute, forward, backward in _TABLE_4
     )
