@@ -96,6 +96,12 @@ class ClusterConfig:
         generation = dataclasses.replace(self.generation, effects=self.generation.effects.without(effects))
         return dataclasses.replace(self, generation=generation)
 
+    def has_device_kind(self, device_kind: str) -> bool:
+        """Whether devices of a kind (`jax.Device.device_kind`) are the cluster's."""
+        return device_kind.startswith(self.device_kinds) and not any(
+            form in device_kind for form in self.excluded_kinds
+        )
+
 
 # Sources: NVIDIA's data sheets; all figures are for one device, without sparsity. NVLink is printed there for both
 # directions together, so each direction has half of it.
@@ -232,9 +238,4 @@ def find_cluster(name: str) -> ClusterConfig:
 
 def cluster_of_device_kind(device_kind: str) -> ClusterConfig | None:
     """The cluster of devices of a kind (`jax.Device.device_kind`); None if the kind is unknown."""
-    for cluster in CLUSTERS.values():
-        if device_kind.startswith(cluster.device_kinds) and not any(
-            form in device_kind for form in cluster.excluded_kinds
-        ):
-            return cluster
-    return None
+    return next((cluster for cluster in CLUSTERS.values() if cluster.has_device_kind(device_kind)), None)

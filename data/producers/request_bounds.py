@@ -17,7 +17,7 @@ from data.packing.dealt_phases import RowValues, row_values
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import BatchPipeline
-from data.packing.row_order import RowOrderRequest
+from data.packing.row_order import MAX_PROFILE_BYTES, RowOrderRequest
 from data.packing.rows.row_planner import PlannerState
 from data.producers.step_request import StepRequest, batch_fingerprint
 from sharding.plans.text.bounds import name_fault
@@ -29,7 +29,7 @@ MAX_SLOTS_RATIO = 16
 """Most slots that the rows of a phase may hold for each that the global batch holds; all others are padding."""
 
 MAX_PLAN_BYTES = 1 << 20
-"""Most bytes of a ticket beside its fingerprint and its lists of numbers: mostly the bytes of a plan."""
+"""Most bytes of a ticket beside its fingerprint, its profile and its lists of numbers: mostly the bytes of a plan."""
 
 _NUMBER_BYTES = 22  # of a number in a list, with comma and space
 
@@ -73,7 +73,7 @@ class RequestBounds:
             values=values,
             generators=frozenset(generator.name for generator in model.generators),
             quadratic_cost_weights=dict(config.quadratic_cost_weights),
-            ticket_bytes=MAX_PLAN_BYTES + len(fingerprint) + _NUMBER_BYTES * numbers,
+            ticket_bytes=MAX_PLAN_BYTES + MAX_PROFILE_BYTES + len(fingerprint) + _NUMBER_BYTES * numbers,
         )
 
     def check_size(self, ticket: bytes) -> None:

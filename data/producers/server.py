@@ -114,13 +114,17 @@ class ProducerServer(flight.FlightServerBase):
         plan = self._plans.step(request.planner_state, request.skip)
         if request.row_order is None:
             return plan
-        with self._row_order_lock:  # a row order is expensive to make, and caches what it computes
-            if self._row_order is None or self._row_order[0] != request.row_order:
-                row_order = request.row_order.make_row_order(
+        return plan.reordered(self._row_order_of(request.row_order))  # other requests order rows meanwhile
+
+    def _row_order_of(self, request: RowOrderRequest) -> RowOrder:
+        """The row order of a request; the last one is kept, since it caches what it computes."""
+        with self._row_order_lock:
+            if self._row_order is None or self._row_order[0] != request:
+                row_order = request.make_row_order(
                     self._pipeline.loader.model, self._pipeline.sample_index.sample_format
                 )
-                self._row_order = (request.row_order, row_order)
-            return plan.reordered(self._row_order[1])
+                self._row_order = (request, row_order)
+            return self._row_order[1]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
         """Answers `STATUS_ACTION`."""

@@ -45,10 +45,12 @@ class PredictedStep:
     Attributes:
         step_seconds: The simulated step, where all devices compute at the same time.
         work_seconds: All ops one after another, as on a host whose devices share its cores.
+        profile: The measured times by which it is predicted.
     """
 
     step_seconds: float
     work_seconds: float
+    profile: Profile
 
 
 def measure_profile(
@@ -86,11 +88,11 @@ def plan_automatically(
     return best.plan, f"planned by {best.policy}, from this machine's profile"
 
 
-def predict_step(problem: PlanningProblem, plan: Plan) -> PredictedStep:
-    """Simulates a step of a plan."""
+def predict_step(problem: PlanningProblem, plan: Plan, profile: Profile) -> PredictedStep:
+    """Simulates a step of a plan of a problem with a profile's costs."""
     timeline = problem.simulate(plan)
     work = sum(float(np.max(span.own_seconds)) for span in timeline.spans)
-    return PredictedStep(float(timeline.step), work)
+    return PredictedStep(float(timeline.step), work, profile)
 
 
 def cluster_of_devices(device_kind: str) -> ClusterConfig:
@@ -138,7 +140,7 @@ def plan_and_predict(
         profile = _load_or_measure_profile(config, workdir / PROFILE_FILE, profile_path, any_device, show)
         problem = problem_from_profile(config, profile, jax.device_count())
         plan, remark = configured or plan_automatically(problem, functools.partial(display.show, COMPARING))
-        return plan, remark, predict_step(problem, plan)
+        return plan, remark, predict_step(problem, plan, profile)
 
 
 def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
@@ -182,4 +184,5 @@ def compare_prediction(prediction: PredictedStep | None, workdir: pathlib.Path) 
         return None
     seconds = [line[STEP_SECONDS] for line in read_metrics(str(workdir)) if STEP_SECONDS in line][1:]
     measured = {"measured_step_seconds": round(statistics.median(seconds), 4)} if seconds else {}
-    return {name: round(value, 4) for name, value in dataclasses.asdict(prediction).items()} | measured
+    predicted = {name: round(getattr(prediction, name), 4) for name in ("step_seconds", "work_seconds")}
+    return predicted | measured

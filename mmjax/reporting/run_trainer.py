@@ -52,7 +52,8 @@ class RunTrainer(Trainer):
         workdir: Folder of the run; None to write nothing.
         resume: Whether to continue from the newest whole checkpoint.
         remark: For the summary and the page: why the plan is not the configured one, or what else it was made for.
-        prediction: For the summary: the predicted step, to be compared with the measured ones.
+        prediction: For the summary: the predicted step, to be compared with the measured ones. Rows are ordered by its
+            profile (`TrainConfig.reordering`).
 
     See `mmjax.training.training_run.TrainingRun` for attributes and errors.
     """
@@ -67,7 +68,7 @@ class RunTrainer(Trainer):
         remark: str = "",
         prediction: PredictedStep | None = None,
     ) -> None:
-        super().__init__(config, plan, workdir, resume)
+        super().__init__(config, plan, workdir, resume, profile=prediction.profile if prediction else None)
         self._remark, self._prediction = remark, prediction
         self._has_stepped = False
         self._resumed_from = self.steps_done if resume else None

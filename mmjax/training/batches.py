@@ -3,19 +3,22 @@
 `TrainingRun` opens them when a run starts; the timing of plans (`mmjax.training.profiling.step_times`) too.
 """
 
-from configs.clusters import CLUSTERS, cluster_of_device_kind
+from configs.clusters import CLUSTERS, ClusterConfig, cluster_of_device_kind
 from configs.common.errors import UserError
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.pipeline import training_batches
-from data.packing.row_order import RowOrderRequest
+from data.packing.row_order import RowOrderRequest, profile_of_plan
 from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig
+from sharding.costs.profiled import Profile
 from sharding.plans.plan import Plan
 
 
-def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowOrderRequest | None:
+def row_order_request(
+    config: TrainConfig, plan: Plan, device_kind: str, profile: Profile | None = None, processes: int = 1
+) -> RowOrderRequest | None:
     """The order of rows that a run's configuration asks for; None where rows stay as they are packed.
 
     Rows are ordered where batches are made, before samples are decoded, as in DistTrain (arXiv 2408.04275). Rows move
@@ -24,9 +27,13 @@ def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowO
     Args:
         config: The run.
         plan: The plan whose simulated step is to be short.
-        device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give the cost of a row.
+        device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give the cost of a row without a
+            profile.
+        profile: The run's profile, whose measured times give the cost of a row; None without one.
+        processes: Number of processes of the run; between several, hops occupy the devices of both their ends.
 
     Raises:
+        DataError: The profile's measurements for this plan are too large to send to producers.
         UserError: The configuration orders microbatches, and the microbatches of a unit run in lockstep.
     """
     if config.reordering == "none":
@@ -37,8 +44,18 @@ def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowO
             f'TrainConfig.reordering is {config.reordering!r}, but unit {compiled[0]} has the executor "compiled", so '
             "its microbatches run in lockstep; choose none or intra_microbatch"
         )
-    cluster = cluster_of_device_kind(device_kind) or CLUSTERS["cpu"]
-    return RowOrderRequest(plan, cluster.name, config.trainable, config.reordering)
+    measured = None if profile is None else profile_of_plan(profile, plan, config.model)
+    cluster = _cluster_of_run(plan, device_kind)
+    return RowOrderRequest(plan, cluster.name, config.trainable, config.reordering, measured, processes > 1)
+
+
+def _cluster_of_run(plan: Plan, device_kind: str) -> ClusterConfig:
+    """The cluster of a kind of device: the described one that the plan was made for, unless the kind is another's."""
+    known = cluster_of_device_kind(device_kind)
+    described = plan.made_for and plan.made_for.described_cluster
+    if described and (known is None or described.has_device_kind(device_kind)):
+        return described
+    return known or CLUSTERS["cpu"]
 
 
 def open_batches(

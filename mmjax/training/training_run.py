@@ -38,6 +38,7 @@ from mmjax.training.run_files import local_workdir, write_run_files
 from mmjax.training.steps import DispatchedStep, NonFiniteStepError, StepResult
 from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
+from sharding.costs.profiled import Profile
 from sharding.plans.plan import Plan, as_plan
 from sharding.runtime.communication_check import check_communication
 from sharding.runtime.coordination import wait_for_processes
@@ -56,6 +57,8 @@ class TrainingRun:
         plan: The placement of the model, or a plan file; by default the configured plan.
         workdir: Folder of the run, for checkpoints, plan, tokenizer and prompt format; None to save nothing.
         resume: Whether to continue from the newest whole checkpoint.
+        profile: Measured times by which rows are ordered for the plan (`TrainConfig.reordering`); without one, the
+            analytic costs of the devices.
 
     Attributes:
         config: The run.
@@ -83,6 +86,8 @@ class TrainingRun:
         plan: Plan | str | os.PathLike[str] | None = None,
         workdir: str | os.PathLike[str] | None = None,
         resume: bool = False,
+        *,
+        profile: Profile | None = None,
     ) -> None:
         self.config = config
         self.workdir = None if workdir is None else local_workdir(workdir)
@@ -97,11 +102,11 @@ class TrainingRun:
             self.heartbeat = opened.enter_context(Heartbeat(config.heartbeat_timeout, config.progress_timeout))
             if self.workdir is not None:
                 opened.enter_context(locked_workdir(self.workdir, takes=jax.process_index() == 0))
-            self._prepare(plan, resume)
+            self._prepare(plan, resume, profile)
             self.heartbeat.started()
             self._opened.push(opened.pop_all())
 
-    def _prepare(self, plan: Plan, resume: bool) -> None:
+    def _prepare(self, plan: Plan, resume: bool, profile: Profile | None) -> None:
         """Opens the data and the checkpoints, and places the model; the workdir is locked."""
         config, workdir = self.config, self.workdir
         folder = workdir and workdir / "checkpoints"
@@ -118,7 +123,8 @@ class TrainingRun:
         self.engine = engine_with_shared_programs(config.model, plan, batch_spec.arrays, config.engine_settings)
         self.heartbeat.op_log = self.engine.executor.op_log
         self._requirements = self.engine.batch_requirements(config.data.rows)
-        self._row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
+        device_kind = jax.devices()[0].device_kind
+        self._row_order = row_order_request(config, plan, device_kind, profile, jax.process_count())
         self.batches = open_batches(config, dataset, self._row_order, self._requirements)
         if workdir is not None:
             # Each process refuses samples of the rows that it loads, so each has lists of its own.
@@ -135,7 +141,7 @@ class TrainingRun:
         self._peeked: tuple[GlobalBatch, dict[str, Any]] | None = None
         if self.checkpoints and resume:
             self._restore(self.checkpoints, str(folder))
-        values, device_kind = row_values(config.model, batch_spec.arrays), jax.devices()[0].device_kind
+        values = row_values(config.model, batch_spec.arrays)
         self.value_flops = value_flops(self.engine.modules, batch_spec.arrays, values, device_kind)
         if workdir is not None and jax.process_index() == 0:
             write_run_files(workdir, self.engine.plan, self.tokenizer, self.prompt_format)

@@ -71,8 +71,14 @@ class IntervalFillingOrder:
         self._choices = tuple(self._make_choices(runs)) if runs else ()
 
     def orders(self, pipeline_microbatch_seconds: PipelineMicrobatchSeconds) -> Int[np.ndarray, "p m"]:
-        """Returns the pipeline microbatches of every pipeline in order."""
-        m, pipelines = self._replay.microbatches, self._replay.pipelines
+        """Returns the pipeline microbatches of every pipeline in order.
+
+        Args:
+            pipeline_microbatch_seconds: Seconds of the pipeline microbatches of one or several steps, side by side; p
+                are the pipelines of all of them.
+        """
+        m = self._replay.microbatches
+        pipelines = pipeline_microbatch_seconds.shape[1] // m
         by_pipeline_microbatch = pipeline_microbatch_seconds.reshape(len(pipeline_microbatch_seconds), pipelines, m)
         ascending = np.argsort(
             by_pipeline_microbatch[: len(self._replay.compute_rows)].sum(axis=0), axis=1, kind="stable"

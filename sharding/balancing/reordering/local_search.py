@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, ScheduleReplay
+from sharding.balancing.reordering.replay import PipelineMicrobatchSeconds, ScheduleReplay, StepSeconds
 
 SLOWEST_PIPELINES = 8
 """Pipelines that a round improves."""
@@ -49,13 +49,14 @@ def search_orders(
     """
     random = np.random.default_rng(0)
     orders = orders.copy()
-    seconds = replay.step_seconds(pipeline_microbatch_seconds, orders)
+    step_seconds = StepSeconds(replay, pipeline_microbatch_seconds)
+    seconds = step_seconds(orders)
     if orders.size == 1:
         return orders
     for _ in range(-(-(evaluations - len(orders)) // EVALUATIONS_PER_ROUND)):
         slowest = np.argsort(-seconds, kind="stable")
         count = min(SLOWEST_PIPELINES, max(1, len(orders) // 2))
-        _improve(replay, pipeline_microbatch_seconds, orders, seconds, _propose(orders, slowest, count, random))
+        _improve(step_seconds, orders, seconds, _propose(orders, slowest, count, random))
     return orders
 
 
@@ -88,19 +89,16 @@ def _propose(
 
 
 def _improve(
-    replay: ScheduleReplay,
-    pipeline_microbatch_seconds: PipelineMicrobatchSeconds,
+    step_seconds: StepSeconds,
     orders: Int[np.ndarray, "p m"],
     seconds: Float[np.ndarray, " p"],
     swaps: _Swaps,
 ) -> None:
     """Makes the best swap of each pipeline that helps, in place."""
     between = swaps.pipelines != swaps.partners
-    step_seconds = replay.step_seconds(
-        pipeline_microbatch_seconds, np.concatenate([swaps.orders, swaps.partner_orders[between]])
-    )
-    pipeline_seconds, partner_seconds = step_seconds[: len(between)], step_seconds[: len(between)].copy()
-    partner_seconds[between] = step_seconds[len(between) :]
+    after = step_seconds(np.concatenate([swaps.orders, swaps.partner_orders[between]]))
+    pipeline_seconds, partner_seconds = after[: len(between)], after[: len(between)].copy()
+    partner_seconds[between] = after[len(between) :]
     slower = np.maximum(pipeline_seconds, partner_seconds)
     touched: set[int] = set()
     for swap in np.argsort(slower, kind="stable").tolist():

@@ -8,6 +8,10 @@ microbatch.
 Where a unit has several pipeline replicas, a pipeline has replicas of each. The pipeline replica that works on a
 pipeline microbatch follows from its position in the order; it takes as long on any of them, the hops to and from it
 included.
+
+Replicas that exchange items inside a microbatch wait for each other, so there is one pipeline, with all replicas of
+every stage: more than 100,000 nodes on a thousand devices. A joined replay takes the replicas of a stage for one that
+is as slow as the slowest of them. Its steps are an upper bound, and take a fraction of the time to compute.
 """
 
 import collections
@@ -39,7 +43,8 @@ class ScheduleReplay:
     Attributes:
         nodes: The ops of one pipeline.
         pipelines: Number of pipelines.
-        replicas: Number of replicas of every stage in one pipeline, of one pipeline replica.
+        replicas: Number of replicas of every stage in one pipeline, of one pipeline replica. Each stands for as many
+            consecutive replicas of the plan as there are for it, and is as slow as the slowest of them.
         compute_rows: Rows of the pipeline microbatches' seconds for ops of `COMPUTE_KINDS`: (kind, stage, replica);
             hops follow.
         hop_rows: The rows of hops: (kind, edge, replica of the receiver).
@@ -66,32 +71,39 @@ class ScheduleReplay:
         """Microbatches of a step, which is also the number of pipeline microbatches of a pipeline."""
         return self.op_graph.microbatches
 
+    @property
+    def given_orders(self) -> Int[np.ndarray, "p m"]:
+        """The pipeline microbatches of every pipeline in the order in which they are given."""
+        return np.arange(self.pipelines * self.microbatches).reshape(self.pipelines, -1)
+
     def pipeline_microbatch_seconds(self, costs: StepCosts) -> PipelineMicrobatchSeconds:
         """Returns the seconds of all pipeline microbatches."""
-        rows = [
-            self._by_pipeline_microbatch(costs.stages[stage].of_pass(kind), replica)
-            for kind, stage, replica in self.compute_rows
-        ]
-        hops = {"hop": costs.hops, "gradient_hop": costs.gradient_hops}
-        rows += [self._by_pipeline_microbatch(hops[kind][edge], replica) for kind, edge, replica in self.hop_rows]
-        return np.stack(rows)
+        computes: dict[tuple[OpKind, StageId], None]
+        computes = dict.fromkeys((kind, stage) for kind, stage, _ in self.compute_rows)
+        rows = [self._by_replica(costs.stages[stage].of_pass(kind), stage) for kind, stage in computes]
+        hops, receiver = {"hop": costs.hops, "gradient_hop": costs.gradient_hops}, {"hop": 1, "gradient_hop": 0}
+        transfers = dict.fromkeys((kind, edge) for kind, edge, _ in self.hop_rows)
+        rows += [self._by_replica(hops[kind][edge], edge[receiver[kind]]) for kind, edge in transfers]
+        return np.concatenate(rows)
 
-    def _by_pipeline_microbatch(self, seconds: Float[np.ndarray, "m i"], replica: int) -> Float[np.ndarray, " c"]:
-        return seconds.reshape(self.microbatches, self.pipelines, -1)[:, :, replica].T.ravel()
+    def _by_replica(self, seconds: Float[np.ndarray, "m i"], stage: StageId) -> Float[np.ndarray, "i c"]:
+        """The seconds of every replica of one pipeline, by pipeline microbatch."""
+        replicas = self.replicas[stage]
+        slowest = seconds.reshape(self.microbatches, self.pipelines, replicas, -1).max(axis=3)
+        return slowest.transpose(2, 1, 0).reshape(replicas, -1)
+
+    def largest_shares(self, pipeline_microbatch_seconds: PipelineMicrobatchSeconds) -> Float[np.ndarray, " c"]:
+        """Every pipeline microbatch's share of all seconds of a stage's replica, of the one where it is largest."""
+        shares: dict[tuple[StageId, int], Float[np.ndarray, " c"]] = {}
+        for (_, stage, replica), seconds in zip(self.compute_rows, pipeline_microbatch_seconds, strict=False):
+            shares[stage, replica] = shares.get((stage, replica), 0.0) + seconds
+        return np.max([share / max(float(share.sum()), 1e-300) for share in shares.values()], axis=0)
 
     def step_seconds(
         self, pipeline_microbatch_seconds: PipelineMicrobatchSeconds, orders: Int[np.ndarray, "b m"]
     ) -> Float[np.ndarray, " b"]:
         """Seconds of a pipeline's step for each of these orders of pipeline microbatches."""
-        graph, steps = self.nodes.graph, []
-        for first in range(0, len(orders), _BLOCK):
-            block = orders[first : first + _BLOCK]
-            seconds = self.with_fixed_seconds(len(block))
-            by_row = seconds[: -len(self.fixed_seconds)].reshape(len(pipeline_microbatch_seconds), -1)  # [r, m * b]
-            np.take(pipeline_microbatch_seconds, block.T.ravel(), axis=1, out=by_row, mode="clip")
-            ends = graph.add_starts(seconds[self.slots])
-            steps.append(ends[graph.last_nodes].max(axis=0))
-        return np.concatenate(steps)
+        return StepSeconds(self, pipeline_microbatch_seconds)(orders)
 
     def with_fixed_seconds(self, orders: int) -> Float[np.ndarray, "_ b"]:
         """Returns an array for the seconds of all rows at all positions in some orders, and then `fixed_seconds`."""
@@ -101,11 +113,45 @@ class ScheduleReplay:
         return seconds
 
 
+class StepSeconds:
+    """Computes a pipeline's step for many orders of pipeline microbatches.
+
+    It keeps its arrays from one call to the next, since the system takes longer to give new ones than it takes to
+    compute with them. One thread uses it.
+
+    Args:
+        replay: The schedule.
+        pipeline_microbatch_seconds: Seconds of the pipeline microbatches.
+    """
+
+    def __init__(self, replay: ScheduleReplay, pipeline_microbatch_seconds: PipelineMicrobatchSeconds) -> None:
+        self._replay, self._table = replay, pipeline_microbatch_seconds
+        self._arrays: dict[int, tuple[Float[np.ndarray, "_ b"], Float[np.ndarray, "n b"]]] = {}  # by number of orders
+
+    def __call__(self, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
+        """Seconds of the step for each of these orders."""
+        return np.concatenate(
+            [self._of_block(orders[first : first + _BLOCK]) for first in range(0, len(orders), _BLOCK)]
+        )
+
+    def _of_block(self, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
+        graph, count = self._replay.nodes.graph, len(orders)
+        if count not in self._arrays:
+            self._arrays[count] = self._replay.with_fixed_seconds(count), np.empty((graph.count, count))
+        seconds, ends = self._arrays[count]
+        row_seconds = seconds[: -len(self._replay.fixed_seconds)].reshape(len(self._table), -1)  # [r, m * b]
+        np.take(self._table, orders.T.ravel(), axis=1, out=row_seconds, mode="clip")
+        np.take(seconds, self._replay.slots, axis=0, out=ends, mode="clip")
+        graph.add_starts(ends)
+        return ends[graph.last_nodes].max(axis=0)
+
+
 def build_replay(
     devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
     schedule: Schedule,
     costs: StepCosts,
     rows: int,
+    rendezvous: bool = False,
 ) -> ScheduleReplay:
     """The replay of a schedule.
 
@@ -114,23 +160,17 @@ def build_replay(
         schedule: An order that `check_schedule` accepts.
         costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
         rows: Rows of a microbatch; every pipeline gets at least one.
+        rendezvous: Whether a hop occupies the devices of both its ends.
 
     Raises:
         ScheduleError: The schedule has bundles, or a stage whose microbatches run in one program.
     """
-    if schedule.bundled:
-        raise ScheduleError(
-            f"{min(schedule.bundled)} runs in one program with another op: with such bundles only the reorderings none "
-            "and intra_microbatch are possible"
-        )
+    _refuse_lockstep(schedule)
     graph = schedule.op_graph.stage_graph
-    if graph.compiled:
-        raise ScheduleError(
-            f'unit {min(graph.compiled)[0]} has the executor "compiled", so its microbatches run in lockstep: only the '
-            "reorderings none and intra_microbatch are possible"
-        )
     pipeline_replicas = {stage: graph.pipeline_replica_count(stage[0]) for stage in devices}
-    pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, pipeline_replicas)
+    # Where hops occupy devices, all replicas wait for each other to send tied weights and their gradients.
+    is_joined = graph.exchanges or (rendezvous and schedule.op_graph.tied_stages)
+    pipelines = 1 if is_joined else count_pipelines(devices, rows, pipeline_replicas)
     replicas = {stage: len(held) // pipeline_replicas[stage] // pipelines for stage, held in devices.items()}
     first_pipeline = {
         stage: np.concatenate(
@@ -138,7 +178,41 @@ def build_replay(
         )
         for stage, held in devices.items()
     }
-    return _replay_of_nodes(schedule_nodes(first_pipeline, schedule, rendezvous=False), pipelines, replicas, costs)
+    return _replay_of_nodes(schedule_nodes(first_pipeline, schedule, rendezvous), pipelines, replicas, costs)
+
+
+def build_joined_replay(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], schedule: Schedule, costs: StepCosts, rendezvous: bool = False
+) -> ScheduleReplay:
+    """The joined replay of a schedule with one pipeline; takes the arguments of `build_replay`.
+
+    Raises:
+        ScheduleError: As `build_replay`.
+    """
+    _refuse_lockstep(schedule)
+    graph = schedule.op_graph.stage_graph
+    joined = {stage: held.reshape(graph.pipeline_replica_count(stage[0]), -1) for stage, held in devices.items()}
+    return _replay_of_nodes(schedule_nodes(joined, schedule, rendezvous), 1, dict.fromkeys(devices, 1), costs)
+
+
+def has_replay(schedule: Schedule) -> bool:
+    """Whether the microbatches of a schedule can be ordered: it has no bundles and no compiled units."""
+    return not schedule.bundled and not schedule.op_graph.stage_graph.compiled
+
+
+def _refuse_lockstep(schedule: Schedule) -> None:
+    """Raises ScheduleError if a schedule has no replay."""
+    if schedule.bundled:
+        raise ScheduleError(
+            f"{min(schedule.bundled)} runs in one program with another op: with such bundles only the reorderings none "
+            "and intra_microbatch are possible"
+        )
+    compiled = schedule.op_graph.stage_graph.compiled
+    if compiled:
+        raise ScheduleError(
+            f'unit {min(compiled)[0]} has the executor "compiled", so its microbatches run in lockstep: only the '
+            "reorderings none and intra_microbatch are possible"
+        )
 
 
 def _replay_of_nodes(

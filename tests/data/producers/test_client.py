@@ -24,10 +24,12 @@ from data.producers.connection import TOKEN_VARIABLE
 from data.producers.server import _refusal
 from data.producers.step_request import STATUS_ACTION
 from data.samples.sample_format import SampleFormat
-from sharding.plans.plan import single_device_plan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.data.packing.test_planned_phases import NEEDED, PHASES
 from tests.producers import CONFIG, GIN, MODEL, address_of, end, running, serving, start_producer
+from tests.profiles import synthetic_profile
 from tests.small_vqa import SmallVQA
 
 COUNT = 34
@@ -180,8 +182,15 @@ def test_producers_make_only_requested_steps(remote):
         batches.close()
 
 
-def test_producers_order_rows_as_in_this_process(remote, source):
-    order = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "intra_microbatch")
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_producers_order_rows_as_in_this_process(remote, source, is_profiled):
+    graph = module_graph(MODEL)
+    units = tuple(
+        UnitPlan(module.name, (module.name,), (number,), layers=(module.layer_count,))
+        for number, module in enumerate(graph.modules)
+    )
+    profile = synthetic_profile(graph, "cpu") if is_profiled else None
+    order = RowOrderRequest(Plan(units, 4), "h100", ("all",), "search", profile)
     here = training_batches(
         CONFIG, MODEL, source, order.make_row_order(MODEL, SampleFormat.for_model(MODEL, CONFIG.encoder_capacities))
     )

@@ -1,12 +1,15 @@
 """The producer refuses invalid requests and survives them; over real connections on loopback."""
 
+import concurrent.futures
 import dataclasses
 import json
 import os
 import shutil
 import socket
 import subprocess
+import threading
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -15,10 +18,14 @@ from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_pipeline
+from data.packing.row_order import RowOrderRequest
 from data.packing.rows.row_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint
+from sharding.balancing.reordering.row_reorderer import RowReorderer
+from sharding.plans.plan import single_device_plan
+from sharding.specs.modules import module_graph
 from tests.data.packing.planned_rows import vision_rows
 from tests.data.packing.test_planned_phases import PHASES
 from tests.producers import CONFIG, MODEL, serving
@@ -178,3 +185,18 @@ def test_a_token_must_be_one_word(content, tmp_path):
         read_token(str(path), "127.0.0.1")
     with pytest.raises(DataError, match="cannot be read"):
         read_token(str(tmp_path / "absent"), "127.0.0.1")
+
+
+def test_two_steps_are_ordered_at_once(request_of_first, monkeypatch):
+    both = threading.Barrier(2, timeout=30)
+
+    def keep_order(self, rows, fits=None):
+        both.wait()
+        return np.arange(CONFIG.rows)
+
+    monkeypatch.setattr(RowReorderer, "row_order", keep_order)
+    order = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "search")
+    request = dataclasses.replace(request_of_first, row_order=order)
+    with serving() as (producer, _), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(producer._plan, [request] * 2)
+    assert one.rows == other.rows

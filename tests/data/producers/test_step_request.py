@@ -8,22 +8,34 @@ import pytest
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig, VisionConfig
+from configs.clusters import CLUSTERS
 from configs.common.errors import UserError
 from data.data_config import DataConfig
 from data.packing.dealt_phases import DealtPhases
 from data.packing.fingerprint import fingerprint_differences
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_pipeline
-from data.packing.row_order import RowOrderRequest
+from data.packing.row_order import MAX_PROFILE_BYTES, RowOrderRequest
 from data.packing.rows.row_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 from sharding.plans.plan import single_device_plan
+from sharding.plans.plan_purpose import PlanPurpose
 from sharding.specs.modules import module_graph
 from tests.data.packing.planned_rows import vision_rows
 from tests.producers import CONFIG, MODEL
+from tests.profiles import synthetic_profile
 from tests.small_vqa import SmallVQA
 
 ORDER = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "search")
+PROFILED = dataclasses.replace(ORDER, rendezvous=True, profile=synthetic_profile(module_graph(MODEL), "toy", tps=(1,)))
+DESCRIBED = dataclasses.replace(
+    ORDER,
+    cluster="toy",
+    plan=dataclasses.replace(
+        ORDER.plan,
+        made_for=PlanPurpose(cluster="toy", described_cluster=dataclasses.replace(CLUSTERS["h100"], name="toy")),
+    ),
+)
 NUMBERS = st.integers(0, 2**60)
 VISION_ROWS = dataclasses.replace(vision_rows(rows=3, slots=8, capacities=(2, 4)), unit="encoder")
 PHASES = DealtPhases({"vision": VISION_ROWS}, 2)
@@ -33,7 +45,7 @@ PHASES = DealtPhases({"vision": VISION_ROWS}, 2)
 @hypothesis.given(
     st.tuples(NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=5).map(tuple)),
     st.integers(0, MAX_STEPS_AHEAD),
-    st.sampled_from([None, ORDER]),
+    st.sampled_from([None, ORDER, PROFILED, DESCRIBED]),
     st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
     st.sampled_from([DealtPhases(), PHASES]),
 )
@@ -77,6 +89,12 @@ GOOD = {
         {"row_order": "search"},
         {"row_order": ORDER.to_json() | {"policy": "nonsense"}},
         {"row_order": ORDER.to_json() | {"cluster": []}},
+        {"row_order": ORDER.to_json() | {"cluster": "toy"}},
+        {"row_order": ORDER.to_json() | {"rendezvous": 1}},
+        {"row_order": ORDER.to_json() | {"profile": 1}},
+        {"row_order": ORDER.to_json() | {"profile": {}}},
+        {"row_order": ORDER.to_json() | {"profile": PROFILED.to_json()["profile"] | {"peak_flops": "fast"}}},
+        {"row_order": ORDER.to_json() | {"profile": {"device_kind": "x" * MAX_PROFILE_BYTES}}},
         {"row_order": ORDER.to_json() | {"plan": 1}},
         {"row_order": ORDER.to_json() | {"trainable": [1]}},
     ],

@@ -82,5 +82,7 @@ def test_a_plan_that_was_made_for_another_step_is_told_so(tmp_path):
 def test_the_summary_has_the_median_of_the_steps_after_the_first_window(tmp_path):
     lines = [{"step": step, automatic.STEP_SECONDS: seconds} for step, seconds in enumerate((9.0, 0.2, 0.4, 0.3))]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    comparison = automatic.compare_prediction(automatic.PredictedStep(0.25, 0.5), tmp_path)
+    comparison = automatic.compare_prediction(
+        automatic.PredictedStep(0.25, 0.5, synthetic_profile(GRAPH, "cpu")), tmp_path
+    )
     assert comparison == {"step_seconds": 0.25, "work_seconds": 0.5, "measured_step_seconds": 0.3}

@@ -52,6 +52,15 @@ def test_every_pipeline_of_any_step_keeps_its_microbatches(recipe):
     np.testing.assert_array_equal(np.sort(orders, axis=1), np.arange(orders.size).reshape(orders.shape))
 
 
+def test_steps_side_by_side_get_the_orders_that_each_gets_alone():
+    replay, table = skewed(3, 1, 7, seed=0, pipelines=2)
+    other = table[:, ::-1]
+    algorithm = IntervalFillingOrder(replay)
+    both = algorithm.orders(np.concatenate([table, other], axis=1))
+    np.testing.assert_array_equal(both[:2], algorithm.orders(table))
+    np.testing.assert_array_equal(both[2:] - table.shape[1], algorithm.orders(other))
+
+
 @given(st.integers(1, 5), st.lists(st.integers(1, 50).map(float), min_size=1, max_size=9))
 @settings(max_examples=30, deadline=None)
 def test_the_smallest_comes_first_and_the_next_smallest_last(stages, numbers):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.balancing.reordering.intra_microbatch import balanced_groups
+from sharding.balancing.reordering.intra_microbatch import balanced_groups, balanced_microbatches, balanced_replicas
 
 
 def heaviest(sizes, groups):
@@ -48,6 +48,21 @@ def test_a_global_batch_is_balanced_to_a_thousandth():
     sizes = np.random.default_rng(0).lognormal(0, 1, 1920)
     sums = sizes[balanced_groups(sizes, 30)].sum(axis=1)
     assert sums.max() <= sums.mean() * 1.001
+
+
+def test_every_replica_gets_its_group_in_every_microbatch():
+    sizes = np.random.default_rng(0).lognormal(0, 1, 48)
+    by_replica = balanced_replicas(sizes, 6, 4).reshape(6, 4, 2).transpose(1, 0, 2).reshape(4, 12)
+    np.testing.assert_array_equal(by_replica, balanced_groups(sizes, 4))
+
+
+def test_every_microbatch_gets_equal_work_in_the_order_given():
+    sizes = np.random.default_rng(0).lognormal(0, 1, 240)
+    microbatches = balanced_microbatches(sizes, 12).reshape(12, 20)
+    assert sorted(microbatches.ravel()) == list(range(240))
+    assert (np.diff(microbatches, axis=1) > 0).all() and (np.diff(microbatches[:, 0]) > 0).all()
+    sums = sizes[microbatches].sum(axis=1)
+    assert sums.max() <= 1.001 * sums.mean() < sizes.reshape(12, 20).sum(axis=1).max()
 
 
 def test_groups_of_unequal_number_are_refused():

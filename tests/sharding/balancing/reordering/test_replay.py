@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.balancing.reordering.replay import build_replay, count_pipelines
+from sharding.balancing.reordering.replay import build_joined_replay, build_replay, count_pipelines
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
 from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
@@ -21,14 +21,38 @@ from tests.sharding.steps import build_step, step_recipes
 ROWS = 36
 
 
-@given(step_recipes(bundles=False))
-@settings(max_examples=25, deadline=None)
-def test_a_step_takes_what_the_simulator_says(recipe):
+@given(step_recipes(bundles=False), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_step_takes_what_the_simulator_says(recipe, rendezvous):
     step = build_step(recipe)
-    replay = build_replay(step.devices, step.schedule, step.costs, ROWS)
+    replay = build_replay(step.devices, step.schedule, step.costs, ROWS, rendezvous)
     orders = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
     seconds = replay.step_seconds(replay.pipeline_microbatch_seconds(step.costs), orders)
-    assert seconds.max() == step.run().step
+    assert seconds.max() == step.run(rendezvous).step
+
+
+@given(step_recipes(bundles=False), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_joined_replay_takes_no_less(recipe, rendezvous):
+    step = build_step(recipe)
+    replay = build_joined_replay(step.devices, step.schedule, step.costs, rendezvous)
+    assert replay.pipelines == 1 and set(replay.replicas.values()) == {1}
+    seconds = replay.step_seconds(replay.pipeline_microbatch_seconds(step.costs), replay.given_orders)
+    assert seconds[0] >= step.run(rendezvous).step
+
+
+def test_replicas_that_are_alike_are_joined_exactly():
+    work = training(StageGraph({("encoder", 0): frozenset([0, 1]), ("mind", 0): frozenset([2, 3])}, ()), 4)
+    devices = {("encoder", 0): np.array([[0], [1]]), ("mind", 0): np.array([[2], [3]])}
+    one = random_costs(work, {"encoder": 1, "mind": 1}, np.random.default_rng(0))
+    stages = {
+        stage: dataclasses.replace(of, **{name: np.repeat(getattr(of, name), 2, axis=1) for name in PER_MICROBATCH})
+        for stage, of in one.stages.items()
+    }
+    alike, schedule = dataclasses.replace(one, stages=stages), one_f_one_b(work)
+    replay = build_joined_replay(devices, schedule, alike)
+    seconds = replay.step_seconds(replay.pipeline_microbatch_seconds(alike), replay.given_orders)
+    assert seconds[0] == simulate_on_devices(devices, schedule, alike).step
 
 
 def test_bundles_are_refused():
@@ -60,9 +84,9 @@ def pipelines(draw: st.DrawFn) -> tuple:
     return recipe, tuple(common * count for count in instances), draw(st.integers(0, 2**32 - 1))
 
 
-@given(pipelines())
-@settings(max_examples=25, deadline=None)
-def test_every_pipeline_takes_its_own_order(drawn):
+@given(pipelines(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_pipeline_takes_its_own_order(drawn, rendezvous):
     recipe, counts, seed = drawn
     rng = np.random.default_rng(seed)
     work = build_op_graph(recipe)
@@ -75,12 +99,13 @@ def test_every_pipeline_takes_its_own_order(drawn):
             first += count
     schedule = (interleaved if work.stage_graph.pp else one_f_one_b)(work)
     costs = random_costs(work, dp, rng)
-    replay = build_replay(devices, schedule, costs, ROWS)
-    assert replay.pipelines == math.gcd(ROWS, *counts)
+    replay = build_replay(devices, schedule, costs, ROWS, rendezvous)
+    is_joined = rendezvous and bool(work.tied_stages)  # their transfers wait for all replicas
+    assert replay.pipelines == (1 if is_joined else math.gcd(ROWS, *counts))
     orders = np.stack([rng.permutation(work.microbatches) for _ in range(replay.pipelines)])
     pipeline_microbatches = orders + work.microbatches * np.arange(replay.pipelines)[:, None]
     seconds = replay.step_seconds(replay.pipeline_microbatch_seconds(costs), pipeline_microbatches)
-    assert seconds.max() == simulate_on_devices(devices, schedule, reordered(costs, orders)).step
+    assert seconds.max() == simulate_on_devices(devices, schedule, reordered(costs, orders), rendezvous).step
 
 
 def random_costs(work, dp, rng) -> StepCosts:

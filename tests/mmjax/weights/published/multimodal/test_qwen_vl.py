@@ -207,7 +207,7 @@ def test_files_with_the_decoders_values_beside_vision_config_are_read():
 
 
 def test_a_file_without_sections_is_refused():
-    values = {"model_type": "qwen3_vl", "vision_config": VISION, "text_config": TEXT}
+    values = {"model_type": "qwen3_vl", "vision_config": QWEN3_VISION, "text_config": TEXT}
     with pytest.raises(UserError, match="has no mrope_section"):
         registry.read_architecture(values)
 
