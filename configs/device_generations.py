@@ -160,6 +160,9 @@ HOPPER = DeviceGeneration(
 # per second for each multiprocessor, its tiles would multiply 8192 x 8192 matrices at 51% of that peak.
 H20 = dataclasses.replace(HOPPER, multiprocessors=78, l2_bandwidth=78 / 132 * HOPPER.l2_bandwidth)
 BLACKWELL = dataclasses.replace(HOPPER, multiprocessors=148, l2_bandwidth=2500 / 989 * HOPPER.l2_bandwidth)
+PUBLISHED = (AMPERE, HOPPER)
+"""Generations whose costs are compared with published runs (`sharding.costs.published_errors`)."""
+
 # Two cores, each with a small tile in its registers: only the emulation of several devices on a CPU runs on it.
 EMULATED = DeviceGeneration(
     multiprocessors=2,

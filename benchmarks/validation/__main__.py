@@ -5,14 +5,16 @@ names, may decide the constants of `configs.cost_effects.CostEffects`; the goals
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from benchmarks.command import run_benchmark
 from benchmarks.rows import report
-from benchmarks.validation.settings.published import Family, PublishedRun
+from benchmarks.validation.settings.published import PublishedRun
 from configs.cost_effects import CostEffects
 from mmjax import cli
+from sharding.costs.published_errors import ERRORS_FILE, Family
 
 MEAN_GOAL, WORST_GOAL, SIGN_GOAL, TREND_GOAL = 0.06, 0.15, 0.03, 0.04
 """Goals of the testing half: mean absolute error, worst, mean of each family, growth for four times the width."""
@@ -22,6 +24,7 @@ MEAN_GOAL, WORST_GOAL, SIGN_GOAL, TREND_GOAL = 0.06, 0.15, 0.03, 0.04
 class ValidationArguments(cli.JsonArguments):
     """Flags of the command."""
 
+    write: bool = cli.flag(False, f"Writes the errors of the testing half to {ERRORS_FILE.name}, for ranges of steps.")
     without_effects: bool = cli.flag(False, "Leaves all effects out: kernels and transfers take what they take alone.")
 
 
@@ -42,12 +45,24 @@ def main(arguments: ValidationArguments) -> int:
             | {"family": run.family, "half": run.half}
         )
     testing = [(run, error) for run, error in errors if run.half == "testing"]
+    if arguments.write and effects is None:
+        _write(testing)
     summary = [
         *(row for half in ("calibration", "testing") for row in _family_rows(half, errors)),
         *_goal_rows([error for _, error in testing]),
         _trend([run.width for run, _ in testing], [error for _, error in testing]),
     ]
     return report([*rows, *summary], "figures", digits=3, as_json=arguments.json)
+
+
+def _write(errors: Sequence[tuple[PublishedRun, float]]) -> None:
+    """Writes the errors by family and run, rounded to a tenth of a percent."""
+    by_family = {
+        family: {run.name: round(error, 3) for run, error in errors if run.family == family}
+        for family in get_args(Family)
+    }
+    document = {"made_by": "python -m benchmarks.validation --write", "errors": by_family}
+    ERRORS_FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _family_rows(half: str, errors: Sequence[tuple[PublishedRun, float]]) -> list[dict[str, Any]]:
@@ -98,5 +113,5 @@ if __name__ == "__main__":
         ValidationArguments,
         name="benchmarks.validation",
         summary="Simulates published training runs at their settings, and compares the seconds.",
-        examples=("--json", "--without_effects"),
+        examples=("--json", "--write", "--without_effects"),
     )

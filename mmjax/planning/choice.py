@@ -7,12 +7,13 @@ from sharding.planners.policies.auto import PolicyResult, is_trainable, why_untr
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import STEP_SLACK
 from sharding.simulation.idle.idle_time import IDLE_CAUSES
+from sharding.simulation.pages.html_tables import range_in_words
 
 
 def explain_choice(comparison: PolicyComparison) -> str:
     """Describes the choice, the next best plan, the choice's distance from the bound, and its largest loss of time."""
     choice = comparison.choice
-    sentences = [*_compare_with_others(comparison), *_distance_from_bound(comparison)]
+    sentences = [*_compare_with_others(comparison), *_ties(comparison), *_distance_from_bound(comparison)]
     idle = choice.timeline.idle
     largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
     lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)
@@ -58,6 +59,23 @@ def _compare_with_others(comparison: PolicyComparison) -> list[str]:
         sentences.append(
             f"{best.policy} takes {_times_as_long(best, choice)}, but cannot be trained: "
             f"{why_untrainable(problem, best.plan)}."
+        )
+    return sentences
+
+
+def _ties(comparison: PolicyComparison) -> list[str]:
+    """Says the range of the choice's step, and which plan published runs cannot tell from it."""
+    choice, chosen = comparison.choice, comparison.timeline.step_range
+    if chosen is None:
+        return []
+    sentences = [f"Its step takes {range_in_words(chosen)}."]
+    others = [result for result in comparison.results if result.simulated and result is not choice]
+    tied = [result for result in others if (other := result.timeline.step_range) and chosen.overlaps(other)]
+    if tied:
+        nearest = _shortest(tied)
+        sentences.append(
+            f"The range of {nearest.policy} overlaps it: a tie, which timing both (--timed_plans=2) on a run's devices "
+            "decides."
         )
     return sentences
 

@@ -19,7 +19,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.idle.filled_idle import FilledIdle
 from sharding.simulation.idle.idle_time import IDLE_CAUSES, IdleCause
-from sharding.simulation.pages.html_tables import efficiency_in_words, filled_title
+from sharding.simulation.pages.html_tables import efficiency_in_words, filled_title, range_in_words
 from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import ModuleGraph
@@ -248,8 +248,10 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
     recomputed = (
         f", {timeline.hfu_whole_squares:.1%} if recomputed forwards count too" if timeline.hfu != timeline.mfu else ""
     )
+    range_ = f" ({range_in_words(timeline.step_range)})" if timeline.step_range else ""
     console.print(
-        f"A simulated step takes {timeline.step:.3f} s on {plan.device_count:,} devices of {problem.cluster.name}, "
+        f"A simulated step takes {timeline.step:.3f} s{range_} on {plan.device_count:,} devices of "
+        f"{problem.cluster.name}, "
         f"MFU {timeline.mfu:.1%} of all of them ({timeline.mfu_whole_squares:.1%} if the squares of causal attention "
         f"count whole{recomputed}), {timeline.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,

@@ -9,8 +9,11 @@ import numpy as np
 from jaxtyping import Int
 
 from configs.clusters import CLUSTERS, ClusterConfig
+from configs.device_generations import PUBLISHED
+from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
+from sharding.costs.published_errors import error_families
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work, unit_work
 from sharding.costs.step_costs import StageCosts, StageWork, StepCosts
@@ -237,7 +240,17 @@ class PlanningProblem:
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
         resolved = self.resolve(plan)
         timeline = simulate(resolved, self._schedule(resolved), self._step_costs(resolved, rows), occupies_ends)
-        return dataclasses.replace(timeline, purpose=self.purpose, device_memory=self.cluster.usable_memory)
+        return dataclasses.replace(
+            timeline,
+            purpose=self.purpose,
+            device_memory=self.cluster.usable_memory,
+            error_families=error_families(plan, self.graph) if self.is_comparable else (),
+        )
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether published runs say how far its simulated steps are from measured ones."""
+        return isinstance(self.costs, AnalyticCostModel) and self.cluster.generation in PUBLISHED
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """Seconds and bytes of every op of a plan's step, with `sampled_rows` by default."""

@@ -22,6 +22,7 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
         "microbatches": timeline.op_graph.microbatches,
         **(
             {
+                "step_range_seconds": timeline.step_range and timeline.step_range[:2],
                 "mfu": timeline.mfu,
                 "mfu_whole_squares": timeline.mfu_whole_squares,
                 "hfu": timeline.hfu,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from configs.common.errors import UserError
+from sharding.costs.published_errors import Family, StepRange, step_range
 from sharding.costs.step_costs import StaticBytes, StepCosts
 from sharding.frames import make_frame
 from sharding.plans.plan_purpose import PlanPurpose
@@ -76,6 +77,7 @@ class Timeline:
         rendezvous: Whether hops and transfers of tied parameters occupied the devices of both their ends.
         purpose: The model, rows and cluster of which it is a step; None where they are not known.
         device_memory: Bytes of a device's memory; None where they are not known.
+        error_families: Families of published runs whose errors its step may have; none where no run is comparable.
     """
 
     op_graph: OpGraph
@@ -85,6 +87,7 @@ class Timeline:
     rendezvous: bool = False
     purpose: PlanPurpose | None = None
     device_memory: float | None = None
+    error_families: tuple[Family, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -94,6 +97,11 @@ class Timeline:
     def kind(self) -> Literal["simulated", "measured"]:
         """Whether the step was simulated or measured; whatever shows its figures says so beside them."""
         return "measured" if self.costs is None else "simulated"
+
+    @property
+    def step_range(self) -> StepRange | None:
+        """The seconds between which the step is expected to lie, by published runs; None where none is comparable."""
+        return step_range(self.step, self.error_families) if self.error_families else None
 
     @functools.cached_property
     def step(self) -> float:

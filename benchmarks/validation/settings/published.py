@@ -7,9 +7,7 @@ from typing import Literal
 
 from benchmarks.validation.settings.setting import Setting, simulated_step
 from configs.cost_effects import CostEffects
-
-Family = Literal["pipeline", "fully_sharded", "experts", "diffusion", "vision_language", "encoder"]
-"""What a run is an example of: of language models how they are divided, else what is trained."""
+from sharding.costs.published_errors import Family
 
 Half = Literal["calibration", "testing"]
 """`calibration` runs may decide the constants of `CostEffects`; `testing` runs only test them."""

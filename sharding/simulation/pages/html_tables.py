@@ -1,5 +1,6 @@
 """A timeline's figures as HTML: in words, by cause of idle time with an explanation of each, by unit and by lane."""
 
+from sharding.costs.published_errors import StepRange
 from sharding.html.colours import BLUE, EMPTY, GREY
 from sharding.html.elements import Html, element, figures, join, legend, swatch, table
 from sharding.html.numbers import count, percent, seconds, size
@@ -27,7 +28,14 @@ def in_words(timeline: Timeline) -> str:
     named = [f"{cause} ({percent(lost / step)})" for cause, lost in idle[:_NAMED_CAUSES] if lost > 0]
     causes = f"; most idle time is lost to {' and '.join(named)}" if named else ""
     busy = percent(timeline.busy / step)
-    return f"A {timeline.kind} step takes {seconds(step)}. Devices compute for {busy} of it{causes}."
+    range_ = f" ({range_in_words(timeline.step_range)})" if timeline.step_range else ""
+    return f"A {timeline.kind} step takes {seconds(step)}{range_}. Devices compute for {busy} of it{causes}."
+
+
+def range_in_words(step_range: StepRange) -> str:
+    """The range of a simulated step, and what it comes from."""
+    least, most = seconds(step_range.least), seconds(step_range.most)
+    return f"{least} to {most} by the errors on {step_range.runs} published runs"
 
 
 def headline_figures(timeline: Timeline) -> Html:

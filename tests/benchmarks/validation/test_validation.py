@@ -20,6 +20,7 @@ from benchmarks.validation.settings.setting import Setting, language_graph, sequ
 from configs.cost_effects import EFFECT_NAMES, CostEffects
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.published_errors import published_errors
 from sharding.specs.layers.layer import make_loads
 
 HALVES = ("calibration", "testing")
@@ -94,3 +95,14 @@ def test_kernels_that_are_computed_again_are_named_wholly_or_by_half():
     )
     assert none.total < output.total < none.total + whole.total
     assert none.compute < half.compute < whole.compute
+
+
+def test_the_errors_that_ranges_are_made_of_are_the_testing_halfs():
+    runs = [run for run in all_runs() if run.half == "testing"]
+    shipped = published_errors()
+    assert {(run.family, run.name) for run in runs} == {
+        (family, name) for family, errors in shipped.items() for name in errors
+    }
+    quick = [run for run in runs if run.family in ("fully_sharded", "diffusion", "encoder", "vision_language")]
+    for run in quick:
+        assert shipped[run.family][run.name] == pytest.approx(run.error(), abs=0.0006), f"{run.name}: --write it again"

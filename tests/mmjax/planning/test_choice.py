@@ -67,7 +67,7 @@ def test_the_bound_is_said_of_modules_on_devices_of_their_own_alone(every_policy
 
 
 def test_a_step_that_is_longer_between_processes_is_said():
-    planning_problem = dataclasses.replace(problem(devices=12, rows=24, spread=0.6), hops="asynchronous")
+    planning_problem = problem(devices=12, rows=24, spread=0.6)
     comparison = compare_policies(planning_problem, "disaggregated")
     ratio = planning_problem.simulate(comparison.plan, rendezvous=True).step / comparison.timeline.step
     assert ratio > 1.02 and f"the step takes {ratio:.2f} times as long; --hops=rendezvous" in explain_choice(comparison)

@@ -79,7 +79,10 @@ def problem(
     experts: int = 0,
     ranks: tuple[tuple[str, int, int], ...] = (),
 ) -> PlanningProblem:
-    """A problem on toy devices; `ranks` are (module, cp, ep), `experts` those of each of the backbone's layers."""
+    """A problem on toy devices, whose hops occupy none of them.
+
+    `ranks` are (module, cp, ep), `experts` those of each of the backbone's layers.
+    """
     graph, toy = module_graph(model), cluster(memory)
     graph = with_experts(graph, experts) if experts else graph
     statistics = draw_row_loads(data(spread), model, 16)
@@ -95,6 +98,7 @@ def problem(
         trained_parts=trains,
         chunk_choices=chunks,
         fixed_ranks=given,
+        hops="asynchronous",
     )
 
 

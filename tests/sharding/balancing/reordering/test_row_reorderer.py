@@ -25,7 +25,7 @@ HOPS: dict[bool, HopTiming] = {False: "asynchronous", True: "rendezvous"}
 
 @pytest.fixture(scope="module")
 def skewed() -> PlanningProblem:
-    return dataclasses.replace(problem(rows=ROWS, spread=0.9), hops="asynchronous")
+    return problem(rows=ROWS, spread=0.9)
 
 
 def row_order(case: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
