@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+from configs.common.errors import UserError
 from configs.common.short_repr import short_repr
 
 EffectName = Literal["throttling", "interference", "convolutions", "jitter", "dispatch", "contention", "imbalance"]
-"""An effect that can be switched off: the first word or words of the fields that describe it."""
+"""An effect that can be switched off; `_FIELDS` has the fields of `CostEffects` that describe it."""
 
 EFFECT_NAMES: tuple[EffectName, ...] = get_args(EffectName)
 
@@ -24,14 +25,15 @@ class CostEffects:
     Attributes:
         throttling: How many times as long matmuls and attention take on a device that is warm from minutes of training,
             whose clock is lower, as in a short benchmark, from which the rates of kernels are known.
-        compute_slowdown: How many times as long computation takes while a collective or transfer runs beside it,
-            because both use multiprocessors and the memory.
-        transfer_slowdown: How many times as long the collective or transfer takes beside computation.
+        compute_slowdown: How many times as long computation takes while a collective of a layer runs beside it, because
+            both use multiprocessors and the memory.
+        transfer_slowdown: How many times as long the collective takes beside computation.
         convolution_share: Share of the speed of the matmul of its patches that a convolution reaches.
         jitter: Standard deviation of the normal distribution whose absolute values are the relative excess seconds of
             an op on a device; ranks that compute a layer together wait for the slowest of them.
         dispatch: Seconds in which a host dispatches one program to its devices; no op of a stage takes less.
-        contention: Share by which collectives of parameters between nodes take longer with each doubling of the nodes.
+        contention: Share of its seconds on one node's network card by which a collective of parameters takes longer for
+            each doubling of the nodes.
         imbalance: Tokens of the experts of the fullest expert rank over those of a mean one.
     """
 
@@ -63,7 +65,10 @@ class CostEffects:
             raise ValueError(f"CostEffects.{name} is {getattr(self, name)}; it must {must}")
 
     def without(self, names: Iterable[EffectName]) -> "CostEffects":
-        """Returns the other effects alone."""
+        """Returns the other effects alone. Raises UserError for an unknown name."""
+        names = (names,) if isinstance(names, str) else tuple(names)
+        if unknown := [name for name in names if name not in EFFECT_NAMES]:
+            raise UserError(f"there is no effect {unknown[0]!r}; choose from {', '.join(EFFECT_NAMES)}")
         none = CostEffects()
         fields = [field for name in names for field in _FIELDS[name]]
         return dataclasses.replace(self, **{field: getattr(none, field) for field in fields})

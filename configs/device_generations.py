@@ -112,7 +112,8 @@ _LOOP_SHARE = 295 / 308.2
 #                   the mean, 1.4 at most (arXiv 2507.03114), a matmul on an A100 1.76 times (NVIDIA/nccl issue 1428).
 #   convolutions    fitted to U-Nets.
 #   jitter          fitted, 0.015 to 0.024. MLPerf's logs vary by 1% on 64 devices, by 10% on 1,024 (steps of 41 ms).
-#   contention      360, 345, 320, 300, 280 and 260 GB/s on 4 to 128 nodes of H100s (NVIDIA/nccl issue 1229).
+#   contention      360, 345, 320, 300, 280 and 260 GB/s on 4 to 128 nodes of H100s (NVIDIA/nccl issue 1229) are 1.38
+#                   times as long; these values give 1.29.
 #   dispatch        assumed; no measurement of XLA's programs on a GPU was found.
 #   imbalance       a step of Qwen3-235B takes 1.09 to 1.24 times as long with free routing (Megatron-MoE-ModelZoo).
 AMPERE_EFFECTS = CostEffects(

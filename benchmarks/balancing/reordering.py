@@ -135,7 +135,8 @@ def brute_force_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Ro
 
 def make_reorderer(problem: PlanningProblem, plan: Plan, policy: str) -> RowReorderer:
     """A reorderer for a problem's plan."""
-    return RowReorderer(ResolvedPlan(plan, problem.graph, problem.trained_parts), problem.costs, policy)
+    resolved = ResolvedPlan(plan, problem.graph, problem.trained_parts)
+    return RowReorderer(resolved, problem.costs, policy, rendezvous=problem.rendezvous)
 
 
 def time_reordering(reorderer: RowReorderer, rows: LoadsByModule) -> float:

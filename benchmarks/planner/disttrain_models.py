@@ -52,7 +52,7 @@ def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[d
         for label, timeline in (("as drawn", best.timeline), ("reordered", simulate_reordered(problem, best.plan))):
             rows += _rows(f"{name}, {setting}, {label}", timeline, stiff, name, setting)
         if setting == "all trained":
-            rows += _rows_where_hops_occupy_devices(f"{name}, {setting}", problem, best.plan)
+            rows += _rows_where_hops_occupy_no_device(f"{name}, {setting}", problem, best.plan)
         rows.append(_row(f"{name}, {setting}, rigid: MFU", stiff.timeline.mfu))
         rows.append(_row(f"{name}, {setting}, rigid: MFU, squares whole", stiff.timeline.mfu_whole_squares))
         rows.append(_row(f"{name}, {setting}, rigid: devices", stiff.plan.device_count))
@@ -104,24 +104,27 @@ def _rows(label: str, timeline: Timeline, stiff: SimulatedPlan, name: str, setti
     ]
 
 
-def _rows_where_hops_occupy_devices(label: str, problem: PlanningProblem, plan: Plan) -> list[dict[str, Any]]:
-    """Rows of a plan where hops occupy the devices at both ends, and of the plan that is made for that."""
-    between = dataclasses.replace(problem, hops="rendezvous")
-    made_for_it = best_simulated(between, disaggregated.plans(between)).timeline
-    title = f"{label}, planned where hops occupy both ends"
+def _rows_where_hops_occupy_no_device(label: str, problem: PlanningProblem, plan: Plan) -> list[dict[str, Any]]:
+    """Rows of a plan where hops occupy no device, and of the plan that is made for that."""
+    asynchronous = dataclasses.replace(problem, hops="asynchronous")
+    made_for_it = best_simulated(asynchronous, disaggregated.plans(asynchronous))
+    title = f"{label}, planned where hops occupy no device"
+    without = asynchronous.simulate(plan)
     return [
-        _row(f"{label}, where hops occupy both ends: MFU", between.simulate(plan).mfu),
-        _row(f"{title}: MFU", made_for_it.mfu),
-        _row(f"{title}: MFU, squares whole", made_for_it.mfu_whole_squares),
-        _row(f"{title}: devices", made_for_it.groups.device_count),
+        _row(f"{label}, where hops occupy no device: MFU", without.mfu),
+        _row(f"{label}, where hops occupy no device: MFU, squares whole", without.mfu_whole_squares),
+        _row(f"{title}: MFU", made_for_it.timeline.mfu),
+        _row(f"{title}: MFU, squares whole", made_for_it.timeline.mfu_whole_squares),
+        _row(f"{title}: devices", made_for_it.plan.device_count),
+        _row(f"{title}, where hops occupy both ends: MFU", problem.simulate(made_for_it.plan).mfu),
     ]
 
 
 def simulate_reordered(problem: PlanningProblem, plan: Plan) -> Timeline:
     """Simulates a step of a plan on the drawn rows in the order of `sharding.balancing.reordering.row_reorderer`."""
-    order = RowReorderer(ResolvedPlan(plan, problem.graph, problem.trained_parts), problem.costs).row_order(
-        problem.sampled_rows
-    )
+    order = RowReorderer(
+        ResolvedPlan(plan, problem.graph, problem.trained_parts), problem.costs, rendezvous=problem.rendezvous
+    ).row_order(problem.sampled_rows)
     return problem.simulate(plan, rows={name: loads[order] for name, loads in problem.sampled_rows.items()})
 
 

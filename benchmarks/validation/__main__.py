@@ -32,6 +32,8 @@ def main(arguments: ValidationArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
     from benchmarks.validation.runs.all_runs import all_runs
 
+    if arguments.write and arguments.without_effects:
+        raise cli.UserError("--write writes the errors of the costs with their effects; leave out --without_effects")
     effects = CostEffects() if arguments.without_effects else None
     rows: list[dict[str, Any]] = []
     errors: list[tuple[PublishedRun, float]] = []
@@ -45,7 +47,7 @@ def main(arguments: ValidationArguments) -> int:
             | {"family": run.family, "half": run.half}
         )
     testing = [(run, error) for run, error in errors if run.half == "testing"]
-    if arguments.write and effects is None:
+    if arguments.write:
         _write(testing)
     summary = [
         *(row for half in ("calibration", "testing") for row in _family_rows(half, errors)),

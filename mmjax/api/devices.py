@@ -9,8 +9,8 @@ from mmjax.distributed.devices import ensure_cpu_devices
 def use_cpu_devices(count: int = 8) -> None:
     """Makes the CPU look like `count` devices, as the commands do where there is no accelerator.
 
-    Call it before jax computes anything. It does nothing where there is an accelerator, or where `XLA_FLAGS` has a
-    number of devices already.
+    Call it before jax computes anything. Where there is an accelerator, it only gives XLA's allocator the share of the
+    memory that plans count with (`XLA_CLIENT_MEM_FRACTION`); a number of devices in `XLA_FLAGS` stays.
 
     Raises:
         UserError: jax has started with fewer devices.

@@ -111,10 +111,9 @@ def _problem(
     """Returns the planning problem of a subject, or of what a plan was made for."""
     if isinstance(subject, TrainConfig | Workload):
         config = with_global_batch(subject, rows) if rows else subject
-        cluster_config = _cluster(cluster, made_for or PlanPurpose()).without(without)
-        return make_problem(
-            config, workload_statistics(config), cluster_config, devices or cluster_config.devices_per_node
-        )
+        cluster_config = _cluster(cluster, made_for or PlanPurpose())
+        count = devices or cluster_config.devices_per_node
+        return make_problem(config, workload_statistics(config), cluster_config, count, without=without)
     files = () if subject is None else (os.fspath(subject),)
     arguments = ProblemArguments(
         gin_file=files, cluster=cluster, devices=devices, batch_rows=rows, without=tuple(without)

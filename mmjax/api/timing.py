@@ -1,5 +1,6 @@
 """`mmjax.time_plans`: plans timed on the devices of this process, for programs and notebooks."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ def time_plans(
     check_arguments(config, plans, steps)
     cluster = cluster_of_devices(jax.devices()[0].device_kind)
     problem = make_problem(config, workload_statistics(config), cluster, jax.device_count())
+    problem = dataclasses.replace(problem, hops="rendezvous" if jax.process_count() > 1 else "asynchronous")
     with display_call() as display:
         if isinstance(plans, int):
             candidates = best_candidates(problem, plans, callback=functools.partial(display.show, COLLECTING))

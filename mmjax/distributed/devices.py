@@ -9,6 +9,9 @@ from configs.clusters import ALLOCATOR_SHARE
 from configs.common.errors import UserError
 from mmjax.distributed.environments import ProcessPlacement
 
+ALLOCATOR_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""The share of a GPU's memory that XLA's allocator takes, and the variable's former name."""
+
 HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 
 CPU_THREADS = "16"
@@ -31,7 +34,8 @@ def set_allocator_share() -> None:
 
     Works only before jax starts its backends; jax takes 75% by default.
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(ALLOCATOR_SHARE))
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):  # jax refuses both at once
+        os.environ[ALLOCATOR_VARIABLES[0]] = str(ALLOCATOR_SHARE)
 
 
 def ensure_cpu_devices(count: int = 8) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from configs.common.errors import PROCESS_LOST, UserError
-from mmjax.distributed.devices import CPU_THREADS, has_accelerator, local_device_ids, set_allocator_share, visible_gpus
+from mmjax.distributed.devices import CPU_THREADS, has_accelerator, local_device_ids, visible_gpus
 from mmjax.distributed.environments import ProcessPlacement
 from mmjax.distributed.placement import find_placement
 from mmjax.distributed.variables import Variables
@@ -55,10 +55,8 @@ def initialize_distributed() -> bool:
     device_ids = None
     if not has_accelerator():
         os.environ.setdefault("NPROC", CPU_THREADS)
-    else:
-        set_allocator_share()
-        if not variables.has("JAX_LOCAL_DEVICE_IDS"):
-            device_ids = local_device_ids(placement, visible_gpus())
+    elif not variables.has("JAX_LOCAL_DEVICE_IDS"):
+        device_ids = local_device_ids(placement, visible_gpus())
     begin = time.monotonic()
     if placement.process:
         wait_for_coordinator(placement, host, port, timeout)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.cost_effects import EFFECT_NAMES
+from configs.cost_effects import EFFECT_NAMES, EffectName
 from mmjax import cli
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER
 
@@ -54,7 +54,7 @@ class ProblemArguments(cli.GinArguments):
         metavar="TIMING",
         parse=cli.one_of("auto", "asynchronous", "rendezvous"),
     )
-    without: tuple[str, ...] = cli.flag(
+    without: tuple[EffectName, ...] = cli.flag(
         (),
         f"Effects to leave out of analytic costs, separated by commas: {', '.join(EFFECT_NAMES)}.",
         metavar="EFFECTS",

@@ -96,12 +96,17 @@ def predict_step(problem: PlanningProblem, plan: Plan, profile: Profile) -> Pred
 
 
 def cluster_of_devices(device_kind: str) -> ClusterConfig:
-    """Returns the cluster of a kind of device; for an unknown kind, a host with the memory that the device reports."""
+    """Returns the cluster of a kind of device, with the memory that the process's allocator has.
+
+    For an unknown kind it is a host of such devices.
+    """
     cluster = cluster_of_device_kind(device_kind)
+    device = jax.devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
     if cluster:
-        return cluster
-    memory_stats = jax.devices()[0].memory_stats() or {}
-    memory = float(memory_stats.get("bytes_limit", CLUSTERS["cpu"].memory))
+        is_here = limit and cluster.has_device_kind(device.device_kind)
+        return dataclasses.replace(cluster, allocator_share=min(1.0, limit / cluster.memory)) if is_here else cluster
+    memory = float(limit or CLUSTERS["cpu"].memory)
     return dataclasses.replace(CLUSTERS["cpu"], name=device_kind, memory=memory, device_kinds=(device_kind,))
 
 

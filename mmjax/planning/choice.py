@@ -65,19 +65,34 @@ def _compare_with_others(comparison: PolicyComparison) -> list[str]:
 
 def _ties(comparison: PolicyComparison) -> list[str]:
     """Says the range of the choice's step, and which plan published runs cannot tell from it."""
-    choice, chosen = comparison.choice, comparison.timeline.step_range
+    chosen = comparison.timeline.step_range
     if chosen is None:
         return []
-    sentences = [f"Its step takes {range_in_words(chosen)}."]
-    others = [result for result in comparison.results if result.simulated and result is not choice]
-    tied = [result for result in others if (other := result.timeline.step_range) and chosen.overlaps(other)]
-    if tied:
-        nearest = _shortest(tied)
+    sentences = [f"The step of the choice is expected to take {range_in_words(chosen)}."]
+    if tied := tied_with_choice(comparison):
         sentences.append(
-            f"The range of {nearest.policy} overlaps it: a tie, which timing both (--timed_plans=2) on a run's devices "
-            "decides."
+            f"The range of {tied.policy} overlaps it: a tie. Of a training configuration, --timed_plans=2 times the "
+            "two best plans on its devices."
         )
     return sentences
+
+
+def tied_with_choice(comparison: PolicyComparison) -> PolicyResult | None:
+    """The best of the other plans whose range overlaps the choice's; None if published runs tell all from it."""
+    problem, choice, chosen = comparison.problem, comparison.choice, comparison.timeline.step_range
+    if chosen is None:
+        return None
+    is_limited = is_trainable(problem, choice.plan)  # then only trainable plans were compared
+    tied = [
+        result
+        for result in comparison.results
+        if result.simulated
+        and result.plan != choice.plan
+        and (is_trainable(problem, result.plan) or not is_limited)
+        and (other := result.timeline.step_range)
+        and chosen.overlaps(other)
+    ]
+    return _shortest(tied) if tied else None
 
 
 def _shortest(results: Sequence[PolicyResult]) -> PolicyResult:

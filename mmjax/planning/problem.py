@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from configs.architectures import ModelConfig
 from configs.clusters import ClusterConfig
+from configs.common.errors import UserError
+from configs.cost_effects import EffectName
 from configs.workloads import Workload
 from data.samples.sample_format import SampleFormat
 from sharding.costs.analytic import AnalyticCostModel
@@ -61,6 +63,7 @@ def make_problem(
     devices: int,
     profile: Profile | None = None,
     fixed_ranks: Mapping[str, FixedRanks] | None = None,
+    without: Collection[EffectName] = (),
 ) -> PlanningProblem:
     """Makes the problem of laying out a configuration's step on a cluster.
 
@@ -73,14 +76,16 @@ def make_problem(
             cluster. With a profile, a planner considers only its recomputation policies, and the tensor-parallel sizes
             that it has for the context-parallel ranks of all modules.
         fixed_ranks: Context-parallel and expert ranks by module, which a planner takes as they are.
+        without: Effects to leave out of the analytic costs.
 
     Raises:
         PlanError: A module of `fixed_ranks` cannot have those ranks.
+        UserError: There is no such effect, or costs are measured, which have no effects to leave out.
     """
     graph = module_graph(config.model)
     problem = PlanningProblem(
         graph=graph,
-        costs=AnalyticCostModel(cluster, element_bytes=config.model.element_bytes),
+        costs=AnalyticCostModel(cluster.without(without), element_bytes=config.model.element_bytes),
         cluster=cluster,
         devices=devices,
         rows=config.rows if isinstance(config, Workload) else config.data.rows,
@@ -94,6 +99,10 @@ def make_problem(
     )
     if profile is None:
         return problem
+    if without:
+        raise UserError(
+            f"effects ({', '.join(without)}) are left out of analytic costs; a profile's costs are measured"
+        )
     return dataclasses.replace(
         problem,
         costs=ProfiledCostModel(profile),

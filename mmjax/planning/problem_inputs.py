@@ -6,7 +6,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from configs.common.secret_values import masked_configuration
 from mmjax import cli
@@ -16,6 +16,7 @@ from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, DESCRIBED_DATA, MODEL
 
 if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
+    from configs.cost_effects import EffectName
     from configs.workloads import Workload
     from sharding.costs.profiled import Profile
     from sharding.planners.problem import HopTiming, PlanningProblem
@@ -36,6 +37,7 @@ class ProblemInputs:
         profile: Measured times of layers, if there are some.
         configuration: Names and files from which `config` was read.
         hops: What hops occupy (`PlanningProblem.hops`).
+        without: Effects to leave out of analytic costs.
         from_plan: The flags whose values were taken from the plan, as they would be written; empty for none.
     """
 
@@ -45,6 +47,7 @@ class ProblemInputs:
     profile: "Profile | None"
     configuration: "NamedConfiguration"
     hops: "HopTiming"
+    without: "tuple[EffectName, ...]"
     from_plan: str
 
     def problem(
@@ -63,7 +66,7 @@ class ProblemInputs:
 
         count = self.devices or devices or self.cluster.devices_per_node
         statistics = workload_statistics(self.config)
-        problem = make_problem(self.config, statistics, self.cluster, count, self.profile, fixed_ranks)
+        problem = make_problem(self.config, statistics, self.cluster, count, self.profile, fixed_ranks, self.without)
         return dataclasses.replace(problem, configuration=self.configuration, hops=self.hops)
 
 
@@ -102,7 +105,6 @@ def read_problem(
     from sharding.plans.plan_purpose import NamedConfiguration
 
     cluster = plan_cluster or configured_cluster(arguments.cluster, described, default_cluster)
-    cluster = cluster.without(arguments.without) if arguments.without else cluster
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
     bindings = "\n".join(" ".join(binding.split()) for binding in arguments.gin)
@@ -118,7 +120,8 @@ def read_problem(
             trainable=config.trainable,
             profile=arguments.profile,
         ),
-        hops=arguments.hops,
+        hops=cast("HopTiming", arguments.hops),
+        without=arguments.without,
         from_plan=taken_flags(given, arguments),
     )
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.common.tables import print_table, report_table
-from mmjax.planning.choice import explain_choice
+from mmjax.planning.choice import explain_choice, tied_with_choice
 from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.policies.auto import PolicyResult
 from sharding.planners.policies.policy_comparison import PolicyComparison
@@ -47,6 +47,8 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "bound_seconds": bound if math.isfinite(bound) else None,
         "policies": [_entry(comparison, result) for result in comparison.results],
         "choice": comparison.choice.policy,
+        "tied_with_choice": tied.policy if (tied := tied_with_choice(comparison)) else None,
+        "hops": problem.hops,
         "stopped": comparison.stopped,
         "on_fewer_devices": [
             {**timeline_summary(result.timeline), "plan": json.loads(result.plan.to_json())}
@@ -76,7 +78,7 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     memory = _bytes(problem.cluster.usable_memory)
     title = (
         f"Simulated steps of {problem.rows:,} rows on at most {problem.devices:,} devices of {problem.cluster.name}, "
-        f"{memory} each"
+        f"{memory} usable on each"
     )
     print_table(_policies(comparison, simulated, title), console)
     print_table(_idle(simulated), console)

@@ -28,10 +28,10 @@ def exposed_seconds(compute: Times, transfer: Times, effects: CostEffects) -> Ti
         transfer: Seconds of the transfer alone.
         effects: The slowdowns.
     """
-    slower, later = effects.compute_slowdown, effects.transfer_slowdown
-    computes_less = transfer - compute * (1 - slower + slower / later)
-    computes_more = transfer * later * (1 - 1 / slower)
-    return np.where(compute * slower <= transfer * later, computes_less, computes_more)
+    compute_slowdown, transfer_slowdown = effects.compute_slowdown, effects.transfer_slowdown
+    computes_less = transfer - compute * (1 - compute_slowdown + compute_slowdown / transfer_slowdown)
+    computes_more = transfer * transfer_slowdown * (1 - 1 / compute_slowdown)
+    return np.where(compute * compute_slowdown <= transfer * transfer_slowdown, computes_less, computes_more)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -117,7 +117,7 @@ class CostModel(Protocol):
 
     @property
     def effects(self) -> CostEffects:
-        """Effects of transfers beside computation and of dispatch; none where measured seconds contain them."""
+        """Effects of collectives beside computation and of dispatch; none for measured costs, which leave them out."""
         ...
 
     @property

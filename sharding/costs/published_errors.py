@@ -21,7 +21,7 @@ Family = Literal["pipeline", "fully_sharded", "experts", "diffusion", "vision_la
 
 ERRORS_FILE = pathlib.Path(__file__).with_suffix(".json")
 QUANTILES = (0.1, 0.9)
-"""Of the errors: four of five runs lie between them."""
+"""Of the errors of a family: four of five of its runs lie between them."""
 
 
 class StepRange(NamedTuple):
@@ -46,7 +46,7 @@ def error_families(plan: Plan, graph: ModuleGraph) -> tuple[Family, ...]:
     """The families of runs whose errors a plan's step may have.
 
     A plan is fully sharded if one of its units is, else a pipeline. Encoders make a model one of vision and language,
-    generators one of diffusion.
+    generators one of diffusion. Runs of encoders alone (`encoder`) are of no plan's kind.
     """
     families: list[Family] = []
     families.append("fully_sharded" if any(unit.parallelism.fsdp > 1 for unit in plan.units) else "pipeline")
@@ -67,12 +67,14 @@ def published_errors() -> Mapping[Family, Mapping[str, float]]:
 
 
 def step_range(seconds: float, families: Iterable[Family]) -> StepRange:
-    """The range of a simulated step: its seconds divided by one plus the quantiles of the families' errors.
+    """The range of a simulated step: its seconds divided by one plus the quantiles of its families' errors.
+
+    Where a step has several families, the range holds the range of each.
 
     Args:
         seconds: The simulated step.
-        families: Its families; all of their runs count alike.
+        families: Its families.
     """
-    errors = np.array([error for family in families for error in published_errors()[family].values()])
-    fast, slow = np.quantile(errors, QUANTILES)
-    return StepRange(float(seconds / (1 + slow)), float(seconds / (1 + fast)), len(errors))
+    errors = [[*published_errors()[family].values()] for family in families]
+    fast, slow = np.array([np.quantile(family_errors, QUANTILES) for family_errors in errors]).T
+    return StepRange(float(seconds / (1 + slow.max())), float(seconds / (1 + fast.min())), sum(map(len, errors)))

@@ -250,7 +250,7 @@ class PlanningProblem:
     @property
     def is_comparable(self) -> bool:
         """Whether published runs say how far its simulated steps are from measured ones."""
-        return isinstance(self.costs, AnalyticCostModel) and self.cluster.generation in PUBLISHED
+        return isinstance(self.costs, AnalyticCostModel) and self.costs.cluster.generation in PUBLISHED
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """Seconds and bytes of every op of a plan's step, with `sampled_rows` by default."""

@@ -76,7 +76,7 @@ class Timeline:
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and transfers of tied parameters occupied the devices of both their ends.
         purpose: The model, rows and cluster of which it is a step; None where they are not known.
-        device_memory: Bytes of a device's memory; None where they are not known.
+        device_memory: Bytes of a device that arrays can take; None where they are not known.
         error_families: Families of published runs whose errors its step may have; none where no run is comparable.
     """
 

@@ -1,4 +1,4 @@
-"""Vision-language models: LLaVA-1.5's published hours, and lmms-engine's MFU on A800s."""
+"""Vision-language models: LLaVA-1.5's published hours."""
 
 from benchmarks.validation.settings.published import PublishedRun
 from benchmarks.validation.settings.setting import Setting, sequence_load
@@ -11,7 +11,6 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.specs.modules import ModuleGraph, module_graph
 
 _LLAVA = "haotian-liu/LLaVA, README and scripts/v1_5 (2024)"
-_LMMS = "EvolvingLMMs-Lab/lmms-engine, docs/reference/mfu.md (2025)"
 
 _CLIP_L_336 = VisionConfig(
     width=1024, depth=24, heads=16, ffn=4096, patch=14, merge=1, class_token=True, positions="learned", grid=24,
@@ -21,9 +20,6 @@ _VICUNA = {
     "7B": BackboneConfig(width=4096, depth=32, heads=32, kv_heads=32, ffn=11008, vocabulary=32000),
     "13B": BackboneConfig(width=5120, depth=40, heads=40, kv_heads=40, ffn=13824, vocabulary=32000),
 }
-_QWEN2_5_7B = BackboneConfig(
-    width=3584, depth=28, heads=28, kv_heads=4, ffn=18944, vocabulary=152064, biases=("query", "key", "value")
-)
 
 
 def _graph(vision: VisionConfig, backbone: BackboneConfig) -> ModuleGraph:

@@ -86,7 +86,7 @@ class ScheduleReplay:
         rows += [self._by_replica(hops[kind][edge], edge[receiver[kind]]) for kind, edge in transfers]
         return np.concatenate(rows)
 
-    def _by_replica(self, seconds: Float[np.ndarray, "m i"], stage: StageId) -> Float[np.ndarray, "i c"]:
+    def _by_replica(self, seconds: Float[np.ndarray, "m i"], stage: StageId) -> Float[np.ndarray, "_ c"]:
         """The seconds of every replica of one pipeline, by pipeline microbatch."""
         replicas = self.replicas[stage]
         slowest = seconds.reshape(self.microbatches, self.pipelines, replicas, -1).max(axis=3)

@@ -75,7 +75,7 @@ def _by_kind(timeline: Timeline, lane: Lane) -> dict[str, float]:
 def _in_words(timeline: Timeline) -> str:
     lane = max(timeline.lanes, key=timeline.lane_peak_memory)
     needed, room = timeline.lane_peak_memory(lane), timeline.device_memory
-    room_share = f" of the {size(room)} of a device ({percent(needed / room)})" if room else ""
+    room_share = f" of the {size(room)} of a device that arrays can take ({percent(needed / room)})" if room else ""
     too_much = ", which does not fit" if room and needed > room else ""
     return f"The fullest stage, {lane.name}, takes {size(needed)}{room_share}, simulated{too_much}."
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from configs.clusters import CLUSTERS
 from configs.common.errors import UserError
-from mmjax.distributed.devices import ensure_cpu_devices, local_device_ids, visible_gpus
+from mmjax.distributed.devices import ALLOCATOR_VARIABLES, ensure_cpu_devices, local_device_ids, visible_gpus
 from mmjax.distributed.environments import ProcessPlacement
 
-SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+SHARE, FORMER = ALLOCATOR_VARIABLES
 
 
 @pytest.fixture
 def environment(monkeypatch):
     """Sets variables of an environment without settings of jax."""
-    for variable in ("XLA_FLAGS", "JAX_PLATFORMS", SHARE):
+    for variable in ("XLA_FLAGS", "JAX_PLATFORMS", SHARE, FORMER):
         monkeypatch.setenv(variable, "")  # so that it is restored, whoever sets it
         monkeypatch.delenv(variable)
     return lambda **variables: [monkeypatch.setenv(*variable) for variable in variables.items()]
@@ -43,7 +43,10 @@ def test_an_accelerator_that_was_asked_for_keeps_the_flags(environment, platform
 
 
 def test_a_share_of_the_memory_that_the_user_has_set_stays_and_a_cpu_gets_none(environment):
-    environment(JAX_PLATFORMS="cuda", **{SHARE: "0.5"})
+    environment(JAX_PLATFORMS="cuda", **{FORMER: "0.6"})  # jax refuses both variables at once
+    ensure_cpu_devices()
+    assert os.environ[FORMER] == "0.6" and SHARE not in os.environ
+    environment(**{SHARE: "0.5"})
     ensure_cpu_devices()
     assert os.environ[SHARE] == "0.5"
     environment(JAX_PLATFORMS="cpu")

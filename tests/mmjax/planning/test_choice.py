@@ -4,11 +4,14 @@ import dataclasses
 
 import pytest
 
-from mmjax.planning.choice import explain_choice
+from configs.clusters import CLUSTERS
+from mmjax.planning.choice import explain_choice, tied_with_choice
 from mmjax.planning.report import plan_document
+from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.policies.auto import PolicyResult, SimulatedPlan, best_result
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
 from sharding.plans.plan import single_device_plan
+from sharding.simulation.pages.html_tables import in_words, range_in_words
 from tests.sharding.planners.problems import problem
 
 PROBLEM = problem(devices=12)
@@ -64,6 +67,23 @@ def test_the_bound_is_said_of_modules_on_devices_of_their_own_alone(every_policy
     entries = {entry["policy"]: entry for entry in plan_document(compared(disaggregated, balanced))["policies"]}
     assert entries["disaggregated"]["above_bound"] == disaggregated.timeline.step - 1
     assert entries["balanced"]["above_bound"] is None
+
+
+def test_plans_that_published_runs_cannot_tell_apart_are_a_tie():
+    known = CLUSTERS["h100"]
+    case = dataclasses.replace(problem(devices=12, rows=24), cluster=known, costs=AnalyticCostModel(known))
+    comparison = compare_policies(case)
+    tied, chosen = tied_with_choice(comparison), comparison.timeline.step_range
+    assert tied is not None and tied.plan != comparison.plan and chosen is not None
+    assert chosen.overlaps(tied.timeline.step_range)
+    said = explain_choice(comparison)
+    assert f"expected to take {range_in_words(chosen)}. The range of {tied.policy} overlaps it: a tie." in said
+    assert plan_document(comparison)["tied_with_choice"] == tied.policy
+    assert range_in_words(chosen) in in_words(comparison.timeline)
+    alone = dataclasses.replace(comparison, results=(comparison.choice,))
+    assert tied_with_choice(alone) is None and "a tie" not in explain_choice(alone)
+    unknown = compare_policies(problem(devices=12, rows=24))  # no published run is of such devices
+    assert tied_with_choice(unknown) is None and "published runs" not in explain_choice(unknown)
 
 
 def test_a_step_that_is_longer_between_processes_is_said():

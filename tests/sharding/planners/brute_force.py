@@ -32,7 +32,7 @@ def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, dow
     need = problem.module_tables[name].peak_bytes(
         candidates, rows, replicas, np.array([float(downstream)]), np.array([problem.rows // dp])
     )
-    return bool(need[0] <= problem.cluster.memory)
+    return bool(need[0] <= problem.cluster.usable_memory)
 
 
 def options(problem: PlanningProblem, dp: int, name: str) -> list[ModuleChoice]:

@@ -41,12 +41,14 @@ RANKED = (
 
 
 def cluster(memory: float) -> ClusterConfig:
-    """Slow devices with little memory, four in a node."""
+    """Slow devices of which arrays can take little memory, four in a node."""
     return ClusterConfig(
         name="toy",
         device_kinds=("toy",),
         peak_flops=1e10,
-        memory=memory,
+        memory=memory / 0.8,
+        allocator_share=0.8,
+        fragmentation=0.0,
         memory_bandwidth=1e10,
         devices_per_node=4,
         intra_node=Link(1e9, 1e-6),

@@ -54,7 +54,7 @@ def test_more_in_flight_still_fits_where_rows_are_equal(recipe):
         above = above_limits(plan, timeline)
         for lane in timeline.lanes:
             on_top = above[lane.rank] * max(float(stages[stage].saved_bytes.max()) for stage in lane.stages)
-            assert timeline.lane_peak_memory(lane) <= case.cluster.memory * (1 + 1e-9) + on_top
+            assert timeline.lane_peak_memory(lane) <= case.cluster.usable_memory * (1 + 1e-9) + on_top
 
 
 def above_limits(plan, timeline):
@@ -79,7 +79,9 @@ def test_memory_and_microbatches_limit_what_is_in_flight():
     timelines = [case.simulate(plan) for plan in (plain, more)]
     peaks = [max(timeline.lane_peak_memory(lane) for lane in timeline.lanes[:2]) for timeline in timelines]
     assert peaks[0] < peaks[1]
-    tight = dataclasses.replace(case, cluster=dataclasses.replace(case.cluster, memory=peaks[0]))
+    tight = dataclasses.replace(
+        case, cluster=dataclasses.replace(case.cluster, memory=peaks[0] / case.cluster.allocator_share)
+    )
     assert not any(extra_microbatches(tight, layout).values())
 
 

@@ -62,15 +62,17 @@ def test_spare_plans_follow_in_their_order_where_none_fits():
     fractions = [case.memory_fraction(case.simulate(plan)) for plan in plans]
     order = sorted(range(len(plans)), key=fractions.__getitem__)
     fullest, others = plans[order[-1]], [plans[index] for index in reversed(order[:-1])]
-    memory = case.cluster.memory * (fractions[order[0]] + fractions[order[-1]]) / 2
-    tight = dataclasses.replace(case, cluster=dataclasses.replace(case.cluster, memory=memory))
+    memory = case.cluster.usable_memory * (fractions[order[0]] + fractions[order[-1]]) / 2
+    tight = dataclasses.replace(
+        case, cluster=dataclasses.replace(case.cluster, memory=memory / case.cluster.allocator_share)
+    )
     with pytest.raises(PlanError, match="with the rows that were drawn"):
         best_simulated(tight, [fullest])
     plan = best_simulated(tight, [fullest], lambda _: others).plan
     assert plan == next(
         plan
         for plan in others
-        if case.memory_fraction(case.simulate(plan)) * case.cluster.memory <= tight.cluster.memory
+        if case.memory_fraction(case.simulate(plan)) * case.cluster.usable_memory <= tight.cluster.usable_memory
     )
     assert best_simulated(case, [fullest], lambda _: others).plan == fullest
 

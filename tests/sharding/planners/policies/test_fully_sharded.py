@@ -64,10 +64,10 @@ def test_as_few_layers_recompute_as_the_memory_needs():
     roomy = dataclasses.replace(roomy, tensor_sizes=(1,))
     free = best(roomy)
     assert {policy for unit in free.plan.units for policy in unit.recompute} == {"none"}
-    needed = roomy.memory_fraction(free.timeline) * roomy.cluster.memory
+    needed = roomy.memory_fraction(free.timeline) * roomy.cluster.usable_memory
     steps = {}
     for share in (0.95, 0.8):
-        tight = dataclasses.replace(roomy, cluster=dataclasses.replace(roomy.cluster, memory=share * needed))
+        tight = dataclasses.replace(roomy, cluster=dataclasses.replace(roomy.cluster, memory=share * needed / 0.8))
         result = best(tight)
         assert tight.memory_fraction(result.timeline) <= 1
         policies = result.plan.unit_of("backbone").layer_recompute(0)

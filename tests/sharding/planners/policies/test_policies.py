@@ -40,7 +40,7 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
             continue
         plan, timeline = outcome.plan, outcome.timeline
         assert max(device for unit in plan.units for device in unit.devices) < case.devices
-        assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= case.cluster.memory
+        assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= case.cluster.usable_memory
         assert timeline.step >= busiest(timeline) * (1 - 1e-9)
         if any(unit.parallelism.cp > 1 for unit in plan.units):
             resolve_plan(plan, case.graph, case.devices)
