@@ -39,7 +39,7 @@ class BenchmarkPart:
     environment: tuple[tuple[str, str], ...] = (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),)
 
 
-_ALONE = (("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),)
+_ALONE = (("XLA_CLIENT_MEM_FRACTION", "0.92"),)
 _PYTORCH = (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
 PARTS = {
     "correctness": BenchmarkPart("benchmarks.gpu.correctness", 20, 75),
