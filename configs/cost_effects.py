@@ -64,13 +64,13 @@ class CostEffects:
         if not valid:
             raise ValueError(f"CostEffects.{name} is {getattr(self, name)}; it must {must}")
 
-    def without(self, names: Iterable[EffectName]) -> "CostEffects":
+    def without(self, names: Iterable[EffectName] | EffectName) -> "CostEffects":
         """Returns the other effects alone. Raises UserError for an unknown name."""
-        names = (names,) if isinstance(names, str) else tuple(names)
-        if unknown := [name for name in names if name not in EFFECT_NAMES]:
+        effects = (names,) if isinstance(names, str) else tuple(names)
+        if unknown := [name for name in effects if name not in EFFECT_NAMES]:
             raise UserError(f"there is no effect {unknown[0]!r}; choose from {', '.join(EFFECT_NAMES)}")
         none = CostEffects()
-        fields = [field for name in names for field in _FIELDS[name]]
+        fields = [field for name in effects for field in _FIELDS[name]]
         return dataclasses.replace(self, **{field: getattr(none, field) for field in fields})
 
 

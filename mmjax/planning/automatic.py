@@ -104,8 +104,9 @@ def cluster_of_devices(device_kind: str) -> ClusterConfig:
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if cluster:
-        is_here = limit and cluster.has_device_kind(device.device_kind)
-        return dataclasses.replace(cluster, allocator_share=min(1.0, limit / cluster.memory)) if is_here else cluster
+        if limit is None or not cluster.has_device_kind(device.device_kind):
+            return cluster
+        return dataclasses.replace(cluster, allocator_share=min(1.0, limit / cluster.memory))
     memory = float(limit or CLUSTERS["cpu"].memory)
     return dataclasses.replace(CLUSTERS["cpu"], name=device_kind, memory=memory, device_kinds=(device_kind,))
 
