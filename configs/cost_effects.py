@@ -73,6 +73,18 @@ class CostEffects:
         fields = [field for name in effects for field in _FIELDS[name]]
         return dataclasses.replace(self, **{field: getattr(none, field) for field in fields})
 
+    def twice(self, name: EffectName) -> "CostEffects":
+        """Returns the effects with one of them twice as far from none."""
+        none = CostEffects()
+
+        def doubled(field: str) -> float:
+            value, least = getattr(self, field), getattr(none, field)
+            if field == "convolution_share":
+                return 1 / (1 + 2 * (1 / value - 1))
+            return least + 2 * (value - least)
+
+        return dataclasses.replace(self, **{field: doubled(field) for field in _FIELDS[name]})
+
 
 _FIELDS: dict[EffectName, tuple[str, ...]] = {
     "throttling": ("throttling",),

@@ -52,6 +52,9 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
         metavar="K",
         parse=cli.integer(0),
     )
+    assumptions: bool = cli.flag(
+        False, "Simulates the choice and the best other plan again with one assumption of the costs changed at a time."
+    )
     output: str = cli.flag("", "File to write the chosen plan to.", metavar="FILE", parse=cli.output_file)
 
 
@@ -67,6 +70,11 @@ def prepare(arguments: PlanArguments) -> cli.Work:
         raise cli.UserError(
             f"--policy={arguments.policy} is not one of {', '.join(known)}{cli.nearest(arguments.policy, known)}"
         )
+    if arguments.assumptions and arguments.policy != "auto":
+        raise cli.UserError(
+            f"--assumptions compares the plans of two policies, but --policy={arguments.policy} plans by one; leave it "
+            "out"
+        )
     if arguments.timed_plans:
         _check_is_training(arguments, inputs)
     return functools.partial(plan, arguments, inputs, _fixed_ranks(arguments))
@@ -75,6 +83,7 @@ def prepare(arguments: PlanArguments) -> cli.Work:
 def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
     from configs.common.console import plain_console
+    from mmjax.planning.assumptions import assumptions_document, print_assumptions, under_assumptions
     from mmjax.planning.report import plan_document, print_comparison
 
     problem = inputs.problem(fixed_ranks=fixed_ranks)
@@ -82,6 +91,11 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
     document, chosen = plan_document(comparison) if arguments.json else {}, comparison.plan
     if not arguments.json:
         print_comparison(comparison, plain_console())
+    if arguments.assumptions and not comparison.stopped:
+        compared = under_assumptions(comparison)
+        document |= {"assumptions": assumptions_document(compared)}
+        if not arguments.json:
+            print_assumptions(compared, plain_console())
     if comparison.stopped:  # a plan that others might have beaten is not written
         if arguments.json:
             print(json.dumps(document))

@@ -79,20 +79,21 @@ def _ties(comparison: PolicyComparison) -> list[str]:
 
 def tied_with_choice(comparison: PolicyComparison) -> PolicyResult | None:
     """The best of the other plans whose range overlaps the choice's; None if published runs tell all from it."""
-    problem, choice, chosen = comparison.problem, comparison.choice, comparison.timeline.step_range
-    if chosen is None:
-        return None
+    chosen, other = comparison.timeline.step_range, best_other(comparison)
+    overlaps = chosen and other and other.timeline.step_range and chosen.overlaps(other.timeline.step_range)
+    return other if overlaps else None
+
+
+def best_other(comparison: PolicyComparison) -> PolicyResult | None:
+    """The policy with the shortest step of the plans that were compared with the choice; None without another plan."""
+    problem, choice = comparison.problem, comparison.choice
     is_limited = is_trainable(problem, choice.plan)  # then only trainable plans were compared
-    tied = [
+    others = [
         result
         for result in comparison.results
-        if result.simulated
-        and result.plan != choice.plan
-        and (is_trainable(problem, result.plan) or not is_limited)
-        and (other := result.timeline.step_range)
-        and chosen.overlaps(other)
+        if result.simulated and result.plan != choice.plan and (is_trainable(problem, result.plan) or not is_limited)
     ]
-    return _shortest(tied) if tied else None
+    return _shortest(others) if others else None
 
 
 def _shortest(results: Sequence[PolicyResult]) -> PolicyResult:

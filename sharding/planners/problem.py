@@ -237,15 +237,19 @@ class PlanningProblem:
             rendezvous: Whether hops occupy the devices of both their ends; by default as the problem has it.
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
-        occupies_ends = self.rendezvous if rendezvous is None else rendezvous
         resolved = self.resolve(plan)
-        timeline = simulate(resolved, self._schedule(resolved), self._step_costs(resolved, rows), occupies_ends)
+        timeline = self.simulate_costs(resolved, self._step_costs(resolved, rows), rendezvous)
         return dataclasses.replace(
             timeline,
             purpose=self.purpose,
             device_memory=self.cluster.usable_memory,
             error_families=error_families(plan, self.graph) if self.is_comparable else (),
         )
+
+    def simulate_costs(self, resolved: ResolvedPlan, costs: StepCosts, rendezvous: bool | None = None) -> Timeline:
+        """Simulates one step of a plan with costs of its ops that are given."""
+        occupies_ends = self.rendezvous if rendezvous is None else rendezvous
+        return simulate(resolved, self._schedule(resolved), costs, occupies_ends)
 
     @property
     def is_comparable(self) -> bool:

@@ -26,7 +26,14 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "MMJAX_START_TIMEOUT"):
         monkeypatch.setenv(name, "2" if name == "JAX_NUM_PROCESSES" else "1")
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
-    wanted = ("--gin_file=models/mllm_9b.gin", "--devices=24", "--batch_rows=24", f"--output={path}", "--json")
+    wanted = (
+        "--gin_file=models/mllm_9b.gin",
+        "--devices=24",
+        "--batch_rows=24",
+        f"--output={path}",
+        "--json",
+        "--assumptions",
+    )
     report = json.loads(run_without_jax("mmjax.plan", *wanted).stdout)
     policies = {entry["policy"]: entry for entry in report["policies"]}
     assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated", "balanced", "fsdp", "colocated"]
@@ -38,6 +45,9 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     assert best["step_seconds"] <= min(entry["step_seconds"] for entry in policies.values()) * 1.01
     assert all(entry["devices"] < best["devices"] for entry in report["on_fewer_devices"])
     assert Plan.load(path) == Plan.from_json(json.dumps(report["plan"]))
+    assumptions = report["assumptions"]
+    assert assumptions["choice"] == report["choice"] != assumptions["other"]
+    assert all(change["turns_the_choice"] == (change["other"] < change["choice"]) for change in assumptions["changes"])
 
 
 @pytest.mark.processes
@@ -119,5 +129,6 @@ def test_unknown_names_are_refused_with_the_known_ones():
     assert "given for backbone: cp 3 takes two chunks a rank of each row, and 6 chunks do not divide the 256" in uneven
     too_many = refused(*tiny, "--cp=backbone:16")
     assert "it needs 16" in too_many and "inf" not in too_many.replace("infeasible", "")
+    assert "--policy=disaggregated plans by one" in refused(*tiny, "--policy=disaggregated", "--assumptions")
     too_small = refused("--policy=disaggregated", "--devices=3", "--batch_rows=4")
     assert "unit backbone" in too_small and "GB more than a800 has" in too_small and "smallest cluster" in too_small
