@@ -28,6 +28,7 @@ from sharding.planners.policies import auto
 from sharding.planners.problem import TENSOR_SIZES, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, differences, module_sizes
+from sharding.runtime.coordination import exchange_texts
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
@@ -101,14 +102,19 @@ def cluster_of_devices(device_kind: str) -> ClusterConfig:
     For an unknown kind it is a host of such devices.
     """
     cluster = cluster_of_device_kind(device_kind)
-    device = jax.devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+    limit = _memory_limit()
     if cluster:
-        if limit is None or not cluster.has_device_kind(device.device_kind):
+        if not limit or not cluster.has_device_kind(jax.devices()[0].device_kind):
             return cluster
         return dataclasses.replace(cluster, allocator_share=min(1.0, limit / cluster.memory))
     memory = float(limit or CLUSTERS["cpu"].memory)
     return dataclasses.replace(CLUSTERS["cpu"], name=device_kind, memory=memory, device_kinds=(device_kind,))
+
+
+def _memory_limit() -> int:
+    """Bytes of a device's memory that the allocator has in every process, so that all plan alike; 0 if it says none."""
+    own = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    return min(map(int, exchange_texts("planning for the devices' memory", str(own)).values()))
 
 
 def remark_on_devices(cluster: ClusterConfig) -> str:
