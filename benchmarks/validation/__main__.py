@@ -1,7 +1,8 @@
 """`python -m benchmarks.validation`: published training runs, each simulated at its setting.
 
 Each row has the measured and the simulated seconds, and the error with its sign. Half of the runs, by a hash of their
-names, may decide the constants of `configs.cost_effects.CostEffects`; the goals are those of the other half.
+names, may decide the constants of `configs.cost_effects.CostEffects`; the goals are those of the other half. Published
+MFU that is a band, or whose setting is open, has rows of its own and enters no mean.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Any, get_args
 from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from benchmarks.validation.settings.published import PublishedRun
+from benchmarks.validation.settings.published_band import PublishedBand
 from configs.cost_effects import CostEffects
 from mmjax import cli
 from sharding.costs.published_errors import ERRORS_FILE, Family
@@ -30,7 +32,7 @@ class ValidationArguments(cli.JsonArguments):
 
 def main(arguments: ValidationArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
-    from benchmarks.validation.runs.all_runs import all_runs
+    from benchmarks.validation.runs.all_runs import all_bands, all_runs
 
     if arguments.write and arguments.without_effects:
         raise cli.UserError("--write writes the errors of the costs with their effects; leave out --without_effects")
@@ -54,7 +56,25 @@ def main(arguments: ValidationArguments) -> int:
         *_goal_rows([error for _, error in testing]),
         _trend([run.width for run, _ in testing], [error for _, error in testing]),
     ]
+    rows += [row for band in all_bands() for row in _band_rows(band, effects)]
     return report([*rows, *summary], "figures", digits=3, as_json=arguments.json)
+
+
+def _band_rows(band: PublishedBand, effects: CostEffects | None) -> list[dict[str, Any]]:
+    """The simulated MFU of every setting that fits a band, beside the band, and how far outside it lies."""
+    published = f"{band.least:.1%}" if band.least == band.most else f"{band.least:.0%} to {band.most:.0%}"
+    rows = []
+    for assumed in band.assumed:
+        mfu = assumed.mfu(effects)
+        outside = band.outside(mfu)
+        points = round(100 * abs(outside), 1)
+        place = f"{points} points {'above' if outside > 0 else 'below'}" if points else "within"
+        figures = f"{published} published, {mfu:.1%} simulated, {place}"
+        rows.append(
+            _row(f"MFU of {band.name}: {assumed.assumption}", mfu, figures=figures)
+            | {"published": [band.least, band.most], "source": band.source, "outside": outside}
+        )
+    return rows
 
 
 def _write(errors: Sequence[tuple[PublishedRun, float]]) -> None:

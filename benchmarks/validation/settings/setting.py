@@ -67,6 +67,12 @@ def sequence_load(length: int) -> Load:
     return float(length), float(length) ** 2, 1.0, 0.0
 
 
+def share_of(load: Load, ranks: int) -> Load:
+    """The load of one of the ranks that divide a sample's tokens, and its pairs of attention, evenly."""
+    tokens, squares, items, pairs = (amount / ranks for amount in load)
+    return tokens, squares, items, pairs
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
     """How a run was trained: modules in one unit.
