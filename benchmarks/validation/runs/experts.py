@@ -32,7 +32,7 @@ _MIXTRAL_8X7B = BackboneConfig(
     width=4096, depth=32, heads=32, kv_heads=8, ffn=14336, vocabulary=32000,
     experts=ExpertsConfig(count=8, top_k=2, ffn=14336),
 )  # fmt: skip
-_QWEN3_30B = BackboneConfig(
+QWEN3_30B = BackboneConfig(
     width=2048, depth=48, heads=32, kv_heads=4, attention_width=4096, ffn=768, qk_norm="head", vocabulary=151936,
     experts=ExpertsConfig(count=128, top_k=8, ffn=768),
 )  # fmt: skip
@@ -72,7 +72,7 @@ _ROWS = (
     _Row("Grok-1", _DGXC, _GROK, 8192, 512, 4, 2, 8, 8, 8, 1, 1, 128, "none", 21.01),
     _Row("Grok-1", _DGXC, _GROK, 8192, 2048, 4, 2, 8, 8, 8, 1, 1, 128, "none", 21.29),
     _Row("Mixtral 8x7B", _NEMO, _MIXTRAL_8X7B, 4096, 64, 1, 1, 4, 8, 8, 1, 1, 16, "none", 3.68),
-    _Row("Qwen3-30B-A3B", _AUTOMODEL, _QWEN3_30B, 4096, 8, 1, 1, 1, 1, 8, 8, 4, 16, "full", 22.14),
+    _Row("Qwen3-30B-A3B", _AUTOMODEL, QWEN3_30B, 4096, 8, 1, 1, 1, 1, 8, 8, 4, 16, "full", 22.14),
 )
 
 
