@@ -6,12 +6,13 @@ step. Plans are those of `benchmarks.planner`, `benchmarks.dispatch` and `benchm
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.command import run_benchmark
 from benchmarks.rows import report
 from mmjax import cli
+from sharding.costs.published_errors import Family, error_families, step_range
 
 
 class Span(NamedTuple):
@@ -84,7 +85,6 @@ def mllm_84b() -> PaperFigure:
     from benchmarks.dispatch.samples import described, draw_step
     from benchmarks.dispatch.settings import DEVICES, PAPER_MFU, SETTINGS
     from benchmarks.dispatch.steps import CLUSTER, simulate_balanced
-    from sharding.costs.published_errors import error_families
     from sharding.specs.modules import module_graph
 
     name = "mllm_84b"
@@ -125,7 +125,6 @@ def vit_22b_gpt_175b() -> Iterator[PaperFigure]:
     from benchmarks.colocated.cases import case_of
     from benchmarks.colocated.settings import STRONG_SCALING
     from benchmarks.colocated.systems import systems_of
-    from sharding.costs.published_errors import step_range
 
     case = case_of(next(setting for setting in STRONG_SCALING if setting.devices == 1536))
     systems = systems_of(case)
@@ -142,10 +141,8 @@ def vit_22b_gpt_175b() -> Iterator[PaperFigure]:
         )
 
 
-def _mfu_figure(name: str, published: Span, simulated: Span, step: float, families: Any) -> PaperFigure:
+def _mfu_figure(name: str, published: Span, simulated: Span, step: float, families: Iterable[Family]) -> PaperFigure:
     """A figure whose MFU has the range of its step, by both countings of squares."""
-    from sharding.costs.published_errors import step_range
-
     least, most, _ = step_range(step, families)
     range_ = Span(simulated.least * step / most, simulated.most * step / least)
     return PaperFigure(name=name, published=published, simulated=simulated, range=range_, share=True)
