@@ -36,6 +36,7 @@ class _Flag:
     parse: Callable[[str], Any]
     repeatable: bool
     name: str
+    bare: Any
 
 
 def flag(
@@ -46,6 +47,7 @@ def flag(
     parse: Callable[[str], Any] = str,
     repeatable: bool = False,
     name: str = "",
+    bare: Any = None,
 ) -> Value:
     """A dataclass field that is set by a flag.
 
@@ -56,8 +58,9 @@ def flag(
         parse: Makes the value of the text; raises UserError for a text that is none.
         repeatable: Whether the flag may be repeated; the field is then a tuple of all values.
         name: Name of the flag; by default the name of the field.
+        bare: Value of the flag without a value, as in `--edits`; None where a value must follow.
     """
-    entry = _Flag(help=help, metavar=metavar, parse=parse, repeatable=repeatable, name=name)
+    entry = _Flag(help=help, metavar=metavar, parse=parse, repeatable=repeatable, name=name, bare=bare)
     return dataclasses.field(default=default, metadata={_Flag: entry})
 
 
@@ -166,6 +169,8 @@ def _add(group: Any, field: dataclasses.Field, entry: _Flag) -> None:
         return
     # Flags that are not given are not in the namespace: the dataclass has the defaults.
     described |= {"metavar": entry.metavar, "type": entry.parse, "default": argparse.SUPPRESS}
+    if entry.bare is not None:
+        described |= {"nargs": "?", "const": entry.bare}
     group.add_argument(option, action="append" if entry.repeatable else "store", **described)
 
 
@@ -212,4 +217,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         option = ", ".join(action.option_strings)
+        if action.nargs == "?":
+            return f"{option}[={action.metavar}]"
         return option if action.nargs == 0 else f"{option}={action.metavar}"
