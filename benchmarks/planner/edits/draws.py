@@ -69,7 +69,7 @@ def draw_edit(problem: PlanningProblem, plan: Plan, choice: random.Random) -> Dr
     field = choice.choice(list(EDITS))
     try:
         EDITS[field](problem, draft, unit, choice)
-    except sizes.NoOtherValue:
+    except sizes.NoOtherValueError:
         return None
     edited = None if field in _OF_STEP else unit
     first = _changes(before, draft.figures())

@@ -22,7 +22,8 @@ def edits_row(name: str, policy: str, trials: EditTrials) -> dict[str, Any]:
     """The row of one problem.
 
     Its value is the share by which the best edit shortens the step, 0 if none does. Besides what every row has, it says
-    which plan was edited, what came of the edits, and by field the largest share.
+    which plan was edited, what came of the edits, and by field the largest share. A planner takes a longer step for fewer
+    device-seconds (`STEP_SLACK`), so the row also says how many more the best edit takes.
     """
     best = trials.best
     share = max(0.0, trials.shorter_by(best)) if best else 0.0
@@ -34,6 +35,7 @@ def edits_row(name: str, policy: str, trials: EditTrials) -> dict[str, Any]:
         "met": bool(share <= GOAL),
         "best": best.edit.words if best and shortens else "",
         "best_devices": best.plan.device_count if best and shortens else None,
+        "best_more_device_seconds": float(trials.more_device_seconds(best)) if best and shortens else None,
         "policy": policy,
         "step_seconds": float(trials.chosen.timeline.step),
         "devices": trials.chosen.plan.device_count,
@@ -42,5 +44,6 @@ def edits_row(name: str, policy: str, trials: EditTrials) -> dict[str, Any]:
         "longer_by_bound": trials.bounded,
         "refused": dict(trials.refused),
         "refused_examples": trials.examples,
+        "tried_fields": trials.tried_fields,
         "fields": {field: float(gain) for field, gain in trials.best_by_field.items()},
     }

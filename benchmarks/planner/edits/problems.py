@@ -1,4 +1,4 @@
-"""The problems whose chosen plans are edited: five models on four clusters, with long rows, a slow network, few rows."""
+"""The problems whose plans are edited: five models on four clusters; long rows, a slow network, few rows."""
 
 import dataclasses
 

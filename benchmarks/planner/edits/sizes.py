@@ -1,7 +1,7 @@
 """Edits of the sizes by which a unit's devices divide its work: ranks, replicas, stages, groups, rows.
 
-An edit changes one field of a unit to a random other value; it raises NoOtherValue where there is none. Where every
-replica then takes other devices, the unit keeps its replicas or, as often, its devices.
+An edit changes one field of a unit to a random other value; it raises NoOtherValueError where there is none. Where
+every replica then takes other devices, the unit keeps its replicas or, as often, its devices.
 """
 
 import random
@@ -16,15 +16,15 @@ _MOST_RATIO = 4
 """How many times as many replicas or microbatches an edit tries at most, and as few."""
 
 
-class NoOtherValue(Exception):
+class NoOtherValueError(Exception):
     """A field of which a unit can have no other value."""
 
 
 def other_value(values: Iterable[Any], current: Any, choice: random.Random) -> Any:
-    """A random one of the values that is not the current one; raises NoOtherValue if there is none."""
+    """A random one of the values that is not the current one; raises NoOtherValueError if there is none."""
     others = sorted({value for value in values if value != current})
     if not others:
-        raise NoOtherValue
+        raise NoOtherValueError
     return choice.choice(others)
 
 
@@ -33,13 +33,15 @@ def nearby(size: int) -> list[int]:
     return [value for value in (size - 2, size - 1, size + 1, size + 2, 2 * size, size // 2, 4 * size) if value >= 1]
 
 
+def divisors_near(problem: PlanningProblem, size: int) -> list[int]:
+    """Divisors of the rows that are at most `_MOST_RATIO` times a size, and at least that part of it."""
+    return [int(other) for other in problem.row_divisors if size <= _MOST_RATIO * other <= _MOST_RATIO**2 * size]
+
+
 def edit_dp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice: random.Random) -> None:
     """Other replicas; of the backbone with the same rows a replica, or with the same microbatches."""
     before = unit["dp"]
-    if unit.phase_rows:
-        sizes = nearby(before)
-    else:
-        sizes = [int(size) for size in problem.row_divisors if before <= _MOST_RATIO * size <= _MOST_RATIO**2 * before]
+    sizes = nearby(before) if unit.phase_rows else divisors_near(problem, before)
     unit["dp"] = other_value(sizes, before, choice)
     backbone = problem.graph.backbone.name in unit.modules
     if backbone and draft.microbatches * before % unit["dp"] == 0 and choice.random() < 0.5:
@@ -62,7 +64,7 @@ def edit_tp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice:
 def edit_module_tp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice: random.Random) -> None:
     """Other tensor ranks of one module of a chain."""
     if len(unit.modules) == 1:
-        raise NoOtherValue
+        raise NoOtherValueError
     number = choice.randrange(len(unit.modules))
     sizes = list(unit["module_tp"] or [unit["tp"]] * len(unit.modules))
     allowed = [tp for tp in _tensor_sizes(problem) if problem.graph[unit.modules[number]].supports_tp(tp)]
@@ -75,7 +77,7 @@ def edit_module_tp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, 
 def edit_cp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice: random.Random) -> None:
     """Other context-parallel ranks."""
     if not all(problem.graph[name].supports_cp for name in unit.modules):
-        raise NoOtherValue
+        raise NoOtherValueError
     devices = unit.device_count
     unit["cp"] = other_value(_powers_of_two(_MOST_CONTEXT_RANKS), unit["cp"], choice)
     keep_devices(problem, unit, devices, choice)
@@ -98,7 +100,7 @@ def edit_fsdp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choic
 def edit_phase_rows(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice: random.Random) -> None:
     """More or fewer rows over which items are dealt anew, or the rows of the global batch (0)."""
     if len(unit.modules) > 1 or problem.graph[unit.modules[0]].is_backbone:
-        raise NoOtherValue
+        raise NoOtherValueError
     per_replica = [unit["dp"] * count for count in (1, 2, 3, 4)]
     whole = [0] if (problem.rows // draft.microbatches) % unit["dp"] == 0 else []
     unit.phase_rows = other_value([*whole, *per_replica], unit.phase_rows, choice)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.planner.edits.drafts import PlanDraft, UnitDraft
-from benchmarks.planner.edits.sizes import NoOtherValue, keep_devices, nearby, other_value
+from benchmarks.planner.edits.sizes import NoOtherValueError, keep_devices, nearby, other_value
 from sharding.planners.problem import PlanningProblem
 from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 
@@ -27,7 +27,7 @@ def edit_layers(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, cho
     """A layer of a stage that moves to a neighbour, or one that passes from a stage to another by all between them."""
     donors = [stage for stage, count in enumerate(unit.layers) if count > 1]
     if len(unit.layers) == 1 or not donors:
-        raise NoOtherValue
+        raise NoOtherValueError
     donor = choice.choice(donors)
     near = [stage for stage in (donor - 1, donor + 1) if 0 <= stage < len(unit.layers)]
     far = [stage for stage in range(len(unit.layers)) if stage != donor]
@@ -48,22 +48,23 @@ def edit_stage_recompute(problem: PlanningProblem, draft: PlanDraft, unit: UnitD
 
 
 def edit_layer_recompute(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice: random.Random) -> None:
-    """Another recomputation policy of some layers of one stage: its first ones or its last ones."""
+    """Another recomputation policy of some layers of one stage: its first ones, its last ones, or as often any."""
     stage = choice.choice(list(unit.stage_slices()))
     if stage.stop - stage.start < 2:
-        raise NoOtherValue
+        raise NoOtherValueError
     count = choice.randrange(1, stage.stop - stage.start)
-    ends = (slice(stage.start, stage.start + count), slice(stage.stop - count, stage.stop))
-    _recompute(unit, choice.choice(ends), choice)
+    last = stage.stop - count
+    first = choice.choice((stage.start, last, choice.randint(stage.start, last), choice.randint(stage.start, last)))
+    _recompute(unit, slice(first, first + count), choice)
 
 
 def divide(seconds: Sequence[float], stages: int) -> list[int]:
-    """How many of consecutive layers, which take so many seconds each, stages get that take about as long as each other.
+    """How many of consecutive layers, of so many seconds each, stages get that take about as long as each other.
 
-    Raises NoOtherValue if there are more stages than layers.
+    Raises NoOtherValueError if there are more stages than layers.
     """
     if stages > len(seconds):
-        raise NoOtherValue
+        raise NoOtherValueError
     ends = np.cumsum(seconds)
     targets = ends[-1] * np.arange(1, stages) / stages
     cuts = np.searchsorted(ends, targets - seconds[0] / 2) + 1

@@ -8,7 +8,7 @@ _SHOWN_FIELDS = 4
 
 
 def print_edits(rows: Sequence[Row]) -> None:
-    """Prints the rows of `edits_row`: a table, then each plan's best edit, and whether all plans are within the goal."""
+    """Prints the rows of `edits_row`: a table, each plan's best edit, and whether all plans are within the goal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -41,6 +41,8 @@ def _details(row: Row) -> str:
     counts = f"{row['draws']:,} draws; {row['longer_by_bound']} longer by their bounds; refused: {refused}"
     if not row["best"]:
         return f"{row['name']}: no edit shortens the step. {counts}"
-    devices = f" on {row['best_devices']:,} devices" if row["best_devices"] != row["devices"] else ""
+    devices = ""
+    if row["best_devices"] != row["devices"]:
+        devices = f" on {row['best_devices']:,} devices, {row['best_more_device_seconds']:+.1%} device-seconds"
     fields = ", ".join(f"{field} {share:.2%}" for field, share in list(row["fields"].items())[:_SHOWN_FIELDS])
     return f"{row['name']}: {row['best']}{devices}. By field: {fields}. {counts}"

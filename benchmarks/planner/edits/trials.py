@@ -41,7 +41,7 @@ class EditTrials:
 
     Attributes:
         chosen: The plan before the edits.
-        draws: Draws of an edit; some give none, or a plan that was there before.
+        draws: Draws of an edit; some give none, or one that was there before.
         valid: The valid edits.
         bounded: How many of them were not simulated because their lower bound is longer than the chosen plan's step.
             Whether these fit into the memory is not known.
@@ -64,6 +64,16 @@ class EditTrials:
     def shorter_by(self, tried: TriedEdit) -> float:
         """The share of the chosen plan's step by which an edit shortens it; negative if it is longer."""
         return 1 - tried.step / self.chosen.timeline.step
+
+    def more_device_seconds(self, tried: TriedEdit) -> float:
+        """The share by which an edit raises devices times seconds of a step; negative if it lowers them."""
+        before = self.chosen.plan.device_count * self.chosen.timeline.step
+        return tried.plan.device_count * tried.step / before - 1
+
+    @property
+    def tried_fields(self) -> dict[str, int]:
+        """By field, the number of valid edits."""
+        return dict(collections.Counter(tried.edit.field for tried in self.valid))
 
     @property
     def best_by_field(self) -> dict[str, float]:
@@ -106,17 +116,15 @@ def try_edits(
     """
     choice, trials = random.Random(seed), EditTrials(chosen)
     trainable = is_trainable(problem, chosen.plan)
-    seen = {dataclasses.replace(chosen.plan, made_for=None)}
+    seen: set[str] = set()
     while len(trials.valid) < count and trials.draws < MOST_DRAWS * count:
         trials.draws += 1
         edit = draw(problem, chosen.plan, choice)
-        if edit is None:
+        if edit is None or edit.words in seen:
             continue
+        seen.add(edit.words)
         try:
-            plan = _build(problem, edit, trainable)
-            if plan not in seen:
-                seen.add(plan)
-                _judge(problem, trials, edit, plan)
+            _judge(problem, trials, edit, _build(problem, edit, trainable))
         except RefusedEditError as refused:
             trials.refused[refused.reason] += 1
             trials.examples.setdefault(refused.reason, f"{edit.words}: {refused}")
