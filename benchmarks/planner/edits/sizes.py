@@ -99,7 +99,8 @@ def edit_fsdp(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choic
 
 def edit_phase_rows(problem: PlanningProblem, draft: PlanDraft, unit: UnitDraft, choice: random.Random) -> None:
     """More or fewer rows over which items are dealt anew, or the rows of the global batch (0)."""
-    if len(unit.modules) > 1 or problem.graph[unit.modules[0]].is_backbone:
+    (first, *others) = unit.modules
+    if others or problem.graph[first].is_backbone:
         raise NoOtherValueError
     per_replica = [unit["dp"] * count for count in (1, 2, 3, 4)]
     whole = [0] if (problem.rows // draft.microbatches) % unit["dp"] == 0 else []
