@@ -72,15 +72,14 @@ def simulate(
     subject: Subject | None = None,
     cluster: str = "",
     rows: int | None = None,
-    hops: HopTiming = "auto",
-    without: Collection[EffectName] = (),
+    hops: HopTiming | None = None,
+    without: Collection[EffectName] | None = None,
 ) -> Timeline:
     """Simulates a step of a plan.
 
     Args:
         plan: A plan, or a plan file.
-        subject, cluster, rows: As in `plan`; by default the values for which the plan was made.
-        hops, without: As in `plan`.
+        subject, cluster, rows, hops, without: As in `plan`; by default the values for which the plan was made.
 
     Raises:
         UserError: No subject is given, and the plan was made for none that mmjax has.
@@ -91,7 +90,9 @@ def simulate(
     if subject is None and not made_for.configuration.gin_file:
         raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
-    problem = dataclasses.replace(_problem(subject, cluster, devices, rows, made_for, without), hops=hops)
+    left_out = made_for.without if without is None else without
+    problem = _problem(subject, cluster, devices, rows, made_for, left_out)
+    problem = dataclasses.replace(problem, hops=hops or made_for.hops or "auto")
     resolve_plan(laid_out, problem.graph, problem.devices)
     check_positions(laid_out.units, problem.row_positions)
     check_gathered_layers(problem, laid_out)

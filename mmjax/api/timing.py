@@ -17,6 +17,7 @@ from mmjax.planning.timed_plans import TimedPlans, time_on_devices
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COLLECTING, TIMING, display_call
 from sharding.plans.plan import Plan, as_plan
+from sharding.plans.plan_purpose import hops_of_processes
 
 
 def time_plans(
@@ -48,7 +49,7 @@ def time_plans(
     check_arguments(config, plans, steps)
     cluster = cluster_of_devices(jax.devices()[0].device_kind)
     problem = make_problem(config, workload_statistics(config), cluster, jax.device_count())
-    problem = dataclasses.replace(problem, hops="rendezvous" if jax.process_count() > 1 else "asynchronous")
+    problem = dataclasses.replace(problem, hops=hops_of_processes(jax.process_count()))
     with display_call() as display:
         if isinstance(plans, int):
             candidates = best_candidates(problem, plans, callback=functools.partial(display.show, COLLECTING))

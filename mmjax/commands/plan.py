@@ -48,7 +48,7 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
     timed_plans: int = cli.flag(
         0,
         "Times steps of a training configuration under so many of the best plans, on the devices of this process, and "
-        "chooses the fastest; --cluster and --devices are then those devices unless given.",
+        "chooses the fastest; --cluster, --devices and --hops are then those of this process unless given.",
         metavar="K",
         parse=cli.integer(0),
     )
@@ -142,7 +142,7 @@ def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyCom
 
 
 def _on_these_devices(arguments: PlanArguments) -> "tuple[PlanArguments, ClusterConfig]":
-    """Returns the flags, with the number of this process's devices where it is left out, and the devices' cluster.
+    """Returns the flags with the devices and hops of this process where they are left out, and the devices' cluster.
 
     Raises:
         UserError: There are fewer devices than the flags say.
@@ -150,6 +150,7 @@ def _on_these_devices(arguments: PlanArguments) -> "tuple[PlanArguments, Cluster
     import jax
 
     from mmjax.planning.automatic import cluster_of_devices
+    from sharding.plans.plan_purpose import hops_of_processes
 
     count = jax.device_count()
     if arguments.devices and arguments.devices > count:
@@ -157,8 +158,10 @@ def _on_these_devices(arguments: PlanArguments) -> "tuple[PlanArguments, Cluster
             f"--timed_plans={arguments.timed_plans} runs plans on this process's devices, of which there are {count}, "
             f"fewer than --devices={arguments.devices}; leave --devices out, or plan without --timed_plans"
         )
-    with_devices = dataclasses.replace(arguments, devices=arguments.devices or count)
-    return with_devices, cluster_of_devices(jax.devices()[0].device_kind)
+    here = dataclasses.replace(
+        arguments, devices=arguments.devices or count, hops=arguments.hops or hops_of_processes(jax.process_count())
+    )
+    return here, cluster_of_devices(jax.devices()[0].device_kind)
 
 
 def _check_is_training(arguments: PlanArguments, inputs: ProblemInputs) -> None:

@@ -48,15 +48,16 @@ class ProblemArguments(cli.GinArguments):
     )
     allow_other_device: bool = cli.flag(False, "Accepts a profile of other hardware than the cluster's.")
     hops: str = cli.flag(
-        "auto",
+        "",
         "What hops occupy: asynchronous no device, rendezvous the devices at both ends, as between processes; auto the "
-        "latter where there are more devices than a node has.",
+        "latter where there are more devices than a node has. Without the flag, the plan's, else auto.",
         metavar="TIMING",
         parse=cli.one_of("auto", "asynchronous", "rendezvous"),
     )
-    without: tuple[EffectName, ...] = cli.flag(
-        (),
-        f"Effects to leave out of analytic costs, separated by commas: {', '.join(EFFECT_NAMES)}.",
+    without: tuple[EffectName, ...] | None = cli.flag(
+        None,
+        f"Effects to leave out of analytic costs, separated by commas: {', '.join(EFFECT_NAMES)}. Without the flag, "
+        "the plan's, else none.",
         metavar="EFFECTS",
         parse=cli.list_of(cli.one_of(*EFFECT_NAMES)),
     )

@@ -27,7 +27,13 @@ from sharding.costs.profiled import Profile, TimedRanks
 from sharding.planners.policies import auto
 from sharding.planners.problem import TENSOR_SIZES, PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, differences, module_sizes
+from sharding.plans.plan_purpose import (
+    NamedConfiguration,
+    PlanPurpose,
+    differences,
+    hops_of_processes,
+    module_sizes,
+)
 from sharding.runtime.coordination import exchange_texts
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -76,9 +82,7 @@ def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) ->
     batch_spec = global_batch_spec(config.data, config.model)
     loads = RowLoadStatistics(capacity_row_loads(batch_spec.arrays, module_graph(config.model)))
     problem = make_problem(config, loads, cluster_of_devices(profile.device_kind), devices, profile)
-    return dataclasses.replace(
-        problem, chunk_choices=(1,), hops="rendezvous" if jax.process_count() > 1 else "asynchronous"
-    )
+    return dataclasses.replace(problem, chunk_choices=(1,), hops=hops_of_processes(jax.process_count()))
 
 
 def plan_automatically(
@@ -163,6 +167,7 @@ def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
         model=module_sizes(module_graph(config.model)),
         rows=config.data.rows,
         cluster=cluster.name if cluster else "",
+        hops=hops_of_processes(jax.process_count()) if sum(unit.stage_count for unit in plan.units) > 1 else None,
     )
     other = differences(plan.made_for or PlanPurpose(), here)
     return f"the plan was made for {', '.join(other)}" if other else ""

@@ -15,7 +15,7 @@ from mmjax.planning.arguments import ProblemArguments
 if TYPE_CHECKING:
     from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
-CONFIGURATION_FLAGS = ("gin_file", "cluster", "devices", "profile")
+CONFIGURATION_FLAGS = ("gin_file", "cluster", "devices", "profile", "hops", "without")
 """Flags of any configuration that a plan may give; without `--gin_file` also `batch_rows`."""
 
 MODEL_FLAGS = ("data", "batch_rows", "trainable")
@@ -36,11 +36,14 @@ def flags_from_plan(
     """
     if made_for is None:
         return arguments
+    left_out = {field.name: field.default for field in dataclasses.fields(arguments)}
     offered: dict[str, Any] = {
         **dataclasses.asdict(made_for.configuration),
         "cluster": made_for.cluster,
         "devices": made_for.devices,
         "batch_rows": made_for.rows,
+        "hops": made_for.hops,
+        "without": () if arguments.profile else made_for.without,  # measured costs have no effects to leave out
     }
     if "gin_file" in names and not arguments.gin_file:
         _require_own_files(made_for.configuration)
@@ -51,7 +54,7 @@ def flags_from_plan(
         )
     if not cli.is_packaged(offered["data"], DESCRIBED_DATA):  # the name of a training run's data set
         offered["data"] = ""
-    taken = {name: offered[name] for name in names if offered[name] and not getattr(arguments, name)}
+    taken = {name: offered[name] for name in names if offered[name] and getattr(arguments, name) == left_out[name]}
     _require_known(taken, made_for)
     return dataclasses.replace(arguments, **taken)
 

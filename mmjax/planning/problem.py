@@ -96,6 +96,7 @@ def make_problem(
         configuration=NamedConfiguration(trainable=config.trainable),
         row_positions={} if isinstance(config, Workload) else positions_per_row(config),
         row_capacities={} if isinstance(config, Workload) else capacities_of_rows(config),
+        without=tuple(without),
     )
     if profile is None:
         return problem

@@ -120,8 +120,8 @@ def read_problem(
             trainable=config.trainable,
             profile=arguments.profile,
         ),
-        hops=cast("HopTiming", arguments.hops),
-        without=arguments.without,
+        hops=cast("HopTiming", arguments.hops or "auto"),
+        without=arguments.without or (),
         from_plan=taken_flags(given, arguments),
     )
 

@@ -48,7 +48,8 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "policies": [_entry(comparison, result) for result in comparison.results],
         "choice": comparison.choice.policy,
         "tied_with_choice": tied.policy if (tied := tied_with_choice(comparison)) else None,
-        "hops": problem.hops,
+        "hops": problem.occupied_by_hops,
+        "effects_left_out": list(problem.without),
         "stopped": comparison.stopped,
         "on_fewer_devices": [
             {**timeline_summary(result.timeline), "plan": json.loads(result.plan.to_json())}

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from configs.clusters import CLUSTERS, ClusterConfig
+from configs.cost_effects import EffectName
 from configs.device_generations import PUBLISHED
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
@@ -25,7 +26,14 @@ from sharding.planners.tables.tabulate import module_table
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
+from sharding.plans.plan_purpose import (
+    NamedConfiguration,
+    OccupiedByHops,
+    PlanPurpose,
+    default_hops,
+    mean_loads,
+    module_sizes,
+)
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.resolved.trained_parts import RequiredGradients
@@ -42,8 +50,7 @@ from sharding.specs.row_load_statistics import RowLoadStatistics
 TENSOR_SIZES = (1, 2, 4, 8)
 
 HopTiming = Literal["auto", "asynchronous", "rendezvous"]
-"""What hops occupy: no device (`asynchronous`, as device_put within a process), or the devices of both their ends
-(`rendezvous`, as programs between processes); `auto` takes the latter where the devices are on several nodes."""
+"""What hops occupy (`OccupiedByHops`); `auto` takes `rendezvous` where the devices are on several nodes."""
 
 STEP_SLACK = 0.02
 """Share by which a plan may take longer than the shortest step, to take fewer device-seconds."""
@@ -72,6 +79,7 @@ class PlanningProblem:
             frames or target images.
         configuration: The configuration that it was read from, which its plans name.
         hops: What hops occupy.
+        without: Effects that `costs` leave out, which its plans name.
     """
 
     graph: ModuleGraph
@@ -90,6 +98,7 @@ class PlanningProblem:
     row_capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     configuration: NamedConfiguration = NamedConfiguration()
     hops: HopTiming = "auto"
+    without: tuple[EffectName, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
@@ -104,7 +113,8 @@ class PlanningProblem:
 
     @functools.cached_property
     def purpose(self) -> PlanPurpose:
-        """The model, rows and cluster that its plans are made for."""
+        """The model, rows, cluster and assumptions that its plans are made for."""
+        is_default = self.occupied_by_hops == default_hops(self.cluster, self.devices)
         return PlanPurpose(
             configuration=self.configuration,
             model=module_sizes(self.graph),
@@ -113,13 +123,19 @@ class PlanningProblem:
             cluster=self.cluster.name,
             described_cluster=None if self.cluster.name in CLUSTERS else self.cluster,
             devices=self.devices,
+            hops=None if is_default else self.occupied_by_hops,
+            without=self.without,
         )
+
+    @property
+    def occupied_by_hops(self) -> OccupiedByHops:
+        """What hops occupy; for `auto` what it takes on these devices."""
+        return default_hops(self.cluster, self.devices) if self.hops == "auto" else self.hops
 
     @property
     def rendezvous(self) -> bool:
         """Whether hops occupy the devices of both their ends."""
-        spans_nodes = self.devices > self.cluster.devices_per_node
-        return self.hops == "rendezvous" or (self.hops == "auto" and spans_nodes)
+        return self.occupied_by_hops == "rendezvous"
 
     def with_devices(self, devices: int) -> "PlanningProblem":
         """The same problem on another number of devices; shares what does not depend on it."""

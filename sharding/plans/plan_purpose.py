@@ -8,10 +8,11 @@ import math
 import pathlib
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from configs.clusters import CLUSTERS, ClusterConfig
 from configs.common.short_repr import short_repr
+from configs.cost_effects import EffectName
 from sharding.plans.plan_error import PlanError
 from sharding.plans.text.bounds import MAX_DEVICES, MAX_ROWS
 from sharding.specs.layers.layer import LoadColumn
@@ -20,6 +21,10 @@ from sharding.specs.row_load_statistics import RowLoadStatistics
 
 LOAD_TOLERANCE = 0.05
 """Share by which mean loads may differ without a warning: the loads of other samples of the same data do."""
+
+OccupiedByHops = Literal["asynchronous", "rendezvous"]
+"""What hops occupy: no device (`asynchronous`, as device_put within a process), or the devices of both their ends
+(`rendezvous`, as programs between processes)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,8 @@ class PlanPurpose:
         cluster: Name of the cluster.
         described_cluster: The cluster, where it is described in a gin file and not in configs/clusters.py.
         devices: Devices of the cluster, of which the plan takes some or all.
+        hops: What hops were taken to occupy; None for the default of the cluster (`default_hops`).
+        without: Effects that were left out of analytic costs.
     """
 
     configuration: NamedConfiguration = NamedConfiguration()
@@ -92,6 +99,8 @@ class PlanPurpose:
     cluster: str = ""
     described_cluster: ClusterConfig | None = None
     devices: int | None = None
+    hops: OccupiedByHops | None = None
+    without: tuple[EffectName, ...] = ()
 
     __repr__ = short_repr
 
@@ -114,9 +123,30 @@ class PlanPurpose:
                 if not text.isprintable():
                     raise PlanError(f"the plan's made_for: {key} has {reprlib.repr(text)}; use printable characters")
 
+    @property
+    def known_cluster(self) -> ClusterConfig | None:
+        """The figures of the cluster; None for a cluster that is not known."""
+        return self.described_cluster or CLUSTERS.get(self.cluster)
+
+    @property
+    def occupied_by_hops(self) -> OccupiedByHops | None:
+        """What hops were taken to occupy, by default too; None if the default is not known."""
+        cluster = self.known_cluster
+        return self.hops or (default_hops(cluster, self.devices) if cluster and self.devices else None)
+
     def document(self) -> dict[str, Any]:
         """The purpose as JSON values, without fields that are left out."""
         return _without_defaults(self)
+
+
+def hops_of_processes(processes: int) -> OccupiedByHops:
+    """What hops occupy in a run of so many processes, wherever its devices are."""
+    return "rendezvous" if processes > 1 else "asynchronous"
+
+
+def default_hops(cluster: ClusterConfig, devices: int) -> OccupiedByHops:
+    """What hops are taken to occupy on so many devices of a cluster: a run on several nodes has several processes."""
+    return "rendezvous" if devices > cluster.devices_per_node else "asynchronous"
 
 
 def module_sizes(graph: ModuleGraph) -> tuple[ModuleSize, ...]:
@@ -170,13 +200,15 @@ def _words(purpose: PlanPurpose) -> dict[str, str]:
         "data": purpose.configuration.data,
         "rows": f"{purpose.rows:,}" if purpose.rows else "",
         "cluster": purpose.cluster,
+        "hops": purpose.occupied_by_hops or "",
+        "effects left out": (", ".join(purpose.without) or "none") if purpose.cluster else "",
     }
     return sizes | {description: word for description, word in named.items() if word}
 
 
 def _cluster_figures(purpose: PlanPurpose) -> dict[str, str]:
     """Figures of the cluster, by their description in words; none for a cluster that is not known."""
-    cluster = purpose.described_cluster or CLUSTERS.get(purpose.cluster)
+    cluster = purpose.known_cluster
     return _figures(dataclasses.asdict(cluster), f"cluster {cluster.name}") if cluster else {}
 
 

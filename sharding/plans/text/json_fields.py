@@ -120,7 +120,7 @@ def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserEr
 
 def _present(kind: Any) -> Any:
     """Returns the type of a field's value without None, which stands for a key that is left out."""
-    if typing.get_origin(kind) is types.UnionType:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):  # the latter of a Literal
         (kind,) = (choice for choice in typing.get_args(kind) if choice is not type(None))
     return kind
 

@@ -7,7 +7,7 @@ _MAGNITUDES = ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def subject_in_words(purpose: PlanPurpose, devices: int) -> str:
-    """The model with the size of each module, the rows and the cluster, as far as they are known.
+    """The model with the size of each module, the rows, the cluster and assumptions that are not its default.
 
     Args:
         purpose: The model, rows and cluster that were simulated.
@@ -21,6 +21,11 @@ def subject_in_words(purpose: PlanPurpose, devices: int) -> str:
     sentences = [f"{name}: {model}" if model else name, ", ".join(filter(None, [rows, f"{taken} devices{cluster}"]))]
     if purpose.configuration.profile:
         sentences.append(f"Layers take what {purpose.configuration.profile} has measured")
+    if purpose.hops:
+        occupied = "the devices at both ends" if purpose.hops == "rendezvous" else "no device"
+        sentences.append(f"Hops occupy {occupied} ({purpose.hops})")
+    if purpose.without:
+        sentences.append(f"Effects left out: {', '.join(purpose.without)}")
     return "".join(f"{sentence}. " for sentence in sentences).strip()
 
 

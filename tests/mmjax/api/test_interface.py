@@ -108,6 +108,10 @@ def test_a_plan_is_the_commands_and_its_simulated_step_is_the_simulators(tmp_pat
     printed = call_command("simulate", f"--plan={path}", "--json", "--without=jitter,throttling").stdout
     said = json.loads(printed)
     assert said["step_seconds"] == without < timeline.step
+    assumed = dataclasses.replace(comparison.plan.made_for, hops="asynchronous", without=("jitter", "throttling"))
+    plan = dataclasses.replace(comparison.plan, made_for=assumed)
+    assert mmjax.simulate(plan, hops="auto").step == without and not mmjax.simulate(plan).rendezvous
+    assert mmjax.simulate(plan, without=()).step == steps["asynchronous"].step
 
 
 def test_a_training_run_is_planned_on_its_own_data():

@@ -159,6 +159,27 @@ def test_flags_override_what_a_plan_was_made_for_and_the_difference_is_said(plan
     ]
 
 
+def test_hops_and_left_out_effects_of_a_plan_count_until_flags_say_otherwise(planned, tmp_path):
+    path = tmp_path / "plan.json"
+    assumed = {"hops": "asynchronous", "without": ("jitter", "dispatch")}
+    plan = Plan.load(planned[0])
+    dataclasses.replace(plan, made_for=dataclasses.replace(plan.made_for, **assumed)).save(path)
+    flags = ("--hops=asynchronous", "--without=jitter,dispatch")
+    recorded, given = simulate(f"--plan={path}", "--json"), simulate(f"--plan={planned[0]}", "--json", *flags)
+    assert json.loads(recorded.stdout)["step_seconds"] == json.loads(given.stdout)["step_seconds"] < planned[1]
+    assert recorded.stderr.splitlines() == [f"{simulate(f'--plan={planned[0]}').stderr.strip()} {' '.join(flags)}"]
+    assert given.stderr.splitlines()[1:] == [
+        "note: plan.json was made for hops rendezvous (here asynchronous), "
+        "effects left out none (here jitter, dispatch)"
+    ]
+    other = simulate(f"--plan={path}", "--json", "--hops=auto", "--without=")
+    assert json.loads(other.stdout)["step_seconds"] == planned[1]
+    assert other.stderr.splitlines()[1:] == [
+        "note: plan.json was made for hops asynchronous (here rendezvous), "
+        "effects left out jitter, dispatch (here none)"
+    ]
+
+
 def test_a_plan_for_another_model_is_refused_with_the_numbers_of_both(planned):
     done = simulate(f"--plan={planned[0]}", "--gin_file=models/mllm_15b.gin")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

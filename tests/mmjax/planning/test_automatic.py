@@ -12,13 +12,14 @@ from mmjax.planning import automatic
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.metrics_file import METRICS_FILE
 from sharding.costs.profiled import ProfileError
-from sharding.plans.plan import single_device_plan
+from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_purpose import PlanPurpose, module_sizes
 from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model
+from tests.unit_plans import module_unit
 
 MODEL = tiny_model(vocabulary=48)
 GRAPH = module_graph(MODEL)
@@ -77,6 +78,17 @@ def test_a_plan_that_was_made_for_another_step_is_told_so(tmp_path):
         plan.save(path)
         planned = automatic.plan_and_predict(dataclasses.replace(CONFIG, plan=str(path)), tmp_path, "", False)
         assert planned == (plan, expected, None)
+
+
+@pytest.mark.parametrize("hops", [None, "rendezvous"])
+def test_a_plan_whose_hops_occupy_something_else_here_is_told_so(tmp_path, hops):
+    """One process runs it, whose hops occupy no device."""
+    units = (module_unit("vision", (0,)), module_unit("backbone", (1,)), module_unit("generator", (2,)))
+    made_for = PlanPurpose(cluster="cpu", devices=8, hops=hops)
+    Plan(units, made_for=made_for).save(tmp_path / "plan.json")
+    config = dataclasses.replace(CONFIG, plan=str(tmp_path / "plan.json"))
+    _, remark, _ = automatic.plan_and_predict(config, tmp_path, "", False)
+    assert remark == ("the plan was made for hops rendezvous (here asynchronous)" if hops else "")
 
 
 def test_the_summary_has_the_median_of_the_steps_after_the_first_window(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.cost_effects import EFFECT_NAMES
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
 from sharding.plans.plan import Plan, single_device_plan
@@ -61,6 +62,8 @@ PURPOSES = st.fixed_dictionaries(
         "rows": maybe(st.integers(1, MAX_ROWS)),
         "cluster": NAMES,
         "devices": maybe(st.integers(1, MAX_DEVICES)),
+        "hops": st.sampled_from([None, "asynchronous", "rendezvous"]),
+        "without": tuples(st.sampled_from(EFFECT_NAMES)),
     }
 )
 """Fields of purposes: the type checks of tests draw random numbers, which strategies must not."""
@@ -116,7 +119,11 @@ def with_names(**names: object) -> NamedConfiguration:
     [
         ({"rows": 960}, ["rows 1,920 (here 960)"]),
         ({"cluster": "h100"}, ["cluster a800 (here h100)"]),
-        ({"devices": 8}, []),
+        ({"devices": 64}, []),
+        ({"devices": 8}, ["hops rendezvous (here asynchronous)"]),
+        ({"devices": 8, "hops": "rendezvous"}, []),
+        ({"hops": "asynchronous"}, ["hops rendezvous (here asynchronous)"]),
+        ({"without": ("jitter", "contention")}, ["effects left out none (here jitter, contention)"]),
         ({"configuration": with_names(gin_file=("b.gin",), gin=("X = 1",), profile="p.json")}, []),
         (
             {"configuration": with_names(trainable=("backbone", "projectors"))},
@@ -167,6 +174,8 @@ def test_a_plan_of_another_model_is_refused_with_the_numbers_of_both():
         ({"cluster": "a\n800"}, r"the plan's made_for: cluster has 'a\n800'; use printable characters"),
         ({"configuration": {"gin": ["\x1b[31m"]}}, r"the plan's made_for: gin has '\x1b[31m'; use printable"),
         ({"mean_row": [{"module": "\r"}]}, r"the plan's made_for: module has '\r'; use printable characters"),
+        ({"hops": "both"}, "the plan's made_for: hops is 'both'; it must be one of asynchronous, rendezvous"),
+        ({"without": ["noise"]}, "the plan's made_for: without is ['noise']; it must be a list of throttling, interf"),
         ({"rows": None}, "the plan's made_for: rows is None; it must be a whole number"),
         ({"row": 1}, "the plan's made_for has the unknown key 'row'; known are configuration, model,"),
         ({"configuration": {"gin_files": []}}, "made_for.configuration has the unknown key 'gin_files'"),

@@ -33,6 +33,10 @@ def test_a_purpose_in_words():
     assert subject_in_words(dataclasses.replace(PURPOSE, configuration=profiled), 1236) == (
         f"{WORDS} Layers take what p.json has measured."
     )
+    assumed = dataclasses.replace(PURPOSE, hops="asynchronous", without=("jitter", "dispatch"))
+    assert subject_in_words(assumed, 1236) == (
+        f"{WORDS} Hops occupy no device (asynchronous). Effects left out: jitter, dispatch."
+    )
 
 
 @pytest.mark.parametrize(
