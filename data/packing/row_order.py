@@ -150,11 +150,7 @@ def _read_profile(text: str) -> Profile:
 
 
 def profile_of_plan(profile: Profile, plan: Plan, model: ModelConfig) -> Profile:
-    """The measurements of a profile that the costs of a plan need: the model's layers, on the ranks of its units.
-
-    Raises:
-        DataError: They are too large for a request.
-    """
+    """The measurements of a profile that the costs of a plan need: the model's layers, on the ranks of its units."""
     graph = module_graph(model)
     needed = {
         (f"{layer.part}/{layer.name}", TimedRanks.of(module_parallelism(unit, module)))
@@ -163,14 +159,18 @@ def profile_of_plan(profile: Profile, plan: Plan, model: ModelConfig) -> Profile
         for layer, _ in graph[module].all_layers
     }
     layers = tuple(entry for entry in profile.layers if (entry.layer, entry.ranks) in needed)
-    plan_profile = dataclasses.replace(profile, layers=layers)
-    size = len(json.dumps(json.loads(plan_profile.to_json())))
+    return dataclasses.replace(profile, layers=layers)
+
+
+def check_profile_size(profile: Profile) -> None:
+    """Raises DataError if a profile is too large for a request to producers."""
+    size = len(json.dumps(json.loads(profile.to_json())))
     if size > MAX_PROFILE_BYTES:
         raise DataError(
-            f"the profile's {len(layers)} entries for this plan have {size} bytes, and a request for an order of rows "
-            f"has room for {MAX_PROFILE_BYTES}: measure fewer sizes, or choose TrainConfig.reordering = 'none'"
+            f"the profile's {len(profile.layers)} entries for this plan have {size} bytes, and a request for an order "
+            f"of rows to TrainConfig.producers has room for {MAX_PROFILE_BYTES}: measure fewer sizes, choose "
+            "TrainConfig.reordering = 'none', or train without producers"
         )
-    return plan_profile
 
 
 def reorder_rows(batch: GlobalBatch, order: Int[np.ndarray, " n"]) -> GlobalBatch:

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from configs.clusters import cluster_of_device_kind
 from configs.common.errors import UserError
 from data.packing.batch_spec import global_batch_spec
 from mmjax.planning.problem import make_problem
@@ -10,6 +9,8 @@ from mmjax.reporting.run_folder import Run
 from mmjax.training.config import TrainConfig
 from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.profiled import Profile
+from sharding.planners.problem import HopTiming
+from sharding.plans.plan_purpose import PlanPurpose, cluster_of_run, hops_of_processes
 from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
@@ -29,6 +30,8 @@ class PredictedTimeline:
 def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
     """Simulates a step of a run's plan; rows have their full capacity, because programs compute all of it.
 
+    Hops occupy what they occupy between the run's processes. Effects that the plan was made without are left out.
+
     Raises:
         UserError: The run has no plan, its plan does not fit its model, or nothing is known about its devices.
     """
@@ -40,16 +43,24 @@ def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
     path = run.workdir / PROFILE_FILE
     profile = Profile.load(path) if path.is_file() else None
     kind = profile.device_kind if profile else _device_kind(run)
-    cluster = cluster_of_device_kind(kind)
+    made_for = run.plan.made_for or PlanPurpose()
+    cluster = cluster_of_run(made_for, kind)
     if cluster is None:
         raise UserError(f"configs/clusters.py has no cluster of {kind or 'unknown'} devices, by which to cost a step")
-    problem = make_problem(config, loads, cluster, run.plan.device_count, profile)
+    without = () if profile else made_for.without
+    problem = make_problem(config, loads, cluster, run.plan.device_count, profile, without=without)
+    problem = dataclasses.replace(problem, hops=_hops(run, made_for))
     costs = (
         f"layers measured on this machine ({PROFILE_FILE})"
         if profile
-        else f"the analytic costs of the cluster {cluster.name}"
+        else f"the analytic costs of the cluster {cluster.name}" + (f" without {', '.join(without)}" if without else "")
     )
     return PredictedTimeline(problem.simulate(run.plan), costs)
+
+
+def _hops(run: Run, made_for: PlanPurpose) -> HopTiming:
+    """What the run's hops occupy: by its processes, and if these are not recorded, what its plan was made for."""
+    return hops_of_processes(run.starts[-1]["processes"]) if run.starts else made_for.hops or "auto"
 
 
 def _device_kind(run: Run) -> str:

@@ -3,17 +3,18 @@
 `TrainingRun` opens them when a run starts; the timing of plans (`mmjax.training.profiling.step_times`) too.
 """
 
-from configs.clusters import CLUSTERS, ClusterConfig, cluster_of_device_kind
+from configs.clusters import CLUSTERS
 from configs.common.errors import UserError
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.pipeline import training_batches
-from data.packing.row_order import RowOrderRequest, profile_of_plan
+from data.packing.row_order import RowOrderRequest, check_profile_size, profile_of_plan
 from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig
 from sharding.costs.profiled import Profile
 from sharding.plans.plan import Plan
+from sharding.plans.plan_purpose import cluster_of_run
 
 
 def row_order_request(
@@ -27,13 +28,13 @@ def row_order_request(
     Args:
         config: The run.
         plan: The plan whose simulated step is to be short.
-        device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give the cost of a row without a
-            profile.
+        device_kind: `jax.Device.device_kind` of its devices, by whose cluster (`cluster_of_run`) rows are costed
+            without a profile.
         profile: The run's profile, whose measured times give the cost of a row; None without one.
         processes: Number of processes of the run; between several, hops occupy the devices of both their ends.
 
     Raises:
-        DataError: The profile's measurements for this plan are too large to send to producers.
+        DataError: There are producers, and the profile's measurements for this plan are too large to send to them.
         UserError: The configuration orders microbatches, and the microbatches of a unit run in lockstep.
     """
     if config.reordering == "none":
@@ -45,17 +46,10 @@ def row_order_request(
             "its microbatches run in lockstep; choose none or intra_microbatch"
         )
     measured = None if profile is None else profile_of_plan(profile, plan, config.model)
-    cluster = _cluster_of_run(plan, device_kind)
+    if measured and config.producers:
+        check_profile_size(measured)
+    cluster = cluster_of_run(plan.made_for, device_kind) or CLUSTERS["cpu"]
     return RowOrderRequest(plan, cluster.name, config.trainable, config.reordering, measured, processes > 1)
-
-
-def _cluster_of_run(plan: Plan, device_kind: str) -> ClusterConfig:
-    """The cluster of a kind of device: the described one that the plan was made for, unless the kind is another's."""
-    known = cluster_of_device_kind(device_kind)
-    described = plan.made_for and plan.made_for.described_cluster
-    if described and (known is None or described.has_device_kind(device_kind)):
-        return described
-    return known or CLUSTERS["cpu"]
 
 
 def open_batches(

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from configs.clusters import CLUSTERS, ClusterConfig
+from configs.clusters import CLUSTERS, ClusterConfig, cluster_of_device_kind
 from configs.common.short_repr import short_repr
 from configs.cost_effects import EffectName
 from sharding.plans.plan_error import PlanError
@@ -147,6 +147,18 @@ def hops_of_processes(processes: int) -> OccupiedByHops:
 def default_hops(cluster: ClusterConfig, devices: int) -> OccupiedByHops:
     """What hops are taken to occupy on so many devices of a cluster: a run on several nodes has several processes."""
     return "rendezvous" if devices > cluster.devices_per_node else "asynchronous"
+
+
+def cluster_of_run(made_for: PlanPurpose | None, device_kind: str) -> ClusterConfig | None:
+    """The cluster of a run whose devices are of a kind (`jax.Device.device_kind`); None if it is not known.
+
+    It is the described cluster that the run's plan was made for, unless that names kinds of devices without this one,
+    and the kind is of a cluster in configs/clusters.py.
+    """
+    known, described = cluster_of_device_kind(device_kind), made_for.described_cluster if made_for else None
+    if described and (known is None or not described.device_kinds or described.has_device_kind(device_kind)):
+        return described
+    return known
 
 
 def module_sizes(graph: ModuleGraph) -> tuple[ModuleSize, ...]:

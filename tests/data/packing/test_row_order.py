@@ -16,7 +16,14 @@ from data.packing.dealt_phases import plan_phase_rows
 from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.pipeline import training_batches, training_pipeline
 from data.packing.planned_row_loads import planned_row_loads, planned_rows
-from data.packing.row_order import MAX_PROFILE_BYTES, RowOrder, RowOrderRequest, profile_of_plan, reorder_rows
+from data.packing.row_order import (
+    MAX_PROFILE_BYTES,
+    RowOrder,
+    RowOrderRequest,
+    check_profile_size,
+    profile_of_plan,
+    reorder_rows,
+)
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 from sharding.balancing.reordering.row_reorderer import RowReorderer
@@ -142,11 +149,12 @@ def test_a_request_takes_the_measurements_of_its_plan_alone():
     plan_profile = profile_of_plan(profile, PLAN, MODEL)
     assert {entry.ranks for entry in plan_profile.layers} == {TimedRanks(1)}
     assert [entry for entry in profile.layers if entry.ranks == TimedRanks(1)] == list(plan_profile.layers)
-    many = dataclasses.replace(profile, layers=profile.layers * 500)
+    check_profile_size(plan_profile)
+    many = profile_of_plan(dataclasses.replace(profile, layers=profile.layers * 500), PLAN, MODEL)
     with pytest.raises(
         DataError, match=f"entries for this plan have [0-9]+ bytes, .* has room for {MAX_PROFILE_BYTES}"
     ):
-        profile_of_plan(many, PLAN, MODEL)
+        check_profile_size(many)
 
 
 def test_two_threads_order_rows_at_once():

@@ -1,14 +1,17 @@
 """`python -m mmjax.report`: without jax, on the workdirs of runs, and what it refuses."""
 
+import dataclasses
 import json
 import pathlib
 
 import gin
 import pytest
 
+from configs.clusters import CLUSTERS
 from mmjax import cli
 from mmjax.commands import report
 from mmjax.reporting.run_folder import open_run
+from sharding.plans.plan_purpose import PlanPurpose
 from tests.commands import call_command, run_without_jax
 from tests.mmjax.reporting.workdirs import PLAN, write_start, write_steps
 from tests.sharding.html.documents import parsed_page, words
@@ -77,6 +80,36 @@ def test_a_damaged_plan_or_configuration_is_named_where_the_step_is_not_predicte
         assert isinstance(predicted, str) and reason in predicted, predicted
     make_workdir(workdir)
     assert not isinstance(report._predicted(open_run(workdir)), str)
+    gin.clear_config()
+
+
+def test_hops_of_a_simulated_step_are_those_of_the_runs_processes_wherever_its_devices_are(tmp_path):
+    """A node of the cluster has eight devices, and the plan takes six."""
+    workdir = make_workdir(tmp_path / "run")
+    for processes, hops, rendezvous in ((1, "rendezvous", False), (2, "asynchronous", True)):
+        (workdir / "starts.jsonl").unlink()
+        write_start(workdir, 0, processes=processes)
+        made_for = PlanPurpose(cluster="cpu", devices=6, hops=hops)
+        dataclasses.replace(PLAN, made_for=made_for).save(workdir / "plan.json")
+        assert report._predicted(open_run(workdir)).timeline.rendezvous == rendezvous
+    (workdir / "starts.jsonl").unlink()
+    (workdir / "summary.json").write_text(json.dumps({"steps": 3, "devices": "6 x cpu"}))
+    assert not report._predicted(open_run(workdir)).timeline.rendezvous
+    gin.clear_config()
+
+
+def test_a_step_is_simulated_on_the_cluster_and_without_the_effects_that_its_plan_was_made_for(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    described = dataclasses.replace(CLUSTERS["h100"], name="mine", device_kinds=())
+    purpose = PlanPurpose(cluster="mine", described_cluster=described)
+    steps = {}
+    for without in ((), ("jitter", "throttling")):
+        made_for = dataclasses.replace(purpose, without=without)
+        dataclasses.replace(PLAN, made_for=made_for).save(workdir / "plan.json")
+        predicted = report._predicted(open_run(workdir))
+        steps[predicted.costs] = predicted.timeline.step
+    of_mine = "the analytic costs of the cluster mine"
+    assert steps[f"{of_mine} without jitter, throttling"] < steps[of_mine]
     gin.clear_config()
 
 

@@ -91,6 +91,15 @@ def test_a_plan_whose_hops_occupy_something_else_here_is_told_so(tmp_path, hops)
     assert remark == ("the plan was made for hops rendezvous (here asynchronous)" if hops else "")
 
 
+@pytest.mark.parametrize(("processes", "rendezvous"), [(1, False), (2, True)])
+def test_a_step_is_predicted_with_the_hops_of_the_runs_processes(monkeypatch, processes, rendezvous):
+    """On eight devices, one node of the cluster, and on sixteen, two of them."""
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    for devices in (8, 16):
+        problem = automatic.problem_from_profile(CONFIG, synthetic_profile(GRAPH, "cpu"), devices)
+        assert problem.rendezvous == rendezvous
+
+
 def test_the_summary_has_the_median_of_the_steps_after_the_first_window(tmp_path):
     lines = [{"step": step, automatic.STEP_SECONDS: seconds} for step, seconds in enumerate((9.0, 0.2, 0.4, 0.3))]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -35,9 +35,9 @@ def scalars(step: int) -> dict[str, float]:
     }
 
 
-def write_start(workdir: pathlib.Path, step: int, time: str = "2026-11-20T10:00:00+00:00") -> None:
+def write_start(workdir: pathlib.Path, step: int, time: str = "2026-11-20T10:00:00+00:00", processes: int = 1) -> None:
     """A line of `starts.jsonl`."""
-    line = {"time": time, "step": step, "steps": 60, "processes": 1, "remark": "", "devices": "8 x cpu"}
+    line = {"time": time, "step": step, "steps": 60, "processes": processes, "remark": "", "devices": "8 x cpu"}
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / "starts.jsonl").open("a") as lines:
         lines.write(json.dumps(line | {"versions": VERSIONS}) + "\n")
