@@ -19,7 +19,12 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.idle.filled_idle import FilledIdle
 from sharding.simulation.idle.idle_time import IDLE_CAUSES, IdleCause
-from sharding.simulation.pages.html_tables import efficiency_in_words, filled_title, range_in_words
+from sharding.simulation.pages.html_tables import (
+    efficiency_in_words,
+    filled_title,
+    range_in_figures,
+    range_in_words,
+)
 from sharding.simulation.summary import timeline_summary
 from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import ModuleGraph
@@ -79,7 +84,7 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     memory = _bytes(problem.cluster.usable_memory)
     title = (
         f"Simulated steps of {problem.rows:,} rows on at most {problem.devices:,} devices of {problem.cluster.name}, "
-        f"{memory} usable on each"
+        f"{memory} usable on each{'; ranges by published runs' if comparison.has_ranges else ''}"
     )
     print_table(_policies(comparison, simulated, title), console)
     print_table(_idle(simulated), console)
@@ -107,6 +112,7 @@ def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], t
     columns = (
         "policy",
         "step",
+        *_range_columns(comparison),
         "MFU",
         "MFU whole squares",
         "HFU whole squares",
@@ -124,6 +130,7 @@ def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], t
         table.add_row(
             result.policy,
             _seconds(timeline.step),
+            *(range_in_figures(timeline.step_range) for _ in _range_columns(comparison)),
             f"{timeline.mfu:.1%}",
             f"{timeline.mfu_whole_squares:.1%}",
             f"{timeline.hfu_whole_squares:.1%}",
@@ -136,6 +143,11 @@ def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], t
             style="bold" if result is comparison.choice else None,
         )
     return table
+
+
+def _range_columns(comparison: PolicyComparison) -> tuple[str, ...]:
+    """The heading of the column of ranges; none where the steps have none."""
+    return ("range",) if comparison.has_ranges else ()
 
 
 def _idle(simulated: Sequence[PolicyResult]) -> Table:
@@ -223,11 +235,12 @@ def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:
 
 
 def _fewer_devices(comparison: PolicyComparison) -> Table:
-    """Makes the table of the step's seconds on fewer devices than the choice has."""
+    """Makes the table of the simulated step's seconds on fewer devices than the choice has."""
     table = report_table(
         "The choice, and plans on fewer devices, simulated",
         "devices",
         "step",
+        *_range_columns(comparison),
         "times as long",
         "MFU",
         "MFU whole squares",
@@ -238,6 +251,7 @@ def _fewer_devices(comparison: PolicyComparison) -> Table:
         table.add_row(
             f"{result.plan.device_count:,}",
             _seconds(result.timeline.step),
+            *(range_in_figures(result.timeline.step_range) for _ in _range_columns(comparison)),
             f"{result.timeline.step / step:.2f}",
             f"{result.timeline.mfu:.1%}",
             f"{result.timeline.mfu_whole_squares:.1%}",

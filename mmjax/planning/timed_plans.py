@@ -16,6 +16,7 @@ from configs.common.tables import print_table, report_table
 from mmjax.planning.automatic import remark_on_devices
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes, time_steps
+from sharding.costs.published_errors import StepRange
 from sharding.frames import make_frame
 from sharding.html import numbers
 from sharding.html.elements import element, join
@@ -24,12 +25,17 @@ from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
+from sharding.simulation.pages.html_tables import range_in_figures
+from sharding.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas
 
 COLUMNS = ("plan", "#devices", "#median", "#shortest", "#longest", "#simulated")
 """Headings of a table for people."""
+
+RANGE_COLUMN = "#simulated range"
+"""Heading of one more column, where simulated steps have a range."""
 
 NO_SECONDS = "·"
 """Text of a cell without a figure."""
@@ -44,12 +50,14 @@ class TimedPlan:
         plan: The plan.
         simulated: Seconds of a step by the simulation; infinite for a plan that cannot hold the model or the batch.
         times: Seconds of its steps, or why it could not run.
+        simulated_range: The range of the simulated step; None without one.
     """
 
     name: str
     plan: Plan
     simulated: float
     times: StepTimes
+    simulated_range: StepRange | None = None
 
     def figures(self) -> dict[str, Any]:
         """The figures for documents and frames: seconds, None where there are none, and the error."""
@@ -58,6 +66,7 @@ class TimedPlan:
             "name": self.name,
             "devices": self.plan.device_count,
             "simulated_seconds": self.simulated if math.isfinite(self.simulated) else None,
+            "simulated_range_seconds": self.simulated_range and self.simulated_range[:2],
             "median_seconds": self.times.median if seconds else None,
             "shortest_seconds": min(seconds, default=None),
             "longest_seconds": max(seconds, default=None),
@@ -65,13 +74,14 @@ class TimedPlan:
         }
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of its line in a table for people, by `COLUMNS`."""
+        """The cells of its line in a table for people, by `COLUMNS` and `RANGE_COLUMN`."""
         figures = self.figures()
         seconds = [figures[f"{name}_seconds"] for name in ("median", "shortest", "longest", "simulated")]
         return (
             self.name,
             numbers.count(self.plan.device_count),
             *(NO_SECONDS if value is None else numbers.seconds(value) for value in seconds),
+            range_in_figures(self.simulated_range) or NO_SECONDS,
         )
 
 
@@ -98,6 +108,17 @@ class TimedPlans:
         if first.times.error:
             raise PlanError(f"none of the {len(self.plans)} plans could run; {first.name}: {first.times.error}")
         return first
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of the table."""
+        has_ranges = any(timed.simulated_range for timed in self.plans)
+        return (*COLUMNS, RANGE_COLUMN) if has_ranges else COLUMNS
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, a tuple for each plan."""
+        return [timed.cells()[: len(self.columns)] for timed in self.plans]
 
     @property
     def caption(self) -> str:
@@ -134,8 +155,8 @@ class TimedPlans:
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
-        rows = [timed.cells() for timed in self.plans]
-        return join([html_table(COLUMNS, rows, self.caption, [0]), *(element("p", line) for line in self.remarks)])
+        table = html_table(self.columns, self.rows, self.caption, [0])
+        return join([table, *(element("p", line) for line in self.remarks)])
 
 
 def time_on_devices(
@@ -159,16 +180,16 @@ def time_on_devices(
         DataError: The data set does not fit the model or the data configuration.
     """
     devices = jax.devices()
-    simulated: dict[str, float] = {}
+    simulated: dict[str, Timeline] = {}
     times: dict[str, StepTimes] = {}
     for name, plan in plans.items():
         try:
             resolve_plan(plan, problem.graph, len(devices), config.data.rows)
-            simulated[name] = float(problem.simulate(plan).step)
+            simulated[name] = problem.simulate(plan)
         except PlanError as error:
             times[name] = StepTimes(error=str(error))
     times |= time_steps(config, {name: plans[name] for name in simulated}, steps, callback)
-    timed = [TimedPlan(name, plan, simulated.get(name, math.inf), times[name]) for name, plan in plans.items()]
+    timed = [_timed_plan(name, plan, simulated.get(name), times[name]) for name, plan in plans.items()]
     return TimedPlans(
         tuple(sorted(timed, key=lambda timed_plan: timed_plan.times.median)),
         devices[0].device_kind,
@@ -177,11 +198,18 @@ def time_on_devices(
     )
 
 
+def _timed_plan(name: str, plan: Plan, timeline: Timeline | None, times: StepTimes) -> TimedPlan:
+    """The record of a plan; without a timeline if it cannot hold the model or the batch."""
+    if timeline is None:
+        return TimedPlan(name, plan, math.inf, times)
+    return TimedPlan(name, plan, timeline.step, times, timeline.step_range)
+
+
 def print_timed_plans(timed: TimedPlans, console: Console) -> None:
     """Prints the seconds of the steps of plans, and why other plans could not run."""
-    table = report_table(timed.caption, *(name.lstrip("#") for name in COLUMNS))
-    for number, plan in enumerate(timed.plans):
-        table.add_row(*plan.cells(), style=None if number else "bold")
+    table = report_table(timed.caption, *(name.lstrip("#") for name in timed.columns))
+    for number, cells in enumerate(timed.rows):
+        table.add_row(*cells, style=None if number else "bold")
     print_table(table, console)
     for line in timed.remarks:
         console.print(line, soft_wrap=True)

@@ -8,7 +8,7 @@ from mmjax.reporting.run_folder import Run
 from mmjax.reporting.run_records import is_number
 from sharding.html.elements import Html, element, table
 from sharding.html.numbers import percent, seconds
-from sharding.simulation.pages.html_tables import causes_table, idle_legend, in_words, op_legend
+from sharding.simulation.pages.html_tables import causes_table, idle_legend, in_words, op_legend, range_in_figures
 from sharding.simulation.pages.timeline_drawing import draw_timeline
 from sharding.simulation.timeline import Timeline
 
@@ -82,10 +82,11 @@ def _drawn(title: str, timeline: Timeline, scale: float | None, *remarks: Html) 
 
 
 def _compared(predicted: Timeline, measured: Timeline, one_scale: bool) -> str:
-    ratio = measured.step / predicted.step
+    ratio, range_ = measured.step / predicted.step, range_in_figures(predicted.step_range)
     scales = "Both are drawn on one scale." if one_scale else "Each is drawn on a scale of its own."
     return (
-        f"The measured step took {seconds(measured.step)}, {ratio:#.3g} times the simulated {seconds(predicted.step)}. "
+        f"The measured step took {seconds(measured.step)}, {ratio:#.3g} times the simulated {seconds(predicted.step)}"
+        f"{f' ({range_})' if range_ else ''}. "
         f"{scales} Busy shares are of the step in question."
     )
 

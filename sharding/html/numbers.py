@@ -37,6 +37,12 @@ def seconds(value: Number) -> str:
     return "0 s" if value == 0 else f"{significant(value / scale)} {unit}"
 
 
+def seconds_range(least: Number, most: Number) -> str:
+    """A range of durations in one unit, with three significant digits: "1.74 to 2.58 s"."""
+    scale, unit = seconds_unit(abs(most))
+    return f"{significant(least / scale, 3)} to {significant(most / scale, 3)} {unit}"
+
+
 def size_unit(largest: Number) -> tuple[float, str]:
     """The unit for sizes of at most `largest` bytes, as its bytes and its name."""
     return next((unit for unit in _SIZE_UNITS if largest >= unit[0]), _SIZE_UNITS[-1])

@@ -23,6 +23,7 @@ from sharding.planners.relaxation import solve_relaxations
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.simulation.pages.html_page import html_fragment
+from sharding.simulation.pages.html_tables import range_in_figures
 from sharding.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -84,10 +85,19 @@ class PolicyComparison:
         steps = ", ".join(
             f"{result.policy} {numbers.seconds(result.timeline.step)}" for result in self.results if result.simulated
         )
-        return f"PolicyComparison({steps}; choice: {self.choice.policy})"
+        range_ = range_in_figures(self.timeline.step_range)
+        return f"PolicyComparison({steps}; choice: {self.choice.policy}{f', {range_}' if range_ else ''})"
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether published runs give the simulated steps ranges."""
+        return self.timeline.step_range is not None
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A frame with a row for every policy that has a plan; raises UserError without pandas."""
+        """A frame with a row for every policy that has a plan; raises UserError without pandas.
+
+        `step` are the seconds of the simulated step, `step_least` and `step_most` the range in which it is expected.
+        """
         rows = [_figures(result) for result in self.results if result.simulated]
         return make_frame({name: [row[name] for row in rows] for name in rows[0]})
 
@@ -99,6 +109,7 @@ class PolicyComparison:
             (
                 result.policy,
                 numbers.seconds(result.timeline.step),
+                *([range_in_figures(result.timeline.step_range)] if self.has_ranges else []),
                 numbers.percent(result.timeline.mfu),
                 numbers.percent(result.timeline.mfu_whole_squares),
                 numbers.count(result.timeline.tokens_per_second),
@@ -111,7 +122,18 @@ class PolicyComparison:
         caption = (
             f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, simulated"
         )
-        columns = ("policy", "#step", "#MFU", "#MFU, causal squares whole", "#tokens/s", "#devices", "#microbatches")
+        if self.has_ranges:
+            caption += "; ranges by the errors on published runs"
+        columns = (
+            "policy",
+            "#step",
+            *(["#range"] if self.has_ranges else []),
+            "#MFU",
+            "#MFU, causal squares whole",
+            "#tokens/s",
+            "#devices",
+            "#microbatches",
+        )
         chosen = [number for number, result in enumerate(simulated) if result is self.choice]
         notes = [element("p", note) for note in without]
         return join([table(columns, rows, caption, chosen), *notes, Html(html_fragment(self.timeline))])
@@ -163,12 +185,15 @@ def _shares_devices(plan: Plan) -> bool:
 
 
 def _figures(result: PolicyResult) -> dict[str, Any]:
-    """Columns of a frame for a policy's plan: seconds, shares of the step, counts."""
+    """Columns of a frame for a policy's plan: seconds, None where there are none; shares of the step, counts."""
     timeline = result.timeline
+    least, most = timeline.step_range[:2] if timeline.step_range else (None, None)
     idle = {f"idle: {cause}": seconds / timeline.step for cause, seconds in timeline.idle.items()}
     return {
         "policy": result.policy,
         "step": timeline.step,
+        "step_least": least,
+        "step_most": most,
         "mfu": timeline.mfu,
         "mfu_whole_squares": timeline.mfu_whole_squares,
         "hfu": timeline.hfu,

@@ -3,7 +3,7 @@
 from sharding.costs.published_errors import StepRange
 from sharding.html.colours import BLUE, EMPTY, GREY
 from sharding.html.elements import Html, element, figures, join, legend, swatch, table
-from sharding.html.numbers import count, percent, seconds, size
+from sharding.html.numbers import count, percent, seconds, seconds_range, size
 from sharding.html.svg import rectangle
 from sharding.plans.text.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
@@ -34,12 +34,16 @@ def in_words(timeline: Timeline) -> str:
 
 def range_in_words(step_range: StepRange) -> str:
     """The range of a simulated step, and what it comes from."""
-    least, most = seconds(step_range.least), seconds(step_range.most)
-    return f"{least} to {most} by the errors on {step_range.runs} published runs"
+    return f"{range_in_figures(step_range)} by the errors on {step_range.runs} published runs"
+
+
+def range_in_figures(step_range: StepRange | None) -> str:
+    """The ends of a simulated step's range; empty where there is none."""
+    return seconds_range(step_range.least, step_range.most) if step_range else ""
 
 
 def headline_figures(timeline: Timeline) -> Html:
-    """Step time, MFU and throughput of a simulated step, devices and microbatches."""
+    """Step time, of a simulated step its range, MFU and throughput, devices and microbatches."""
     rates = []
     if timeline.costs is not None:
         recomputes = timeline.costs.recomputed.flops > 0
@@ -50,9 +54,11 @@ def headline_figures(timeline: Timeline) -> Html:
             *recomputed,
             ("tokens per second", count(round(timeline.tokens_per_second))),
         ]
+    range_ = range_in_figures(timeline.step_range)
     return figures(
         [
             (f"{timeline.kind} step", seconds(timeline.step)),
+            *([("its range by published runs", range_)] if range_ else []),
             *rates,
             ("devices", count(timeline.groups.device_count)),
             ("microbatches", count(timeline.op_graph.microbatches)),

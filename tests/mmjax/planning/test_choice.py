@@ -1,17 +1,19 @@
 """What is said of a choice: true where a shorter plan cannot be trained, and where fewer devices won."""
 
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 from configs.clusters import CLUSTERS
 from mmjax.planning.choice import explain_choice, tied_with_choice
-from mmjax.planning.report import plan_document
+from mmjax.planning.report import plan_document, print_comparison
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.policies.auto import PolicyResult, SimulatedPlan, best_result
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
 from sharding.plans.plan import single_device_plan
-from sharding.simulation.pages.html_tables import in_words, range_in_words
+from sharding.simulation.pages.html_tables import in_words, range_in_figures, range_in_words
 from tests.sharding.planners.problems import problem
 
 PROBLEM = problem(devices=12)
@@ -84,6 +86,35 @@ def test_plans_that_published_runs_cannot_tell_apart_are_a_tie():
     assert tied_with_choice(alone) is None and "a tie" not in explain_choice(alone)
     unknown = compare_policies(problem(devices=12, rows=24))  # no published run is of such devices
     assert tied_with_choice(unknown) is None and "published runs" not in explain_choice(unknown)
+
+
+def test_tables_have_a_range_beside_every_simulated_step_where_published_runs_give_one():
+    known = CLUSTERS["h100"]
+    case = dataclasses.replace(problem(devices=12, rows=24), cluster=known, costs=AnalyticCostModel(known))
+    comparison = compare_policies(case)
+    simulated = [policy_result for policy_result in comparison.results if policy_result.simulated]
+    ranges = [range_in_figures(policy_result.timeline.step_range) for policy_result in simulated]
+    fewer = [range_in_figures(plan.timeline.step_range) for plan in comparison.on_fewer_devices]
+    printed, html = shown(comparison), comparison._repr_html_()
+    policies, _, others = printed.partition("The choice, and plans on fewer devices, simulated")
+    assert all(simulated_range in policies and f">{simulated_range}</td>" in html for simulated_range in ranges)
+    assert fewer and all(simulated_range in others for simulated_range in fewer)
+    assert "Simulated steps of 24 rows" in policies and "ranges by published runs" in " ".join(policies.split())
+    frame = comparison.to_frame()
+    assert [*zip(frame["step_least"], frame["step_most"], strict=True)] == [
+        policy_result.timeline.step_range[:2] for policy_result in simulated
+    ]
+    assert range_in_figures(comparison.timeline.step_range) in repr(comparison)
+    unknown = compare_policies(problem(devices=12, rows=24))
+    assert "range" not in shown(unknown) + repr(unknown) and ">range<" not in unknown._repr_html_()
+    assert unknown.to_frame()["step_least"].isna().all()
+
+
+def shown(comparison) -> str:
+    """What the command prints in a terminal of 120 columns."""
+    console = Console(width=120, file=io.StringIO())
+    print_comparison(comparison, console)
+    return console.file.getvalue()
 
 
 def test_a_step_that_is_longer_between_processes_is_said():

@@ -1,9 +1,11 @@
 """Plans timed by real steps: on the same batches, in turns, the fastest chosen, those that cannot run named."""
 
 import dataclasses
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 import mmjax
 from configs.architectures import ModelConfig
@@ -15,9 +17,10 @@ from mmjax.api.timing import check_arguments
 from mmjax.commands.plan import COMMAND
 from mmjax.planning.automatic import cluster_of_devices, remark_on_devices
 from mmjax.planning.candidate_plans import best_candidates
-from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans
+from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans, print_timed_plans
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
+from sharding.costs.published_errors import StepRange
 from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
 from sharding.planners.problem import STEP_SLACK
 from sharding.plans.parallelism import Parallelism
@@ -96,6 +99,18 @@ def test_a_table_has_measured_beside_simulated_seconds(timed):
     page = timed._repr_html_()
     assert all(f">{name.lstrip('#')}</th>" in page for name in COLUMNS)
     assert "small rows could not run: " in page and "median" not in repr(timed)
+
+
+def test_the_range_of_a_simulated_step_stands_beside_it_where_there_is_one():
+    plain = TimedPlan("mine", two_units(), 1.0, StepTimes(seconds=(1.5,)))
+    ranged = dataclasses.replace(plain, name="other", simulated_range=StepRange(0.75, 1.25, 12))
+    alone, both = (TimedPlans(plans, "cpu", "cpu") for plans in ((plain,), (ranged, plain)))
+    console = Console(width=120, file=io.StringIO())
+    print_timed_plans(both, console)
+    assert alone.columns == COLUMNS and "range" not in alone._repr_html_()
+    assert "0.750 to 1.25 s" in console.file.getvalue() and ">0.750 to 1.25 s</td>" in both._repr_html_()
+    assert [entry["simulated_range_seconds"] for entry in both.document()["plans"]] == [(0.75, 1.25), None]
+    assert len(both.rows[1]) == len(both.columns)
 
 
 def test_without_a_plan_that_runs_none_is_chosen():
