@@ -10,7 +10,9 @@ from mmjax.reporting.predicted_step import PredictedTimeline
 from mmjax.reporting.run_folder import open_run
 from mmjax.reporting.run_page import run_page, write_run_page
 from mmjax.training.metrics.step_timeline_file import write_step_timeline
-from sharding.html.numbers import percent
+from sharding.html.numbers import percent, seconds
+from sharding.simulation.pages.html_page import html_page
+from sharding.simulation.pages.html_tables import range_in_figures
 from tests.mmjax.reporting.workdirs import finished_run, write_start, write_steps, write_summary
 from tests.sharding.html.documents import parsed_page, tables, words
 from tests.sharding.steps import uneven_timeline
@@ -178,6 +180,20 @@ def test_both_timelines_of_a_step_are_drawn_and_compared(tmp_path):
         rows = {row[0]: row[1] for rows in tables(root) if rows[0][0] == "unit" for row in rows[1:]}
         shares = {unit: percent(busy / timeline.step) for unit, busy in timeline.busy_by_unit.items()}
         assert rows == {**shares, "all devices": percent(timeline.busy / timeline.step)}
+
+
+def test_a_range_stands_beside_a_simulated_step_that_has_one(tmp_path):
+    timeline = uneven_timeline()
+    write_start(tmp_path, 0)
+    write_step_timeline(tmp_path, 5, dataclasses.replace(timeline, costs=None))
+    ranged = dataclasses.replace(timeline, error_families=("pipeline",))
+    words_of_range = range_in_figures(ranged.step_range)
+    for predicted, is_said in ((ranged, True), (timeline, False)):
+        told = sections(parsed_page(run_page(open_run(tmp_path), PredictedTimeline(predicted, "costs"))))
+        compared = f"times the simulated {seconds(timeline.step)} ({words_of_range})."
+        assert (compared in told["A step, simulated and measured"]) == is_said
+        figure = f"{words_of_range}</b><span> its range by published runs"
+        assert (figure in html_page(predicted, "title")) == is_said
 
 
 def test_a_damaged_timeline_is_named(tmp_path):

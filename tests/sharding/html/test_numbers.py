@@ -1,6 +1,16 @@
 import pytest
 
-from sharding.html.numbers import count, count_of, nice_step, percent, seconds, size, tick_labels, ticks
+from sharding.html.numbers import (
+    count,
+    count_of,
+    nice_step,
+    percent,
+    seconds,
+    seconds_range,
+    size,
+    tick_labels,
+    ticks,
+)
 
 
 def test_what_is_counted_is_in_the_singular_or_the_plural():
@@ -18,6 +28,7 @@ def test_numbers_for_people():
         "2.500 µs",
         "12,345 s",
     ]
+    assert seconds_range(1.7384, 12.0) == "1.74 to 12.0 s" and seconds_range(0.9, 0.99) == "900 to 990 ms"
     assert [size(bytes_) for bytes_ in (12.34e9, 1.2e6, 0)] == ["12.3 GB", "1.20 MB", "0 kB"]
 
 
