@@ -1,4 +1,4 @@
-"""The best different plans of all policies by their simulated steps, to be timed on devices.
+"""The best different plans of all policies, and of changes of them, by their simulated steps, to be timed on devices.
 
 `mmjax.time_plans` and `mmjax.plan --timed_plans` call it.
 """
@@ -8,7 +8,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable, why_untrainable
+from sharding.planners.policies.auto import (
+    PLANNING_POLICIES,
+    SPARE_PLANS,
+    PolicyResult,
+    SimulatedPlan,
+    is_trainable,
+    run_local_search,
+    why_untrainable,
+)
 from sharding.planners.policies.policy_comparison import AUTO
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
@@ -24,7 +32,8 @@ def best_candidates(
     """Returns the plans with the shortest simulated steps that fit the memory and can be trained, shortest first.
 
     A policy may propose many plans, `balanced` its partitions of several layouts; each layout is taken once. Plans are
-    simulated in the order of their lower bounds, until none that is left could be among the best.
+    simulated in the order of their lower bounds, until none that is left could be among the best. Of all policies, the
+    best plan with single changes (`run_local_search`) is among them too.
 
     Args:
         problem: The problem.
@@ -67,7 +76,17 @@ def best_candidates(
             f"no plan that can be trained fits {problem.devices} devices of {problem.cluster.name}; give more devices, "
             "or devices with more memory"
         )
+    if policy == AUTO:
+        best = sorted([*best, *_changed(problem, best)], key=lambda candidate: candidate[1].timeline.step)[:count]
     return dict(_numbered(best))
+
+
+def _changed(
+    problem: PlanningProblem, candidates: Iterable[tuple[str, SimulatedPlan]]
+) -> list[tuple[str, SimulatedPlan]]:
+    """The plan that single changes make of the candidates; empty if none shortens a step."""
+    found = run_local_search(problem, [PolicyResult(name, simulated) for name, simulated in candidates])
+    return [(found.policy, found.simulated)] if found.simulated else []
 
 
 def _proposed_plans(problem: PlanningProblem, policy: str) -> Iterator[Plan]:

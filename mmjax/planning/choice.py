@@ -13,7 +13,12 @@ from sharding.simulation.pages.html_tables import range_in_words
 def explain_choice(comparison: PolicyComparison) -> str:
     """Describes the choice, the next best plan, the choice's distance from the bound, and its largest loss of time."""
     choice = comparison.choice
-    sentences = [*_compare_with_others(comparison), *_ties(comparison), *_distance_from_bound(comparison)]
+    sentences = [
+        *_compare_with_others(comparison),
+        *_changes(comparison),
+        *_ties(comparison),
+        *_distance_from_bound(comparison),
+    ]
     idle = choice.timeline.idle
     largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
     lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)
@@ -61,6 +66,14 @@ def _compare_with_others(comparison: PolicyComparison) -> list[str]:
             f"{why_untrainable(problem, best.plan)}."
         )
     return sentences
+
+
+def _changes(comparison: PolicyComparison) -> list[str]:
+    """Says which changes of which plan the choice is, if it was found by changes."""
+    choice = comparison.choice
+    if not choice.changes:
+        return []
+    return [f"It is the plan of {choice.start} with these changes: {'; '.join(choice.changes)}."]
 
 
 def _ties(comparison: PolicyComparison) -> list[str]:

@@ -72,6 +72,7 @@ def _entry(comparison: PolicyComparison, result: PolicyResult) -> dict[str, Any]
         "policy": result.policy,
         "above_bound": comparison.above_bound(result),
         **timeline_summary(timeline),
+        **({"start": result.start, "changes": list(result.changes)} if result.changes else {}),
         **({"stage_spread": spreads._asdict()} if spreads else {}),
         "plan": json.loads(result.plan.to_json()),
     }

@@ -17,6 +17,7 @@ from sharding.costs.own_rows import fullest_row, item_values
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan import Plan
+from sharding.plans.unit_checks import row_chunks
 from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
 from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.layers.module_spec import ModuleSpec
@@ -57,13 +58,15 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
 def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
     """Returns the size of which capacities are whole multiples.
 
-    A token slot, or one for each tensor rank where these divide the positions; of rows that hold many blocks of
-    positions, which kernels compute at a time, whole blocks.
+    A token slot, or one for each tensor rank where these divide the positions, in each chunk of a row that
+    context-parallel ranks take; of rows that hold many blocks of positions, which kernels compute at a time, whole
+    blocks.
     """
     divides_positions = (
         TENSOR_COLLECTIVES[unit.parallelism.collectives].sequence_parallel and module.layer.sequence_parallel
     )
-    slots = module.values_per_slot * (unit.parallelism.tp if divides_positions else 1)
+    ranks = unit.parallelism.tp if divides_positions else 1
+    slots = module.values_per_slot * ranks * row_chunks(unit.parallelism.cp)
     block = math.lcm(slots, _BLOCK * module.values_per_position)
     return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else slots
 

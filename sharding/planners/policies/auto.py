@@ -1,4 +1,4 @@
-"""Every policy on the same problem, and the best of their plans by the simulated step."""
+"""Every policy on the same problem, changes of their best plans, and the best of all plans by the simulated step."""
 
 import dataclasses
 import math
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from configs.common.errors import UserError
 from sharding.planners.context_transfer import with_best_context_transfers
+from sharding.planners.moves.local_search import LEAST_GAIN, improve_plan
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
@@ -27,6 +28,12 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
     "fsdp": fully_sharded.plans,
     "colocated": colocated.plans,
 }
+
+LOCAL_SEARCH = "local_search"
+"""Stands for the plans that single changes make of the policies' plans (`run_local_search`)."""
+
+_STARTS = 3  # plans that are changed, at most
+_FAR = 1.5  # times as long as the shortest step that such a plan's may be
 
 SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}
 """Further plans of a policy, simulated where none of the plans that it returned fits."""
@@ -51,11 +58,15 @@ class PolicyResult:
         policy: Name of the policy.
         simulated: Its best plan with the simulated step; None where it has none.
         reason: Why it has none.
+        start: The policy from whose plan `LOCAL_SEARCH` started; empty for others.
+        changes: What it changed in that plan, in words.
     """
 
     policy: str
     simulated: SimulatedPlan | None
     reason: str = ""
+    start: str = ""
+    changes: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -80,7 +91,7 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
     Raises:
         UserError: A built-in policy has this name.
     """
-    if name in (*BUILT_IN_POLICIES, "auto"):
+    if name in (*BUILT_IN_POLICIES, LOCAL_SEARCH, "auto"):
         raise UserError(f"the policy {name!r} is built in; register yours under another name")
 
     def checked_plans(problem: PlanningProblem) -> list[Plan]:
@@ -104,6 +115,30 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
         return PolicyResult(policy, None, str(error))
     plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
     return PolicyResult(policy, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline))
+
+
+def run_local_search(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
+    """The best plan that single changes make of the best plans of policies, or why there is none.
+
+    Args:
+        problem: The problem.
+        results: Results of policies; of the plans that can be trained, the `_STARTS` with the shortest steps are
+            changed, if they take at most `_FAR` times as long as the shortest.
+    """
+    with_plan = [result for result in results if result.simulated and is_trainable(problem, result.plan)]
+    starts = sorted(with_plan, key=lambda result: result.timeline.step)[:_STARTS]
+    improved = [
+        (start, found)
+        for start in starts
+        if start.timeline.step <= _FAR * starts[0].timeline.step
+        and (found := improve_plan(problem, start.plan, start.timeline)).changes
+    ]
+    if not improved:
+        return PolicyResult(LOCAL_SEARCH, None, f"no change of a plan shortens its step by {LEAST_GAIN:.1%}")
+    start, best = min(improved, key=lambda pair: pair[1].timeline.step)
+    plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
+    simulated = SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)
+    return PolicyResult(LOCAL_SEARCH, simulated, start=start.policy, changes=best.changes)
 
 
 def _no_plans(_: PlanningProblem) -> Iterable[Plan]:
@@ -294,11 +329,14 @@ def plan_automatically(
 
     Args:
         problem: The problem.
-        callback: Called with the number of policies compared so far, and the number of all.
+        callback: Called with the number of policies compared so far, and the number of all, local search included.
     """
     results: list[PolicyResult] = []
+    total = len(PLANNING_POLICIES) + 1
     for policy in PLANNING_POLICIES:
-        callback(len(results), len(PLANNING_POLICIES))
+        callback(len(results), total)
         results.append(run_policy(problem, policy))
-    callback(len(results), len(results))
+    callback(len(results), total)
+    results.append(run_local_search(problem, results))
+    callback(total, total)
     return best_result(problem, results)

@@ -11,11 +11,13 @@ from sharding.html import numbers
 from sharding.html.elements import Html, element, join, table
 from sharding.planners.policies import disaggregated
 from sharding.planners.policies.auto import (
+    LOCAL_SEARCH,
     PLANNING_POLICIES,
     PolicyResult,
     SimulatedPlan,
     best_of_policy,
     best_result,
+    run_local_search,
     run_policy,
 )
 from sharding.planners.problem import PlanningProblem
@@ -140,8 +142,8 @@ class PolicyComparison:
 
 
 def compared_policies(policy: str) -> tuple[str, ...]:
-    """The names of the policies that are compared: one, or all."""
-    return tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
+    """The names of the policies that are compared: one, or all and the local search from their plans."""
+    return (*PLANNING_POLICIES, LOCAL_SEARCH) if policy == AUTO else (policy,)
 
 
 def compare_policies(
@@ -160,7 +162,8 @@ def compare_policies(
     """
     results = []
     for name in compared_policies(policy):
-        results.append(run_policy(problem, name))
+        is_search = policy == AUTO and name == LOCAL_SEARCH
+        results.append(run_local_search(problem, results) if is_search else run_policy(problem, name))
         callback(results[-1])
     return comparison_of(problem, results)
 

@@ -12,7 +12,14 @@ from configs.common.errors import UserError
 from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.policies import disaggregated, rigid
-from sharding.planners.policies.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
+from sharding.planners.policies.auto import (
+    PLANNING_POLICIES,
+    best_result,
+    is_trainable,
+    plan_automatically,
+    run_local_search,
+    run_policy,
+)
 from sharding.planners.policies.disaggregated import flops_shares
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
@@ -51,13 +58,15 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
 def test_auto_takes_the_shortest_step_of_trainable_plans():
     case = problem(devices=12)
     outcomes = [run_policy(case, policy) for policy in PLANNING_POLICIES]
+    outcomes.append(run_local_search(case, outcomes))
     best = best_result(case, outcomes)
     able = [outcome for outcome in outcomes if outcome.simulated and is_trainable(case, outcome.plan)]
     assert len(able) >= 2
     assert best.timeline.step <= min(outcome.timeline.step for outcome in able) * 1.001
     seen = []
     assert plan_automatically(case, lambda *counts: seen.append(counts)).plan == best.plan
-    assert seen == [(done, len(PLANNING_POLICIES)) for done in range(len(PLANNING_POLICIES) + 1)]
+    total = len(PLANNING_POLICIES) + 1  # and the local search
+    assert seen == [(done, total) for done in range(total + 1)]
 
 
 def test_rigid_replicates_encoders_inside_the_tensor_group():

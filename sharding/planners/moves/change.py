@@ -1,0 +1,157 @@
+"""A change of a plan, and the plan with it: devices, capacities and hints follow what is changed."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sharding.planners.capacities import capacities_of
+from sharding.planners.placement import place_units
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.schedule_fields import with_stage_seconds
+from sharding.plans.plan import Plan
+from sharding.plans.plan_error import PlanError
+from sharding.plans.resolved.resolved_plan import resolve_plan
+from sharding.plans.schedule_hints import ScheduleHints
+from sharding.plans.text.recompute_text import recompute_text
+from sharding.plans.unit_checks import check_positions
+from sharding.plans.unit_plan import UnitPlan
+from sharding.specs.layers.layer import RecomputePolicy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitChange:
+    """Other values of a unit's fields; what is None or absent stays.
+
+    Attributes:
+        layers: Layers of each virtual stage. Every layer keeps its recomputation policy.
+        policies: Recomputation policy of each layer, in chain order.
+        phase_rows: Rows of a microbatch of its own, or 0.
+        extra_microbatches: As in `ScheduleHints`.
+        parallelism: Fields of `Parallelism` by name.
+    """
+
+    layers: tuple[int, ...] | None = None
+    policies: tuple[RecomputePolicy, ...] | None = None
+    phase_rows: int | None = None
+    extra_microbatches: int | None = None
+    parallelism: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Change(NamedTuple):
+    """A change of a plan.
+
+    Attributes:
+        words: What is changed, for people.
+        units: Changes of units, by name.
+        microbatches: Microbatches of a step; None for as many as before.
+        schedule: Name of the schedule; None for the same.
+    """
+
+    words: str
+    units: Mapping[str, UnitChange] = {}
+    microbatches: int | None = None
+    schedule: str | None = None
+
+
+def changed_plan(problem: PlanningProblem, plan: Plan, change: Change) -> Plan:
+    """The plan with a change, and with what belongs to it: devices, capacities, seconds of stages.
+
+    Raises:
+        PlanError: There is no such plan, or it cannot be trained on the problem's devices and rows.
+    """
+    microbatches = change.microbatches or plan.microbatches
+    units = [_changed_unit(problem, unit, change.units.get(unit.name), microbatches) for unit in plan.units]
+    if shares_devices(plan):
+        _check_device_counts(plan, units)
+        placed = [dataclasses.replace(unit, devices=old.devices) for unit, old in zip(units, plan.units, strict=True)]
+        changed = Plan(tuple(placed), microbatches)
+    else:
+        changed = place_units(units, microbatches)
+    changed = dataclasses.replace(changed, schedule=change.schedule or plan.schedule)
+    resolve_plan(changed, problem.graph, problem.devices, problem.rows)
+    check_positions(changed.units, problem.row_positions)
+    changed = _with_capacities(problem, plan, changed)
+    return _with_seconds(problem, plan, changed)
+
+
+def shares_devices(plan: Plan) -> bool:
+    """Whether units share devices."""
+    return plan.device_count < sum(len(unit.devices) for unit in plan.units)
+
+
+def all_policies(unit: UnitPlan) -> tuple[RecomputePolicy, ...]:
+    """The recomputation policy of every layer of a unit, in chain order."""
+    return tuple(policy for stage in range(unit.stage_count) for policy in unit.layer_recompute(stage))
+
+
+def _changed_unit(problem: PlanningProblem, unit: UnitPlan, change: UnitChange | None, microbatches: int) -> UnitPlan:
+    """The unit with a change, on devices numbered from 0, without seconds of stages."""
+    change = change or UnitChange()
+    layers = change.layers or unit.layers
+    parallelism = dataclasses.replace(unit.parallelism, **_with_followers(problem, unit, change.parallelism))
+    extra = unit.schedule_hints.extra_microbatches if change.extra_microbatches is None else change.extra_microbatches
+    if change.extra_microbatches is None:
+        extra = min(extra, microbatches * parallelism.chunks - 1)
+    phase_rows = unit.phase_rows if change.phase_rows is None else change.phase_rows
+    return dataclasses.replace(
+        unit,
+        devices=tuple(range(parallelism.device_count(len(layers) // parallelism.chunks))),
+        layers=layers,
+        parallelism=parallelism,
+        recompute=_recompute(change.policies or all_policies(unit), layers),
+        phase_rows=phase_rows,
+        capacities=unit.capacities if phase_rows else (),
+        schedule_hints=ScheduleHints(extra_microbatches=extra),
+    )
+
+
+def _with_followers(problem: PlanningProblem, unit: UnitPlan, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The changed fields of `Parallelism`, with the fields that follow: collectives of tp, all replicas of fsdp."""
+    followers: dict[str, Any] = {}
+    if "tp" in fields:
+        followers["collectives"] = problem.collectives_of(unit.modules[0], fields["tp"])
+    if "dp" in fields and unit.parallelism.fsdp == unit.parallelism.dp:
+        followers["fsdp"] = fields["dp"]
+    return followers | dict(fields)
+
+
+def _recompute(policies: tuple[RecomputePolicy, ...], layers: tuple[int, ...]) -> tuple[str, ...]:
+    texts, first = [], 0
+    for count in layers:
+        texts.append(recompute_text(policies[first : first + count]))
+        first += count
+    return tuple(texts)
+
+
+def _check_device_counts(plan: Plan, units: list[UnitPlan]) -> None:
+    for old, unit in zip(plan.units, units, strict=True):
+        if len(old.devices) != len(unit.devices):
+            raise PlanError(f"unit {unit.name} shares its {len(old.devices)} devices; use as many")
+
+
+def _with_capacities(problem: PlanningProblem, before: Plan, plan: Plan) -> Plan:
+    """The plan with capacities for units whose rows of their own are others than before."""
+
+    def with_own(unit: UnitPlan, old: UnitPlan) -> UnitPlan:
+        if not unit.phase_rows or _row_key(unit, plan) == _row_key(old, before):
+            return unit
+        return dataclasses.replace(unit, capacities=capacities_of(problem, unit, plan.microbatches))
+
+    units = (with_own(unit, old) for unit, old in zip(plan.units, before.units, strict=True))
+    return dataclasses.replace(plan, units=tuple(units))
+
+
+def _row_key(unit: UnitPlan, plan: Plan) -> tuple:
+    """What capacities of a unit's rows depend on."""
+    parallelism = unit.parallelism
+    return plan.microbatches, unit.phase_rows, parallelism.tp, parallelism.cp, parallelism.collectives
+
+
+def _with_seconds(problem: PlanningProblem, before: Plan, plan: Plan) -> Plan:
+    """The plan with seconds of stages where the plan before has some, or its schedule fills idle time by them."""
+    hints = [unit.schedule_hints for unit in before.units]
+    fills = plan.schedule == "colocated"
+    if not fills and not any(unit_hints.forward_seconds for unit_hints in hints):
+        return plan
+    communication = fills or any(unit_hints.forward_communication for unit_hints in hints)
+    return with_stage_seconds(problem, plan, communication)

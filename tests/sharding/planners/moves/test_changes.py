@@ -1,0 +1,97 @@
+"""Changes of plans: every one gives a plan that can be trained or is refused, and changes what it says."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.planners.capacities import capacities_of
+from sharding.planners.moves.change import Change, UnitChange, all_policies, changed_plan, shares_devices
+from sharding.planners.moves.local_search import CHANGE_KINDS
+from sharding.planners.policies.auto import is_trainable, run_policy
+from sharding.plans.plan_error import PlanError
+from tests.sharding.planners.problems import build_problem, problem, recipes
+
+PROBLEM = problem(devices=12)
+PLANS = {name: run_policy(PROBLEM, name).plan for name in ("disaggregated", "fsdp", "colocated")}
+
+
+def accepted(case, plan, kind):
+    """The changes of a kind that give a plan, with it."""
+    plans = []
+    for change in kind(case, plan):
+        try:
+            plans.append((change, changed_plan(case, plan, change)))
+        except PlanError:
+            continue
+    return plans
+
+
+@pytest.mark.parametrize("kind", CHANGE_KINDS)
+def test_every_kind_changes_some_plan(kind):
+    plans = [plan for start in PLANS.values() for _, plan in accepted(PROBLEM, start, kind)]
+    assert plans and all(plan not in PLANS.values() for plan in plans)
+
+
+@settings(max_examples=15)
+@given(recipes(), st.sampled_from(("disaggregated", "fsdp", "colocated")))
+def test_changed_plans_can_be_trained_on_the_devices_with_all_layers(recipe, policy):
+    case = build_problem(recipe)
+    result = run_policy(case, policy)
+    if not result.simulated or not is_trainable(case, result.plan):
+        return
+    for kind in CHANGE_KINDS:
+        for change, plan in accepted(case, result.plan, kind):
+            assert is_trainable(case, plan) and max(max(unit.devices) for unit in plan.units) < case.devices, change
+            assert shares_devices(plan) == shares_devices(result.plan)
+            for unit, before in zip(plan.units, result.plan.units, strict=True):
+                assert sum(unit.layers) == sum(before.layers) and unit.modules == before.modules
+                for module in unit.modules:
+                    if module in case.fixed_ranks:
+                        ranks = case.fixed_ranks_of(module)
+                        assert (unit.parallelism.cp, unit.parallelism.ep) == (ranks.cp, ranks.ep), change
+
+
+def test_a_unit_of_another_size_gets_devices_capacities_and_collectives_of_that_size():
+    plan = PLANS["disaggregated"]
+    vision = plan.unit_of("vision")
+    dp = vision.parallelism.dp + 1
+    change = Change("", {"vision": UnitChange(phase_rows=dp, parallelism={"dp": dp})})
+    changed = changed_plan(dataclasses.replace(PROBLEM, devices=99), plan, change)
+    unit = changed.unit_of("vision")
+    assert unit.parallelism.dp == unit.phase_rows == dp and len(unit.devices) == dp * unit.parallelism.tp * unit.pp
+    assert unit.capacities == capacities_of(PROBLEM, unit, plan.microbatches)
+    assert len({device for other in changed.units for device in other.devices}) == changed.device_count
+    alone = changed_plan(PROBLEM, plan, Change("", {"vision": UnitChange(parallelism={"dp": 1}, phase_rows=1)}))
+    assert alone.unit_of("backbone").schedule_hints == plan.unit_of("backbone").schedule_hints
+
+
+def test_layers_keep_their_policies_where_stages_change():
+    plan = PLANS["disaggregated"]
+    policies = ("full", "none", "selective", "none")
+    mixed = changed_plan(PROBLEM, plan, Change("", {"backbone": UnitChange(policies=policies)}))
+    assert all_policies(mixed.unit_of("backbone")) == policies
+    parallelism = mixed.unit_of("backbone").parallelism
+    layers = (1, 3) if parallelism.dp * parallelism.tp > 1 else (4,)
+    moved = changed_plan(
+        dataclasses.replace(PROBLEM, devices=99), mixed, Change("", {"backbone": UnitChange(layers=layers)})
+    )
+    assert all_policies(moved.unit_of("backbone")) == policies and moved.unit_of("backbone").layers == layers
+    assert moved.unit_of("backbone").recompute == ("full", "1 none, 1 selective, 1 none")
+
+
+def test_shared_devices_stay_and_other_numbers_of_them_are_refused():
+    plan = PLANS["fsdp"]
+    with pytest.raises(PlanError, match=f"unit vision shares its {plan.device_count} devices"):
+        changed_plan(PROBLEM, plan, Change("", {"vision": UnitChange(parallelism={"dp": 2}, phase_rows=2)}))
+    filled = changed_plan(PROBLEM, plan, Change("", schedule="colocated"))
+    assert [unit.devices for unit in filled.units] == [unit.devices for unit in plan.units]
+    assert all(unit.schedule_hints.forward_seconds for unit in filled.units)
+
+
+def test_more_devices_than_there_are_are_refused():
+    backbone = PLANS["disaggregated"].unit_of("backbone")
+    twice = UnitChange(parallelism={"tp": 4 * backbone.parallelism.tp})
+    with pytest.raises(PlanError):
+        changed_plan(PROBLEM, PLANS["disaggregated"], Change("", {"backbone": twice}))
