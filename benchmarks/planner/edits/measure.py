@@ -22,8 +22,7 @@ def edits_row(name: str, policy: str, trials: EditTrials) -> dict[str, Any]:
     """The row of one problem.
 
     Its value is the share by which the best edit shortens the step, 0 if none does. Besides what every row has, it says
-    which plan was edited, what came of the edits, and by field the largest share. A planner takes a longer step for
-    fewer device-seconds (`STEP_SLACK`), so the row also says how many more the best edit takes.
+    which plan was edited, what came of the edits, and by field the largest share.
     """
     best = trials.best
     share = max(0.0, trials.shorter_by(best)) if best else 0.0

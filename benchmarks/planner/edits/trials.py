@@ -10,7 +10,7 @@ from benchmarks.planner.edits.placement import place_devices
 from benchmarks.planner.edits.repairs import build_plan
 from configs.common.errors import UserError
 from sharding.planners.policies.auto import SimulatedPlan, is_trainable
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
@@ -58,8 +58,16 @@ class EditTrials:
 
     @property
     def best(self) -> TriedEdit | None:
-        """The valid edit with the shortest step; None without any."""
-        return min(self.valid, key=lambda tried: tried.step, default=None)
+        """The valid edit with the shortest step, of the edits that the planner prefers; None without any.
+
+        A planner takes a step that is up to STEP_SLACK longer for fewer device-seconds.
+        """
+        preferred = [
+            tried
+            for tried in self.valid
+            if self.more_device_seconds(tried) <= 0 or self.shorter_by(tried) > STEP_SLACK
+        ]
+        return min(preferred, key=lambda tried: tried.step, default=None)
 
     def shorter_by(self, tried: TriedEdit) -> float:
         """The share of the chosen plan's step by which an edit shortens it; negative if it is longer."""

@@ -32,7 +32,7 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
 LOCAL_SEARCH = "local_search"
 """Stands for the plans that single changes make of the policies' plans (`run_local_search`)."""
 
-_STARTS = 3  # plans that are changed, at most
+_STARTS = 2  # plans that are changed, at most
 _FAR = 1.5  # times as long as the shortest step that such a plan's may be
 
 SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}

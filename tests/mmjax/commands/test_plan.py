@@ -36,7 +36,16 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     )
     report = json.loads(run_without_jax("mmjax.plan", *wanted).stdout)
     policies = {entry["policy"]: entry for entry in report["policies"]}
-    assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated", "balanced", "fsdp", "colocated"]
+    assert list(policies) == [
+        "rigid",
+        "rigid_first_stage",
+        "ratio",
+        "disaggregated",
+        "balanced",
+        "fsdp",
+        "colocated",
+        "local_search",
+    ]
     for entry in policies.values():
         assert 0 < entry["mfu"] < 1 and entry["step_seconds"] > 0 and entry["devices"] <= 24
         shares = [cause["share"] for cause in entry["idle"].values()]

@@ -21,7 +21,7 @@ from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans, print_tim
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
 from sharding.costs.published_errors import StepRange
-from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
+from sharding.planners.policies.auto import LOCAL_SEARCH, PLANNING_POLICIES, SPARE_PLANS, is_trainable
 from sharding.planners.problem import STEP_SLACK
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
@@ -134,11 +134,19 @@ def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, co
             if is_trainable(planning_problem, plan) and planning_problem.memory_fraction(timeline) <= 1:
                 steps.add(timeline.step)
     candidates = best_candidates(planning_problem, count, policy)
-    assert [candidate.timeline.step for candidate in candidates.values()] == pytest.approx(
-        sorted(steps)[:count], rel=1e-12
-    )
+    proposed = [candidate.timeline.step for name, candidate in candidates.items() if name != LOCAL_SEARCH]
+    assert proposed == pytest.approx(sorted(steps)[: len(proposed)], rel=1e-12)
+    assert len(candidates) == min(count, len(steps) + (LOCAL_SEARCH in candidates))
     assert all(candidate.plan.made_for == planning_problem.purpose for candidate in candidates.values())
-    assert all(name.partition(" ")[0] in policies for name in candidates)
+    assert all(name.partition(" ")[0] in (*policies, LOCAL_SEARCH) for name in candidates)
+
+
+def test_the_best_candidate_with_changes_is_a_candidate_too():
+    planning_problem = problem(devices=12)
+    candidates = best_candidates(planning_problem, 3)
+    assert LOCAL_SEARCH in candidates and LOCAL_SEARCH not in best_candidates(planning_problem, 3, "disaggregated")
+    steps = [candidate.timeline.step for candidate in candidates.values()]
+    assert steps == sorted(steps) and candidates[LOCAL_SEARCH].plan.made_for == planning_problem.purpose
 
 
 def test_several_partitions_of_the_balanced_policy_are_candidates():
