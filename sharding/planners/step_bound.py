@@ -48,6 +48,7 @@ class _StepBound:
         self._op_graph, self._graph, self._work = op_graph, op_graph.stage_graph, work
         self._arrival: dict[StageId, float] = {}
         self._return: dict[StageId, float] = {}
+        self._of_ranks: dict[tuple[tuple[StageId, ...], str], Float[np.ndarray, "c i"]] = {}
         for stage in self._graph.stages:
             arrivals = [self._arrive(source, stage) for source in self._graph.sources[stage]]
             self._arrival[stage] = max([*arrivals, work.stages[stage].gather])
@@ -116,15 +117,17 @@ class _StepBound:
 
     def _rank_seconds(self, rank: PipelineRank, field: str) -> Float[np.ndarray, " i"]:
         """Seconds of all forwards and backwards on each replica of a rank, by a field of `StageWork`."""
-        stages, pipeline_replicas = self._graph.stages_of[rank], self._graph.pipeline_replica_count(rank[0])
+        stages = self._graph.stages_of[rank]
         pipeline_replica = self._graph.ranks_of[stages[0]].index(rank)
-        return sum(
-            (
-                np.split(getattr(self._work.stages[stage], field), pipeline_replicas)[pipeline_replica]
-                for stage in stages
-            ),
-            start=np.zeros(1),
-        )
+        return self._seconds_of_ranks(stages, field)[pipeline_replica]
+
+    def _seconds_of_ranks(self, stages: tuple[StageId, ...], field: str) -> Float[np.ndarray, "c i"]:
+        """As `_rank_seconds`, for the pipeline ranks with these stages, one in each pipeline replica of their unit."""
+        if (stages, field) not in self._of_ranks:
+            seconds = sum((getattr(self._work.stages[stage], field) for stage in stages), start=np.zeros(1))
+            count = self._graph.pipeline_replica_count(stages[0][0])
+            self._of_ranks[stages, field] = seconds.reshape(count, -1)
+        return self._of_ranks[stages, field]
 
 
 def least_on_one_device(work: Sequence[Float[np.ndarray, " _"]]) -> float:

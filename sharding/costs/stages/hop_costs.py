@@ -124,11 +124,12 @@ class HopCosts:
         self, source: StageId, target: StageId, size: Float[np.ndarray, "m i"]
     ) -> Float[np.ndarray, "m i"]:
         """Seconds of sending so many bytes of each microbatch between the pipeline replicas that take it."""
+        ranks = (*self._stages.ranks_of[source], *self._stages.ranks_of[target])
+        if len(ranks) == 2:  # neither has several pipeline replicas
+            return self._rank_link_seconds(*ranks, size)
         rank_of_microbatch, numbers = self._stages.rank_of_microbatch, range(self._microbatches)
         ends = [(rank_of_microbatch(source, number), rank_of_microbatch(target, number)) for number in numbers]
         pair_seconds = {pair: self._rank_link_seconds(*pair, size) for pair in dict.fromkeys(ends)}
-        if len(pair_seconds) == 1:
-            return pair_seconds[ends[0]]
         return np.stack([pair_seconds[pair][number] for number, pair in enumerate(ends)])
 
     def _rank_link_seconds(

@@ -3,8 +3,10 @@
 The policy `colocated` enumerates these layouts.
 """
 
+import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -97,20 +99,49 @@ def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
         )
 
 
-def fewest_chunks(ranked: Iterable[tuple[float, BackboneLayout]]) -> list[tuple[float, BackboneLayout]]:
-    """Of layouts that differ in chunks alone, keeps the one with the fewest chunks among the nearly shortest.
+class ShortestLayouts:
+    """Collects the layouts with the shortest estimated steps; of those that differ in chunks alone, one.
+
+    That is the one with the fewest chunks among the nearly shortest.
 
     Args:
-        ranked: Estimated seconds of a step, and the layout.
+        count: How many are wanted.
     """
-    alike: dict[tuple, list[tuple[float, BackboneLayout]]] = {}
-    for seconds, layout in ranked:
-        alike.setdefault((*layout.division, layout.recompute), []).append((seconds, layout))
-    chosen = []
-    for group in alike.values():
-        longest = min(seconds for seconds, _ in group) * (1 + _FEWER_CHUNKS)
-        chosen.append(min((entry for entry in group if entry[0] <= longest), key=lambda entry: entry[1].chunks))
-    return sorted(chosen, key=lambda entry: entry[0])
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._alike: dict[tuple, list[tuple[float, int, BackboneLayout]]] = {}
+        self._least: list[float] = []  # the shortest estimate of all layouts that are alike, ascending
+
+    def add(self, seconds: float, number: int, layout: BackboneLayout) -> None:
+        """Adds a layout.
+
+        Args:
+            seconds: Estimated seconds of its step.
+            number: Its place among layouts with the same estimate.
+            layout: The layout.
+        """
+        alike = self._alike.setdefault((*layout.division, layout.recompute), [])
+        shortest = min((entry[0] for entry in alike), default=math.inf)
+        if seconds < shortest:
+            if alike:
+                del self._least[bisect.bisect_left(self._least, shortest)]
+            bisect.insort(self._least, seconds)
+        alike.append((seconds, number, layout))
+
+    def are_shorter_than(self, seconds: float) -> bool:
+        """Whether no layout that takes at least so many seconds would be one of the shortest."""
+        # A nearly shortest layout may stand for the shortest that is like it, among those found and beyond.
+        return len(self._least) >= self._count and seconds > self._least[self._count - 1] * (1 + _FEWER_CHUNKS) ** 2
+
+    def shortest(self) -> list[tuple[float, BackboneLayout]]:
+        """The shortest layouts with their estimates, ascending."""
+        chosen = []
+        for alike in self._alike.values():
+            longest = min(seconds for seconds, _, _ in alike) * (1 + _FEWER_CHUNKS)
+            near = [entry for entry in alike if entry[0] <= longest]
+            chosen.append(min(near, key=lambda entry: (entry[2].chunks, entry[1])))
+        return [(seconds, layout) for seconds, _, layout in sorted(chosen, key=lambda entry: entry[:2])[: self._count]]
 
 
 def backbone_unit(problem: PlanningProblem, layout: BackboneLayout) -> UnitPlan:

@@ -6,6 +6,7 @@ The policy `colocated` chooses such a layout for each module besides the backbon
 import dataclasses
 
 import numpy as np
+from jaxtyping import Int
 
 from sharding.costs.node_placement import NodePlacement
 from sharding.planners.colocation.backbone_layouts import BackboneLayout
@@ -58,35 +59,39 @@ def replicated_layouts(problem: PlanningProblem, module: str, backbone: Backbone
     Fewer pipeline ranks mean more pipeline replicas, whose weights each device then has more of, to gather and to
     reduce.
     """
-    table, layouts = problem.module_tables[module], []
-    for candidate in np.flatnonzero(table.chunks == 1).tolist():
-        tp, pp = int(table.tp[candidate]), int(table.pp[candidate])
-        if backbone.tp % tp or backbone.pp % pp:
-            continue
-        pipeline_replicas = backbone.tp // tp * (backbone.pp // pp)
-        if pipeline_replicas <= backbone.microbatches:
-            layouts.append(_layout(table, candidate, pipeline_replicas, backbone))
+    table = problem.module_tables[module]
+    divides = (table.chunks == 1) & (backbone.tp % table.tp == 0) & (backbone.pp % table.pp == 0)
+    pipeline_replicas = backbone.tp // table.tp * (backbone.pp // table.pp)
+    candidates = np.flatnonzero(divides & (pipeline_replicas <= backbone.microbatches))
+    layouts = _layouts(table, candidates, pipeline_replicas[candidates], backbone)
     return sorted(layouts, key=lambda layout: (layout.seconds, layout.least_bytes))
 
 
-def _layout(table: ModuleTable, candidate: int, pipeline_replicas: int, backbone: BackboneLayout) -> ReplicatedLayout:
-    tp = int(table.tp[candidate])
-    one, rows = np.array([candidate]), np.array([float(backbone.rows)])
-    slowest, fill = table.stage_seconds(one, rows)
+def _layouts(
+    table: ModuleTable,
+    candidates: Int[np.ndarray, " n"],
+    pipeline_replicas: Int[np.ndarray, " n"],
+    backbone: BackboneLayout,
+) -> list[ReplicatedLayout]:
+    rows = np.full(len(candidates), float(backbone.rows))
+    slowest, fill = table.stage_seconds(candidates, rows)
     replica_microbatches = -(-backbone.microbatches // pipeline_replicas)
     replicas = backbone.dp * pipeline_replicas
-    least = table.peak_bytes(one, rows, np.array([replicas]), np.ones(1), np.array([replica_microbatches]))
-    return ReplicatedLayout(
-        module=table.module.name,
-        tp=tp,
-        pp=int(table.pp[candidate]),
-        pipeline_replicas=pipeline_replicas,
-        recompute=table.recompute[candidate],
-        work=replica_microbatches * float(slowest[0]),
-        fill=float(fill[0]),
-        once=_once_per_step(table, candidate, replicas),
-        least_bytes=float(least[0]),
-    )
+    least = table.peak_bytes(candidates, rows, replicas, np.ones(len(candidates)), replica_microbatches)
+    return [
+        ReplicatedLayout(
+            module=table.module.name,
+            tp=int(table.tp[candidate]),
+            pp=int(table.pp[candidate]),
+            pipeline_replicas=int(pipeline_replicas[index]),
+            recompute=table.recompute[candidate],
+            work=float(replica_microbatches[index] * slowest[index]),
+            fill=float(fill[index]),
+            once=_once_per_step(table, candidate, int(replicas[index])),
+            least_bytes=float(least[index]),
+        )
+        for index, candidate in enumerate(candidates.tolist())
+    ]
 
 
 def _once_per_step(table: ModuleTable, candidate: int, replicas: int) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
+from sharding.planners.colocation.backbone_layouts import BackboneLayout, ShortestLayouts, backbone_layouts
 from sharding.planners.colocation.colocated_plan import colocated_plan, with_assigned_microbatches
 from sharding.planners.colocation.replicated_layouts import ReplicatedLayout, replicated_layouts
 from sharding.planners.least_recompute import SimulatedMemory
@@ -106,14 +106,17 @@ class _ColocatedSearch:
 
     def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
-        chosen = {layout: replicated for layout in self._layouts if (replicated := self._chosen(layout))}
-        chosen = {
-            layout: replicated
-            for layout, replicated in chosen.items()
-            if _op_count(layout, replicated, {}) <= _MOST_OPS
-        } or chosen
-        candidates = []
-        for seconds, layout in fewest_chunks((_estimate(*item), item[0]) for item in chosen.items())[:_BOUNDED]:
+        chosen, candidates = {}, []
+        few, many = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED)
+        # No estimate is shorter than the step of the backbone alone.
+        for number, layout in sorted(enumerate(self._layouts), key=lambda item: item[1].alone):
+            if few.are_shorter_than(layout.alone):
+                break
+            if replicated := self._chosen(layout):
+                chosen[layout] = replicated
+                shortest = few if _op_count(layout, replicated, {}) <= _MOST_OPS else many
+                shortest.add(_estimate(layout, replicated), number, layout)
+        for seconds, layout in few.shortest() or many.shortest():
             bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, chosen[layout], {}))
             candidates.append(_ColocatedLayout(max(seconds, bound), layout, chosen[layout]))
         return sorted(candidates, key=lambda candidate: candidate.seconds)
