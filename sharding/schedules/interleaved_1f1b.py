@@ -4,12 +4,16 @@ A pipeline rank runs its forwards in groups of pp microbatches: the group throug
 second, and so on; its backwards go the other way. A unit without chunks has one stage per rank, as in plain 1F1B.
 """
 
+from collections.abc import Sequence
+
 from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
-from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
+from sharding.schedules.list_order import Priority
+from sharding.schedules.list_scheduling import list_events, schedule_of_events, warm_up_order
+from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
-from sharding.schedules.pass_seconds import pass_seconds
+from sharding.schedules.pass_seconds import last_end, pass_times
 
 _WORTHWHILE = 0.99
 """An order by seconds must take at most this share of the order by slots: where hops occupy both their ends, ranks
@@ -25,23 +29,28 @@ def interleaved(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) 
     one that takes the shortest time is returned.
     """
     limits = max_in_flight or interleaved_in_flight(op_graph)
-    in_slots = _interleaved_in_slots(op_graph, limits)
+    passes = NumberedPasses(op_graph)
+    in_slots = _events_in_slots(passes, limits)
     if not op_graph.seconds:
-        return in_slots
+        return schedule_of_events(passes, in_slots)
+
+    def seconds(events: Sequence[int]) -> float:
+        return last_end(pass_times(op_graph, [passes.ops[event] for event in events if event >= 0]))
+
     priorities = (_by_group(op_graph), backwards_first(op_graph))
-    by_seconds = [list_schedule(op_graph, limits, priority, seconds=op_graph.seconds) for priority in priorities]
-    shortest = min(by_seconds, key=pass_seconds)
-    return shortest if pass_seconds(shortest) <= _WORTHWHILE * pass_seconds(in_slots) else in_slots
+    by_seconds = [list_events(passes, limits, priority, seconds=op_graph.seconds) for priority in priorities]
+    shortest = min(by_seconds, key=seconds)
+    return schedule_of_events(passes, shortest if seconds(shortest) <= _WORTHWHILE * seconds(in_slots) else in_slots)
 
 
-def _interleaved_in_slots(op_graph: OpGraph, max_in_flight: InFlightLimits) -> Schedule:
+def _events_in_slots(passes: NumberedPasses, max_in_flight: InFlightLimits) -> list[int]:
     """The order where all ops take as long as each other.
 
     Where pp divides the microbatches, ranks keep strictly to the paper's order. Elsewhere the last group is smaller
     and that order would make ranks wait for each other, so they run what is ready: forwards as far as their in-flight
     limit allows, then backwards.
     """
-    graph = op_graph.stage_graph
+    op_graph, graph = passes.op_graph, passes.op_graph.stage_graph
     fixed_orders = {
         rank: warm_up_order(op_graph, rank, max_in_flight[rank] - 1)
         for rank in graph.stages_of
@@ -49,7 +58,7 @@ def _interleaved_in_slots(op_graph: OpGraph, max_in_flight: InFlightLimits) -> S
         and rank[0] not in graph.pipeline_replicas
         and op_graph.microbatches % graph.pp[rank[0]] == 0
     }
-    return list_schedule(op_graph, max_in_flight, _by_group(op_graph), fixed_orders)
+    return list_events(passes, max_in_flight, _by_group(op_graph), fixed_orders)
 
 
 def _by_group(op_graph: OpGraph) -> Priority:

@@ -2,7 +2,8 @@
 
 from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
-from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
+from sharding.schedules.list_order import Priority
+from sharding.schedules.list_scheduling import list_schedule, warm_up_order
 from sharding.schedules.ops import OpGraph, Schedule
 
 

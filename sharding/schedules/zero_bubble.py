@@ -8,7 +8,8 @@ With forwards, dgrads and wgrads that take a slot each, a step of m microbatches
 from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved_in_flight
-from sharding.schedules.list_scheduling import ONE_SLOT, Priority, list_schedule, warm_up_order
+from sharding.schedules.list_order import Priority
+from sharding.schedules.list_scheduling import ONE_SLOT, list_schedule, warm_up_order
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, Schedule
 
 

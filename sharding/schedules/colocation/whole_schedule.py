@@ -5,7 +5,7 @@ import heapq
 
 from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.pass_order import OrderedPasses
-from sharding.schedules.list_scheduling import rank_device_bits
+from sharding.schedules.numbered_passes import rank_device_bits
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 from sharding.schedules.weights_and_gradients import WeightsAndGradients
 
