@@ -4,8 +4,6 @@ A pipeline rank runs its forwards in groups of pp microbatches: the group throug
 second, and so on; its backwards go the other way. A unit without chunks has one stage per rank, as in plain 1F1B.
 """
 
-from collections.abc import Sequence
-
 from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
 from sharding.schedules.list_order import Priority
@@ -28,19 +26,22 @@ def interleaved(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) 
     it. Where the seconds of ops are known, orders by these are made too, forwards first or backwards first, and the
     one that takes the shortest time is returned.
     """
-    limits = max_in_flight or interleaved_in_flight(op_graph)
     passes = NumberedPasses(op_graph)
+    return schedule_of_events(passes, interleaved_events(passes, max_in_flight))
+
+
+def interleaved_events(passes: NumberedPasses, max_in_flight: InFlightLimits | None = None) -> list[int]:
+    """When the ops of `COMPUTE_KINDS` start and end in the order of `interleaved` (`list_events`)."""
+    op_graph = passes.op_graph
+    limits = max_in_flight or interleaved_in_flight(op_graph)
     in_slots = _events_in_slots(passes, limits)
     if not op_graph.seconds:
-        return schedule_of_events(passes, in_slots)
-
-    def seconds(events: Sequence[int]) -> float:
-        return last_end(pass_times(op_graph, [passes.ops[event] for event in events if event >= 0]))
-
+        return in_slots
     priorities = (_by_group(op_graph), backwards_first(op_graph))
     by_seconds = [list_events(passes, limits, priority, seconds=op_graph.seconds) for priority in priorities]
-    shortest = min(by_seconds, key=seconds)
-    return schedule_of_events(passes, shortest if seconds(shortest) <= _WORTHWHILE * seconds(in_slots) else in_slots)
+    seconds = [last_end(pass_times(op_graph, passes.started(events))) for events in (*by_seconds, in_slots)]
+    shortest = min(range(len(by_seconds)), key=seconds.__getitem__)
+    return by_seconds[shortest] if seconds[shortest] <= _WORTHWHILE * seconds[-1] else in_slots
 
 
 def _events_in_slots(passes: NumberedPasses, max_in_flight: InFlightLimits) -> list[int]:

@@ -83,6 +83,10 @@ class NumberedPasses:
         """The numbers of some ops."""
         return [self.numbers[op] for op in ops]
 
+    def started(self, events: Iterable[int]) -> list[PipelineOp]:
+        """The ops in the order in which they start, of events as `list_events` returns them."""
+        return [self.ops[event] for event in events if event >= 0]
+
 
 def rank_device_bits(graph: StageGraph) -> dict[PipelineRank, int]:
     """The devices of every pipeline rank as the bits of an integer, one for each class of devices in the same ranks."""

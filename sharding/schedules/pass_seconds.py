@@ -4,6 +4,7 @@ Schedules that know the seconds of stages compare orders of ops by these seconds
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind, PipelineOp, Schedule
@@ -36,37 +37,65 @@ def pass_times(op_graph: OpGraph, ops: Iterable[PipelineOp], bundled: frozenset[
         ops: All ops in order; ops of other kinds take no time.
         bundled: The ops that run in one program with the op before them, as in `Schedule`.
     """
-    graph, seconds = op_graph.stage_graph, op_graph.seconds
-    lanes = device_lanes(op_graph)
-    free = [0.0] * len(graph.device_classes)
-    ends: dict[tuple[OpKind, StageId], list[float]] = {
-        (kind, stage): [0.0] * op_graph.microbatches for stage in graph.stages for kind in COMPUTE_KINDS
-    }
-    producers = {"forward": graph.sources, "backward": graph.targets, "wgrad": dict.fromkeys(graph.stages, ())}
+    free, tracks = [0.0] * len(op_graph.stage_graph.device_classes), _tracks(op_graph)
     times: OpTimes = {}
     before: PipelineOp | None = None
     for op in ops:
-        kind, stage, number = op.kind, op.stage_id, op.microbatch
-        if kind not in COMPUTE_KINDS:
+        track = tracks.get(op[:3])
+        if track is None:
             before = None
             continue
-        op_lanes = lanes[graph.rank_of_microbatch(stage, number)]
+        number = op.microbatch
+        op_lanes = track.lanes[number]
         host = before if op in bundled else None
         start = max([free[lane] for lane in op_lanes]) if host is None else times[host][0]
-        for source in producers[kind][stage]:
-            start = max(start, ends[kind, source][number])
+        for inputs in track.inputs:
+            if inputs[number] > start:
+                start = inputs[number]
         if host is None:
-            end = start + seconds[stage].of(kind)
+            end = start + track.seconds
         else:
             end = start + bundle_seconds(op_graph, host, op)
-            ends[host.kind, host.stage_id][host.microbatch] = end
+            tracks[host[:3]].ends[host.microbatch] = end
             times[host] = (start, end)
-        ends[kind, stage][number] = end
+        track.ends[number] = end
         times[op] = (start, end)
         for lane in op_lanes:
             free[lane] = end
         before = op
     return times
+
+
+class _Track(NamedTuple):
+    """The ops of a stage and kind, by microbatch.
+
+    Attributes:
+        seconds: Seconds of each.
+        lanes: The classes of devices that run each.
+        ends: When each has ended.
+        inputs: When the ops end that each waits for: one list for every stage that it waits for.
+    """
+
+    seconds: float
+    lanes: list[tuple[int, ...]]
+    ends: list[float]
+    inputs: list[list[float]]
+
+
+def _tracks(op_graph: OpGraph) -> dict[tuple[OpKind, str, int], _Track]:
+    """The ops of `COMPUTE_KINDS` by kind, unit and number of the stage."""
+    graph, lanes, microbatches = op_graph.stage_graph, device_lanes(op_graph), range(op_graph.microbatches)
+    ends: dict[tuple[OpKind, StageId], list[float]]
+    ends = {(kind, stage): [0.0] * len(microbatches) for stage in graph.stages for kind in COMPUTE_KINDS}
+    producers = {"forward": graph.sources, "backward": graph.targets, "wgrad": dict.fromkeys(graph.stages, ())}
+    tracks = {}
+    for stage in graph.stages:
+        stage_lanes = [lanes[graph.rank_of_microbatch(stage, number)] for number in microbatches]
+        for kind in COMPUTE_KINDS:
+            inputs = [ends[kind, producer] for producer in producers[kind][stage]]
+            seconds = op_graph.seconds[stage].of(kind)
+            tracks[kind, *stage] = _Track(seconds, stage_lanes, ends[kind, stage], inputs)
+    return tracks
 
 
 def bundle_seconds(op_graph: OpGraph, one: PipelineOp, other: PipelineOp) -> float:

@@ -9,7 +9,7 @@ pipeline replicas take and into how many slices their stages are cut, is decided
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, ShortestLayouts, backbone_layouts
@@ -27,6 +27,7 @@ _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
 _SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
+_ASSIGNED = 0.05  # share by which plans whose microbatches are then divided may take longer than the shortest
 _PLACED_PASSES = (
     500_000  # by the search for which pipeline replica takes which microbatch, which places all of them for each
 )
@@ -66,8 +67,8 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     for tried, candidate in enumerate(search.candidates()):
         if len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
             break
-        best = search.best_of(candidate).simulated
-        (fitting if best.memory <= 1 else others).append(best)
+        best = search.best_of(candidate)
+        (fitting if best.simulated.memory <= 1 else others).append(best)
     if not fitting and not others:
         raise PlanError(
             f"no layout of {problem.graph.backbone.name} on {problem.devices} devices leaves memory for the weights of "
@@ -75,9 +76,16 @@ def plans(problem: PlanningProblem) -> list[Plan]:
             "disaggregated"
         )
     if not fitting:
-        return [min(others, key=lambda simulated: simulated.memory).plan]
-    shortest = min(simulated.step for simulated in fitting)
-    return [simulated.plan for simulated in fitting if simulated.step <= shortest * (1 + STEP_SLACK)]
+        return [min(others, key=lambda layout: layout.simulated.memory).simulated.plan]
+    near = _near_shortest(fitting, _ASSIGNED)
+    return [layout.simulated.plan for layout in _near_shortest(map(search.with_assigned, near), STEP_SLACK)]
+
+
+def _near_shortest(layouts: Iterable[_SimulatedLayout], slack: float) -> list[_SimulatedLayout]:
+    """The layouts whose step is longer than the shortest by no more than a share."""
+    layouts = list(layouts)
+    longest = min(layout.simulated.step for layout in layouts) * (1 + slack)
+    return [layout for layout in layouts if layout.simulated.step <= longest]
 
 
 def _check(problem: PlanningProblem) -> None:
@@ -154,8 +162,8 @@ class _ColocatedSearch:
     def best_of(self, candidate: _ColocatedLayout) -> _SimulatedLayout:
         """Returns the fastest plan of a candidate that fits, or the plan that takes the least memory.
 
-        First the layouts of the other modules are chosen, then their slices, then which pipeline replica takes which
-        microbatch. Where the fastest does not fit, the backbone recomputes more beside it.
+        First the layouts of the other modules are chosen, then their slices. Where the fastest does not fit, the
+        backbone recomputes more beside it.
         """
         simulated_layouts = []
         for replicated in self._alternatives(candidate):
@@ -169,8 +177,13 @@ class _ColocatedSearch:
         if max(slices.values()) > 1 and best.simulated.memory <= 1 and not self.is_exhausted:
             simulated_layouts.append(self._simulate(best.backbone, best.replicated, slices))
             best = _best(simulated_layouts)
+        return best
+
+    def with_assigned(self, best: _SimulatedLayout) -> _SimulatedLayout:
+        """The layout with the division of microbatches among pipeline replicas that is found, if it is shorter."""
         replicated_ops = _op_count(best.backbone, best.replicated, {}) - _op_count(best.backbone, (), {})
-        if best.backbone.microbatches * replicated_ops > _PLACED_PASSES:
+        has_choice = any(layout.pipeline_replicas > 1 for layout in best.replicated)
+        if not has_choice or best.backbone.microbatches * replicated_ops > _PLACED_PASSES:
             return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
         return _best([best, best._replace(simulated=assigned)])

@@ -5,13 +5,17 @@ dependency point F_i, and has its gradient at the backward dependency point B_i.
 """
 
 import dataclasses
+import functools
 from math import inf
 
 from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.bubbles.bundling import BundleHosts
 from sharding.schedules.bubbles.filling import Bubbles
 from sharding.schedules.bubbles.idle_intervals import IdleIntervals, Interval
-from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+from sharding.schedules.in_flight import InFlightLimits
+from sharding.schedules.interleaved_1f1b import interleaved_events
+from sharding.schedules.numbered_passes import NumberedPasses
+from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.schedules.pass_seconds import OpTimes, device_lanes, last_end, pass_times
 
 
@@ -73,9 +77,36 @@ class BackboneTimeline:
         return max((self.times[op][1] for op in ops if op in self.times), default=-inf)
 
 
-def backbone_timeline(op_graph: OpGraph, unit: str, order: Schedule) -> BackboneTimeline:
-    """The backbone's ops as early as their order allows."""
-    return BackboneTimeline(op_graph, unit, device_lanes(op_graph), pass_times(order.op_graph, order.ops))
+def backbone_timeline(op_graph: OpGraph, unit: str, rest: OpGraph, limits: InFlightLimits) -> BackboneTimeline:
+    """The ops of a step without its encoders, in the order of interleaved 1F1B and as early as that allows.
+
+    Args:
+        op_graph: The step.
+        unit: The backbone.
+        rest: The step without its encoders.
+        limits: How many microbatches the ranks of `rest` may hold.
+    """
+    times = _interleaved_times(_EqualStep(rest, {rank: limits[rank] for rank in rest.stage_graph.stages_of}))
+    return BackboneTimeline(op_graph, unit, device_lanes(op_graph), times)
+
+
+class _EqualStep:
+    """A key of steps; planners vary the encoders beside the same backbone."""
+
+    def __init__(self, op_graph: OpGraph, limits: InFlightLimits) -> None:
+        self.op_graph, self.limits = op_graph, limits
+
+    def __hash__(self) -> int:
+        return hash((self.op_graph.microbatches, *self.op_graph.seconds.items(), *self.limits.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _EqualStep) and (self.op_graph, self.limits) == (other.op_graph, other.limits)
+
+
+@functools.lru_cache(maxsize=4)
+def _interleaved_times(key: _EqualStep) -> OpTimes:
+    passes = NumberedPasses(key.op_graph)
+    return pass_times(key.op_graph, passes.started(interleaved_events(passes, key.limits)))
 
 
 def with_late_warm_up(timeline: BackboneTimeline) -> BackboneTimeline:

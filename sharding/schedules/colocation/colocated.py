@@ -12,9 +12,10 @@ from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.colocation.whole_schedule import whole_schedule
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
-from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_events, interleaved_in_flight
+from sharding.schedules.list_scheduling import schedule_of_events
 from sharding.schedules.ops import OpGraph, Schedule
-from sharding.schedules.pass_seconds import pass_seconds
+from sharding.schedules.pass_seconds import last_end, pass_times
 
 _WORTHWHILE = 1 - 1e-9
 """A candidate replaces an earlier one only if it takes less than this share of its time, rounding apart."""
@@ -33,8 +34,8 @@ def colocated(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) ->
     if default is None:
         return interleaved(op_graph, max_in_flight)
     limits = max_in_flight or default.in_flight
-    backbone_ranks = default.step.backbone_order.op_graph.stage_graph.stages_of
-    if all(limits[rank] <= default.in_flight[rank] for rank in backbone_ranks):
+    encoders = default.step.units.encoders
+    if all(limits[rank] <= held for rank, held in default.in_flight.items() if rank[0] not in encoders):
         return default.schedule
     step = colocated_step(op_graph, limits)
     wider = None if step is None else _shortest(op_graph, step)
@@ -106,11 +107,14 @@ def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
     best = candidates[0]
     for candidate in candidates[1:]:
         best = candidate if candidate.seconds < _WORTHWHILE * best.seconds else best
-    hosts = step.units.backbone if step.has_bundles else None
-    schedule, seconds = whole_schedule(op_graph, best, hosts), best.seconds
-    over_all_units = interleaved(step.op_graph)
-    if (by_list := pass_seconds(over_all_units)) < _WORTHWHILE * seconds:
+    events = interleaved_events(step.passes)
+    by_list = last_end(pass_times(step.op_graph, step.passes.started(events)))
+    if by_list < _WORTHWHILE * best.seconds:
+        over_all_units = schedule_of_events(step.passes, events)
         schedule, seconds = dataclasses.replace(over_all_units, op_graph=op_graph), by_list
+    else:
+        hosts = step.units.backbone if step.has_bundles else None
+        schedule, seconds = whole_schedule(op_graph, best, hosts), best.seconds
     return _Order(step, schedule, seconds, _limits(step, schedule))
 
 

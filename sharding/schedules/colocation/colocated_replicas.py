@@ -15,10 +15,9 @@ def assign_microbatches(op_graph: OpGraph) -> dict[str, tuple[int, ...]]:
     step = colocated_step(op_graph)
     if step is None:
         return {}
-    fillers = [step.filler(timeline) for timeline in step.timelines()]
     divisions = [
         (filler.seconds(pipeline_replicas), pipeline_replicas)
-        for filler in fillers
+        for filler in step.fillers
         for pipeline_replicas in [best_division(filler)]
     ]
     _, best = min(divisions, key=lambda division: division[0])

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from typing import cast
 
@@ -11,9 +12,10 @@ from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, ba
 from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
 from sharding.schedules.colocation.pass_order import Bundles, OrderedPasses
 from sharding.schedules.in_flight import InFlightLimits
-from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.interleaved_1f1b import interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT
-from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+from sharding.schedules.numbered_passes import NumberedPasses
+from sharding.schedules.ops import OpGraph, PipelineOp
 
 _BUNDLE_SHARES = 4
 """Bundles are tried for so many shares of the encoders' ops, in equal steps up to all of them."""
@@ -26,14 +28,17 @@ class ColocatedStep:
     Attributes:
         op_graph: The step, with the seconds of every stage; one slot each where its plan has none.
         units: Its backbone and its encoders.
-        backbone_order: The order of all other ops.
-        timeline: When these ops run, each as early as it can.
+        timeline: When all other ops run, each as early as it can.
     """
 
     op_graph: OpGraph
     units: ColocatedUnits
-    backbone_order: Schedule
     timeline: BackboneTimeline
+
+    @functools.cached_property
+    def passes(self) -> NumberedPasses:
+        """Its forwards and backwards by numbers."""
+        return NumberedPasses(self.op_graph)
 
     @property
     def pipeline_replicas(self) -> ReplicaOfMicrobatch:
@@ -46,19 +51,19 @@ class ColocatedStep:
 
     def coarse(self) -> OrderedPasses:
         """Encoders before the backbone's first op on their devices, and after its last."""
-        filling = self.filler(self.timeline, coarse=True).fill(self.pipeline_replicas)
+        filling = self._filler(self.timeline, coarse=True).fill(self.pipeline_replicas)
         return self._ordered(self.timeline, filling)
 
     def fine(self) -> Iterator[OrderedPasses]:
         """Encoders in all bubbles: of the backbone as it is, and of one whose warm-up is late."""
-        for timeline in self.timelines():
-            yield self._ordered(timeline, self.filler(timeline).fill(self.pipeline_replicas))
+        for timeline, filler in zip(self.timelines, self.fillers, strict=True):
+            yield self._ordered(timeline, filler.fill(self.pipeline_replicas))
 
     def bundled(self) -> Iterator[OrderedPasses]:
         """Encoders in all bubbles, and in programs of the backbone whose collectives are exposed."""
         if not self.has_bundles:
             return
-        graph, filler = self.op_graph.stage_graph, self.filler(self.timeline)
+        graph, filler = self.op_graph.stage_graph, self.fillers[0]
         passes_by_rank = collections.Counter(
             graph.rank_of_microbatch(stage, number)
             for stage in graph.stages
@@ -83,12 +88,17 @@ class ColocatedStep:
             for stage_seconds in backbone_seconds
         )
 
+    @functools.cached_property
     def timelines(self) -> tuple[BackboneTimeline, BackboneTimeline]:
         """The backbone as it is, and with a late warm-up."""
         return self.timeline, with_late_warm_up(self.timeline)
 
-    def filler(self, timeline: BackboneTimeline, coarse: bool = False) -> BubbleFiller:
-        """Places the encoders in the bubbles of a timeline."""
+    @functools.cached_property
+    def fillers(self) -> tuple[BubbleFiller, ...]:
+        """What places the encoders in the bubbles of each of `timelines`."""
+        return tuple(self._filler(timeline) for timeline in self.timelines)
+
+    def _filler(self, timeline: BackboneTimeline, coarse: bool = False) -> BubbleFiller:
         return BubbleFiller(timeline.bubbles(), encoder_stages(timeline, self.units.encoders), coarse)
 
     def _ordered(self, timeline: BackboneTimeline, filling: Filling) -> OrderedPasses:
@@ -97,7 +107,7 @@ class ColocatedStep:
         starts = {op: start for op, (start, _) in timeline.times.items()}
         starts |= {ops[slice_pass]: start for slice_pass, (start, _) in filling.times.items()}
         bundles = cast(Bundles, {host: ops[slice_pass] for host, slice_pass in filling.bundles.items()})
-        return OrderedPasses.by_start(self.op_graph, starts, bundles)
+        return OrderedPasses.by_start(self.passes, starts, bundles)
 
 
 def encoder_stages(timeline: BackboneTimeline, encoders: Iterable[str]) -> tuple[EncoderStage, ...]:
@@ -133,5 +143,4 @@ def colocated_step(op_graph: OpGraph, max_in_flight: InFlightLimits | None = Non
     if units is None:
         return None
     rest, limits = without_units(op_graph, units.encoders), max_in_flight or interleaved_in_flight(op_graph)
-    order = interleaved(rest, {rank: limits[rank] for rank in rest.stage_graph.stages_of})
-    return ColocatedStep(op_graph, units, order, backbone_timeline(op_graph, units.backbone, order))
+    return ColocatedStep(op_graph, units, backbone_timeline(op_graph, units.backbone, rest, limits))

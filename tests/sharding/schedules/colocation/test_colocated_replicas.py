@@ -21,7 +21,7 @@ class Timetables:
     """How much longer encoders make a step, by their division among replicas, before ops move up in the order."""
 
     def __init__(self, step: ColocatedStep) -> None:
-        self._fillers = [step.filler(timeline) for timeline in step.timelines()]
+        self._fillers = step.fillers
         self.alone = step.timeline.end
 
     def added(self, pipeline_replicas) -> float:
