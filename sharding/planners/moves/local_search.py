@@ -24,7 +24,7 @@ from sharding.simulation.timeline import Timeline
 LEAST_GAIN = 0.002
 """Share by which a change has to shorten the step."""
 
-MOST_OPS = 300_000
+MOST_OPS = 500_000
 """Forwards and backwards that are simulated from one plan on, at most."""
 
 ChangeKind = Callable[[PlanningProblem, Plan], Iterator[Change]]
