@@ -11,6 +11,9 @@ import shlex
 import pytest
 
 from mmjax import cli
+from sharding.planners.policies import auto
+from sharding.plans.plan_error import PlanError
+from sharding.schedules.named import registry
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
 PLACEHOLDERS = re.compile(r"…|=[A-Z]\b|=$|= ")
@@ -63,7 +66,12 @@ def check_flags(name: str, flags: list[str]) -> None:
 
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
-    """A folder with examples/ and all files of the documents, as a reader has who has come to the end."""
+    """A folder with examples/ and all files of the documents, as a reader has who has come to the end.
+
+    What their configurations register is undone: other tests of this process compare all policies that there are.
+    """
+    monkeypatch.setattr(auto, "PLANNING_POLICIES", dict(auto.BUILT_IN_POLICIES))
+    monkeypatch.setattr(registry, "_schedules", dict(registry.BUILT_IN_SCHEDULES))
     (tmp_path / "examples").symlink_to(HOME / "examples")
     for block in BLOCKS:
         if block.file and not block.file.startswith("examples/"):
@@ -133,6 +141,12 @@ def test_the_commands_in_the_text_of_a_document_have_the_flags_that_it_names(doc
 def test_a_configuration_parses_in_the_folder_of_a_reader(block, scratch):
     assert block.file, "name the file in a comment in the first line"
     cli.parse_gin((block.file,))
+
+
+def test_what_the_configurations_register_is_undone():
+    assert auto.PLANNING_POLICIES == auto.BUILT_IN_POLICIES
+    with pytest.raises(PlanError, match="eager_1f1b"):
+        registry.find_schedule("eager_1f1b")
 
 
 @every_block_of("gin")
