@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from mmjax.planning.idle_devices import why_devices_idle
 from sharding.planners.policies.auto import PolicyResult, is_trainable, why_untrainable
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import STEP_SLACK
@@ -11,14 +12,12 @@ from sharding.simulation.pages.html_tables import range_in_words
 
 
 def explain_choice(comparison: PolicyComparison) -> str:
-    """Describes the choice, the next best plan, the choice's distance from the bound, and its largest loss of time."""
+    """Describes the choice: the next best plan, devices left idle, the distance from the bound, the most lost time."""
     choice = comparison.choice
-    sentences = [
-        *_compare_with_others(comparison),
-        *_changes(comparison),
-        *_ties(comparison),
-        *_distance_from_bound(comparison),
-    ]
+    sentences = [*_compare_with_others(comparison), *_changes(comparison), *_ties(comparison)]
+    if idle_devices := why_devices_idle(comparison):
+        sentences.append(idle_devices)
+    sentences += _distance_from_bound(comparison)
     idle = choice.timeline.idle
     largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
     lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)

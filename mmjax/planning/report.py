@@ -11,6 +11,7 @@ from rich.table import Table
 
 from configs.common.tables import print_table, report_table
 from mmjax.planning.choice import explain_choice, tied_with_choice
+from mmjax.planning.idle_devices import why_devices_idle
 from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.policies.auto import PolicyResult
 from sharding.planners.policies.policy_comparison import PolicyComparison
@@ -53,6 +54,7 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "policies": [_entry(comparison, result) for result in comparison.results],
         "choice": comparison.choice.policy,
         "tied_with_choice": tied.policy if (tied := tied_with_choice(comparison)) else None,
+        "idle_devices": why_devices_idle(comparison) or None,
         "hops": problem.occupied_by_hops,
         "effects_left_out": list(problem.without),
         "stopped": comparison.stopped,

@@ -10,6 +10,7 @@
   partitions of them, and the recomputation of each layer).
 - What `fsdp` searches with: `capacities.py` (of rows of its own), `least_recompute.py`.
 - The error where nothing fits: `infeasible.py`.
+- The numbers of rows with which a plan's sizes would use more devices: `fuller_layouts.py`.
 
 A new policy is a function from `PlanningProblem` to plans, passed to `policies.auto.register_policy`; no file here
 changes (docs/how_to/extending.md). Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the
