@@ -54,8 +54,8 @@ def _rows_or_sizes(comparison: PolicyComparison) -> str:
     rows_per_replica = max(1, problem.rows // (plan.microbatches * unit.replicas_of(backbone)))
     layouts = list(fuller_layouts(blocks, rows_per_replica, problem.devices))
     if not layouts:
-        pace = " with the devices of the other modules that keep pace with it" if len(blocks) > 1 else ""
-        return f"no further replica of {backbone} fits ({_sizes(unit)}: {blocks[0].step:,} devices){pace}"
+        pace = " beside other modules that grow in proportion" if len(blocks) > 1 else ""
+        return f"no further replica of {backbone} fits ({blocks[0].step:,} devices: {_sizes(unit)}){pace}"
     for layout in layouts:
         near = nearest_rows(problem.rows, layout.rows_multiple, MOST_DIFFERENT_ROWS)
         with_more = f"with {_sizes(unit)} and dp {layout.dp} of {backbone}, {layout.devices:,} could be used"
@@ -66,7 +66,7 @@ def _rows_or_sizes(comparison: PolicyComparison) -> str:
             )
         if near:
             suggested = " or ".join(f"{count:,}" for count in near)
-            return f"{with_more}, of {suggested} rows, but not of {problem.rows:,}"
+            return f"{with_more} for {suggested} rows, but not for {problem.rows:,}"
     return (
         f"with {_sizes(unit)}, more replicas of {backbone} would divide no number of rows within "
         f"{MOST_DIFFERENT_ROWS:.0%} of {problem.rows:,}"

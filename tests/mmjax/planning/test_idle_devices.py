@@ -36,8 +36,8 @@ def test_rows_that_would_use_more_devices_are_named_and_do():
     comparison = compared(24, 20)
     assert comparison.plan.device_count == 20
     assert why_devices_idle(comparison) == (
-        "4 of the 24 devices are idle: with tp 2, pp 1 and dp 11 of backbone, 22 could be used, of 22 rows, but not of "
-        "20."
+        "4 of the 24 devices are idle: with tp 2, pp 1 and dp 11 of backbone, 22 could be used for 22 rows, but not "
+        "for 20."
     )
     assert compared(24, 22).plan.device_count == 22
 
@@ -45,7 +45,7 @@ def test_rows_that_would_use_more_devices_are_named_and_do():
 @pytest.mark.parametrize(
     ("devices", "rows", "reason"),
     [
-        (11, 20, "1 of the 11 devices is idle: no further replica of backbone fits (tp 2, pp 1: 2 devices)."),
+        (11, 20, "1 of the 11 devices is idle: no further replica of backbone fits (2 devices: tp 2, pp 1)."),
         (
             10,
             8,
