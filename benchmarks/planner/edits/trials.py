@@ -63,9 +63,7 @@ class EditTrials:
         A planner takes a step that is up to STEP_SLACK longer for fewer device-seconds.
         """
         preferred = [
-            tried
-            for tried in self.valid
-            if self.more_device_seconds(tried) <= 0 or self.shorter_by(tried) > STEP_SLACK
+            tried for tried in self.valid if self.more_device_seconds(tried) <= 0 or self.shorter_by(tried) > STEP_SLACK
         ]
         return min(preferred, key=lambda tried: tried.step, default=None)
 

@@ -5,7 +5,8 @@ import pytest
 from mmjax.planning.choice import explain_choice
 from mmjax.planning.idle_devices import why_devices_idle
 from mmjax.planning.report import plan_document
-from sharding.planners.policies.policy_comparison import compare_policies
+from sharding.planners.policies.auto import BUILT_IN_POLICIES, run_policy
+from sharding.planners.policies.policy_comparison import compare_policies, comparison_of
 from tests.sharding.planners.problems import problem
 
 
@@ -20,7 +21,8 @@ def test_a_choice_on_all_devices_leaves_none_idle():
 
 
 def test_a_plan_on_more_devices_that_saves_no_time_is_named():
-    comparison = compared(12, 8)
+    small = problem(devices=12, rows=8)
+    comparison = comparison_of(small, [run_policy(small, policy) for policy in BUILT_IN_POLICIES])
     (larger,) = (result for result in comparison.results if result.policy == "colocated")
     choice, step = comparison.choice, larger.timeline.step
     assert step <= 1.02 * choice.timeline.step and 12 * step > 8 * choice.timeline.step
