@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.clusters import Link
 from sharding.planners.capacities import capacities_of
 from sharding.planners.moves.change import Change, UnitChange, all_policies, changed_plan, shares_devices
 from sharding.planners.moves.local_search import CHANGE_KINDS
+from sharding.planners.moves.recomputation import recompute_changes
 from sharding.planners.policies.auto import is_trainable, run_policy
 from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import build_problem, problem, recipes
@@ -95,3 +97,12 @@ def test_more_devices_than_there_are_are_refused():
     twice = UnitChange(parallelism={"tp": 4 * backbone.parallelism.tp})
     with pytest.raises(PlanError):
         changed_plan(PROBLEM, PLANS["disaggregated"], Change("", {"backbone": twice}))
+
+
+def test_layers_are_offloaded_only_where_devices_have_a_link_to_host_memory():
+    def offloads(case):
+        return any("offload" in change.words for change in recompute_changes(case, PLANS["disaggregated"]))
+
+    linked = dataclasses.replace(PROBLEM.cluster, host_link=Link(1e9, 1e-6), host_memory=1e9)
+    assert "offload" not in PROBLEM.recompute_choices and not offloads(PROBLEM)
+    assert offloads(dataclasses.replace(PROBLEM, cluster=linked))
