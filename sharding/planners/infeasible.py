@@ -16,6 +16,7 @@ from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_layers import stage_layers
 
 _TRIED = 4  # devices beyond the fewest by the tables, whose bytes hold for hardly any but not for all rows drawn
+_MANY = 1_000_000  # devices: more than the modules of any batch have replicas for
 
 
 def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem], bool]) -> PlanError:
@@ -26,9 +27,10 @@ def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem],
         fits: Whether a plan of the same problem on other devices fits when it is simulated.
     """
     memory, cluster = problem.cluster.usable_memory, problem.cluster.name
-    fewest = min_devices(problem)
+    enlarged = problem.with_devices(_MANY)  # replicas are considered up to the devices of a problem
+    fewest = min_devices(enlarged)
     if fewest is None:
-        needs = ((name, _min_bytes(problem, name)) for name in problem.graph.names)
+        needs = ((name, _min_bytes(enlarged, name)) for name in problem.graph.names)
         unit, need = max(needs, key=lambda pair: pair[1])
         return PlanError(
             f"unit {unit} needs {_format_bytes(need)} on each device however it is cut, {_format_bytes(need - memory)} "
@@ -44,7 +46,7 @@ def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem],
     if problem.devices < len(fewest):
         return PlanError(f"{problem.devices} devices are too few for {len(fewest)} units of their own. {would_do}")
     room = max(1, problem.devices - (total - fewest[unit]))
-    need = _min_bytes(problem, unit, room)
+    need = _min_bytes(enlarged, unit, room)
     lack = f"it needs {_format_bytes(need)} on each, {_format_bytes(need - memory)} more than {cluster} has"
     if need <= memory or not np.isfinite(need):
         lack = f"it does not fit together with them: it needs {fewest[unit]}"

@@ -17,7 +17,7 @@ MEMORY = st.floats(6.3, 7.4)
 
 @pytest.mark.parametrize("policy", ["balanced", "disaggregated"])
 @given(recipes(), MEMORY)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_smallest_cluster_holds_the_model_and_one_device_less_does_not(policy, recipe, memory):
     case = dataclasses.replace(build_problem(recipe | {"memory": 10**memory}), devices=1)
     reason = run_policy(case, policy).reason
@@ -27,6 +27,15 @@ def test_the_smallest_cluster_holds_the_model_and_one_device_less_does_not(polic
     count = int(named[1].replace(",", ""))
     assert run_policy(dataclasses.replace(case, devices=count), policy).simulated
     assert not run_policy(dataclasses.replace(case, devices=count - 1), policy).simulated
+
+
+def test_the_smallest_cluster_does_not_depend_on_the_cluster_that_was_too_small():
+    vision = dataclasses.replace(VISION, depth=3)
+    model, ranks = ModelConfig((vision,), BACKBONE, ()), (("backbone", 1, 2),)
+    case = problem(model, rows=2, memory=10**6.5625, ranks=ranks, experts=4)
+    for devices in (1, 10, 18):
+        reason = run_policy(dataclasses.replace(case, devices=devices), "disaggregated").reason
+        assert "would do for units of their own has 19 devices (vision 3, backbone 16)" in reason
 
 
 def test_a_chain_that_does_not_fit_names_what_it_lacks():
