@@ -4,18 +4,31 @@
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, beside_transfer, useful_flops
+from sharding.costs.cost_model import (
+    CostModel,
+    LayerParallelism,
+    LayerSeconds,
+    Times,
+    beside_transfer,
+    masked_flops,
+    useful_flops,
+)
 from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
 from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
 from sharding.plans.plan_error import PlanError
-from sharding.plans.resolved.trained_parts import Gradient
-from sharding.specs.layers.layer import LoadColumn, Loads, RecomputePolicy
+from sharding.plans.resolved.trained_parts import Gradient, RequiredGradients
+from sharding.recently_used import RecentlyUsed
+from sharding.specs.layers.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
+from sharding.specs.layers.recomputed_kernels import RecomputedFlops, recomputed_flops
 from sharding.specs.modules import ModuleGraph
+
+# Of which a batch keeps what it has summed; of 100,000 rows each takes megabytes.
+_STAGES, _UNITS, _HOPS = 64, 16, 128
 
 LoadsByModule = Mapping[str, Float[np.ndarray, "n 4"]]
 """For every module, the load of each row of the global batch."""
@@ -104,12 +117,22 @@ class BatchCosts:
         graph: The modules with their layers.
         costs: The cost model.
         rows: Loads of the global batch's rows, in the order in which the step takes them.
+
+    Attributes:
+        of_stages: What the layers of the last stages sum up to; plans that differ in some stages share the others.
+        of_units: Costs and bounds of all stages of the last units.
+        of_hops: Seconds of the last hops.
     """
 
     def __init__(self, graph: ModuleGraph, costs: CostModel, rows: LoadsByModule) -> None:
         self.graph, self.costs, self.rows = graph, costs, rows
+        self.of_stages = RecentlyUsed[Any](_STAGES)
+        self.of_units = RecentlyUsed[Any](_UNITS)
+        self.of_hops = RecentlyUsed[Any](_HOPS)
         self._distinct: dict[tuple, ReplicaLoads] = {}
         self._layers: dict[tuple, LayerCosts] = {}
+        self._masked_flops: dict[frozenset[str], float] = {}
+        self._recomputed: dict[tuple[str, str, RecomputePolicy], RecomputedFlops] = {}
 
     def loads(self, module: str, microbatches: int, dp: int, own_rows: OwnRows | None = None) -> ReplicaLoads:
         """The loads of a module's replicas; raises PlanError if they cannot divide the rows.
@@ -125,6 +148,23 @@ class BatchCosts:
             self._distinct[key] = self._divide(module, microbatches, dp, own_rows)
         distinct, useful, index = self._distinct[key]
         return ReplicaLoads(distinct, useful, index.reshape(microbatches, dp))
+
+    def masked_flops(self, required: RequiredGradients) -> float:
+        """FLOPs of the masked squares of all rows (`StepCosts.masked_flops`), which do not depend on the plan."""
+        if required.trained_parts not in self._masked_flops:
+            self._masked_flops[required.trained_parts] = sum(
+                count * masked_flops(layer, self.rows[module.name].sum(axis=0), gradients)
+                for module in self.graph.modules
+                for layer, count, gradients in required.of_layers(module.name, 0, module.layer_count)
+            )
+        return self._masked_flops[required.trained_parts]
+
+    def recomputed_flops(self, module: str, layer: LayerSpec, recompute: RecomputePolicy) -> RecomputedFlops:
+        """Forward FLOPs that the backward of one layer computes again for all rows."""
+        key = (module, layer.name, recompute)
+        if key not in self._recomputed:
+            self._recomputed[key] = recomputed_flops(layer, self.rows[module].sum(axis=0), recompute)
+        return self._recomputed[key]
 
     def _divide(self, module: str, microbatches: int, dp: int, own_rows: OwnRows | None) -> ReplicaLoads:
         totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]

@@ -152,7 +152,8 @@ class StageCosts:
             if np.any(self.wgrad.seconds < 0) or np.any(self.wgrad.seconds > self.backward * (1 + 1e-9)):
                 raise ValueError("StageCosts.wgrad: its seconds are negative, or more than the seconds of the backward")
         for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static"):
-            if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
+            figures = np.asarray(getattr(self, name))
+            if figures.size and not (figures.min() >= 0 and figures.max() < np.inf):  # NaN is neither
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
 
     def of_pass(self, kind: OpKind) -> Float[np.ndarray, "m i"]:

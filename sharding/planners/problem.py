@@ -17,7 +17,7 @@ from sharding.costs.cost_model import CostModel
 from sharding.costs.published_errors import error_families
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work, unit_work
-from sharding.costs.step_costs import StageCosts, StageWork, StepCosts
+from sharding.costs.step_costs import StageCosts, StageWork, StepCosts, StepWork
 from sharding.planners.step_bound import least_step_seconds
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.tables.module_table import ModuleTable
@@ -38,9 +38,10 @@ from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
+from sharding.recently_used import RecentlyUsed
 from sharding.schedules.named.build import build_schedule, training_op_graph
 from sharding.schedules.ops import PipelineOp, Schedule
-from sharding.simulation.simulator import simulate
+from sharding.simulation.simulator import RecentNodes, simulate
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layers.layer import LoadColumn, RecomputePolicy
 from sharding.specs.layers.module_spec import ModuleSpec
@@ -265,7 +266,12 @@ class PlanningProblem:
     def simulate_costs(self, resolved: ResolvedPlan, costs: StepCosts, rendezvous: bool | None = None) -> Timeline:
         """Simulates one step of a plan with costs of its ops that are given."""
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
-        return simulate(resolved, self._schedule(resolved), costs, occupies_ends)
+        return simulate(resolved, self._schedule(resolved), costs, occupies_ends, self._recent_nodes)
+
+    @functools.cached_property
+    def _recent_nodes(self) -> RecentNodes:
+        """Of two schedules, because the nodes of a large one take hundreds of megabytes."""
+        return RecentNodes(2)
 
     @property
     def is_comparable(self) -> bool:
@@ -281,7 +287,11 @@ class PlanningProblem:
 
     def resolve(self, plan: Plan) -> ResolvedPlan:
         """Resolves a plan for the problem's model; whether it can run is not checked."""
-        return ResolvedPlan(plan, self.graph, self.trained_parts)
+        return self._resolved.get(plan, lambda: ResolvedPlan(plan, self.graph, self.trained_parts))
+
+    @functools.cached_property
+    def _resolved(self) -> RecentlyUsed[ResolvedPlan]:
+        return RecentlyUsed[ResolvedPlan](8)
 
     def _schedule(self, resolved: ResolvedPlan) -> Schedule:
         """The schedule of a plan. Plans whose stages are alike and on devices of their own share its order."""
@@ -297,11 +307,20 @@ class PlanningProblem:
     def _orders(self) -> dict[tuple, tuple[PipelineOp, ...]]:
         return {}
 
-    def least_step_seconds(self, plan: Plan) -> float:
-        """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
+    def least_step_seconds(self, plan: Plan, work: StepWork | None = None) -> float:
+        """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time.
+
+        Args:
+            plan: The plan.
+            work: Its `step_work`, where it is known.
+        """
         resolved = self.resolve(plan)
         op_graph = training_op_graph(resolved, resolved.trained_stages)
-        return least_step_seconds(op_graph, plan_work(resolved, self.sampled_costs))
+        return least_step_seconds(op_graph, work or plan_work(resolved, self.sampled_costs))
+
+    def step_work(self, plan: Plan) -> StepWork:
+        """Lower bounds of the ops of a plan's step."""
+        return plan_work(self.resolve(plan), self.sampled_costs)
 
     def mean_microbatch_costs(self, plan: Plan) -> dict[StageId, StageCosts]:
         """Costs of the stages of a plan for one microbatch of mean rows, on any pipeline replica of a unit."""

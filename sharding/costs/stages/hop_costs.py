@@ -62,6 +62,19 @@ class HopCosts:
 
     def seconds(self, source: StageId, target: StageId, back: bool = False) -> Float[np.ndarray, "m _"]:
         """Seconds of an activation's hop, or of its gradient's hop back, for each replica that receives."""
+        key = (back, *self._edge_key(source, target))
+        return self._batch.of_hops.get(key, lambda: self._seconds(source, target, back))
+
+    def _edge_key(self, source: StageId, target: StageId) -> tuple:
+        """Everything that the hops between two stages depend on."""
+        units = tuple(
+            (unit.name, unit.modules, unit.devices, unit.layers, unit.parallelism, unit.phase_rows, unit.capacities)
+            for unit in (self._units[source[0]], self._units[target[0]])
+        )
+        taken_by = tuple(self._units[name].schedule_hints.replica_of_microbatch for name, _ in (source, target))
+        return source, target, units, taken_by, self._units[source[0]].executor, self._microbatches
+
+    def _seconds(self, source: StageId, target: StageId, back: bool) -> Float[np.ndarray, "m _"]:
         ends = (target, source) if back else (source, target)
         ranks = [self.end_ranks(source, target, end) for end in ends]
         sent, received = (self.bytes_on(source, target, end_ranks.dp) for end_ranks in ranks)
@@ -105,6 +118,10 @@ class HopCosts:
 
     def least_seconds(self, source: StageId, target: StageId, back: bool = False) -> float:
         """A lower bound of `seconds`: what receiving the smallest activation takes."""
+        key = ("least", back, *self._edge_key(source, target))
+        return self._batch.of_hops.get(key, lambda: self._least_seconds(source, target, back))
+
+    def _least_seconds(self, source: StageId, target: StageId, back: bool) -> float:
         ranks = self.end_ranks(source, target, source if back else target)
         shards = ranks.cp * (ranks.sequence_shards if self._is_within_module(target) else 1)
         output, extra = self._hop_elements(source, target)

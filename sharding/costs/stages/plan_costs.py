@@ -3,7 +3,7 @@
 Problems of planners call `plan_costs` before each simulation, and the row reorderer before a run.
 """
 
-import functools
+import dataclasses
 import itertools
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.cost_model import masked_flops
 from sharding.costs.memory import train_state
 from sharding.costs.stages.compiled_costs import (
     CompiledLayers,
@@ -31,16 +30,15 @@ from sharding.costs.stages.sharded_weights import (
     sharded_passes,
 )
 from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replicas
-from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parameters
+from sharding.costs.stages.stage_parameters import LayersOfStage, module_parameters
 from sharding.costs.stages.wgrad_costs import wgrad_costs, without_wgrads
 from sharding.costs.step_costs import PER_MICROBATCH, ShardedPasses, StageCosts, StaticBytes, StepCosts, WgradCosts
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
-from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.named.split_stages import split_stages
 from sharding.specs.layers.layer import LoadColumn
-from sharding.specs.layers.recomputed_kernels import RecomputedFlops, recomputed_flops
+from sharding.specs.layers.recomputed_kernels import RecomputedFlops
 
 
 def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:
@@ -68,17 +66,8 @@ def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:
         peak_flops=batch.costs.peak_flops,
         tokens=float(batch.rows[batch.graph.backbone.name][:, LoadColumn.TOKENS].sum()),
         global_norm=batch.costs.gradient_norm(len(stages.stages)),
-        masked_flops=_masked_flops(batch, resolved.required_gradients),
+        masked_flops=batch.masked_flops(resolved.required_gradients),
         recomputed=builder.recomputed(),
-    )
-
-
-def _masked_flops(batch: BatchCosts, required: RequiredGradients) -> float:
-    """`StepCosts.masked_flops`, which do not depend on the plan."""
-    return sum(
-        count * masked_flops(layer, batch.rows[module.name].sum(axis=0), gradients)
-        for module in batch.graph.modules
-        for layer, count, gradients in required.of_layers(module.name, 0, module.layer_count)
     )
 
 
@@ -113,10 +102,6 @@ class _LayerNeeds(NamedTuple):
 class _PlanCosts(PlanLayers):
     """Costs of a plan's stages; equal stages share what they sum."""
 
-    @functools.cached_property
-    def _sums(self) -> dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]]:
-        return {}
-
     def _layer_sums(
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int, *, keeps_gathered: bool = False
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], _LayerNeeds]:
@@ -127,10 +112,8 @@ class _PlanCosts(PlanLayers):
         exchanges = self._weight_exchanges(layers, unit, number)
         if keeps_gathered:
             exchanges = tuple(exchange._replace(gather_again=0.0) for exchange in exchanges)
-        key = (layer_key(layers), unit.parallelism.module_tp, exchanges)
-        if key not in self._sums:
-            self._sums[key] = self._add_layers(layers, exchanges, unit)
-        return self._sums[key]
+        key = ("costs", *self._stage_key(layers, exchanges, unit))
+        return self._batch.of_stages.get(key, lambda: self._add_layers(layers, exchanges, unit))
 
     def _add_layers(
         self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
@@ -190,7 +173,20 @@ class _PlanCosts(PlanLayers):
     def stage(self, stage: StageId, *, splits_backward: bool = False) -> StageCosts:
         """Costs of one stage, whose gradients of weights may be apart from its backward."""
         name, number = stage
-        unit, layers = self._units[name], self._layers(stage)
+        unit = self._units[name]
+        alone = self._batch.of_units.get(
+            ("costs", unit, splits_backward, self._microbatches, self._required.trained_parts),
+            lambda: tuple(self._stage_alone(unit, number, splits_backward) for number in range(unit.program_count)),
+        )[number]
+        exchanged = self._exchange_bytes(stage)
+        if unit.is_compiled or not exchanged:
+            return alone
+        static = alone.static._replace(exchanged=self._largest_over_needed(unit) * exchanged)
+        return dataclasses.replace(alone, static=static)
+
+    def _stage_alone(self, unit: UnitPlan, number: int, splits_backward: bool) -> StageCosts:
+        """Costs of one stage without the bytes that it exchanges with other units."""
+        layers = self._layers((unit.name, number))
         if unit.is_compiled:
             return self._compiled_stage(unit, compiled_layers(layers, unit, self._graph))
         sums, needs = self._layer_sums(layers, unit, number)
@@ -200,7 +196,6 @@ class _PlanCosts(PlanLayers):
             *self._state_bytes(layers, unit),
             gathered=growth * needs.bytes_[0],
             workspace=growth * needs.bytes_[1],
-            exchanged=growth * self._exchange_bytes(stage),
             reserved=(growth - 1) * float(sums["saved_bytes"].max()),
         )
         wgrad = self._wgrad(layers, unit) if splits_backward else None
@@ -261,7 +256,7 @@ class _PlanCosts(PlanLayers):
         flops, masked = 0.0, 0.0
         for run in itertools.chain.from_iterable(map(self._layers, self.stages.stages)):
             if run.gradients:
-                again = recomputed_flops(run.layer, self._batch.rows[run.module].sum(axis=0), run.recompute)
+                again = self._batch.recomputed_flops(run.module, run.layer, run.recompute)
                 flops, masked = flops + run.count * again.flops, masked + run.count * again.masked
         return RecomputedFlops(flops, masked)
 

@@ -14,7 +14,7 @@ from sharding.costs.node_placement import NodePlacement, ParameterRanks, paramet
 from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
 from sharding.costs.stages.sharded_weights import NO_EXCHANGE, WeightExchange, weight_exchange
-from sharding.costs.stages.stage_parameters import LayersOfStage, module_parallelism
+from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parallelism
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.plans.resolved.trained_parts import RequiredGradients
@@ -104,6 +104,15 @@ class PlanLayers:
             return (NO_EXCHANGE,) * len(layers)
         parts = {run.module: self._parameter_ranks(unit, number, run.ranks).parts for run in layers}
         return tuple(weight_exchange(run, parts[run.module], self._costs) for run in layers)
+
+    def _stage_key(
+        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
+    ) -> tuple:
+        """Everything that the costs of a stage's layers depend on, whatever plan the unit belongs to."""
+        own_rows = tuple(self.hops.own_rows(module) for module in unit.modules)
+        taken_by = unit.schedule_hints.replica_of_microbatch
+        trained = self._required.trained_parts
+        return (layer_key(layers), exchanges, unit.parallelism, taken_by, self._microbatches, own_rows, trained)
 
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
         devices, tp = unit.stage_devices(number), ranks.tp

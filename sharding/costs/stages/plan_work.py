@@ -1,6 +1,5 @@
 """Lower bounds of the ops of a plan's step, from the costs of its layers; planners read them before they simulate."""
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from sharding.costs.stages.compiled_costs import compiled_layers
 from sharding.costs.stages.plan_layers import PlanLayers
 from sharding.costs.stages.sharded_weights import WeightExchange, exposed
 from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
-from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key
+from sharding.costs.stages.stage_parameters import LayersOfStage
 from sharding.costs.step_costs import StageWork, StepWork
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
@@ -22,7 +21,7 @@ def plan_work(resolved: ResolvedPlan, batch: BatchCosts) -> StepWork:
     """Returns the lower bounds of a plan's ops; takes the arguments of `plan_costs` and a fraction of its time."""
     builder, stages = _PlanWork.of_plan(resolved, batch), resolved.stages
     return StepWork(
-        stages={stage: builder.work(stage) for stage in stages.stages},
+        stages={(name, number): builder.of_unit_named(name)[number] for name, number in stages.stages},
         hops={(source, target): builder.hops.least_seconds(source, target) for source, target in stages.edges},
         gradient_hops={
             (source, target): builder.hops.least_seconds(source, target, back=True) for source, target in stages.edges
@@ -36,7 +35,7 @@ def unit_work(
 ) -> tuple[StageWork, ...]:
     """Returns the lower bounds of every stage of one unit, wherever the others are."""
     builder = _PlanWork.of_unit(unit, microbatches, batch, trained_parts)
-    return tuple(builder.work((unit.name, number)) for number in range(unit.program_count))
+    return builder.of_unit_named(unit.name)
 
 
 class _PassWork(NamedTuple):
@@ -56,21 +55,22 @@ class _PassWork(NamedTuple):
 class _PlanWork(PlanLayers):
     """Computes the lower bounds of a plan's stages; equal stages share them."""
 
-    @functools.cached_property
-    def _work(self) -> dict[tuple, tuple[_PassWork, _PassWork, Float[np.ndarray, " i"]]]:
-        return {}
+    def of_unit_named(self, name: str) -> tuple[StageWork, ...]:
+        """Returns the lower bounds of every stage of a unit."""
+        unit = self._units[name]
+        return self._batch.of_units.get(
+            ("work", unit, self._microbatches, self._required.trained_parts),
+            lambda: tuple(self._work((name, number)) for number in range(unit.program_count)),
+        )
 
-    def work(self, stage: StageId) -> StageWork:
-        """Returns the lower bounds of one stage."""
+    def _work(self, stage: StageId) -> StageWork:
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
         if unit.is_compiled:
             layers = compiled_layers(layers, unit, self._graph).rank
         exchanges = self._weight_exchanges(layers, unit, number)
-        key = (layer_key(layers), name, exchanges)
-        if key not in self._work:
-            self._work[key] = self._add_work(layers, exchanges, unit)
-        forward, backward, computing = self._work[key]
+        key = ("work", *self._stage_key(layers, exchanges, unit))
+        forward, backward, computing = self._batch.of_stages.get(key, lambda: self._add_work(layers, exchanges, unit))
         return StageWork(
             forward=forward.total,
             backward=backward.total,

@@ -52,6 +52,15 @@ class Change(NamedTuple):
     microbatches: int | None = None
     schedule: str | None = None
 
+    @property
+    def recomputes_only(self) -> bool:
+        """Whether it changes nothing but what layers recompute, so that all ops run in the same order."""
+        others = (
+            dataclasses.replace(unit, policies=None) != UnitChange() or unit.policies is None
+            for unit in self.units.values()
+        )
+        return self.microbatches is None and self.schedule is None and not any(others)
+
 
 def changed_plan(problem: PlanningProblem, plan: Plan, change: Change) -> Plan:
     """The plan with a change, and with what belongs to it: devices, capacities, seconds of stages.

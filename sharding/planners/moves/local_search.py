@@ -6,10 +6,12 @@ trained, and its simulated step is shorter by `LEAST_GAIN`; one that takes more 
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from sharding.costs.profiled import ProfileError
+from sharding.costs.step_costs import StepWork
 from sharding.planners.moves.change import Change, changed_plan
 from sharding.planners.moves.devices import device_changes, microbatch_changes
 from sharding.planners.moves.order import order_changes
@@ -19,6 +21,7 @@ from sharding.planners.moves.stage_layers import layer_changes
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.recently_used import RecentlyUsed
 from sharding.simulation.timeline import Timeline
 
 LEAST_GAIN = 0.002
@@ -75,6 +78,7 @@ class _LocalSearch:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem, self._tried, self._ops = problem, set(), 0
+        self._work = RecentlyUsed[StepWork](1)  # of the plan that is changed
 
     def improve(self, best: ImprovedPlan) -> ImprovedPlan:
         """The plan after all changes that help."""
@@ -89,34 +93,48 @@ class _LocalSearch:
         return best
 
     def _improve_by(self, kind: ChangeKind, best: ImprovedPlan) -> ImprovedPlan:
-        """The plan after changes of one kind, each on the plan as it was before the kind's first."""
+        """The plan after one round of changes of a kind: after each that helps, the round goes on from the new plan."""
+        place = 0
         while True:
-            improved = next((found for found in self._better(kind, best)), None)
-            if improved is None or self._ops > MOST_OPS:
-                return improved or best
-            best = improved
+            for number, change in enumerate(itertools.islice(kind(self._problem, best.plan), place, None), place):
+                if self._ops > MOST_OPS:
+                    return best
+                if improved := self._changed(change, best):
+                    best, place = improved, number + 1
+                    break
+            else:
+                return best
 
-    def _better(self, kind: ChangeKind, best: ImprovedPlan) -> Iterator[ImprovedPlan]:
-        """Plans with a change of a kind that are better."""
-        for change in kind(self._problem, best.plan):
-            if self._ops > MOST_OPS:
-                return
-            with contextlib.suppress(PlanError, ProfileError):
-                plan = changed_plan(self._problem, best.plan, change)
-                if plan not in self._tried and (timeline := self._shorter_step(plan, best)):
-                    yield ImprovedPlan(plan, timeline, (*best.changes, change.words))
+    def _changed(self, change: Change, best: ImprovedPlan) -> ImprovedPlan | None:
+        """The plan with a change, if it is better."""
+        with contextlib.suppress(PlanError, ProfileError):
+            plan = changed_plan(self._problem, best.plan, change)
+            if plan not in self._tried and (timeline := self._shorter_step(plan, change, best)):
+                return ImprovedPlan(plan, timeline, (*best.changes, change.words))
+        return None
 
-    def _shorter_step(self, plan: Plan, best: ImprovedPlan) -> Timeline | None:
-        """The simulated step of a plan that is better than the best; else None."""
-        gain = LEAST_GAIN
-        longest = best.timeline.step * (1 - gain)
+    def _shorter_step(self, plan: Plan, change: Change, best: ImprovedPlan) -> Timeline | None:
+        """The simulated step of a changed plan that is better than the best; else None."""
+        longest = best.timeline.step * (1 - LEAST_GAIN)
         if plan.device_count * longest > best.device_seconds:
             longest = max(best.device_seconds / plan.device_count, best.timeline.step * (1 - STEP_SLACK))
         self._tried.add(plan)
-        if self._problem.least_step_seconds(plan) > longest:
+        work = self._problem.step_work(plan)
+        before = self._work.get(best.plan, lambda: self._problem.step_work(best.plan))
+        if change.recomputes_only and not _takes_less(work, before):
+            return None
+        if self._problem.least_step_seconds(plan, work) > longest:
             return None
         self._ops += 2 * plan.microbatches * sum(unit.stage_count for unit in plan.units)
         timeline = self._problem.simulate(plan)
         if timeline.step > longest or self._problem.memory_fraction(timeline) > 1:
             return None
         return timeline
+
+
+def _takes_less(work: StepWork, before: StepWork) -> bool:
+    """Whether any stage computes less than before, on any of its replicas."""
+    return any(
+        (stage.forward + stage.backward < before.stages[name].forward + before.stages[name].backward).any()
+        for name, stage in work.stages.items()
+    )

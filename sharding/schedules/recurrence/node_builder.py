@@ -24,7 +24,7 @@ def schedule_nodes(
 
     An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
     replicas of a stage run independently; the replicas of a hop's target wait for the source replicas whose rows they
-    take. `gather` and `reduce` join the replicas of all pipeline replicas of a stage, the transfer ofa tied weight or
+    take. `gather` and `reduce` join the replicas of all pipeline replicas of a stage, the transfer of a tied weight or
     gradient joins the replicas of both its stages, `global_norm` all devices. A bundle can start once both its ops
     could, on all replicas of either that share devices; what depends on one of them waits for the end of both.
 
