@@ -73,8 +73,9 @@ def sensitivities(problem: PlanningProblem, choice: Plan, other: Plan) -> tuple[
 
 def _changes(problem: PlanningProblem) -> Iterator[tuple[str, PlanningProblem, LoadsByModule | None]]:
     """Every changed assumption: its words, the changed problem, and other rows where these change."""
-    for words, cluster in _other_clusters(problem):
-        yield words, dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, cluster=cluster)), None
+    if isinstance(problem.costs, AnalyticCostModel):  # measured costs have no assumptions
+        for words, cluster in _other_clusters(problem.costs.cluster):
+            yield words, dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, cluster=cluster)), None
     if problem.rendezvous:
         yield "hops occupy no device", dataclasses.replace(problem, hops="asynchronous"), None
     else:
@@ -84,11 +85,8 @@ def _changes(problem: PlanningProblem) -> Iterator[tuple[str, PlanningProblem, L
         yield f"segments {words}", problem, _with_segments(problem, factor)
 
 
-def _other_clusters(problem: PlanningProblem) -> Iterator[tuple[str, ClusterConfig]]:
-    """The devices with another effect on costs, or another network; none where costs are measured."""
-    if not isinstance(problem.costs, AnalyticCostModel):
-        return
-    cluster = problem.costs.cluster
+def _other_clusters(cluster: ClusterConfig) -> Iterator[tuple[str, ClusterConfig]]:
+    """The devices with another effect on costs, or another network."""
     effects = cluster.generation.effects
     for name in EFFECT_NAMES:
         if effects.without((name,)) != effects:

@@ -54,7 +54,7 @@ class Change(NamedTuple):
 
     @property
     def recomputes_only(self) -> bool:
-        """Whether it changes nothing but what layers recompute, so that all ops run in the same order."""
+        """Whether it changes nothing but what layers recompute: the same ops take other seconds."""
         others = (
             dataclasses.replace(unit, policies=None) != UnitChange() or unit.policies is None
             for unit in self.units.values()

@@ -7,7 +7,7 @@ trained, and its simulated step is shorter by `LEAST_GAIN`; one that takes more 
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from sharding.costs.profiled import ProfileError
@@ -62,15 +62,33 @@ class ImprovedPlan(NamedTuple):
         return self.plan.device_count * self.timeline.step
 
 
-def improve_plan(problem: PlanningProblem, plan: Plan, timeline: Timeline) -> ImprovedPlan:
-    """The plan after all changes that help; the same plan if none does.
+def improve_plans(problem: PlanningProblem, starts: Sequence[ImprovedPlan]) -> list[ImprovedPlan]:
+    """The plans after all changes that help, of the ones that stay among the shortest.
+
+    All plans go through a round of changes in turn. One that then takes longer than the shortest by `STEP_SLACK` is not
+    changed further: changes of later rounds are small.
 
     Args:
-        problem: The problem that the plan solves.
-        plan: A plan that fits and can be trained.
-        timeline: Its simulated step.
+        problem: The problem that the plans solve.
+        starts: Plans that fit and can be trained, with their simulated steps.
     """
-    return _LocalSearch(problem).improve(ImprovedPlan(plan, timeline))
+    plans = list(starts)
+    rounds = {number: _LocalSearch(problem).rounds(start) for number, start in enumerate(starts)}
+    while rounds:
+        for number in list(rounds):
+            improved = next(rounds[number], None)
+            if improved is None:
+                del rounds[number]
+            else:
+                plans[number] = improved
+        longest = min(plan.timeline.step for plan in plans) * (1 + STEP_SLACK)
+        rounds = {number: left for number, left in rounds.items() if plans[number].timeline.step <= longest}
+    return plans
+
+
+def improve_plan(problem: PlanningProblem, plan: Plan, timeline: Timeline) -> ImprovedPlan:
+    """One plan after all changes that help; the same plan if none does."""
+    return improve_plans(problem, [ImprovedPlan(plan, timeline)])[0]
 
 
 class _LocalSearch:
@@ -80,8 +98,8 @@ class _LocalSearch:
         self._problem, self._tried, self._ops = problem, set(), 0
         self._work = RecentlyUsed[StepWork](1)  # of the plan that is changed
 
-    def improve(self, best: ImprovedPlan) -> ImprovedPlan:
-        """The plan after all changes that help."""
+    def rounds(self, best: ImprovedPlan) -> Iterator[ImprovedPlan]:
+        """The plan after each round through all kinds of changes, until none of them helps."""
         without_gain = 0  # kinds of changes in a row
         while without_gain < len(CHANGE_KINDS):
             for kind in CHANGE_KINDS:
@@ -89,8 +107,9 @@ class _LocalSearch:
                 without_gain = 0 if improved is not best else without_gain + 1
                 best = improved
                 if without_gain == len(CHANGE_KINDS) or self._ops > MOST_OPS:
-                    return best
-        return best
+                    yield best
+                    return
+            yield best
 
     def _improve_by(self, kind: ChangeKind, best: ImprovedPlan) -> ImprovedPlan:
         """The plan after one round of changes of a kind: after each that helps, the round goes on from the new plan."""

@@ -19,8 +19,8 @@ def order_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
                 words = f"{unit.name}: extra_microbatches {held} -> {extra}"
                 yield Change(words, {unit.name: UnitChange(extra_microbatches=extra)})
     for more in _MORE:
-        together = {unit.name: UnitChange(extra_microbatches=_extra(unit) + more) for unit in plan.units}
-        if all(change.extra_microbatches >= 0 for change in together.values()):
+        if all(_extra(unit) + more >= 0 for unit in plan.units):
+            together = {unit.name: UnitChange(extra_microbatches=_extra(unit) + more) for unit in plan.units}
             yield Change(f"all units: extra_microbatches {more:+}", together)
     for schedule in _schedules(plan):
         yield Change(f"schedule {plan.schedule} -> {schedule}", schedule=schedule)

@@ -28,17 +28,19 @@ def recompute_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
 
 def _choices(problem: PlanningProblem) -> tuple[RecomputePolicy, ...]:
     """The problem's policies, and `offload` where a device has a link to its host's memory, from the least time on."""
-    offload = ("offload",) if problem.cluster.host_link else ()
-    return tuple(policy for policy in RECOMPUTE_POLICIES if policy in (*problem.recompute_choices, *offload))
+    allowed: set[RecomputePolicy] = {*problem.recompute_choices}
+    if problem.cluster.host_link:
+        allowed.add("offload")
+    return tuple(policy for policy in RECOMPUTE_POLICIES if policy in allowed)
 
 
 def _mixed(unit: UnitPlan, first: RecomputePolicy, rest: RecomputePolicy, share: float) -> tuple[RecomputePolicy, ...]:
     counts = [math.ceil(share * layers) for layers in unit.layers]
-    return tuple(
-        policy
-        for layers, count in zip(unit.layers, counts, strict=True)
-        for policy in (*(first,) * count, *(rest,) * (layers - count))
-    )
+    policies: list[RecomputePolicy] = []
+    for layers, count in zip(unit.layers, counts, strict=True):
+        policies.extend(first for _ in range(count))
+        policies.extend(rest for _ in range(layers - count))
+    return tuple(policies)
 
 
 def _stage_changes(problem: PlanningProblem, unit: UnitPlan) -> Iterator[Change]:
@@ -50,10 +52,14 @@ def _stage_changes(problem: PlanningProblem, unit: UnitPlan) -> Iterator[Change]
             for new in _choices(problem):
                 if new == old:
                     continue
-                every = tuple(new if policy == old else policy for policy in own)
+                every: tuple[RecomputePolicy, ...] = tuple(new if policy == old else policy for policy in own)
                 last = len(own) - 1 - own[::-1].index(old)
                 for changed, words in ((_replaced(own, last, new), "a layer"), (every, "layers")):
-                    whole = (*policies[:start], *changed, *policies[start + count :])
+                    whole: tuple[RecomputePolicy, ...] = (
+                        *policies[:start],
+                        *changed,
+                        *policies[start + count :],
+                    )
                     yield _change(unit, whole, f"{words} of stage {stage} {old} -> {new}")
         start += count
 

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from configs.common.errors import UserError
 from sharding.planners.context_transfer import with_best_context_transfers
-from sharding.planners.moves.local_search import LEAST_GAIN, improve_plan
+from sharding.planners.moves.local_search import LEAST_GAIN, ImprovedPlan, improve_plans
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
@@ -37,6 +37,9 @@ _FAR = 1.5  # times as long as the shortest step that such a plan's may be
 
 SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}
 """Further plans of a policy, simulated where none of the plans that it returned fits."""
+
+ENDING_EARLY: Mapping[str, Callable[[PlanningProblem, float], list[Plan]]] = {"colocated": colocated.plans}
+"""Policies that end their search early where its first plan takes far longer than a step that is known, in seconds."""
 
 PLANNING_POLICIES = dict(BUILT_IN_POLICIES)
 """All policies by name: the built-in ones, and the ones that a user registers (`register_policy`)."""
@@ -105,16 +108,41 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
     PLANNING_POLICIES[name] = checked_plans
 
 
-def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
-    """One policy's best plan, or why it has none; raises UserError for an unknown policy."""
+def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.inf) -> PolicyResult:
+    """One policy's best plan, or why it has none.
+
+    Args:
+        problem: The problem.
+        policy: Name of the policy.
+        known_step: Seconds of the shortest step of another policy's plan (`ENDING_EARLY`).
+
+    Raises:
+        UserError: There is no such policy.
+    """
     if policy not in PLANNING_POLICIES:
         raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
+
+    def plans(of_problem: PlanningProblem) -> list[Plan]:
+        if policy in ENDING_EARLY:
+            return ENDING_EARLY[policy](of_problem, known_step)
+        return PLANNING_POLICIES[policy](of_problem)
+
     try:
-        best = best_of_policy(problem, PLANNING_POLICIES[policy], SPARE_PLANS.get(policy, _no_plans))
+        best = best_of_policy(problem, plans, SPARE_PLANS.get(policy, _no_plans))
     except PlanError as error:
         return PolicyResult(policy, None, str(error))
     plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
     return PolicyResult(policy, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline))
+
+
+def results_of_all(problem: PlanningProblem) -> Iterator[PolicyResult]:
+    """The result of every policy as it comes, and at last of changes of their best plans."""
+    results: list[PolicyResult] = []
+    for policy in PLANNING_POLICIES:
+        steps = (result.timeline.step for result in results if result.simulated)
+        results.append(run_policy(problem, policy, min(steps, default=math.inf)))
+        yield results[-1]
+    yield run_local_search(problem, results)
 
 
 def run_local_search(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
@@ -126,13 +154,10 @@ def run_local_search(problem: PlanningProblem, results: Sequence[PolicyResult]) 
             changed, if they take at most `_FAR` times as long as the shortest.
     """
     with_plan = [result for result in results if result.simulated and is_trainable(problem, result.plan)]
-    starts = sorted(with_plan, key=lambda result: result.timeline.step)[:_STARTS]
-    improved = [
-        (start, found)
-        for start in starts
-        if start.timeline.step <= _FAR * starts[0].timeline.step
-        and (found := improve_plan(problem, start.plan, start.timeline)).changes
-    ]
+    shortest = sorted(with_plan, key=lambda result: result.timeline.step)[:_STARTS]
+    starts = [result for result in shortest if result.timeline.step <= _FAR * shortest[0].timeline.step]
+    plans = improve_plans(problem, [ImprovedPlan(start.plan, start.timeline) for start in starts])
+    improved = [(start, found) for start, found in zip(starts, plans, strict=True) if found.changes]
     if not improved:
         return PolicyResult(LOCAL_SEARCH, None, f"no change of a plan shortens its step by {LEAST_GAIN:.1%}")
     start, best = min(improved, key=lambda pair: pair[1].timeline.step)
@@ -333,10 +358,8 @@ def plan_automatically(
     """
     results: list[PolicyResult] = []
     total = len(PLANNING_POLICIES) + 1
-    for policy in PLANNING_POLICIES:
+    callback(0, total)
+    for result in results_of_all(problem):
+        results.append(result)
         callback(len(results), total)
-        results.append(run_policy(problem, policy))
-    callback(len(results), total)
-    results.append(run_local_search(problem, results))
-    callback(total, total)
     return best_result(problem, results)

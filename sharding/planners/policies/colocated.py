@@ -27,6 +27,7 @@ _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
 _SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
+_FAR = 2.0  # times as long as another policy's step
 _ASSIGNED = 0.05  # share by which plans whose microbatches are then divided may take longer than the shortest
 _PLACED_PASSES = (
     500_000  # by the search for which pipeline replica takes which microbatch, which places all of them for each
@@ -55,15 +56,21 @@ class _SimulatedLayout(NamedTuple):
     simulated: SimulatedMemory
 
 
-def plans(problem: PlanningProblem) -> list[Plan]:
+def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
     """Returns the best plans that fit; where none does, the plan that comes nearest.
+
+    Args:
+        problem: The problem.
+        known_step: Seconds of the step of another policy's plan. The search ends with its first plan if that takes
+            `_FAR` times as long: what is searched after it does not shorten a step by so much.
 
     Raises:
         PlanError: There is no module besides the backbone, a module has context-parallel ranks, or no layout
-            leaves memory for the weights of all modules.
+            leaves memory for the weights of all modules; or the first plan does not fit and takes far longer than
+            `known_step`.
     """
     _check(problem)
-    search, fitting, others = _ColocatedSearch(problem), [], []
+    search, fitting, others = _ColocatedSearch(problem, _FAR * known_step), [], []
     for tried, candidate in enumerate(search.candidates()):
         if len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
             break
@@ -75,8 +82,16 @@ def plans(problem: PlanningProblem) -> list[Plan]:
             "all other modules, of which each device has pipeline replicas; use more devices, or the policy "
             "disaggregated"
         )
+    if not fitting and search.is_far:
+        step = others[0].simulated.step
+        raise PlanError(
+            f"its first plan needs more memory than there is and takes {step:.3g} s, {step / known_step:.1f} times as "
+            "long as another policy's; --policy=colocated searches on"
+        )
     if not fitting:
         return [min(others, key=lambda layout: layout.simulated.memory).simulated.plan]
+    if search.is_far:
+        return [layout.simulated.plan for layout in fitting]
     near = _near_shortest(fitting, _ASSIGNED)
     return [layout.simulated.plan for layout in _near_shortest(map(search.with_assigned, near), STEP_SLACK)]
 
@@ -100,17 +115,27 @@ def _check(problem: PlanningProblem) -> None:
 
 
 class _ColocatedSearch:
-    """The candidates of one problem, and their simulated steps."""
+    """The candidates of one problem, and their simulated steps.
 
-    def __init__(self, problem: PlanningProblem) -> None:
-        self._problem = problem
+    Args:
+        problem: The problem.
+        longest: Seconds of a step from which on the search ends with its first plan.
+    """
+
+    def __init__(self, problem: PlanningProblem, longest: float) -> None:
+        self._problem, self._longest, self._shortest = problem, longest, math.inf
         self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
         self._simulated_ops = 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether as many ops have been simulated as take a reasonable time."""
-        return self._simulated_ops >= _SIMULATED_OPS
+        """Whether as many ops have been simulated as take a reasonable time, or the first plan is far too long."""
+        return self._simulated_ops >= _SIMULATED_OPS or self.is_far
+
+    @property
+    def is_far(self) -> bool:
+        """Whether plans were simulated, and all take longer than the longest step worth a search."""
+        return self._longest < self._shortest < math.inf
 
     def candidates(self) -> list[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
@@ -170,7 +195,7 @@ class _ColocatedSearch:
             if not simulated_layouts or not self.is_exhausted:
                 simulated_layouts.append(self._simulate(candidate.backbone, replicated, {}))
         fastest = min(simulated_layouts, key=lambda layout: layout.simulated.step)
-        if fastest.simulated.memory > 1:
+        if fastest.simulated.memory > 1 and not self.is_far:
             simulated_layouts += self._with_less_memory(fastest)
         best = _best(simulated_layouts)
         slices = self._slices(best.backbone, best.replicated)
@@ -236,6 +261,7 @@ class _ColocatedSearch:
 
     def _run(self, plan: Plan) -> SimulatedMemory:
         timeline = self._problem.simulate(plan)
+        self._shortest = min(self._shortest, timeline.step)
         self._simulated_ops += 2 * plan.microbatches * sum(unit.stage_count for unit in plan.units)
         return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 

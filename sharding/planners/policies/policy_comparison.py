@@ -17,7 +17,7 @@ from sharding.planners.policies.auto import (
     SimulatedPlan,
     best_of_policy,
     best_result,
-    run_local_search,
+    results_of_all,
     run_policy,
 )
 from sharding.planners.problem import PlanningProblem
@@ -161,10 +161,9 @@ def compare_policies(
         PlanError: No policy has a plan that fits.
     """
     results = []
-    for name in compared_policies(policy):
-        is_search = policy == AUTO and name == LOCAL_SEARCH
-        results.append(run_local_search(problem, results) if is_search else run_policy(problem, name))
-        callback(results[-1])
+    for result in results_of_all(problem) if policy == AUTO else (run_policy(problem, policy),):
+        results.append(result)
+        callback(result)
     return comparison_of(problem, results)
 
 

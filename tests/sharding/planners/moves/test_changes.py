@@ -106,3 +106,31 @@ def test_layers_are_offloaded_only_where_devices_have_a_link_to_host_memory():
     linked = dataclasses.replace(PROBLEM.cluster, host_link=Link(1e9, 1e-6), host_memory=1e9)
     assert "offload" not in PROBLEM.recompute_choices and not offloads(PROBLEM)
     assert offloads(dataclasses.replace(PROBLEM, cluster=linked))
+
+
+def test_a_change_of_recomputation_alone_is_known_as_such():
+    policies = ("full",) * 4
+    only, both = UnitChange(policies=policies), UnitChange(policies=policies, layers=(2, 2))
+    assert Change("", {"backbone": only, "vision": only}).recomputes_only
+    assert not Change("", {"backbone": only}, microbatches=2).recomputes_only
+    assert not Change("", {"backbone": only}, schedule="zb-h1").recomputes_only
+    assert not any(Change("", {"backbone": only, "vision": other}).recomputes_only for other in (both, UnitChange()))
+
+
+@settings(max_examples=10)
+@given(recipes(), st.sampled_from(("disaggregated", "fsdp", "colocated", "balanced")))
+def test_steps_of_many_changed_plans_are_those_of_each_alone(recipe, policy):
+    """What a problem keeps of the plans that it simulated before changes no figure."""
+    case = build_problem(recipe)
+    result = run_policy(case, policy)
+    if not result.simulated:
+        return
+    for kind in CHANGE_KINDS:
+        for _, plan in accepted(case, result.plan, kind)[::5]:
+            timeline, alone = case.simulate(plan), dataclasses.replace(case).simulate(plan)
+            for span, other in zip(timeline.spans, alone.spans, strict=True):
+                assert span.op == other.op and (span.start == other.start).all() and (span.end == other.end).all()
+            assert case.memory_fraction(timeline) == dataclasses.replace(case).memory_fraction(alone)
+            assert case.least_step_seconds(plan) == dataclasses.replace(case).least_step_seconds(plan)
+            assert (timeline.mfu, timeline.mfu_whole_squares) == (alone.mfu, alone.mfu_whole_squares)
+            assert timeline.hfu == alone.hfu

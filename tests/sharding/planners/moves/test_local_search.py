@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from sharding.planners.moves import local_search
 from sharding.planners.moves.change import Change, UnitChange, changed_plan
-from sharding.planners.moves.local_search import CHANGE_KINDS, LEAST_GAIN, improve_plan
+from sharding.planners.moves.local_search import CHANGE_KINDS, LEAST_GAIN, ImprovedPlan, improve_plan, improve_plans
 from sharding.planners.policies.auto import (
     LOCAL_SEARCH,
     PolicyResult,
@@ -84,6 +84,16 @@ def test_the_search_ends_with_its_ops(monkeypatch):
     monkeypatch.setattr(type(PROBLEM), "simulate", lambda *given: simulated.append(given) or simulate(*given))
     improve_plan(counted, START.plan, START.timeline)
     assert len(simulated) == 1
+
+
+def test_plans_that_stay_longer_are_not_changed_to_the_end():
+    start = ImprovedPlan(START.plan, START.timeline)
+    rigid = run_policy(PROBLEM, "rigid_first_stage")
+    far = ImprovedPlan(rigid.plan, rigid.timeline)
+    alone, (near, other) = improve_plans(PROBLEM, [far])[0], improve_plans(PROBLEM, [start, far])
+    assert near.timeline.step == improve_plans(PROBLEM, [start])[0].timeline.step
+    assert near.timeline.step * (1 + STEP_SLACK) < other.timeline.step
+    assert other.changes == alone.changes[: len(other.changes)]
 
 
 def test_the_result_names_the_start_and_the_changes():

@@ -17,7 +17,16 @@ from sharding.planners.policies import colocated
 from sharding.planners.policies.auto import run_policy
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
-from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
+from tests.sharding.planners.problems import (
+    AUDIO,
+    BACKBONE,
+    GENERATOR,
+    VISION,
+    build_problem,
+    cluster,
+    problem,
+    recipes,
+)
 
 TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
 
@@ -108,3 +117,19 @@ def test_what_cannot_be_colocated_says_why():
         colocated.plans(problem(memory=1e5))
     with pytest.raises(PlanError, match="on 1 devices no number of replicas of backbone divides the 8 rows"):
         colocated.plans(problem(devices=1, ranks=(("backbone", 1, 2),), experts=4))
+
+
+def test_the_search_ends_with_its_first_plan_where_another_policy_is_far_shorter(monkeypatch):
+    case = problem(devices=8)
+    whole = run_policy(case, "colocated")
+    simulated = []
+    simulate = type(case).simulate
+    monkeypatch.setattr(type(case), "simulate", lambda *given: simulated.append(given) or simulate(*given))
+    assert run_policy(case, "colocated", whole.timeline.step).timeline.step == whole.timeline.step
+    several = len(simulated)
+    simulated.clear()
+    first = run_policy(case, "colocated", whole.timeline.step / 4)
+    assert len(simulated) < several and first.timeline.step >= whole.timeline.step
+    tight = dataclasses.replace(case, cluster=cluster(9e6))
+    with pytest.raises(PlanError, match="its first plan needs more memory than there is and takes"):
+        colocated.plans(tight, 1e-3)
