@@ -1,7 +1,7 @@
 """`mmjax.plan` and `mmjax.simulate`: plans and simulated steps, for programs and notebooks."""
 
 import dataclasses
-import itertools
+import functools
 import os
 from collections.abc import Collection
 
@@ -13,10 +13,11 @@ from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.planning.problem_inputs import read_problem
+from mmjax.planning.result_progress import ResultProgress
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
-from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies, compared_policies
+from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
 from sharding.planners.problem import HopTiming, PlanningProblem
 from sharding.plans.plan import Plan, as_plan
 from sharding.plans.plan_purpose import PlanPurpose
@@ -61,10 +62,11 @@ def plan(
         PlanError: No policy has a plan that fits.
     """
     problem = dataclasses.replace(_problem(subject, cluster, devices, rows, without=without), hops=hops)
-    done, total = itertools.count(1), len(compared_policies(policy))
     with display_call() as display:
-        display.show(COMPARING, 0, total)
-        return compare_policies(problem, policy, lambda _: display.show(COMPARING, next(done), total))
+        progress = ResultProgress(functools.partial(display.show, COMPARING), policy)
+        comparison = compare_policies(problem, policy, progress.add)
+        progress.finish()
+        return comparison
 
 
 def simulate(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
     from mmjax.planning.timed_plans import TimedPlans
     from mmjax.training.config import TrainConfig
-    from sharding.planners.policies.auto import PolicyResult
     from sharding.planners.policies.policy_comparison import PolicyComparison
     from sharding.planners.problem import PlanningProblem
     from sharding.planners.tables.fixed_ranks import FixedRanks
@@ -117,27 +116,20 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
 def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyComparison":
     """Compares the policies and shows progress; after Ctrl-C, returns the policies that had a result."""
     from configs.common.console import plain_console
-    from mmjax.training.metrics.activity import COMPARING, display_activity, progress_console
-    from sharding.planners.policies.policy_comparison import compare_policies, compared_policies, comparison_of
+    from mmjax.planning.result_progress import ResultProgress
+    from mmjax.training.metrics.activity import COMPARING, ActivityDisplay, progress_console
+    from sharding.planners.policies.policy_comparison import compare_policies, comparison_of
 
-    results: list[PolicyResult] = []
-    total = len(compared_policies(arguments.policy))
-    with display_activity(COMPARING, progress_console(plain_console(), arguments.json)) as show:
-
-        def add(result: "PolicyResult") -> None:
-            results.append(result)
-            if len(results) < total:
-                show(len(results), total)
-
-        show(0, total)
+    with ActivityDisplay(progress_console(plain_console(), arguments.json)) as display:
+        progress = ResultProgress(functools.partial(display.show, COMPARING), arguments.policy)
         try:
-            comparison = compare_policies(problem, arguments.policy, add)
+            comparison = compare_policies(problem, arguments.policy, progress.add)
             _ = comparison.on_fewer_devices
         except KeyboardInterrupt:
-            if not any(result.simulated for result in results):
+            if not any(result.simulated for result in progress.results):
                 raise
-            return comparison_of(problem, results, stopped=True)
-        show(total, total)
+            return comparison_of(problem, progress.results, stopped=True)
+        progress.finish()
     return comparison
 
 

@@ -18,6 +18,7 @@ from configs.common.whole_files import write_whole
 from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from mmjax.planning.problem import make_problem
+from mmjax.planning.result_progress import ResultProgress, ShowCounts
 from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.metrics.activity import COMPARING, MEASURING, display_call
 from mmjax.training.metrics.metrics_file import read_metrics
@@ -86,10 +87,12 @@ def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) ->
 
 
 def plan_automatically(
-    problem: PlanningProblem, callback: Callable[[int, int], None] = lambda done, total: None
+    problem: PlanningProblem, show: ShowCounts = lambda done, total, remark: None
 ) -> tuple[Plan, str]:
     """Returns the best plan that can be trained, and a remark for the user; raises PlanError if there is none."""
-    best = auto.plan_automatically(problem, callback)
+    progress = ResultProgress(show, AUTO)
+    best = auto.plan_automatically(problem, progress.add)
+    progress.finish()
     return best.plan, f"planned by {best.policy}, from this machine's profile"
 
 

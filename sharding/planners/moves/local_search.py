@@ -6,6 +6,7 @@ trained, and its simulated step is shorter by `LEAST_GAIN`; one that takes more 
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -62,7 +63,11 @@ class ImprovedPlan(NamedTuple):
         return self.plan.device_count * self.timeline.step
 
 
-def improve_plans(problem: PlanningProblem, starts: Sequence[ImprovedPlan]) -> list[ImprovedPlan]:
+def improve_plans(
+    problem: PlanningProblem,
+    starts: Sequence[ImprovedPlan],
+    callback: Callable[[int, ImprovedPlan], None] = lambda number, improved: None,
+) -> list[ImprovedPlan]:
     """The plans after all changes that help, of the ones that stay among the shortest.
 
     All plans go through a round of changes in turn. One that then takes longer than the shortest by `STEP_SLACK` is not
@@ -71,9 +76,13 @@ def improve_plans(problem: PlanningProblem, starts: Sequence[ImprovedPlan]) -> l
     Args:
         problem: The problem that the plans solve.
         starts: Plans that fit and can be trained, with their simulated steps.
+        callback: Called with the number of a start and the plan from it after each change.
     """
     plans = list(starts)
-    rounds = {number: _LocalSearch(problem).rounds(start) for number, start in enumerate(starts)}
+    rounds = {
+        number: _LocalSearch(problem, functools.partial(callback, number)).rounds(start)
+        for number, start in enumerate(starts)
+    }
     while rounds:
         for number in list(rounds):
             improved = next(rounds[number], None)
@@ -94,8 +103,8 @@ def improve_plan(problem: PlanningProblem, plan: Plan, timeline: Timeline) -> Im
 class _LocalSearch:
     """The search from one plan on; changed plans are simulated once."""
 
-    def __init__(self, problem: PlanningProblem) -> None:
-        self._problem, self._tried, self._ops = problem, set(), 0
+    def __init__(self, problem: PlanningProblem, callback: Callable[[ImprovedPlan], None]) -> None:
+        self._problem, self._callback, self._tried, self._ops = problem, callback, set(), 0
         self._work = RecentlyUsed[StepWork](1)  # of the plan that is changed
 
     def rounds(self, best: ImprovedPlan) -> Iterator[ImprovedPlan]:
@@ -120,6 +129,7 @@ class _LocalSearch:
                     return best
                 if improved := self._changed(change, best):
                     best, place = improved, number + 1
+                    self._callback(best)
                     break
             else:
                 return best

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from configs.common.errors import UserError
@@ -84,6 +84,10 @@ class PolicyResult:
         return self.simulated.timeline
 
 
+ResultCallback = Callable[[PolicyResult], None]
+"""Called with a result of a policy."""
+
+
 def register_policy(name: str, policy: PlanningPolicy) -> None:
     """Registers a planning policy, which is then compared with the others; one's own may be registered again.
 
@@ -135,35 +139,60 @@ def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.i
     return PolicyResult(policy, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline))
 
 
-def results_of_all(problem: PlanningProblem) -> Iterator[PolicyResult]:
-    """The result of every policy as it comes, and at last of changes of their best plans."""
+def all_results(problem: PlanningProblem, callback: ResultCallback = lambda result: None) -> list[PolicyResult]:
+    """The result of every policy, and at last of changes of their best plans.
+
+    Args:
+        problem: The problem.
+        callback: Called with each result as it comes; also with every better plan of the local search.
+    """
     results: list[PolicyResult] = []
     for policy in PLANNING_POLICIES:
         steps = (result.timeline.step for result in results if result.simulated)
         results.append(run_policy(problem, policy, min(steps, default=math.inf)))
-        yield results[-1]
-    yield run_local_search(problem, results)
+        callback(results[-1])
+    results.append(run_local_search(problem, results, callback))
+    callback(results[-1])
+    return results
 
 
-def run_local_search(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
+def run_local_search(
+    problem: PlanningProblem, results: Sequence[PolicyResult], callback: ResultCallback = lambda result: None
+) -> PolicyResult:
     """The best plan that single changes make of the best plans of policies, or why there is none.
 
     Args:
         problem: The problem.
         results: Results of policies; of the plans that can be trained, the `_STARTS` with the shortest steps are
             changed, if they take at most `_FAR` times as long as the shortest.
+        callback: Called with every plan that is better than all plans before.
     """
     with_plan = [result for result in results if result.simulated and is_trainable(problem, result.plan)]
     shortest = sorted(with_plan, key=lambda result: result.timeline.step)[:_STARTS]
     starts = [result for result in shortest if result.timeline.step <= _FAR * shortest[0].timeline.step]
-    plans = improve_plans(problem, [ImprovedPlan(start.plan, start.timeline) for start in starts])
+    best_step = min((start.timeline.step for start in starts), default=math.inf)
+
+    def show(number: int, found: ImprovedPlan) -> None:
+        nonlocal best_step
+        if found.timeline.step < best_step:
+            best_step = found.timeline.step
+            callback(_found_from(problem, starts[number], found.plan, found.timeline, found.changes))
+
+    plans = improve_plans(problem, [ImprovedPlan(start.plan, start.timeline) for start in starts], show)
     improved = [(start, found) for start, found in zip(starts, plans, strict=True) if found.changes]
     if not improved:
         return PolicyResult(LOCAL_SEARCH, None, f"no change of a plan shortens its step by {LEAST_GAIN:.1%}")
     start, best = min(improved, key=lambda pair: pair[1].timeline.step)
     plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
+    return _found_from(problem, start, plan, timeline, best.changes)
+
+
+def _found_from(
+    problem: PlanningProblem, start: PolicyResult, plan: Plan, timeline: Timeline, changes: tuple[str, ...]
+) -> PolicyResult:
+    """The result of the local search that is a changed plan of a policy."""
     simulated = SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)
-    return PolicyResult(LOCAL_SEARCH, simulated, start=start.policy, changes=best.changes)
+    return PolicyResult(LOCAL_SEARCH, simulated, start=start.policy, changes=changes)
 
 
 def _no_plans(_: PlanningProblem) -> Iterable[Plan]:
@@ -347,19 +376,6 @@ def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> Po
     return next(result for result in eligible if result.simulated is best)
 
 
-def plan_automatically(
-    problem: PlanningProblem, callback: Callable[[int, int], None] = lambda done, total: None
-) -> PolicyResult:
-    """The best result of all policies.
-
-    Args:
-        problem: The problem.
-        callback: Called with the number of policies compared so far, and the number of all, local search included.
-    """
-    results: list[PolicyResult] = []
-    total = len(PLANNING_POLICIES) + 1
-    callback(0, total)
-    for result in results_of_all(problem):
-        results.append(result)
-        callback(len(results), total)
-    return best_result(problem, results)
+def plan_automatically(problem: PlanningProblem, callback: ResultCallback = lambda result: None) -> PolicyResult:
+    """The best result of all policies; takes the arguments of `all_results`."""
+    return best_result(problem, all_results(problem, callback))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sharding.frames import make_frame
@@ -14,10 +14,11 @@ from sharding.planners.policies.auto import (
     LOCAL_SEARCH,
     PLANNING_POLICIES,
     PolicyResult,
+    ResultCallback,
     SimulatedPlan,
+    all_results,
     best_of_policy,
     best_result,
-    results_of_all,
     run_policy,
 )
 from sharding.planners.problem import PlanningProblem
@@ -147,24 +148,24 @@ def compared_policies(policy: str) -> tuple[str, ...]:
 
 
 def compare_policies(
-    problem: PlanningProblem, policy: str = AUTO, callback: Callable[[PolicyResult], None] = lambda result: None
+    problem: PlanningProblem, policy: str = AUTO, callback: ResultCallback = lambda result: None
 ) -> PolicyComparison:
     """Plans a problem by one policy, or by all.
 
     Args:
         problem: The problem.
         policy: Name of a policy, or `AUTO`.
-        callback: Called with the result of each policy as it comes.
+        callback: Called with the result of each policy as it comes (`all_results`).
 
     Raises:
         UserError: There is no such policy.
         PlanError: No policy has a plan that fits.
     """
-    results = []
-    for result in results_of_all(problem) if policy == AUTO else (run_policy(problem, policy),):
-        results.append(result)
-        callback(result)
-    return comparison_of(problem, results)
+    if policy == AUTO:
+        return comparison_of(problem, all_results(problem, callback))
+    result = run_policy(problem, policy)
+    callback(result)
+    return comparison_of(problem, (result,))
 
 
 def comparison_of(

@@ -13,6 +13,7 @@ from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import (
+    LOCAL_SEARCH,
     PLANNING_POLICIES,
     best_result,
     is_trainable,
@@ -64,9 +65,12 @@ def test_auto_takes_the_shortest_step_of_trainable_plans():
     assert len(able) >= 2
     assert best.timeline.step <= min(outcome.timeline.step for outcome in able) * 1.001
     seen = []
-    assert plan_automatically(case, lambda *counts: seen.append(counts)).plan == best.plan
-    total = len(PLANNING_POLICIES) + 1  # and the local search
-    assert seen == [(done, total) for done in range(total + 1)]
+    assert plan_automatically(case, seen.append).plan == best.plan
+    assert [result.policy for result in seen[: len(PLANNING_POLICIES)]] == list(PLANNING_POLICIES)
+    changed = seen[len(PLANNING_POLICIES) :]
+    assert {result.policy for result in changed} == {LOCAL_SEARCH}
+    steps = [result.timeline.step for result in changed if result.simulated]
+    assert steps == sorted(steps, reverse=True) and changed[-1].changes == outcomes[-1].changes
 
 
 def test_rigid_replicates_encoders_inside_the_tensor_group():
