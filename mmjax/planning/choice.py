@@ -1,6 +1,5 @@
 """The reasons why a plan was chosen among the plans of several policies, in sentences; `report.py` prints them."""
 
-import math
 from collections.abc import Sequence
 
 from mmjax.planning.idle_devices import why_devices_idle
@@ -17,7 +16,7 @@ def explain_choice(comparison: PolicyComparison) -> str:
     sentences = [*_compare_with_others(comparison), *_changes(comparison), *_ties(comparison)]
     if idle_devices := why_devices_idle(comparison):
         sentences.append(idle_devices)
-    sentences += _distance_from_bound(comparison)
+    sentences.append(_distance_from_bound(comparison))
     idle = choice.timeline.idle
     largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
     lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)
@@ -117,14 +116,9 @@ def _times_as_long(result: PolicyResult, choice: PolicyResult) -> str:
     return f"{ratio:.2f} times as long on {result.plan.device_count:,} devices, at {result.timeline.mfu:.1%} MFU"
 
 
-def _distance_from_bound(comparison: PolicyComparison) -> list[str]:
-    if not math.isfinite(comparison.bound):
-        return ["There are too few devices to give each module its own."]
-    above = comparison.above_bound(comparison.choice)
-    if above is None:
-        return []
-    side = "above" if above >= 0 else "below"
-    return [
-        f"Its step is {abs(above):.0%} {side} the bound, {comparison.bound:.3g} s: the optimum if every module had "
-        "devices of its own, could be divided at will, and all rows were equal."
-    ]
+def _distance_from_bound(comparison: PolicyComparison) -> str:
+    above = comparison.timeline.step / comparison.bound - 1
+    return (
+        f"Its step is {above:.0%} above the bound, {comparison.bound:.3g} s, that no plan is shorter than: the work of "
+        "all modules, divided evenly among all devices."
+    )

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,15 +41,14 @@ _TEXT_COLUMNS = ("unit", "recompute", "capacities")
 def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
     """Returns all results as a JSON document, in seconds, bytes and shares of a step.
 
-    The bound is None if there are too few devices to give each module its own, and `above_bound` also for a plan whose
-    modules have none of their own.
+    No plan's step is shorter than the bound; `above_bound` is None for a policy without a plan.
     """
-    problem, bound = comparison.problem, comparison.bound
+    problem = comparison.problem
     return {
         "cluster": problem.cluster.name,
         "devices": problem.devices,
         "rows": problem.rows,
-        "bound_seconds": bound if math.isfinite(bound) else None,
+        "bound_seconds": comparison.bound,
         "policies": [_entry(comparison, result) for result in comparison.results],
         "choice": comparison.choice.policy,
         "tied_with_choice": tied.policy if (tied := tied_with_choice(comparison)) else None,

@@ -31,7 +31,8 @@ class ResultProgress:
     def add(self, result: PolicyResult) -> None:
         """Takes a policy's result; the local search gives several, each better than the one before."""
         self._results[result.policy] = result
-        self._show(len(self._results.keys() - {LOCAL_SEARCH}), self._total, self._best_so_far())
+        done = len(self._results.keys() - {LOCAL_SEARCH})
+        self._show(min(done, self._total - 1), self._total, self._best_so_far())
 
     def finish(self) -> None:
         """Shows that all policies are compared."""

@@ -7,6 +7,7 @@ the drawn ones needs more with a probability of at most `OVERFLOW`.
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -21,6 +22,7 @@ from sharding.plans.unit_checks import row_chunks
 from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
 from sharding.specs.layers.layer import LoadColumn
 from sharding.specs.layers.module_spec import ModuleSpec
+from sharding.specs.row_load_statistics import RowLoadStatistics
 
 OVERFLOW = 1e-9
 """Probability of a microbatch for which the largest capacity is too small, if rows are drawn independently."""
@@ -45,7 +47,7 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
     """The capacities of one unit with rows of its own, ascending."""
     module = problem.graph[unit.modules[0]]
     rows = problem.rows // microbatches
-    drawn = _drawn_microbatches(problem, module.name, rows)
+    drawn = _drawn_microbatches(problem.data, problem.rows, problem.seed, module.name, rows)
     needs = np.ceil(fullest_row(drawn, unit.phase_rows, module) - 1e-6).astype(int).tolist()
     multiple = _multiple(unit, module, max(needs))
     largest = _sufficient(problem, module, rows, unit.phase_rows, multiple)
@@ -71,10 +73,14 @@ def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
     return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else slots
 
 
-def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 4"]:
+# A planner draws them again for many plans.
+@functools.lru_cache(maxsize=32)
+def _drawn_microbatches(
+    data: RowLoadStatistics, batch_rows: int, seed: int, module: str, rows: int
+) -> Float[np.ndarray, "m 4"]:
     """Returns the loads of drawn microbatches of so many rows, from several global batches if one has few."""
-    batches = -(-_DRAWN * rows // problem.rows)
-    drawn = [problem.data.sample_batch(problem.rows, problem.seed + number)[module] for number in range(batches)]
+    batches = -(-_DRAWN * rows // batch_rows)
+    drawn = [data.sample_batch(batch_rows, seed + number)[module] for number in range(batches)]
     return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 
 

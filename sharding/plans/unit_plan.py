@@ -227,7 +227,8 @@ class UnitPlan:
     def stage_devices(self, stage: int) -> tuple[int, ...]:
         """The devices of a virtual stage: by pipeline replica, then by data, context-parallel and tensor rank."""
         replicas = range(self.parallelism.pipeline_replicas)
-        return tuple(device for replica in replicas for device in self.pipeline_replica_devices(stage, replica))
+        parts = [self.pipeline_replica_devices(stage, replica) for replica in replicas]
+        return parts[0] if len(parts) == 1 else tuple(itertools.chain.from_iterable(parts))
 
     def replica_of_microbatches(self, microbatches: int) -> tuple[int, ...]:
         """Which pipeline replica takes each of a step's microbatches."""

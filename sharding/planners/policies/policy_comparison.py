@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from sharding.planners.policies.auto import (
     run_policy,
 )
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.relaxation import solve_relaxations
+from sharding.planners.work_bound import least_work_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.simulation.pages.html_page import html_fragment
@@ -47,8 +46,7 @@ class PolicyComparison:
         problem: The problem.
         results: Result of every policy.
         choice: The best of them (`best_result`).
-        bound: Seconds of a step if every module had devices of its own, could be divided at will, and all rows were
-            equal; infinite if there are too few devices for that. It does not bound a plan whose modules share devices.
+        bound: Seconds that no plan's step takes less than (`least_work_seconds`).
         stopped: Whether it was stopped before all policies were compared.
     """
 
@@ -69,13 +67,8 @@ class PolicyComparison:
         return self.choice.timeline
 
     def above_bound(self, result: PolicyResult) -> float | None:
-        """By which share of `bound` a policy's step is longer; None where nothing bounds it.
-
-        Nothing bounds it if the policy has no plan, modules of its plan share devices, or there are too few devices.
-        """
-        if not result.simulated or not math.isfinite(self.bound) or _shares_devices(result.plan):
-            return None
-        return result.timeline.step / self.bound - 1
+        """By which share of `bound` a policy's step is longer; None where it has no plan."""
+        return result.timeline.step / self.bound - 1 if result.simulated else None
 
     @functools.cached_property
     def on_fewer_devices(self) -> tuple[SimulatedPlan, ...]:
@@ -176,15 +169,9 @@ def comparison_of(
         problem=problem,
         results=tuple(results),
         choice=best_result(problem, tuple(results)),
-        bound=float(solve_relaxations(problem).seconds.min()),
+        bound=least_work_seconds(problem),
         stopped=stopped,
     )
-
-
-def _shares_devices(plan: Plan) -> bool:
-    """Whether some device holds several modules."""
-    together = any(len(unit.modules) > 1 for unit in plan.units)
-    return together or plan.device_count < sum(len(unit.devices) for unit in plan.units)
 
 
 def _figures(result: PolicyResult) -> dict[str, Any]:

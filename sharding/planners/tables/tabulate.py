@@ -3,6 +3,7 @@
 `PlanningProblem.module_tables` calls `module_table` once for each module.
 """
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -89,6 +90,7 @@ def module_table(
     depth = module.layer_count if module.divisible else 1
     layer_groups = LayerGroups(module, required, costs, loads, rows, fixed_ranks)
     candidates = []
+    distinct_stages = functools.cache(functools.partial(_distinct_stages, module))
     for tp, policy in itertools.product(sizes, recompute):
         groups = layer_groups.costs(tp, policy)
         partitions: dict[int, tuple[int, ...]] = {}
@@ -98,7 +100,7 @@ def module_table(
             if pp * count not in partitions:
                 partitions[pp * count] = _partition(module, groups, rows, pp * count)
             layers = partitions[pp * count]
-            stages = _distinct_stages(module, layers, pp)
+            stages = distinct_stages(layers, pp)
             candidates.append(_Candidate(tp, policy, pp, count, layers, stages, groups))
     return _tabulate(module, costs, rows, candidates, fixed_ranks)
 

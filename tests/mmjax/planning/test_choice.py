@@ -12,6 +12,7 @@ from mmjax.planning.report import plan_document, print_comparison
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.policies.auto import PolicyResult, SimulatedPlan, best_result
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
+from sharding.planners.work_bound import least_work_seconds
 from sharding.plans.plan import single_device_plan
 from sharding.simulation.pages.html_tables import in_words, range_in_figures, range_in_words
 from tests.sharding.planners.problems import problem
@@ -53,22 +54,20 @@ def test_a_choice_that_cannot_be_trained_says_so(every_policy):
     assert "Choice: rigid, the shortest simulated step. " in said and "but not trained: unit vision: 8 rows" in said
 
 
-def test_the_bound_is_said_of_modules_on_devices_of_their_own_alone(every_policy):
-    results = {policy_result.policy: policy_result for policy_result in every_policy.results}
-    disaggregated, balanced, first_stage = (
-        results[name] for name in ("disaggregated", "balanced", "rigid_first_stage")
-    )
-    together = result("mine", single_device_plan(PROBLEM.graph))
-    assert every_policy.above_bound(disaggregated) == disaggregated.timeline.step / every_policy.bound - 1
-    for policy_result in (balanced, first_stage, together, PolicyResult("mine", None, "no plan")):
-        assert every_policy.above_bound(policy_result) is None
-    assert " the bound, 1 s: the optimum if every module had devices of its own" in explain_choice(
-        compared(disaggregated)
-    )
-    assert "bound" not in explain_choice(compared(balanced)) + explain_choice(compared(together))
-    entries = {entry["policy"]: entry for entry in plan_document(compared(disaggregated, balanced))["policies"]}
-    assert entries["disaggregated"]["above_bound"] == disaggregated.timeline.step - 1
-    assert entries["balanced"]["above_bound"] is None
+def test_the_distance_from_the_bound_is_said_of_every_plan(every_policy):
+    assert every_policy.bound == least_work_seconds(PROBLEM)
+    for policy_result in every_policy.results:
+        if policy_result.simulated:
+            above = every_policy.above_bound(policy_result)
+            assert above == policy_result.timeline.step / every_policy.bound - 1 > 0
+            assert f" {above:.0%} above the bound, {every_policy.bound:.3g} s" in explain_choice(
+                dataclasses.replace(every_policy, choice=policy_result)
+            )
+    assert every_policy.above_bound(PolicyResult("mine", None, "no plan")) is None
+    entries = plan_document(every_policy)["policies"]
+    assert [entry.get("above_bound") for entry in entries] == [
+        every_policy.above_bound(policy_result) for policy_result in every_policy.results
+    ]
 
 
 def test_plans_that_published_runs_cannot_tell_apart_are_a_tie():
