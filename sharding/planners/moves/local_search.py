@@ -22,6 +22,7 @@ from sharding.planners.moves.stage_layers import layer_changes
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.unit_plan import UnitPlan
 from sharding.recently_used import RecentlyUsed
 from sharding.simulation.timeline import Timeline
 
@@ -29,7 +30,9 @@ LEAST_GAIN = 0.002
 """Share by which a change has to shorten the step."""
 
 MOST_OPS = 500_000
-"""Forwards and backwards that are simulated from one plan on, at most."""
+"""Forwards and backwards that are simulated from one plan on, at most; each counts once for every 64 replicas."""
+
+_REPLICAS = 64  # of which the simulation of an op takes about as long as of one
 
 ChangeKind = Callable[[PlanningProblem, Plan], Iterator[Change]]
 
@@ -154,11 +157,16 @@ class _LocalSearch:
             return None
         if self._problem.least_step_seconds(plan, work) > longest:
             return None
-        self._ops += 2 * plan.microbatches * sum(unit.stage_count for unit in plan.units)
+        self._ops += 2 * plan.microbatches * sum(map(_counted_stages, plan.units))
         timeline = self._problem.simulate(plan)
         if timeline.step > longest or self._problem.memory_fraction(timeline) > 1:
             return None
         return timeline
+
+
+def _counted_stages(unit: UnitPlan) -> int:
+    """The stages of a unit, each once for every `_REPLICAS` replicas."""
+    return unit.stage_count * -(-unit.parallelism.dp // _REPLICAS)
 
 
 def _takes_less(work: StepWork, before: StepWork) -> bool:
