@@ -11,16 +11,17 @@ from configs.cost_effects import EffectName
 from configs.workloads import Workload
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
-from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
-from mmjax.planning.problem_inputs import read_problem
+from mmjax.planning.problem import with_global_batch
+from mmjax.planning.problem_inputs import ProblemInputs, check_rows, checked_grouping, read_problem
 from mmjax.planning.result_progress import ResultProgress
+from mmjax.planning.sample_plans import plan_samples
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
 from sharding.planners.problem import HopTiming, PlanningProblem
 from sharding.plans.plan import Plan, as_plan
-from sharding.plans.plan_purpose import PlanPurpose
+from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.unit_checks import check_positions
 from sharding.simulation.timeline import Timeline
@@ -38,6 +39,8 @@ def plan(
     rows: int | None = None,
     hops: HopTiming = "auto",
     without: Collection[EffectName] = (),
+    samples: int | None = None,
+    grouping: str = "",
 ) -> PolicyComparison:
     """Plans a model on a cluster, which need not be at hand.
 
@@ -56,17 +59,29 @@ def plan(
         hops: What hops occupy: `asynchronous` none, `rendezvous` the devices at both ends, as between processes;
             `auto` the latter where there are more devices than a node has.
         without: Effects to leave out of analytic costs (`configs.cost_effects`), such as `jitter`.
+        samples: Samples of a step, instead of rows: they are grouped into as many rows as hold them, or about as many,
+            which more devices divide.
+        grouping: Policy that groups samples into rows (`DataConfig.grouping`), or `auto` to choose the best of
+            several; by default, with `samples`, a training run's own, and `auto` for described data.
+
+    Returns:
+        The comparison; with `samples` or `grouping` a `SampleComparison`, which has the groupings too.
 
     Raises:
-        UserError: There is no such file, cluster or policy.
+        UserError: There is no such file, cluster, policy or grouping, or both `rows` and `samples` are given.
         PlanError: No policy has a plan that fits.
     """
-    problem = dataclasses.replace(_problem(subject, cluster, devices, rows, without=without), hops=hops)
+    inputs = _inputs(subject, cluster, devices, rows, without=without, samples=samples, grouping=grouping)
+    inputs = dataclasses.replace(inputs, hops=hops)
     with display_call() as display:
-        progress = ResultProgress(functools.partial(display.show, COMPARING), policy)
-        comparison = compare_policies(problem, policy, progress.add)
-        progress.finish()
-        return comparison
+
+        def compare(problem: PlanningProblem) -> PolicyComparison:
+            progress = ResultProgress(functools.partial(display.show, COMPARING), policy)
+            comparison = compare_policies(problem, policy, progress.add)
+            progress.finish()
+            return comparison
+
+        return plan_samples(inputs, compare) if inputs.grouping else compare(inputs.problem())
 
 
 def simulate(
@@ -93,8 +108,8 @@ def simulate(
         raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
     left_out = made_for.without if without is None else without
-    problem = _problem(subject, cluster, devices, rows, made_for, left_out)
-    problem = dataclasses.replace(problem, hops=hops or made_for.hops or "auto")
+    inputs = _inputs(subject, cluster, devices, rows, made_for, left_out)
+    problem = dataclasses.replace(inputs, hops=hops or made_for.hops or "auto").problem()
     resolve_plan(laid_out, problem.graph, problem.devices)
     check_positions(laid_out.units, problem.row_positions)
     check_gathered_layers(problem, laid_out)
@@ -103,25 +118,44 @@ def simulate(
         return problem.simulate(laid_out)
 
 
-def _problem(
+def _inputs(
     subject: Subject | None,
     cluster: str,
     devices: int | None,
     rows: int | None,
     made_for: PlanPurpose | None = None,
     without: Collection[EffectName] = (),
-) -> PlanningProblem:
-    """Returns the planning problem of a subject, or of what a plan was made for."""
-    if isinstance(subject, TrainConfig | Workload):
-        config = with_global_batch(subject, rows) if rows else subject
-        cluster_config = _cluster(cluster, made_for or PlanPurpose())
-        count = devices or cluster_config.devices_per_node
-        return make_problem(config, workload_statistics(config), cluster_config, count, without=without)
-    files = () if subject is None else (os.fspath(subject),)
+    samples: int | None = None,
+    grouping: str = "",
+) -> ProblemInputs:
+    """Returns the inputs of the planning problem of a subject, or of what a plan was made for."""
+    is_configuration = isinstance(subject, TrainConfig | Workload)
+    files = () if subject is None or is_configuration else (os.fspath(subject),)
     arguments = ProblemArguments(
-        gin_file=files, cluster=cluster, devices=devices, batch_rows=rows, without=tuple(without)
+        gin_file=files,
+        cluster=cluster,
+        devices=devices,
+        batch_rows=rows,
+        batch_samples=samples,
+        grouping=grouping,
+        without=tuple(without),
     )
-    return read_problem(arguments, made_for).problem()
+    if not is_configuration:
+        return read_problem(arguments, made_for)
+    check_rows(arguments)
+    config = with_global_batch(subject, rows) if rows else subject
+    return ProblemInputs(
+        config=config,
+        cluster=_cluster(cluster, made_for or PlanPurpose()),
+        devices=devices,
+        profile=None,
+        configuration=NamedConfiguration(trainable=config.trainable),
+        hops="auto",
+        without=tuple(without),
+        from_plan="",
+        samples=samples,
+        grouping=checked_grouping(arguments, config),
+    )
 
 
 def _cluster(cluster: str, made_for: PlanPurpose) -> ClusterConfig:

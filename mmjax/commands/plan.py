@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from configs.common.errors import INTERRUPTED
 from configs.common.whole_files import naming
@@ -85,11 +85,12 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
     from mmjax.planning.assumptions import assumptions_document, print_assumptions, under_assumptions
     from mmjax.planning.report import plan_document, print_comparison
 
-    problem = inputs.problem(fixed_ranks=fixed_ranks)
-    comparison = _compare(problem, arguments)
-    document, chosen = plan_document(comparison) if arguments.json else {}, comparison.plan
+    comparison = _planned(arguments, inputs, fixed_ranks)
+    problem, chosen = comparison.problem, comparison.plan
+    document = plan_document(comparison) | _groupings_document(comparison) if arguments.json else {}
     if not arguments.json:
         print_comparison(comparison, plain_console())
+        _print_groupings(comparison)
     if arguments.assumptions and not comparison.stopped:
         compared = under_assumptions(comparison)
         document |= {"assumptions": assumptions_document(compared)}
@@ -100,7 +101,7 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
             print(json.dumps(document))
         return INTERRUPTED
     if arguments.timed_plans:
-        timed = _time_plans(arguments, inputs.config, problem)
+        timed = _time_plans(arguments, _training_config(inputs.config, problem), problem)
         chosen = timed.fastest.plan
         document |= {"timed": timed.document(), "plan": json.loads(chosen.to_json())}
     if arguments.json:
@@ -111,6 +112,44 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
         if not arguments.json:
             print(f"Written to {arguments.output}")
     return 0
+
+
+def _planned(
+    arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]"
+) -> "PolicyComparison":
+    """Compares the policies, and the groupings of a workload of samples."""
+    if not inputs.grouping:
+        return _compare(inputs.problem(fixed_ranks=fixed_ranks), arguments)
+    from mmjax.planning.sample_plans import plan_samples
+
+    return plan_samples(inputs, functools.partial(_compare, arguments=arguments), fixed_ranks)
+
+
+def _groupings_document(comparison: "PolicyComparison") -> "dict[str, Any]":
+    """Returns the groupings of a workload of samples as JSON; empty for other workloads."""
+    from mmjax.planning.sample_plans import SampleComparison
+    from mmjax.planning.samples.report import groupings_document
+
+    if not isinstance(comparison, SampleComparison):
+        return {}
+    return {"samples": groupings_document(comparison.groupings, comparison.rows)}
+
+
+def _print_groupings(comparison: "PolicyComparison") -> None:
+    """Prints the groupings of a workload of samples."""
+    from configs.common.console import plain_console
+    from mmjax.planning.sample_plans import SampleComparison
+    from mmjax.planning.samples.report import print_groupings
+
+    if isinstance(comparison, SampleComparison):
+        print_groupings(comparison.groupings, comparison.rows, plain_console())
+
+
+def _training_config(config: "TrainConfig", problem: "PlanningProblem") -> "TrainConfig":
+    """Returns the run with the rows of a problem and their grouping."""
+    from mmjax.planning.problem import with_global_batch
+
+    return cast("TrainConfig", with_global_batch(config, problem.rows, problem.configuration.grouping))
 
 
 def _compare(problem: "PlanningProblem", arguments: PlanArguments) -> "PolicyComparison":

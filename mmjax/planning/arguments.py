@@ -35,6 +35,20 @@ class ProblemArguments(cli.GinArguments):
         metavar="N",
         parse=cli.integer(1),
     )
+    batch_samples: int | None = cli.flag(
+        None,
+        "Samples of a step, instead of rows: they are grouped into as many rows as hold them in the mean, or up to a "
+        "sixteenth more or fewer, which more devices divide.",
+        metavar="N",
+        parse=cli.integer(1),
+    )
+    grouping: str = cli.flag(
+        "",
+        "Policy that groups samples into rows: first_fit, isf, post_balanced, and for a training run any of "
+        "DataConfig.grouping; auto compares these three. Without the flag, with --batch_samples, the training run's, "
+        "and auto for described data; else rows are drawn at random.",
+        metavar="NAME",
+    )
     trainable: tuple[str, ...] = cli.flag(
         (),
         "Parts of a model that train, or all, or projectors; without the flag, all.",

@@ -166,7 +166,11 @@ def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
     """Says where a run differs from its plan's recorded purpose; empty if it does not, or the plan records none."""
     cluster = cluster_of_device_kind(jax.devices()[0].device_kind)
     here = PlanPurpose(
-        configuration=NamedConfiguration(data=getattr(config.dataset, "__name__", ""), trainable=config.trainable),
+        configuration=NamedConfiguration(
+            data=getattr(config.dataset, "__name__", ""),
+            trainable=config.trainable,
+            grouping=config.data.grouping,
+        ),
         model=module_sizes(module_graph(config.model)),
         rows=config.data.rows,
         cluster=cluster.name if cluster else "",

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
 CONFIGURATION_FLAGS = ("gin_file", "cluster", "devices", "profile", "hops", "without")
-"""Flags of any configuration that a plan may give; without `--gin_file` also `batch_rows`."""
+"""Flags of any configuration that a plan may give; without `--gin_file` also `ROW_FLAGS`."""
 
-MODEL_FLAGS = ("data", "batch_rows", "trainable")
+ROW_FLAGS = ("batch_rows", "grouping")
+"""Flags of the rows of a step; `--batch_samples` stands in place of the first."""
+
+MODEL_FLAGS = ("data", *ROW_FLAGS, "trainable")
 """Flags of a model without a workload that a plan may give; another configuration has these values itself."""
 
 DESCRIBED_DATA = "data"
@@ -36,6 +39,8 @@ def flags_from_plan(
     """
     if made_for is None:
         return arguments
+    if arguments.batch_samples:  # the rows follow from them
+        names = [name for name in names if name != "batch_rows"]
     left_out = {field.name: field.default for field in dataclasses.fields(arguments)}
     offered: dict[str, Any] = {
         **dataclasses.asdict(made_for.configuration),

@@ -14,6 +14,7 @@ from configs.common.errors import UserError
 from configs.cost_effects import EffectName
 from configs.workloads import Workload
 from data.samples.sample_format import SampleFormat
+from mmjax.planning.samples.sources import DatasetSamples, DescribedSamples, GroupedSamples
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.profiled import Profile, ProfiledCostModel
 from sharding.planners.problem import PlanningProblem
@@ -88,7 +89,7 @@ def make_problem(
         costs=AnalyticCostModel(cluster.without(without), element_bytes=config.model.element_bytes),
         cluster=cluster,
         devices=devices,
-        rows=config.rows if isinstance(config, Workload) else config.data.rows,
+        rows=global_batch_rows(config),
         data=statistics,
         trained_parts=trained_parts(graph, config.trainable),
         chunk_choices=tuple(range(1, max(2, sum(module.layer_count for module in graph.modules) // 2 + 1))),
@@ -138,8 +139,21 @@ def capacities_of_rows(config: "TrainConfig") -> dict[str, int]:
     return encoders | {generator.name: config.data.images for generator in config.model.generators}
 
 
-def with_global_batch(config: "Workload | TrainConfig", rows: int) -> "Workload | TrainConfig":
-    """Returns the same configuration with a global batch of `rows` rows."""
+def global_batch_rows(config: "Workload | TrainConfig") -> int:
+    """Returns the number of rows of a configuration's global batch."""
+    return config.rows if isinstance(config, Workload) else config.data.rows
+
+
+def with_global_batch(config: "Workload | TrainConfig", rows: int, grouping: str = "") -> "Workload | TrainConfig":
+    """Returns the same configuration with a global batch of `rows` rows; a training run's by a grouping, if named."""
     if isinstance(config, Workload):
         return dataclasses.replace(config, rows=rows)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, rows=rows))
+    data = dataclasses.replace(config.data, rows=rows, grouping=grouping or config.data.grouping)
+    return dataclasses.replace(config, data=data)
+
+
+def grouped_samples(config: "Workload | TrainConfig") -> GroupedSamples:
+    """The samples of a configuration, to be grouped into rows."""
+    if isinstance(config, Workload):
+        return DescribedSamples(config.data, config.model)
+    return DatasetSamples(config, positions_per_row(config))

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -12,12 +13,21 @@ from configs.common.secret_values import masked_configuration
 from mmjax import cli
 from mmjax.planning.arguments import MODEL_ROWS, ProblemArguments
 from mmjax.planning.cluster_files import cluster_file, configured_cluster
-from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, DESCRIBED_DATA, MODEL_FLAGS, flags_from_plan, taken_flags
+from mmjax.planning.plan_flags import (
+    CONFIGURATION_FLAGS,
+    DESCRIBED_DATA,
+    MODEL_FLAGS,
+    ROW_FLAGS,
+    flags_from_plan,
+    taken_flags,
+)
 
 if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
     from configs.cost_effects import EffectName
     from configs.workloads import Workload
+    from mmjax.planning.samples.sample_rows import SampleRows
+    from mmjax.planning.samples.sources import GroupedSamples
     from sharding.costs.profiled import Profile
     from sharding.planners.problem import HopTiming, PlanningProblem
     from sharding.planners.tables.fixed_ranks import FixedRanks
@@ -39,6 +49,8 @@ class ProblemInputs:
         hops: What hops occupy (`PlanningProblem.hops`).
         without: Effects to leave out of analytic costs.
         from_plan: The flags whose values were taken from the plan, as they would be written; empty for none.
+        samples: Samples of a step, from which the number of rows follows; None for the rows of `config`.
+        grouping: Policy that groups samples into rows, or `auto`; empty where rows are drawn at random instead.
     """
 
     config: Any
@@ -49,25 +61,66 @@ class ProblemInputs:
     hops: "HopTiming"
     without: "tuple[EffectName, ...]"
     from_plan: str
+    samples: int | None = None
+    grouping: str = ""
 
     def problem(
-        self, devices: int | None = None, fixed_ranks: "Mapping[str, FixedRanks] | None" = None
+        self,
+        devices: int | None = None,
+        fixed_ranks: "Mapping[str, FixedRanks] | None" = None,
+        rows: "SampleRows | None" = None,
     ) -> "PlanningProblem":
         """Makes the planning problem, for which rows are drawn from the data.
 
         Args:
             devices: Number of devices if neither the flags nor the plan give it; None for the devices of a node.
             fixed_ranks: Context-parallel and expert ranks by module.
+            rows: Rows that samples were grouped into; by default those of `grouping`, or rows drawn at random.
 
         Raises:
             PlanError: A module of `fixed_ranks` cannot have those ranks.
         """
-        from mmjax.planning.problem import make_problem, workload_statistics
+        from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 
-        count = self.devices or devices or self.cluster.devices_per_node
-        statistics = workload_statistics(self.config)
-        problem = make_problem(self.config, statistics, self.cluster, count, self.profile, fixed_ranks, self.without)
-        return dataclasses.replace(problem, configuration=self.configuration, hops=self.hops)
+        count, config, configuration = self.device_count(devices), self.config, self.configuration
+        if rows is None and self.grouping:
+            rows = self.sample_rows(self.grouping, devices)
+        if rows is not None:
+            config = with_global_batch(config, rows.rows, rows.grouping)
+            configuration = dataclasses.replace(configuration, grouping=rows.grouping)
+        statistics = rows.statistics if rows else workload_statistics(config)
+        problem = make_problem(config, statistics, self.cluster, count, self.profile, fixed_ranks, self.without)
+        return dataclasses.replace(problem, configuration=configuration, hops=self.hops)
+
+    def device_count(self, devices: int | None = None) -> int:
+        """Number of devices; `devices`, or those of a node, if neither the flags nor the plan give it."""
+        return self.devices or devices or self.cluster.devices_per_node
+
+    def sample_rows(self, grouping: str, devices: int | None = None) -> "SampleRows":
+        """The rows that a grouping makes of the samples of a step on so many devices.
+
+        Raises:
+            UserError: `auto` is no grouping.
+            DataError: As of `data.packing.pipeline.training_batches`.
+        """
+        from mmjax.planning.problem import global_batch_rows
+        from mmjax.planning.samples.sources import AUTO_GROUPING
+
+        if grouping == AUTO_GROUPING:
+            raise cli.UserError(
+                f"--grouping={AUTO_GROUPING} compares groupings, which mmjax.plan does; here name one of "
+                f"{', '.join(self.sample_source.groupings)}"
+            )
+        if self.samples:
+            return self.sample_source.rows_for(grouping, self.samples, self.device_count(devices))
+        return self.sample_source.rows_of_step(grouping, global_batch_rows(self.config))
+
+    @functools.cached_property
+    def sample_source(self) -> "GroupedSamples":
+        """The samples, to be grouped into rows."""
+        from mmjax.planning.problem import grouped_samples
+
+        return grouped_samples(self.config)
 
 
 def read_problem(
@@ -86,7 +139,8 @@ def read_problem(
     Raises:
         UserError: An unknown cluster, file or trainable part.
     """
-    names = CONFIGURATION_FLAGS if given.gin_file else (*CONFIGURATION_FLAGS, "batch_rows")
+    check_rows(given)
+    names = CONFIGURATION_FLAGS if given.gin_file else (*CONFIGURATION_FLAGS, *ROW_FLAGS)
     arguments = flags_from_plan(given, made_for, names)
     plan_cluster = made_for.described_cluster if made_for and not given.cluster else None
     described = "" if plan_cluster else cluster_file(arguments.cluster)
@@ -123,7 +177,36 @@ def read_problem(
         hops=cast("HopTiming", arguments.hops or "auto"),
         without=arguments.without or (),
         from_plan=taken_flags(given, arguments),
+        samples=arguments.batch_samples,
+        grouping=checked_grouping(arguments, config),
     )
+
+
+def check_rows(arguments: ProblemArguments) -> None:
+    """Raises UserError if both the samples and the rows of a step are given."""
+    if arguments.batch_samples and arguments.batch_rows:
+        raise cli.UserError(
+            f"--batch_samples={arguments.batch_samples} and --batch_rows={arguments.batch_rows}: the rows of a step "
+            "follow from its samples; leave one of them out"
+        )
+
+
+def checked_grouping(arguments: ProblemArguments, config: Any) -> str:
+    """Returns the grouping of samples that flags name, or the default with `--batch_samples`; empty without both.
+
+    Raises:
+        UserError: There is no such grouping of the configuration's samples.
+    """
+    if not arguments.grouping and not arguments.batch_samples:
+        return ""
+    from mmjax.planning.problem import grouped_samples
+    from mmjax.planning.samples.sources import AUTO_GROUPING
+
+    samples = grouped_samples(config)
+    known, name = (AUTO_GROUPING, *samples.groupings), arguments.grouping or samples.default_grouping
+    if name not in known:
+        raise cli.UserError(f"--grouping={name} is not one of {', '.join(known)}{cli.nearest(name, known)}")
+    return name
 
 
 def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile":

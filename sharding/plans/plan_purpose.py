@@ -37,6 +37,7 @@ class NamedConfiguration:
         data: Name or file of the described data, or name of the training run's data set.
         trainable: Parts that train.
         profile: Profile by which layers are costed; the analytic costs of the cluster without one.
+        grouping: Policy that groups samples into rows (`DataConfig.grouping`); empty where rows were not grouped.
     """
 
     gin_file: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class NamedConfiguration:
     data: str = ""
     trainable: tuple[str, ...] = ()
     profile: str = ""
+    grouping: str = ""
 
     __repr__ = short_repr
 
@@ -210,6 +212,7 @@ def _words(purpose: PlanPurpose) -> dict[str, str]:
     named = {
         "trainable parts": ", ".join(purpose.configuration.trainable),
         "data": purpose.configuration.data,
+        "grouping": purpose.configuration.grouping,
         "rows": f"{purpose.rows:,}" if purpose.rows else "",
         "cluster": purpose.cluster,
         "hops": purpose.occupied_by_hops or "",

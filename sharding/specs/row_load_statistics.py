@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, ModelConfig, VisionConfig
 from configs.common.errors import UserError
@@ -32,13 +32,17 @@ class RowLoadStatistics:
 
     Attributes:
         loads: By module, [n, 4] with the columns of `LoadColumn`.
+        step_rows: Rows of a step, where the rows are whole steps in their order; 0 for rows of no steps.
     """
 
     loads: Mapping[str, Float[np.ndarray, "n 4"]]
+    step_rows: int = 0
 
     def __post_init__(self) -> None:
         if len({len(loads) for loads in self.loads.values()}) != 1:
             raise ValueError("RowLoadStatistics: every module needs as many rows; one without load has rows of zeros")
+        if self.step_rows and self.rows % self.step_rows:
+            raise ValueError(f"RowLoadStatistics: {self.rows} rows are no whole steps of {self.step_rows}")
 
     @property
     def rows(self) -> int:
@@ -50,7 +54,13 @@ class RowLoadStatistics:
         return self.loads[module].mean(axis=0)
 
     def sample_batch(self, rows: int, seed: int = 0) -> dict[str, Loads]:
-        """Loads of a global batch's rows: each row of the statistics as often as any other, in random order."""
+        """Loads of a global batch's rows: one of the steps, if they have so many rows, by its number.
+
+        Otherwise each row of the statistics comes as often as any other, in random order.
+        """
+        if self.step_rows == rows:
+            first = seed % (self.rows // rows) * rows
+            return {module: loads[first : first + rows] for module, loads in self.loads.items()}
         random = np.random.default_rng(seed)
         order = np.concatenate([random.permutation(self.rows) for _ in range(-(-rows // self.rows))])[:rows]
         return {module: loads[order] for module, loads in self.loads.items()}
@@ -74,6 +84,38 @@ def draw_sample_loads(data: SyntheticData, model: ModelConfig, samples: int, see
         UserError: The description says nothing of what an encoder reads.
     """
     return _draw_loads(data, model, samples, seed, _draw_sample)
+
+
+def draw_fitting_sample_loads(
+    data: SyntheticData, model: ModelConfig, samples: int, seed: int = 0
+) -> RowLoadStatistics:
+    """Draws samples as `draw_sample_loads`; one that is longer than a row is truncated to it."""
+    return _draw_loads(data, model, samples, seed, _draw_fitting_sample)
+
+
+def joined_sample_loads(
+    samples: RowLoadStatistics,
+    members: Int[np.ndarray, " m"],
+    starts: Int[np.ndarray, " g"],
+    data: SyntheticData,
+    model: ModelConfig,
+) -> dict[str, Loads]:
+    """Loads of rows that are filled with samples.
+
+    Args:
+        samples: The loads of each sample.
+        members: Numbers of the samples of all rows, row by row.
+        starts: Where each row begins in `members`; no row is empty.
+        data: The description that the samples were drawn from.
+        model: The model that reads them.
+    """
+    rows = {name: np.add.reduceat(loads[members], starts, axis=0) for name, loads in samples.loads.items()}
+    if data.one_document:
+        backbone = rows[model.backbone.name]
+        tokens = backbone[:, LoadColumn.TOKENS]
+        backbone[:, LoadColumn.SQUARED_LENGTHS] = tokens**2
+        backbone[:, LoadColumn.LOCAL_PAIRS] = [_local_pairs(model.backbone, length) for length in tokens.tolist()]
+    return rows
 
 
 _RowLoad = list[float]
@@ -118,8 +160,7 @@ def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generat
             for name, load in sample.items():
                 loads[name] = _add(loads[name], load)
         elif length > data.row_tokens and not loads[backbone][LoadColumn.TOKENS]:
-            sample[backbone] = [room, room**2, 1.0, _local_pairs(model.backbone, room)]
-            return sample
+            return _truncated(sample, data, model)
         else:
             misses += 1
     if data.one_document:
@@ -127,6 +168,18 @@ def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generat
         loads[backbone][LoadColumn.SQUARED_LENGTHS] = tokens**2
         loads[backbone][LoadColumn.LOCAL_PAIRS] = _local_pairs(model.backbone, tokens)
     return loads
+
+
+def _draw_fitting_sample(data: SyntheticData, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
+    sample = _draw_sample(data, model, random)
+    is_longer = sample[model.backbone.name][LoadColumn.TOKENS] > data.row_tokens
+    return _truncated(sample, data, model) if is_longer else sample
+
+
+def _truncated(sample: dict[str, _RowLoad], data: SyntheticData, model: ModelConfig) -> dict[str, _RowLoad]:
+    """The loads of a sample that is longer than a row, of which a whole row remains."""
+    length = float(data.row_tokens)
+    return sample | {model.backbone.name: [length, length**2, 1.0, _local_pairs(model.backbone, length)]}
 
 
 def _no_loads(model: ModelConfig) -> dict[str, _RowLoad]:

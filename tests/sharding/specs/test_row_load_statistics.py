@@ -8,7 +8,13 @@ import pytest
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.common.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads, draw_sample_loads
+from sharding.specs.row_load_statistics import (
+    RowLoadStatistics,
+    draw_fitting_sample_loads,
+    draw_row_loads,
+    draw_sample_loads,
+    joined_sample_loads,
+)
 
 MODEL = ModelConfig(
     (VisionConfig(patch=16, merge=2), AudioConfig(merge=2)),
@@ -156,3 +162,35 @@ def test_samples_are_drawn_one_by_one_and_never_truncated():
     np.testing.assert_array_equal(squares, tokens**2)
     assert set(loads["vision"][:, 2]) == {0, 1}
     assert 60 < loads["vision"][:, 2].sum() < 140
+
+
+def test_a_batch_of_whole_steps_is_one_of_them_and_of_other_rows_random():
+    loads = np.arange(24.0).reshape(6, 4)
+    steps = RowLoadStatistics({"backbone": loads}, 2)
+    for seed in range(5):
+        first = seed % 3 * 2
+        np.testing.assert_array_equal(steps.sample_batch(2, seed)["backbone"], loads[first : first + 2])
+    mixed = steps.sample_batch(6, 1)["backbone"]
+    assert sorted(mixed[:, 0]) == loads[:, 0].tolist() and mixed[:, 0].tolist() != loads[:, 0].tolist()
+    with pytest.raises(ValueError, match="6 rows are no whole steps of 4"):
+        RowLoadStatistics({"backbone": loads}, 4)
+
+
+def test_joined_samples_have_the_sums_of_their_loads():
+    data = SyntheticData(row_tokens=2000, kinds=((TEXT, 1.0),))
+    samples = draw_fitting_sample_loads(data, MODEL, 6)
+    members, starts = np.array([4, 0, 2, 5]), np.array([0, 3])
+    joined = joined_sample_loads(samples, members, starts, data, MODEL)
+    for module, loads in samples.loads.items():
+        np.testing.assert_array_equal(joined[module], [loads[[4, 0, 2]].sum(axis=0), loads[5]])
+
+
+def test_a_drawn_sample_that_is_longer_than_a_row_is_truncated():
+    data = SyntheticData(row_tokens=30, kinds=((TEXT, 1.0),))
+    whole, fitting = (
+        draw(data, MODEL, 200).loads["backbone"] for draw in (draw_sample_loads, draw_fitting_sample_loads)
+    )
+    longer = whole[:, 0] > 30
+    assert 20 < longer.sum() < 180
+    np.testing.assert_array_equal(fitting[~longer], whole[~longer])
+    assert (fitting[longer] == [30.0, 900.0, 1.0, 0.0]).all()

@@ -1,0 +1,146 @@
+"""The step of one plan with the rows of each grouping, as they are packed and reordered, and the choice among them.
+
+Rows have static shapes, so programs compute all positions of a row, filled or not: the simulated steps here do too.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from mmjax.planning.samples.sample_rows import SampleRows
+from sharding.balancing.reordering.row_reorderer import RowReorderer
+from sharding.balancing.reordering.step_replays import RowPermutation
+from sharding.costs.batch_costs import LoadsByModule
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.plans.plan import Plan
+from sharding.schedules.ops import ScheduleError
+from sharding.specs.layers.layer import LoadColumn
+
+AS_PACKED = "none"
+"""Name of the reordering policy (`TrainConfig.reordering`) that keeps rows in the order in which they are packed."""
+
+REORDERINGS = ("both", "intra_microbatch")
+"""Reordering policies in order of preference: both of DistTrain's, or, where microbatches run in lockstep, one."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SimulatedGrouping:
+    """The steps of a plan with the rows of one grouping.
+
+    Attributes:
+        rows: The rows.
+        reordering: Policy that orders the rows of a step (`TrainConfig.reordering`).
+        samples: Samples of all these steps.
+        seconds: Seconds of all these steps, if all positions of a row are computed.
+        seconds_of_loads: The same if only the positions are computed that samples use, as in a plan's own step.
+        steps: Number of the steps.
+    """
+
+    rows: SampleRows
+    reordering: str
+    samples: float
+    seconds: float
+    seconds_of_loads: float
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The grouping and the reordering in words."""
+        return self.rows.grouping + ("" if self.reordering == AS_PACKED else f", reordered by {self.reordering}")
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples a second of steps that compute all positions of a row."""
+        return self.samples / self.seconds
+
+    @property
+    def samples_per_second_of_loads(self) -> float:
+        """Samples a second of steps that compute the positions that samples use."""
+        return self.samples / self.seconds_of_loads
+
+    @property
+    def backbone_fill(self) -> float:
+        """Share of the positions of the backbone's rows that samples use."""
+        return self.rows.fill[self.rows.backbone]
+
+    @property
+    def reordering_gin(self) -> tuple[str, ...]:
+        """Lines of a gin file by which a training run orders rows so; none for rows as they are packed."""
+        return () if self.reordering == AS_PACKED else (f"config.TrainConfig.reordering = {self.reordering!r}",)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupingComparison:
+    """The steps of one plan with the rows of several groupings.
+
+    Attributes:
+        simulated: The steps.
+    """
+
+    simulated: tuple[SimulatedGrouping, ...]
+
+    @property
+    def choice(self) -> SimulatedGrouping:
+        """The grouping with the most samples a second; of those within `STEP_SLACK` of it, the fullest rows.
+
+        Of equally full ones, rows in the order in which they are packed.
+        """
+        most = max(grouping.samples_per_second for grouping in self.simulated)
+        tied = [one for one in self.simulated if one.samples_per_second >= most / (1 + STEP_SLACK)]
+        return max(tied, key=lambda one: (one.backbone_fill, one.reordering == AS_PACKED))
+
+
+def compare_groupings(problem: PlanningProblem, plan: Plan, groupings: Sequence[SampleRows]) -> GroupingComparison:
+    """Simulates steps of a plan with the rows of groupings, as they are packed and reordered for the plan.
+
+    Args:
+        problem: The problem for which the plan was made.
+        plan: The plan.
+        groupings: The rows of each grouping, as many as the problem has.
+    """
+    return GroupingComparison(tuple(one for rows in groupings for one in _simulated(problem, plan, rows)))
+
+
+def _simulated(problem: PlanningProblem, plan: Plan, rows: SampleRows) -> list[SimulatedGrouping]:
+    packed = rows.batches
+    return [
+        SimulatedGrouping(
+            rows=rows,
+            reordering=reordering,
+            samples=sum(float(batch[rows.backbone][:, LoadColumn.ITEMS].sum()) for batch in batches),
+            seconds=sum(problem.simulate(plan, rows=_whole(batch, plan, rows)).step for batch in batches),
+            seconds_of_loads=sum(problem.simulate(plan, rows=batch).step for batch in batches),
+            steps=len(batches),
+        )
+        for reordering, batches in ({AS_PACKED: packed} | _reordered(problem, plan, packed)).items()
+    ]
+
+
+def _reordered(
+    problem: PlanningProblem, plan: Plan, batches: Sequence[LoadsByModule]
+) -> dict[str, Sequence[LoadsByModule]]:
+    """The rows of batches in the order of the first of `REORDERINGS` that the plan allows; empty if it allows none."""
+    for policy in REORDERINGS:
+        reorderer = RowReorderer(problem.resolve(plan), problem.costs, policy, rendezvous=problem.rendezvous)
+        with contextlib.suppress(ScheduleError):
+            return {policy: [_in_order(batch, reorderer.row_order(batch)) for batch in batches]}
+    return {}
+
+
+def _in_order(batch: LoadsByModule, order: RowPermutation) -> LoadsByModule:
+    return {module: loads[order] for module, loads in batch.items()}
+
+
+def _whole(batch: LoadsByModule, plan: Plan, rows: SampleRows) -> LoadsByModule:
+    """The loads if all positions of a row are computed; rows of a module's own have their capacities in the plan."""
+    whole = dict(batch)
+    for name, positions in rows.positions.items():
+        if not plan.unit_of(name).phase_rows:
+            whole[name] = batch[name].copy()
+            whole[name][:, LoadColumn.TOKENS] = positions
+    return whole
